@@ -1,0 +1,1 @@
+//! Settings: as written, then checked.

@@ -1,0 +1,67 @@
+//! Why a running attempt has to stop.
+
+use serde::{Deserialize, Serialize};
+
+/// Why a running attempt has to stop. The same closed list stands in the WIT world
+/// (`rouse:handler/types.abort-reason`) and in SPEC row Q4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AbortReason {
+    /// The lease ran out and another worker has the job now.
+    TakenByAnotherWorker,
+    /// Someone else settled the job.
+    AlreadyCompleted,
+    /// The job is gone.
+    NotFound,
+    /// The worker cannot tell any more whether it owns the job.
+    Error,
+    /// The attempt ran longer than its run timeout.
+    TimedOut,
+    /// The job was cancelled.
+    Cancelled,
+    /// The host is shutting down and its patience has ended.
+    Shutdown,
+}
+
+impl AbortReason {
+    /// The word that stands in logs, errors and SQL.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::TakenByAnotherWorker => "taken_by_another_worker",
+            Self::AlreadyCompleted => "already_completed",
+            Self::NotFound => "not_found",
+            Self::Error => "error",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+            Self::Shutdown => "shutdown",
+        }
+    }
+
+    /// Reads the word that [`as_str`](Self::as_str) writes; none for any other.
+    pub fn parse(word: &str) -> Option<Self> {
+        [
+            Self::TakenByAnotherWorker,
+            Self::AlreadyCompleted,
+            Self::NotFound,
+            Self::Error,
+            Self::TimedOut,
+            Self::Cancelled,
+            Self::Shutdown,
+        ]
+        .into_iter()
+        .find(|reason| reason.as_str() == word)
+    }
+
+    /// True where this worker may no longer say anything about the job: whatever the attempt
+    /// still returns is dropped, because the fence would refuse it anyway.
+    pub fn lease_is_lost(self) -> bool {
+        match self {
+            Self::TakenByAnotherWorker
+            | Self::AlreadyCompleted
+            | Self::NotFound
+            | Self::Error
+            | Self::Cancelled => true,
+            Self::TimedOut | Self::Shutdown => false,
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! How a run in the sandbox ended, before anything is decided about the job.
+
+use std::time::Duration;
+
+use super::AbortReason;
+
+/// How a run in the sandbox ended. A fact, not a decision: [`decide`](super::decide) makes an
+/// [`Outcome`](super::Outcome) of it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RunEnd {
+    /// The handler returned; these bytes are UTF-8 JSON, not yet checked.
+    Returned(Vec<u8>),
+    /// The handler returned an error of its own.
+    Failed(Failure),
+    /// The handler panicked.
+    Panicked {
+        /// The panic message.
+        message: String,
+        /// `file:line:column`.
+        location: String,
+        /// One frame a line, innermost first.
+        backtrace: Vec<String>,
+    },
+    /// WebAssembly trapped (unreachable, out of bounds, stack overflow …).
+    Trapped {
+        /// What wasmtime says of it.
+        message: String,
+        /// One frame a line, innermost first.
+        backtrace: Vec<String>,
+    },
+    /// The guest asked for more memory than its limit, and stopped because of it.
+    OutOfMemory {
+        /// The limit that it ran into, bytes.
+        limit_bytes: usize,
+    },
+    /// The result is larger than the operator allows.
+    OutputTooLarge {
+        /// Its size, bytes.
+        bytes: usize,
+        /// The limit, bytes.
+        limit_bytes: usize,
+    },
+    /// The attempt was told to stop and did, or was stopped.
+    Aborted(AbortReason),
+    /// The host could not run the handler at all (no instance, a missing import …).
+    Unrunnable(String),
+}
+
+/// An error in the handler's own words.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Failure {
+    /// A short class, for instance `smtp-timeout`.
+    pub kind: String,
+    /// What went wrong.
+    pub message: String,
+    /// Anything else worth keeping: UTF-8 JSON, not yet checked.
+    pub details: Option<Vec<u8>>,
+    /// True: do not try again.
+    pub permanent: bool,
+    /// Try again after this long, instead of the handler's own backoff.
+    pub retry_after: Option<Duration>,
+}

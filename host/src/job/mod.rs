@@ -1,0 +1,18 @@
+//! What a job is and how it may move: states, outcomes, abort reasons, retry arithmetic.
+//!
+//! Everything here is pure: no async, no SQL, no WebAssembly, no clock. Decisions are functions
+//! over values and are handed `now` and randomness, so that they can be tested exhaustively.
+
+mod abort;
+mod end;
+mod ids;
+mod outcome;
+mod retry;
+mod state;
+
+pub use abort::AbortReason;
+pub use end::{Failure, RunEnd};
+pub use ids::{Attempt, Fence, Incarnation, JobId, LaneId};
+pub use outcome::{AttemptError, ErrorKind, Outcome, Tries, decide};
+pub use retry::RetryPolicy;
+pub use state::{Priority, State};

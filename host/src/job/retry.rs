@@ -1,0 +1,45 @@
+//! When to try again.
+
+use std::time::Duration;
+
+/// Exponential backoff: `initial × multiplier^(attempt − 1)`, capped at `max`, with jitter
+/// (SPEC row Q5). Each handler declares its own in its manifest; the operator may override it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RetryPolicy {
+    /// Attempts in all, the first included. Lost attempts do not count (SPEC row D5).
+    pub max_attempts: u32,
+    /// The wait after the first failed attempt.
+    pub initial: Duration,
+    /// By how much each further wait is longer.
+    pub multiplier: f64,
+    /// The longest wait, before jitter.
+    pub max: Duration,
+    /// Share of the wait that is random, 0 to 1: 0.2 gives 80 % to 120 % of it.
+    pub jitter: f64,
+}
+
+impl Default for RetryPolicy {
+    /// 10 s × 2 up to 5 minutes, ±20 %, 5 attempts in all.
+    fn default() -> Self {
+        Self {
+            max_attempts: 5,
+            initial: Duration::from_secs(10),
+            multiplier: 2.0,
+            max: Duration::from_secs(300),
+            jitter: 0.2,
+        }
+    }
+}
+
+impl RetryPolicy {
+    /// The wait after the `failed`-th failed attempt (1 for the first). `random` is uniform in
+    /// `0.0..1.0`.
+    pub fn delay(&self, failed: u32, random: f64) -> Duration {
+        let exponent = i32::try_from(failed.saturating_sub(1)).unwrap_or(i32::MAX);
+        let wanted = self.initial.as_secs_f64() * self.multiplier.powi(exponent);
+        // `min` also turns the infinity of a huge exponent into the cap.
+        let capped = wanted.min(self.max.as_secs_f64());
+        let jittered = capped * (1.0 + self.jitter * (2.0 * random - 1.0));
+        Duration::try_from_secs_f64(jittered).unwrap_or(self.max)
+    }
+}

@@ -1,0 +1,76 @@
+//! The states of a job and their legal moves.
+
+use serde::{Deserialize, Serialize};
+
+/// The state of a job (SPEC row D1).
+///
+/// `queued → running → succeeded | failed | timed_out | cancelled`, `running → queued` for a retry
+/// or a released claim, `queued → cancelled`. The last four are final.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Waits for its turn, or for its time.
+    Queued,
+    /// Claimed by a worker.
+    Running,
+    /// Its handler returned a result.
+    Succeeded,
+    /// Its handler failed for good.
+    Failed,
+    /// Its last attempt ran longer than its run timeout.
+    TimedOut,
+    /// Somebody cancelled it.
+    Cancelled,
+}
+
+impl State {
+    /// The word that stands in SQL, logs and listings.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// True for the four states that a job never leaves.
+    pub fn is_final(self) -> bool {
+        match self {
+            Self::Queued | Self::Running => false,
+            Self::Succeeded | Self::Failed | Self::TimedOut | Self::Cancelled => true,
+        }
+    }
+}
+
+/// A job's priority class. Ordered: high comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Priority {
+    /// Before the others.
+    High,
+    /// The default.
+    Normal,
+    /// After the others.
+    Low,
+}
+
+impl Priority {
+    /// The word that stands in SQL, logs and listings.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::High => "high",
+            Self::Normal => "normal",
+            Self::Low => "low",
+        }
+    }
+
+    /// Reads the word that [`as_str`](Self::as_str) writes; none for any other.
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::High, Self::Normal, Self::Low]
+            .into_iter()
+            .find(|p| p.as_str() == word)
+    }
+}

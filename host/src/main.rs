@@ -1,0 +1,2 @@
+//! The `rouse` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The private Postgres of `rouse dev` and of the tests.

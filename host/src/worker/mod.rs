@@ -1,0 +1,1 @@
+//! Where store and sandbox meet.
