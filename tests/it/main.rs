@@ -2,4 +2,5 @@
 
 mod support;
 
+mod http;
 mod private_postgres;
