@@ -1,8 +1,11 @@
 //! Health and metrics over HTTP.
 
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
 
-use rouse::http::{HttpError, Pages, Readiness, bind, install_metrics, serve};
+use rouse::http::{HttpError, Pages, Readiness, Report, bind, install_metrics, serve};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -12,7 +15,7 @@ use tokio::{
 
 struct Running {
     address: SocketAddr,
-    readiness: Readiness,
+    report: Arc<Mutex<Report>>,
     stop: oneshot::Sender<()>,
     server: JoinHandle<Result<(), HttpError>>,
 }
@@ -20,9 +23,11 @@ struct Running {
 async fn start() -> Running {
     let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let readiness = Readiness::default();
+    let starting = Report::new(Err("not connected yet".into()), Ok(()), false);
+    let report = Arc::new(Mutex::new(starting));
+    let asked = Arc::clone(&report);
     let pages = Pages {
-        readiness: readiness.clone(),
+        readiness: Readiness::new(move || asked.lock().unwrap().clone()),
         metrics: install_metrics().unwrap(),
     };
     let (stop, stopped) = oneshot::channel();
@@ -32,7 +37,7 @@ async fn start() -> Running {
     }));
     Running {
         address,
-        readiness,
+        report,
         stop,
         server,
     }
@@ -61,15 +66,14 @@ async fn a_living_host_is_healthy_but_only_ready_once_database_and_handlers_are(
     assert_eq!(body["ready"], false);
     assert_eq!(body["database"], "not connected yet");
 
-    running.readiness.database_is_well();
-    running.readiness.handlers_are_loaded();
+    *running.report.lock().unwrap() = Report::new(Ok(()), Ok(()), false);
     let (status, _) = get(running.address, "/readyz").await;
     assert_eq!(status, "HTTP/1.1 200 OK");
 
-    running.readiness.database_fails("connection refused");
+    *running.report.lock().unwrap() = Report::new(Ok(()), Err("none is loaded".into()), false);
     let (status, body) = get(running.address, "/readyz").await;
     assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
-    assert!(body.contains("connection refused"), "{body}");
+    assert!(body.contains("none is loaded"), "{body}");
 }
 
 #[tokio::test]

@@ -4,3 +4,4 @@ mod support;
 
 mod http;
 mod private_postgres;
+mod tls;

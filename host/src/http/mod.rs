@@ -10,7 +10,7 @@ mod readiness;
 use std::{
     future::{Future, IntoFuture},
     io,
-    net::{Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     time::Duration,
 };
 
@@ -25,10 +25,6 @@ use tokio::{net::TcpListener, sync::watch, time};
 
 pub use metrics::{Metrics, install_metrics};
 pub use readiness::{Readiness, Report};
-
-/// Where health and metrics are served unless the operator says otherwise.
-pub const DEFAULT_ADDRESS: SocketAddr =
-    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7687);
 
 /// How long requests may still take once the host is stopping.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -60,7 +56,7 @@ pub enum HttpError {
 /// What the pages are made of.
 #[derive(Debug, Clone)]
 pub struct Pages {
-    /// Set by the worker, read by `/readyz`.
+    /// Asked by `/readyz`.
     pub readiness: Readiness,
     /// Read by `/metrics`.
     pub metrics: Metrics,
@@ -120,7 +116,7 @@ fn router(pages: Pages) -> Router {
 
 async fn readyz(State(pages): State<Pages>) -> impl IntoResponse {
     let report = pages.readiness.report();
-    let status = if report.ready {
+    let status = if report.is_ready() {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE

@@ -1,106 +1,76 @@
 //! Whether this host can run jobs.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fmt, sync::Arc};
 
 use serde::Serialize;
 
-/// Whether this host can run jobs. The worker writes it, `/readyz` reads it; copies are the same one.
-#[derive(Debug, Clone, Default)]
-pub struct Readiness(Arc<Mutex<Checks>>);
-
-#[derive(Debug)]
-struct Checks {
-    /// None: well. Some: why not.
-    database: Option<String>,
-    handlers: Option<String>,
-    stopping: bool,
-}
-
-impl Default for Checks {
-    fn default() -> Self {
-        Self {
-            database: Some("not connected yet".into()),
-            handlers: Some("not loaded yet".into()),
-            stopping: false,
-        }
-    }
-}
+/// Asks the host how it stands, each time that somebody asks `/readyz`. Nothing is kept here that
+/// could go stale.
+#[derive(Clone)]
+pub struct Readiness(Arc<dyn Fn() -> Report + Send + Sync>);
 
 /// What `/readyz` answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// True where all of the others are well.
-    pub ready: bool,
-    /// `ok`, or why the database cannot be used.
-    pub database: String,
-    /// `ok`, or why no handler can be run.
-    pub handlers: String,
-    /// True once the host has been told to stop.
-    pub stopping: bool,
+    ready: bool,
+    database: String,
+    handlers: String,
+    stopping: bool,
+}
+
+impl Report {
+    /// Ready where the database can be used, handlers can be run, and the host was not told to
+    /// stop. An error says why not.
+    pub fn new(database: Result<(), String>, handlers: Result<(), String>, stopping: bool) -> Self {
+        Self {
+            ready: database.is_ok() && handlers.is_ok() && !stopping,
+            database: word(database),
+            handlers: word(handlers),
+            stopping,
+        }
+    }
+
+    /// True where jobs can be run.
+    pub fn is_ready(&self) -> bool {
+        self.ready
+    }
 }
 
 impl Readiness {
-    /// The database can be reached and is migrated.
-    pub fn database_is_well(&self) {
-        self.lock().database = None;
-    }
-
-    /// The database cannot be used, and why.
-    pub fn database_fails(&self, why: impl Into<String>) {
-        self.lock().database = Some(why.into());
-    }
-
-    /// Handlers are loaded.
-    pub fn handlers_are_loaded(&self) {
-        self.lock().handlers = None;
-    }
-
-    /// There is no handler to run, and why.
-    pub fn handlers_are_missing(&self, why: impl Into<String>) {
-        self.lock().handlers = Some(why.into());
-    }
-
-    /// The host was told to stop. This is for good.
-    pub fn stopping(&self) {
-        self.lock().stopping = true;
+    /// `ask` has to answer at once: from what is known, without asking the database.
+    pub fn new(ask: impl Fn() -> Report + Send + Sync + 'static) -> Self {
+        Self(Arc::new(ask))
     }
 
     /// How it stands.
     pub fn report(&self) -> Report {
-        let checks = self.lock();
-        let word = |why: &Option<String>| why.clone().unwrap_or_else(|| "ok".into());
-        Report {
-            ready: checks.database.is_none() && checks.handlers.is_none() && !checks.stopping,
-            database: word(&checks.database),
-            handlers: word(&checks.handlers),
-            stopping: checks.stopping,
-        }
+        (self.0)()
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, Checks> {
-        // Each write is one assignment, so a panic elsewhere leaves nothing half done.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl fmt::Debug for Readiness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Readiness").field(&self.report()).finish()
+    }
+}
+
+fn word(check: Result<(), String>) -> String {
+    match check {
+        Ok(()) => "ok".into(),
+        Err(why) => why,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Readiness;
+    use super::Report;
 
     #[test]
     fn a_host_is_ready_only_while_database_and_handlers_are_well_and_it_is_not_stopping() {
-        let readiness = Readiness::default();
-        assert!(!readiness.report().ready);
-        readiness.database_is_well();
-        assert!(!readiness.report().ready);
-        readiness.handlers_are_loaded();
-        assert!(readiness.report().ready);
-        readiness.database_fails("connection refused");
-        let report = readiness.report();
-        assert!(!report.ready);
-        assert_eq!(report.database, "connection refused");
-        readiness.database_is_well();
-        readiness.stopping();
-        assert!(!readiness.report().ready);
+        let no = || Err("no".to_owned());
+        assert!(Report::new(Ok(()), Ok(()), false).is_ready());
+        assert!(!Report::new(no(), Ok(()), false).is_ready());
+        assert!(!Report::new(Ok(()), no(), false).is_ready());
+        assert!(!Report::new(Ok(()), Ok(()), true).is_ready());
     }
 }

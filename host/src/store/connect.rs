@@ -100,6 +100,14 @@ impl Connector {
         Ok(Self { config, tls, mode })
     }
 
+    /// As [`new`](Self::new), with a string that is there.
+    ///
+    /// # Errors
+    /// Where a setting cannot be used.
+    pub fn from_url(url: &str, env: Environment<'_>) -> Result<Self, ConnectError> {
+        Self::new(Some(url), env)
+    }
+
     /// Opens one connection; for LISTEN, for migrations, for commands.
     ///
     /// # Errors
