@@ -2,4 +2,6 @@
 
 mod support;
 
+mod http;
 mod private_postgres;
+mod tls;
