@@ -1,1 +1,5 @@
-//! it
+//! Every promise of Rouse, shown against a real Postgres.
+
+mod support;
+
+mod private_postgres;

@@ -1,0 +1,10 @@
+//! What the host offers to a guest, one file for each capability.
+
+mod context;
+mod log;
+mod output;
+
+#[expect(unreachable_pub, reason = "the generated bindings re-export it")]
+pub use context::AbortSignal;
+pub(super) use log::{GuestLog, Speaker, printable};
+pub(super) use output::{GuestOutput, Stream};
