@@ -1,1 +1,5 @@
 //! it
+
+mod folder;
+mod sandbox_guest;
+mod sandbox_run;
