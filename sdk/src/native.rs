@@ -86,11 +86,11 @@ struct AbortState {
     parked: Vec<Thread>,
 }
 
-/// Why the abort fired, and when the grace ends.
+/// Why the abort fired, and when the grace ends; none where it lies beyond what the clock counts.
 #[derive(Clone, Copy)]
 pub(crate) struct Fired {
     pub(crate) reason: AbortReason,
-    pub(crate) stop_at: Instant,
+    pub(crate) stop_at: Option<Instant>,
 }
 
 impl Abort {
@@ -100,7 +100,7 @@ impl Abort {
 
     /// Fires; a second call changes nothing.
     pub(crate) fn fire(&self, reason: AbortReason, grace: Duration) {
-        let stop_at = Instant::now() + grace;
+        let stop_at = Instant::now().checked_add(grace);
         let parked = self.state(|state| {
             state.fired.get_or_insert(Fired { reason, stop_at });
             std::mem::take(&mut state.parked)

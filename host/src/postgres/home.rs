@@ -1,0 +1,158 @@
+//! The data directory: what lies where, who may reach it, which host has it.
+//!
+//! `cluster/` is the server's own. Beside it lie files of the host: `lock`, `password`, `server.log`,
+//! `binaries/`. As root, the directory itself stays root's, so that the server's user cannot swap
+//! these files for links.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    io::{Read, Seek, SeekFrom, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use sha2::{Digest, Sha256};
+
+use super::{StartError, account::Account, error::Trying};
+
+/// Where data go that the server's user could not reach.
+const FALLBACK_ROOT: &str = "/var/lib/rouse";
+
+/// A data directory that this process has for itself.
+#[derive(Debug)]
+pub(super) struct Home {
+    pub(super) dir: PathBuf,
+    pub(super) account: Account,
+    /// Held for life; closing it gives the directory free.
+    _lock: File,
+}
+
+impl Home {
+    /// Makes the directory where needed, finds out who will run the server, and takes the lock.
+    pub(super) fn open(wanted: &Path) -> Result<Self, StartError> {
+        let wanted = std::path::absolute(wanted).trying(|| "find the current directory".into())?;
+        make_dir(&wanted)?;
+        let wanted =
+            fs::canonicalize(&wanted).trying(|| format!("look at {}", wanted.display()))?;
+        let account = Account::choose(&wanted.join("cluster"))?;
+        if account.reaches(&wanted) {
+            return Self::lock(wanted, account);
+        }
+        let dir = Path::new(FALLBACK_ROOT).join(short_hash(&wanted));
+        make_dir(&dir)?;
+        tracing::info!(
+            "the user {} cannot reach {}: the data are in {}",
+            account.name,
+            wanted.display(),
+            dir.display()
+        );
+        let account = Account::choose(&dir.join("cluster"))?;
+        Self::lock(dir, account)
+    }
+
+    fn lock(dir: PathBuf, account: Account) -> Result<Self, StartError> {
+        let path = dir.join("lock");
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)
+            .trying(|| format!("open {}", path.display()))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                // Only to say who: an unreadable file leaves the holder unnamed.
+                let _ = file.read_to_string(&mut holder);
+                let holder = match holder.trim() {
+                    "" => "its process is not known".to_owned(),
+                    pid => format!("pid {pid}"),
+                };
+                return Err(StartError::Locked {
+                    data_dir: dir,
+                    holder,
+                });
+            }
+            Err(TryLockError::Error(error)) => {
+                return Err(error).trying(|| format!("lock {}", path.display()));
+            }
+        }
+        let written = file
+            .set_len(0)
+            .and_then(|()| file.seek(SeekFrom::Start(0)))
+            .and_then(|_| writeln!(file, "{}", std::process::id()));
+        written.trying(|| format!("write {}", path.display()))?;
+        Ok(Self {
+            dir,
+            account,
+            _lock: file,
+        })
+    }
+
+    pub(super) fn cluster(&self) -> PathBuf {
+        self.dir.join("cluster")
+    }
+
+    pub(super) fn log_path(&self) -> PathBuf {
+        self.dir.join("server.log")
+    }
+
+    pub(super) fn password_path(&self) -> PathBuf {
+        self.dir.join("password")
+    }
+}
+
+impl Account {
+    /// Whether this account can get into a directory; tried, not computed, so that access lists
+    /// and mount options count too.
+    fn reaches(&self, dir: &Path) -> bool {
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", ":"])
+            .current_dir(dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        self.run_as(&mut command);
+        command.status().is_ok_and(|status| status.success())
+    }
+}
+
+/// Makes a directory and its missing parents. Ours are 0711 for root, because the server's user
+/// has to get through to `cluster/`, and private for anybody else.
+fn make_dir(dir: &Path) -> Result<(), StartError> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    let what = || format!("make the directory {}", dir.display());
+    let root = rustix::process::geteuid().is_root();
+    if let Some(parent) = dir.parent() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(parent)
+            .trying(what)?;
+    }
+    DirBuilder::new()
+        .recursive(true)
+        .create(dir)
+        .and_then(|()| {
+            // Not through the builder's mode, because the umask would cut it.
+            let mode = if root { 0o711 } else { 0o700 };
+            fs::set_permissions(dir, fs::Permissions::from_mode(mode))
+        })
+        .trying(what)
+}
+
+/// Twelve hexadecimal digits that stand for a path.
+pub(super) fn short_hash(path: &Path) -> String {
+    let digest = Sha256::digest(path.as_os_str().as_encoded_bytes());
+    digest[..6]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}

@@ -1,0 +1,200 @@
+//! Bringing the server up: start, watch until it is ready, try again while an earlier one ends.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{Read, Seek, SeekFrom},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+    process::{Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Settings, StartError, binaries::Binaries, error::Trying, home::Home, process::Process,
+};
+
+/// How long an earlier server on the same data may take to end.
+const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(15);
+/// How long recovery after a crash may take.
+const READY_PATIENCE: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+const RETRY_EVERY: Duration = Duration::from_millis(100);
+/// Bytes of the log that an error shows at most.
+const TAIL_BYTES_MAX: usize = 4096;
+
+/// The port of a server that listens on no port: the socket's name has one all the same.
+pub(super) const SOCKET_PORT: u16 = 5432;
+
+/// Starts the server and returns when it accepts connections.
+pub(super) fn launch(
+    settings: &Settings,
+    home: &Home,
+    binaries: &Binaries,
+    socket_dir: &Path,
+) -> Result<Process, StartError> {
+    let log_path = home.log_path();
+    let log = open_log(&log_path)?;
+    let began = Instant::now();
+    loop {
+        let before = log.metadata().map_or(0, |found| found.len());
+        let mut command = command(settings, home, binaries, socket_dir);
+        let duplicate = || log.try_clone().trying(|| "duplicate the log file".into());
+        command.stdout(duplicate()?).stderr(duplicate()?);
+        let process = Process::spawn(command).trying(|| "start postgres".into())?;
+
+        let Some(ended) = watch(&process, &home.cluster()) else {
+            return Ok(process);
+        };
+        let tail = tail(&log_path, before);
+        match ended {
+            Unready::Ended(_) if predecessor_lives(&tail) => {
+                if began.elapsed() < PREDECESSOR_PATIENCE {
+                    thread::sleep(RETRY_EVERY);
+                    continue;
+                }
+                return Err(StartError::StillRunning {
+                    pid: postmaster_pid(&home.cluster())
+                        .map_or_else(String::new, |pid| format!(" (pid {pid})")),
+                    cluster: home.cluster(),
+                    waited_s: PREDECESSOR_PATIENCE.as_secs(),
+                    tail,
+                });
+            }
+            Unready::Ended(status) => {
+                return Err(match settings.port {
+                    Some(port) if tail.contains("could not bind IPv4") => {
+                        StartError::PortTaken { port }
+                    }
+                    Some(_) | None => StartError::Ended {
+                        status: status.to_string(),
+                        log: log_path,
+                        tail,
+                    },
+                });
+            }
+            Unready::Slow => {
+                return Err(StartError::NotReady {
+                    waited_s: READY_PATIENCE.as_secs(),
+                    log: log_path,
+                    tail,
+                });
+            }
+        }
+    }
+}
+
+fn command(settings: &Settings, home: &Home, binaries: &Binaries, socket_dir: &Path) -> Command {
+    let mut command = Command::new(binaries.program("postgres"));
+    command.arg("-D").arg(home.cluster());
+    command.arg("-k").arg(socket_dir);
+    let mut set = |name: &str, value: &str| {
+        command.arg("-c").arg(format!("{name}={value}"));
+    };
+    set("port", &settings.port.unwrap_or(SOCKET_PORT).to_string());
+    let addresses = settings.port.map_or("", |_| "127.0.0.1");
+    set("listen_addresses", addresses);
+    set("max_connections", &settings.connections_max.to_string());
+    set("cluster_name", "rouse");
+    if !settings.fsync {
+        set("fsync", "off");
+        set("full_page_writes", "off");
+    }
+    // The server takes defaults from variables that are meant for clients.
+    for name in [
+        "PGDATESTYLE",
+        "PGTZ",
+        "PGCLIENTENCODING",
+        "PGDATA",
+        "PGPORT",
+    ] {
+        command.env_remove(name);
+    }
+    command
+        .env("LC_ALL", "C")
+        .current_dir("/")
+        .stdin(Stdio::null());
+    home.account.run_as(&mut command);
+    command
+}
+
+/// Why a server that was started does not serve.
+enum Unready {
+    Ended(ExitStatus),
+    Slow,
+}
+
+/// Watches a starting server: none when it is ready.
+fn watch(process: &Process, cluster: &Path) -> Option<Unready> {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = process.wait(LOOK_EVERY) {
+            return Some(Unready::Ended(status));
+        }
+        if is_ready(cluster, process.pid()) {
+            return None;
+        }
+        if began.elapsed() > READY_PATIENCE {
+            return Some(Unready::Slow);
+        }
+    }
+}
+
+/// `postmaster.pid` has the process id in its first line and the state in its eighth; `pg_ctl -w`
+/// waits for the same.
+fn is_ready(cluster: &Path, pid: u32) -> bool {
+    let Ok(text) = fs::read_to_string(cluster.join("postmaster.pid")) else {
+        return false;
+    };
+    let mut lines = text.lines().map(str::trim);
+    lines.next() == Some(pid.to_string().as_str()) && lines.nth(6) == Some("ready")
+}
+
+fn postmaster_pid(cluster: &Path) -> Option<u32> {
+    let text = fs::read_to_string(cluster.join("postmaster.pid")).ok()?;
+    text.lines().next()?.trim().parse().ok()
+}
+
+/// What Postgres says while another one is, or its orphaned backends are, on the same data.
+fn predecessor_lives(tail: &str) -> bool {
+    [
+        "FATAL:  lock file",
+        "FATAL:  pre-existing shared memory block",
+    ]
+    .iter()
+    .any(|words| tail.contains(words))
+}
+
+/// A fresh log for each start; the one before is kept beside it.
+fn open_log(path: &Path) -> Result<File, StartError> {
+    match fs::rename(path, path.with_extension("log.1")) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error).trying(|| format!("move {} aside", path.display())),
+    }
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+        .trying(|| format!("open {}", path.display()))
+}
+
+/// The end of the log, of what was written from `from` on.
+fn tail(path: &Path, from: u64) -> String {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    match read() {
+        Ok(bytes) => {
+            let end = &bytes[bytes.len().saturating_sub(TAIL_BYTES_MAX)..];
+            String::from_utf8_lossy(end).trim_end().to_owned()
+        }
+        Err(error) => format!("(the log cannot be read: {error})"),
+    }
+}

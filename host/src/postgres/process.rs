@@ -1,0 +1,138 @@
+//! A child process that does not outlive this one.
+
+use std::{
+    io,
+    os::unix::process::{CommandExt, ExitStatusExt},
+    process::{Child, Command, ExitStatus},
+    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+
+/// A child that gets SIGINT from the kernel when this process ends, however it ends.
+#[derive(Debug)]
+pub(super) struct Process {
+    pid: Pid,
+    exit: Arc<Exit>,
+    /// The kernel sends the signal when the *thread* that made the child ends, so this one
+    /// lives exactly as long as the child.
+    keeper: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Exit {
+    status: Mutex<Option<ExitStatus>>,
+    changed: Condvar,
+}
+
+impl Process {
+    pub(super) fn spawn(mut command: Command) -> io::Result<Self> {
+        let host = rustix::process::getpid();
+        let prepare = move || {
+            // Its own session: Ctrl-C at the terminal is for the host, which stops it in order.
+            rustix::process::setsid()?;
+            rustix::process::set_parent_process_death_signal(Some(Signal::INT))?;
+            // The host may have died before the line above; then no signal would come.
+            if rustix::process::getppid() != Some(host) {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(())
+        };
+        // Runs after the change of user, which would have cleared the death signal.
+        #[expect(
+            unsafe_code,
+            reason = "pre_exec is the only place for the death signal"
+        )]
+        // SAFETY: between fork and exec only async-signal-safe calls are made: three plain
+        // system calls, no allocation, no lock.
+        unsafe {
+            command.pre_exec(prepare);
+        }
+
+        let exit = Arc::new(Exit::default());
+        let seen = Arc::clone(&exit);
+        let (started, start) = mpsc::channel();
+        let keeper = thread::Builder::new()
+            .name("postgres-keeper".into())
+            .spawn(move || match command.spawn() {
+                Ok(child) => {
+                    // The receiver waits below until it has this message.
+                    let _ = started.send(Ok(child.id()));
+                    keep(child, &seen);
+                }
+                Err(error) => {
+                    let _ = started.send(Err(error));
+                }
+            })?;
+        let pid = start
+            .recv()
+            .map_err(|_| io::Error::other("the keeper thread ended"))??;
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        Ok(Self {
+            pid: pid.ok_or_else(|| io::Error::other("no valid process id"))?,
+            exit,
+            keeper: Some(keeper),
+        })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Waits until the child has ended, but not longer than this.
+    pub(super) fn wait(&self, patience: Duration) -> Option<ExitStatus> {
+        let status = self.exit.lock();
+        *self
+            .exit
+            .changed
+            .wait_timeout_while(status, patience, |status| status.is_none())
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+    }
+
+    /// Sends a signal, unless the child has ended.
+    pub(super) fn signal(&self, signal: Signal) {
+        // The keeper reaps under the same lock, so the id cannot have gone to another process.
+        let status = self.exit.lock();
+        if status.is_none() {
+            // It can only fail where the child is gone, and then there is nothing to signal.
+            let _ = rustix::process::kill_process(self.pid, signal);
+        }
+    }
+}
+
+impl Exit {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<ExitStatus>> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.signal(Signal::QUIT);
+        if self.wait(Duration::from_secs(5)).is_none() {
+            self.signal(Signal::KILL);
+        }
+        if let Some(keeper) = self.keeper.take() {
+            // A panic in there has been printed already; the child is gone or was killed.
+            let _ = keeper.join();
+        }
+    }
+}
+
+fn keep(mut child: Child, exit: &Exit) {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    if let Some(pid) = pid {
+        // Leaves the child unreaped, so that its id stays taken until the lock is held.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        while let Err(rustix::io::Errno::INTR) = rustix::process::waitid(WaitId::Pid(pid), options)
+        {
+        }
+    }
+    let mut status = exit.lock();
+    // Without a status the child is gone all the same; 1 stands for "not cleanly".
+    *status = Some(child.wait().unwrap_or(ExitStatus::from_raw(1 << 8)));
+    exit.changed.notify_all();
+}

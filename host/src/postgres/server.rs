@@ -1,0 +1,147 @@
+//! A running private server.
+
+use std::{path::Path, path::PathBuf, time::Duration};
+
+use rustix::process::Signal;
+
+use super::{
+    Settings, StartError, USER,
+    binaries::Binaries,
+    cluster,
+    home::Home,
+    launch::{SOCKET_PORT, launch},
+    process::Process,
+    socket,
+};
+
+/// How long a clean stop may take: connections are cut at once, then a checkpoint is written.
+const STOP_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running private server. Dropping it stops it.
+#[derive(Debug)]
+pub struct Server {
+    // Dropped before the lock in `home`: the directory is free only when the server has ended.
+    process: Process,
+    socket_dir: PathBuf,
+    port: Option<u16>,
+    password: Option<String>,
+    home: Home,
+}
+
+impl Server {
+    /// Starts the server and returns when it accepts connections. Blocks: about a second the first
+    /// time, 0.1 s later, and up to 15 s while the server of a host that crashed is still ending.
+    ///
+    /// # Errors
+    /// See [`StartError`]; each says what to do next.
+    pub fn start(settings: &Settings) -> Result<Self, StartError> {
+        let home = Home::open(&settings.data_dir)?;
+        let cluster = home.cluster();
+        let binaries = Binaries::find(&settings.search, &home.account, &home.dir, &cluster)?;
+        cluster::ensure(&home, &binaries, settings.fsync)?;
+        let password = match settings.port {
+            Some(_) => Some(cluster::password(&home)?),
+            None => None,
+        };
+        let socket_dir = socket::directory(&home)?;
+        let process = launch(settings, &home, &binaries, &socket_dir)?;
+        Ok(Self {
+            process,
+            socket_dir,
+            port: settings.port,
+            password,
+            home,
+        })
+    }
+
+    /// A connection string for a database over the Unix socket, for libpq and tokio-postgres alike.
+    /// The databases `postgres` and `template1` are there from the start.
+    pub fn url(&self, database: &str) -> String {
+        let directory = self.socket_dir.to_string_lossy().replace('/', "%2F");
+        let port = self.port.map(|port| format!(":{port}"));
+        format!(
+            "postgres://{USER}@{directory}{}/{}",
+            port.unwrap_or_default(),
+            encode(database)
+        )
+    }
+
+    /// A connection string for a database over TCP, with its password; none where no port was
+    /// asked for.
+    pub fn tcp_url(&self, database: &str) -> Option<String> {
+        let (port, password) = (self.port?, self.password.as_deref()?);
+        let database = encode(database);
+        Some(format!(
+            "postgres://{USER}:{password}@127.0.0.1:{port}/{database}"
+        ))
+    }
+
+    /// The server's process id.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Where its files are. Not always where they were wanted; see [`Settings::data_dir`].
+    pub fn data_dir(&self) -> &Path {
+        &self.home.dir
+    }
+
+    /// The server's own log.
+    pub fn log_path(&self) -> PathBuf {
+        self.home.log_path()
+    }
+
+    /// The directory of its Unix socket.
+    pub fn socket_dir(&self) -> &Path {
+        &self.socket_dir
+    }
+
+    /// The port in the socket's name, and of TCP where it was asked for.
+    pub fn port(&self) -> u16 {
+        self.port.unwrap_or(SOCKET_PORT)
+    }
+
+    /// True until the server has ended, for whatever reason.
+    pub fn is_running(&self) -> bool {
+        self.process.wait(Duration::ZERO).is_none()
+    }
+
+    /// Stops the server: connections are cut, what was committed is written. Blocks until it has
+    /// ended; after 30 s it is told to stop without the checkpoint.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.process.signal(Signal::INT);
+        if self.process.wait(STOP_PATIENCE).is_some() {
+            // Another file in there, or none of it: a leftover of one empty directory in /tmp.
+            let _ = std::fs::remove_dir(&self.socket_dir);
+        }
+    }
+}
+
+/// Percent-encodes what could be misread in a connection string.
+fn encode(name: &str) -> String {
+    name.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' => {
+                char::from(byte).to_string()
+            }
+            other => format!("%{other:02X}"),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::encode;
+
+    #[test]
+    fn database_names_survive_a_connection_string() {
+        assert_eq!(encode("rouse_1-a.b"), "rouse_1-a.b");
+        assert_eq!(encode("a/b?c é"), "a%2Fb%3Fc%20%C3%A9");
+    }
+}

@@ -1,0 +1,79 @@
+//! One private Postgres for each run of the test binary.
+
+use std::{
+    env, fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use rouse::postgres::{Search, Server, Settings};
+
+const PREFIX: &str = "rouse-tests-";
+
+/// The server that all tests share; started by the first that needs it. It is never dropped: it
+/// ends with this process, and the next run removes its files.
+pub(super) fn shared() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    SERVER.get_or_init(|| {
+        let settings = Settings {
+            connections_max: 500,
+            ..postgres_settings(scratch("shared").join("pg"))
+        };
+        Server::start(&settings).expect("the tests need a Postgres")
+    })
+}
+
+/// Settings for a server in a test: fast, not durable, binaries as `rouse` would find them.
+pub(crate) fn postgres_settings(data_dir: impl Into<PathBuf>) -> Settings {
+    Settings {
+        fsync: false,
+        search: Search {
+            pinned: env::var_os("ROUSE_PG_BIN").map(PathBuf::from),
+            path: env::var_os("PATH"),
+            ..Search::default()
+        },
+        ..Settings::new(data_dir)
+    }
+}
+
+/// A fresh directory of this run that every user can pass through. It is removed by the next run.
+pub(crate) fn scratch(name: &str) -> PathBuf {
+    static RUN: OnceLock<PathBuf> = OnceLock::new();
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let run = RUN.get_or_init(|| {
+        remove_stale();
+        let run = env::temp_dir().join(format!("{PREFIX}{}", process::id()));
+        make_passable(&run);
+        run
+    });
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let dir = run.join(format!("{count}-{name}"));
+    make_passable(&dir);
+    dir
+}
+
+fn make_passable(dir: &Path) {
+    fs::create_dir_all(dir).expect("make a scratch directory");
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("open it for all users");
+}
+
+/// Removes the directories of runs whose process is gone.
+fn remove_stale() {
+    for entry in fs::read_dir(env::temp_dir())
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            // Another user's leftovers cannot be removed, and are no reason to fail.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}

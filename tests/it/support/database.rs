@@ -1,0 +1,107 @@
+//! A database for each test.
+
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU32, Ordering},
+    mpsc,
+};
+
+use tokio::sync::OnceCell;
+use tokio_postgres::{Client, NoTls};
+
+use super::cluster;
+
+const TEMPLATE: &str = "rouse_template";
+
+/// A database of this test's own, migrated; dropped some time after the test.
+#[derive(Debug)]
+pub(crate) struct TestDb {
+    name: String,
+}
+
+impl TestDb {
+    /// Makes a database from the migrated template.
+    pub(crate) async fn new() -> Self {
+        static TEMPLATE_MADE: OnceCell<()> = OnceCell::const_new();
+        TEMPLATE_MADE.get_or_init(make_template).await;
+        Self::copy(TEMPLATE).await
+    }
+
+    /// Makes a database that nothing was migrated in.
+    pub(crate) async fn unmigrated() -> Self {
+        Self::copy("template1").await
+    }
+
+    async fn copy(template: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        create(&name, template).await;
+        Self { name }
+    }
+
+    /// Its connection string, over the Unix socket, as the superuser.
+    pub(crate) fn url(&self) -> String {
+        cluster::shared().url(&self.name)
+    }
+
+    /// A new connection to it, as the superuser.
+    pub(crate) async fn client(&self) -> Client {
+        connect(&self.url()).await
+    }
+}
+
+impl Drop for TestDb {
+    fn drop(&mut self) {
+        // One thread drops all of them, so that no test waits. Databases that are left when the
+        // run ends go with the cluster.
+        static JANITOR: OnceLock<mpsc::Sender<String>> = OnceLock::new();
+        let janitor = JANITOR.get_or_init(|| {
+            let (names, queue) = mpsc::channel();
+            std::thread::spawn(move || clean(&queue));
+            names
+        });
+        // The janitor only ends with the process.
+        let _ = janitor.send(std::mem::take(&mut self.name));
+    }
+}
+
+/// Connects, and keeps the connection going in the background of the test's runtime.
+pub(crate) async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls)
+        .await
+        .unwrap_or_else(|error| panic!("connect to {url}: {error:?}"));
+    tokio::spawn(connection);
+    client
+}
+
+async fn make_template() {
+    create(TEMPLATE, "template1").await;
+}
+
+async fn create(name: &str, template: &str) {
+    // The first test to come here starts the server, which blocks for a second.
+    let server = tokio::task::spawn_blocking(cluster::shared)
+        .await
+        .expect("the server starts");
+    connect(&server.url("postgres"))
+        .await
+        .batch_execute(&format!("CREATE DATABASE {name} TEMPLATE {template}"))
+        .await
+        .unwrap_or_else(|error| panic!("create {name}: {error:?}"));
+}
+
+fn clean(queue: &mpsc::Receiver<String>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime for dropping databases");
+    runtime.block_on(async {
+        let client = connect(&cluster::shared().url("postgres")).await;
+        while let Ok(name) = queue.recv() {
+            // Best effort: what stays behind is removed with the cluster.
+            let _ = client
+                .batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+                .await;
+        }
+    });
+}

@@ -1,0 +1,178 @@
+//! A child process whose output can be waited for.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Read},
+    os::unix::process::ExitStatusExt,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The `rouse` that was built beside this test binary.
+pub(crate) fn rouse_binary() -> PathBuf {
+    let own = env::current_exe().expect("the path of the test binary");
+    // target/<profile>/deps/it-<hash>
+    let profile = own.ancestors().nth(2).expect("the target directory");
+    let path = profile.join("rouse");
+    assert!(
+        path.is_file(),
+        "{} is missing: run `cargo build -p rouse-host` first, or `cargo xtask test`, which does",
+        path.display()
+    );
+    path
+}
+
+/// A child process: `rouse …`, or any other. Killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Host {
+    child: Child,
+    output: Arc<Output>,
+}
+
+#[derive(Debug, Default)]
+struct Output {
+    lines: Mutex<Lines>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Lines {
+    all: Vec<String>,
+    /// How many of the two streams have ended.
+    ended: usize,
+}
+
+impl Output {
+    /// A test that fails while it waits leaves the lock poisoned, and the lines are good all the same.
+    fn lock(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Host {
+    /// Starts `rouse` with these arguments and, on top of the test's own, these variables.
+    pub(crate) fn rouse(args: &[&str], variables: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(rouse_binary());
+        command.args(args).envs(variables.iter().copied());
+        Self::spawn(command)
+    }
+
+    /// Starts any command.
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("start {command:?}: {error}"));
+        let output = Arc::new(Output::default());
+        collect(child.stdout.take().expect("stdout is piped"), &output);
+        collect(child.stderr.take().expect("stderr is piped"), &output);
+        Self { child, output }
+    }
+
+    /// The process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for a line, of stdout or stderr, past or to come; panics with all output where it does
+    /// not come in time.
+    pub(crate) fn line(&self, patience: Duration, wanted: impl Fn(&str) -> bool) -> String {
+        let until = Instant::now() + patience;
+        let mut lines = self.output.lock();
+        loop {
+            if let Some(line) = lines.all.iter().find(|line| wanted(line)) {
+                return line.clone();
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(
+                !left.is_zero() && lines.ended < 2,
+                "the line did not come; the output was:\n{}",
+                lines.all.join("\n")
+            );
+            lines = self
+                .output
+                .changed
+                .wait_timeout(lines, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// All lines so far.
+    pub(crate) fn output(&self) -> String {
+        let lines = self.output.lock();
+        lines.all.join("\n")
+    }
+
+    /// Sends a signal, for instance `libc::SIGTERM`, to this process alone.
+    pub(crate) fn signal(&self, signal: i32) {
+        let pid = i32::try_from(self.child.id()).expect("process ids are positive");
+        #[expect(unsafe_code, reason = "the standard library can only kill")]
+        // SAFETY: a plain system call. The child is not reaped before `exit` or `drop`, which
+        // take `self`, so the id is still its own.
+        let result = unsafe { libc::kill(pid, signal) };
+        assert_eq!(result, 0, "signal {signal} to {pid}");
+    }
+
+    /// Waits until it has ended by itself; panics with all output where it does not in time.
+    pub(crate) fn exit(mut self, patience: Duration) -> (ExitStatus, String) {
+        let until = Instant::now() + patience;
+        let mut lines = self.output.lock();
+        // Both streams end when the process does, unless a child of it keeps them open.
+        while lines.ended < 2 {
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(
+                !left.is_zero(),
+                "it did not end; the output was:\n{}",
+                lines.all.join("\n")
+            );
+            lines = self
+                .output
+                .changed
+                .wait_timeout(lines, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        let text = lines.all.join("\n");
+        drop(lines);
+        let status = self.child.wait().expect("the child can be waited for");
+        (status, text)
+    }
+
+    /// Kills it (SIGKILL) and waits until it is gone.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("the child can be killed");
+        let status = self.child.wait().expect("the child can be waited for");
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "{}", self.output());
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn collect(stream: impl Read + Send + 'static, output: &Arc<Output>) {
+    let output = Arc::clone(output);
+    thread::spawn(move || {
+        let mut reader = BufReader::new(stream);
+        let mut bytes = Vec::new();
+        while reader.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
+            let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+            bytes.clear();
+            output.lock().all.push(line);
+            output.changed.notify_all();
+        }
+        output.lock().ended += 1;
+        output.changed.notify_all();
+    });
+}

@@ -1,0 +1,9 @@
+//! What the tests stand on: a private Postgres, a database per test, the `rouse` binary as a child.
+
+mod cluster;
+pub(crate) mod database;
+mod host;
+
+pub(crate) use cluster::{postgres_settings, scratch};
+pub(crate) use database::TestDb;
+pub(crate) use host::{Host, rouse_binary};
