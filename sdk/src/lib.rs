@@ -113,7 +113,18 @@ pub mod __private {
 /// Makes a module of handlers: `export!(first, second)`, once, at the end of the crate.
 ///
 /// Each name is a function under [`#[handler]`](macro@handler), by path. On native targets only
-/// the names are checked.
+/// the names are checked. Two handlers of one name do not compile:
+///
+/// ```compile_fail,E0080
+/// # use rouse_sdk::{export, handler};
+/// #[handler(name = "twice")]
+/// fn one(_: ()) {}
+///
+/// #[handler(name = "twice")]
+/// fn other(_: ()) {}
+///
+/// export!(one, other);
+/// ```
 #[macro_export]
 macro_rules! export {
     ($($handler:path),+ $(,)?) => {
@@ -149,3 +160,8 @@ macro_rules! export {
         };
     };
 }
+
+/// Compiles and runs the README's examples.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -23,12 +23,14 @@ fn a_new_crate_tests_natively_and_builds_a_module_as_it_stands() {
     // The versions that this repository is built with: what is there needs no network.
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     fs::copy(repository.join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
+    // Kept between runs, apart from what other tests and builds lock.
+    let this_test = std::env::current_exe().unwrap();
+    let target = this_test.ancestors().nth(3).unwrap().join("new-crate");
     let cargo = |arguments: &[&str]| {
         let output = Command::new(env!("CARGO"))
             .args(arguments)
             .current_dir(&folder)
-            // Kept between runs, apart from what other tests and builds lock.
-            .env("CARGO_TARGET_DIR", repository.join("target/new-crate"))
+            .env("CARGO_TARGET_DIR", &target)
             .output()
             .unwrap();
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
@@ -39,7 +41,7 @@ fn a_new_crate_tests_natively_and_builds_a_module_as_it_stands() {
     let out = cargo(&["test", "--quiet"]);
     assert!(out.contains("1 passed"), "{out}");
     cargo(&["build", "--release", "--target", "wasm32-wasip2"]);
-    let module = repository.join("target/new-crate/wasm32-wasip2/release/send_email.wasm");
+    let module = target.join("wasm32-wasip2/release/send_email.wasm");
     assert!(fs::read(module).unwrap().starts_with(b"\0asm\x0d\0\x01\0"));
 }
 
