@@ -5,3 +5,6 @@ mod support;
 mod http;
 mod private_postgres;
 mod tls;
+mod folder;
+mod sandbox_guest;
+mod sandbox_run;

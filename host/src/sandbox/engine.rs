@@ -14,6 +14,7 @@ use wasmtime::{
     WasmFeatures,
 };
 
+use super::capability::guard_files;
 use super::limits::{MemoryBudget, TABLE_ELEMENTS_MAX, WASM_STACK_BYTES_MAX};
 use super::pool::Machine;
 use super::state::AttemptState;
@@ -197,6 +198,7 @@ fn config(attempts: usize, memory_bytes_max: usize) -> Config {
 fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)
+        .and_then(|()| guard_files(&mut linker))
         .and_then(|()| {
             bindings::rouse::handler::context::add_to_linker::<_, HasSelf<AttemptState>>(
                 &mut linker,

@@ -72,8 +72,8 @@ mod tests {
     #[tokio::test]
     async fn computing_is_counted() {
         let mut cpu = Duration::ZERO;
-        let limited = within_cpu(pin!(compute_for_ever()), Duration::from_millis(5));
-        let limited = pin!(limited);
+        let call = pin!(compute_for_ever());
+        let limited = pin!(within_cpu(call, Duration::from_millis(5)));
         metered(limited, &mut cpu).await;
         assert!(cpu >= Duration::from_millis(5));
     }
