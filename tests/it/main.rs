@@ -2,9 +2,9 @@
 
 mod support;
 
+mod folder;
 mod http;
 mod private_postgres;
-mod tls;
-mod folder;
 mod sandbox_guest;
 mod sandbox_run;
+mod tls;
