@@ -29,21 +29,19 @@ const WIDTHS: [u32; 12] = [32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 400
 const TABLE: &str = "examples/data/elnino.csv";
 const YEARS_PER_SLICE: usize = 3;
 
-/// What the two handlers that read files may see.
+/// What the two handlers that use files may see.
 pub(crate) fn config(root: &Path, thumbnails: &Path) -> String {
     let data = root.join("examples/data");
-    let grant = |handler: &str, dir: &Path, at: &str, mode: &str| {
-        format!(
-            "[[grants]]\nhandler = {handler:?}\ndir = {:?}\nat = {at:?}\nmode = {mode:?}\n\n",
-            dir.display().to_string()
-        )
+    let dir = |dir: &Path, at: &str, mode: &str| {
+        // A quoted Rust string is a TOML string too, as long as the path is printable.
+        format!("{{ dir = {dir:?}, at = {at:?}, mode = {mode:?} }}")
     };
-    [
-        grant("image.thumbnail", &data, "/data", "read"),
-        grant("image.thumbnail", thumbnails, "/thumbnails", "read-write"),
-        grant("csv.summary", &data, "/data", "read"),
-    ]
-    .concat()
+    format!(
+        "[handlers.\"image.thumbnail\"]\ndirs = [{}, {}]\n\n[handlers.\"csv.summary\"]\ndirs = [{}]\n",
+        dir(&data, "/data", "read"),
+        dir(thumbnails, "/thumbnails", "read-write"),
+        dir(&data, "/data", "read"),
+    )
 }
 
 /// Enqueues everything, and returns how many jobs that are.

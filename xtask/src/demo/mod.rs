@@ -60,7 +60,8 @@ async fn watch(workspace: &Workspace, rouse: &Path, handlers: &Path) -> Result<(
         .arg("--config")
         .arg(&config)
         .current_dir(scratch.path());
-    let (mut host, ready) = HostProcess::start(command).await?;
+    let mut host = HostProcess::start(command)?;
+    let ready = host.ready().await?;
     let url = ready
         .url
         .context("`rouse dev` did not say how to connect")?;
