@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-/// Prose of the clone; every paragraph becomes a `text.stats` job.
+/// Prose of the clone; every sentence becomes a `text.stats` job.
 const PROSE: [&str; 6] = [
     "README.md",
     "ARCHITECTURE.md",
@@ -44,8 +44,14 @@ pub(crate) fn config(root: &Path, thumbnails: &Path) -> String {
     )
 }
 
-/// Enqueues everything, and returns how many jobs that are.
-pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<i64> {
+/// How many jobs there are, and how many files they leave.
+pub(crate) struct Expected {
+    pub(crate) jobs: i64,
+    pub(crate) thumbnails: usize,
+}
+
+/// Enqueues everything.
+pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<Expected> {
     let texts = texts(root)?;
     for text in &texts {
         client
@@ -54,7 +60,7 @@ pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<i64> {
             .context("enqueue a text")?;
     }
     println!(
-        "      {} × SELECT rouse.enqueue('text.stats', …): paragraphs of this project's own pages",
+        "      {} × SELECT rouse.enqueue('text.stats', …): sentences of this project's own pages",
         texts.len()
     );
 
@@ -80,19 +86,25 @@ pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<i64> {
         );
         count += payloads.len();
     }
-    Ok(i64::try_from(count)?)
+    Ok(Expected {
+        jobs: i64::try_from(count)?,
+        thumbnails: PHOTOS.len() * WIDTHS.len(),
+    })
 }
 
 fn texts(root: &Path) -> Result<Vec<Value>> {
     let mut texts = Vec::new();
     for page in PROSE {
         let text = read(root, page)?;
-        texts.extend(
-            text.split("\n\n")
-                .map(str::trim)
-                .filter(|paragraph| !paragraph.is_empty())
-                .map(|paragraph| json!({ "text": paragraph })),
-        );
+        for paragraph in text.split("\n\n") {
+            let words: Vec<_> = paragraph.split_whitespace().collect();
+            texts.extend(
+                words
+                    .join(" ")
+                    .split_inclusive(". ")
+                    .map(|sentence| json!({ "text": sentence.trim() })),
+            );
+        }
     }
     texts.truncate(TEXTS_MAX);
     Ok(texts)
