@@ -6,3 +6,4 @@ mod folder;
 mod private_postgres;
 mod sandbox_guest;
 mod sandbox_run;
+mod sandbox_sdk;
