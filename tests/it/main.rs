@@ -2,9 +2,19 @@
 
 mod support;
 
+mod enqueue;
+mod migrations;
+mod roles;
+mod settle;
+
+mod worker;
+
 mod folder;
-mod http;
-mod private_postgres;
 mod sandbox_guest;
 mod sandbox_run;
+mod sandbox_sdk;
+
+mod commands;
+mod http;
+mod private_postgres;
 mod tls;

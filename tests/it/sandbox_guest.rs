@@ -24,13 +24,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One sandbox for the whole test binary: each one reserves address space.
 pub(crate) fn sandbox() -> Arc<Sandbox> {
-    static SANDBOX: OnceLock<(Arc<Sandbox>, TempDir)> = OnceLock::new();
-    let (sandbox, _) = SANDBOX.get_or_init(|| {
-        let dir = TempDir::new().expect("a directory");
-        std::fs::write(dir.path().join("greeting.txt"), "hello").expect("a file");
+    static SANDBOX: OnceLock<Arc<Sandbox>> = OnceLock::new();
+    let sandbox = SANDBOX.get_or_init(|| {
+        let dir = granted_dir();
         let grant = |handler: &str, mode| Grant {
             handler: handler.into(),
-            dir: dir.path().into(),
+            dir: dir.into(),
             at: "/data".into(),
             mode,
         };
@@ -39,39 +38,58 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
             memory_bytes_max: MEMORY_BYTES_MAX,
             result_bytes_max: RESULT_BYTES_MAX,
             grants: Grants(vec![
-                grant("test.reads", Mode::Read),
-                grant("test.writes", Mode::ReadWrite),
+                grant("test.read-file", Mode::Read),
+                grant("test.write-file", Mode::ReadWrite),
+                grant("test.files", Mode::ReadWrite),
                 Grant {
                     handler: "test.lost".into(),
-                    dir: dir.path().join("nowhere"),
+                    dir: dir.join("nowhere"),
                     at: "/data".into(),
                     mode: Mode::Read,
                 },
             ]),
             ..Settings::default()
         };
-        let sandbox = Sandbox::start(settings).expect("a sandbox");
-        (sandbox, dir)
+        Sandbox::start(settings).expect("a sandbox")
     });
     sandbox.clone()
+}
+
+/// The directory that some handlers are granted, as `/data`; `greeting.txt` is in it, and a
+/// link that leads out of it.
+pub(crate) fn granted_dir() -> &'static Path {
+    static DIR: OnceLock<TempDir> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let dir = TempDir::new().expect("a directory");
+        std::fs::write(dir.path().join("greeting.txt"), "hello").expect("a file");
+        std::os::unix::fs::symlink("/etc", dir.path().join("out")).expect("a link");
+        dir
+    })
+    .path()
 }
 
 /// A core module that describes itself with this manifest and whose `run` has this body. In the
 /// body, `$payload` and `$payload_len` are the payload, and `$return_ok` and `$return_error`
 /// make a result of bytes in memory.
 pub(crate) fn guest(manifest: &str, run: &str) -> Vec<u8> {
-    guest_that(
-        &format!(
-            "(call $text (i32.const 4096) (i32.const {}))",
-            manifest.len()
-        ),
-        manifest,
-        run,
-    )
+    guest_of_wasip1("", manifest, run)
 }
 
 /// A core module with bodies for `describe` and `run`, and this text at address 4096.
 pub(crate) fn guest_that(describe: &str, text: &str, run: &str) -> Vec<u8> {
+    assemble("", describe, text, run)
+}
+
+/// A guest that calls WASI itself, as modules of wasm32-wasip1 do.
+pub(crate) fn guest_of_wasip1(imports: &str, manifest: &str, run: &str) -> Vec<u8> {
+    let describe = format!(
+        "(call $text (i32.const 4096) (i32.const {}))",
+        manifest.len()
+    );
+    assemble(imports, &describe, manifest, run)
+}
+
+fn assemble(imports: &str, describe: &str, text: &str, run: &str) -> Vec<u8> {
     let escaped: String = text.bytes().map(|byte| format!("\\{byte:02x}")).collect();
     let wat = format!(
         r#"(module
@@ -81,6 +99,7 @@ pub(crate) fn guest_that(describe: &str, text: &str, run: &str) -> Vec<u8> {
         (import "rouse:handler/context@0.1.0" "[method]abort-signal.subscribe"
             (func $subscribe (param i32) (result i32)))
         (import "wasi:io/poll@0.2.0" "[method]pollable.block" (func $block (param i32)))
+        {imports}
         (memory (export "memory") 4)
         (global $heap (mut i32) (i32.const 131072))
         (data (i32.const 4096) "{escaped}")

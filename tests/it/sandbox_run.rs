@@ -6,8 +6,8 @@ use rouse::job::{AbortReason, Failure, RunEnd};
 use rouse::sandbox::AbortHandle;
 
 use crate::sandbox_guest::{
-    Handlers, MEMORY_BYTES_MAX, RESULT_BYTES_MAX, echo, guest, job, manifest, run, run_with,
-    sandbox,
+    Handlers, MEMORY_BYTES_MAX, RESULT_BYTES_MAX, echo, granted_dir, guest, guest_of_wasip1, job,
+    manifest, run, run_with, sandbox,
 };
 
 /// A guest that never stops computing.
@@ -292,4 +292,53 @@ async fn a_granted_directory_that_is_not_there_is_named() {
         panic!("unrunnable, not {:?}", run.end);
     };
     assert!(why.contains("nowhere") && why.contains("/data"), "{why}");
+}
+
+#[tokio::test]
+async fn after_the_abort_an_attempt_changes_no_file_any_more() {
+    // Opens `kept`, writes `a`, and waits; then writes `b` and makes the directory `late`.
+    let imports = r#"
+        (import "wasi_snapshot_preview1" "path_open" (func $path_open
+            (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))
+        (import "wasi_snapshot_preview1" "fd_write" (func $fd_write
+            (param i32 i32 i32 i32) (result i32)))
+        (import "wasi_snapshot_preview1" "path_create_directory" (func $path_create_directory
+            (param i32 i32 i32) (result i32)))"#;
+    let body = r#"
+        (i32.store (i32.const 300) (i32.const 0x7470656b)) ;; "kept"
+        (i32.store (i32.const 304) (i32.const 0x6574616c)) ;; "late"
+        (i32.store (i32.const 308) (i32.const 0x6261)) ;; "ab"
+        (if (call $path_open (i32.const 3) (i32.const 0) (i32.const 300) (i32.const 4)
+                (i32.const 1) (i64.const 64) (i64.const 0) (i32.const 0) (i32.const 340))
+            (then unreachable))
+        (i32.store (i32.const 320) (i32.const 308))
+        (i32.store (i32.const 324) (i32.const 1))
+        (if (call $fd_write (i32.load (i32.const 340)) (i32.const 320) (i32.const 1) (i32.const 344))
+            (then unreachable))
+        (call $wait_for_abort)
+        (i32.store (i32.const 320) (i32.const 309))
+        (drop (call $fd_write (i32.load (i32.const 340)) (i32.const 320) (i32.const 1) (i32.const 344)))
+        (drop (call $path_create_directory (i32.const 3) (i32.const 304) (i32.const 4)))
+        (call $return_ok (local.get $payload) (local.get $payload_len))"#;
+    let guest = guest_of_wasip1(imports, &manifest("test.files", "1"), body);
+    let handlers = Handlers::with(&[("files.wasm", &guest)]).await;
+    let abort = AbortHandle::new();
+    let running =
+        tokio::spawn(sandbox().run(&handlers.handler("test.files"), job("1"), abort.clone()));
+    let kept = granted_dir().join("kept");
+    while std::fs::read_to_string(&kept).ok().as_deref() != Some("a") {
+        assert!(!running.is_finished(), "{:?}", running.await);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+
+    let started = Instant::now();
+    abort.abort(AbortReason::TakenByAnotherWorker, Duration::from_secs(60));
+    let run = running.await.unwrap();
+    assert_eq!(run.end, RunEnd::Aborted(AbortReason::TakenByAnotherWorker));
+    assert!(
+        started.elapsed() < Duration::from_secs(30),
+        "it came to its end by itself"
+    );
+    assert_eq!(std::fs::read_to_string(&kept).unwrap(), "a");
+    assert!(!granted_dir().join("late").exists());
 }

@@ -10,7 +10,7 @@ use wasmtime::Store;
 use super::bindings::ModulePre;
 use super::capability::{GuestLog, Speaker};
 use super::end::trap_message;
-use super::limits::{self, AttemptLimiter};
+use super::limits::{self, AttemptLimiter, MemoryBudget};
 use super::meter::within_cpu;
 use super::state::AttemptState;
 use super::{AbortHandle, Sandbox};
@@ -46,7 +46,8 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
 
     let abort = AbortHandle::new();
     let log = Arc::new(GuestLog::new(Speaker::Module, abort.clone(), 0));
-    let limiter = AttemptLimiter::new(MEMORY_BYTES_MAX, sandbox.budget.clone());
+    // A budget of its own: a busy host is no reason to refuse a module.
+    let limiter = AttemptLimiter::new(MEMORY_BYTES_MAX, MemoryBudget::new(MEMORY_BYTES_MAX));
     let state = AttemptState::new(&[], limiter, abort, log)?;
     let mut store = Store::new(&sandbox.engine, state);
     limits::limit(&mut store, 0);

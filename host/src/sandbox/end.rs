@@ -1,5 +1,7 @@
 //! From how a call came back to how the run ended.
 
+use std::time::Duration;
+
 use wasmtime::{Trap, WasmBacktrace};
 use wasmtime_wasi::I32Exit;
 
@@ -8,6 +10,13 @@ use super::capability::printable;
 use super::limits::{Denial, hostcall_bytes_max};
 use super::state::AttemptState;
 use crate::job::{Failure, RunEnd};
+
+/// A class is a word, a message a paragraph; both are stored with each attempt.
+const KIND_BYTES_MAX: usize = 128;
+const MESSAGE_BYTES_MAX: usize = 16 << 10;
+
+/// A handler that asks for more has made a mistake with its units.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// One frame is one line of a listing.
 const FRAME_BYTES_MAX: usize = 512;
@@ -37,13 +46,7 @@ pub(super) fn classify(
             limit_bytes: result_bytes_max,
         },
         Ok(result) => RunEnd::Returned(result),
-        Err(Stop::Failed(failure)) => RunEnd::Failed(Failure {
-            kind: failure.kind,
-            message: failure.message,
-            details: failure.details,
-            permanent: failure.permanent,
-            retry_after: failure.retry_after_ms.map(std::time::Duration::from_millis),
-        }),
+        Err(Stop::Failed(failure)) => RunEnd::Failed(failed(failure, result_bytes_max)),
         Err(Stop::Starting(error)) => match state.limiter.denial() {
             Some(denial) => out_of_memory(denial, state),
             // The module's own code runs at the start too (constructors).
@@ -63,6 +66,35 @@ pub(super) fn classify(
             None => trapped(&error, state),
         },
     }
+}
+
+/// The handler's own words, as far as they are of a size that people read.
+fn failed(failure: GuestFailure, details_bytes_max: usize) -> Failure {
+    let mut message = cut(failure.message, MESSAGE_BYTES_MAX);
+    let details = failure.details.filter(|details| {
+        let fit = details.len() <= details_bytes_max;
+        if !fit {
+            message += &format!(" (its details of {} bytes are left out)", details.len());
+        }
+        fit
+    });
+    Failure {
+        kind: cut(failure.kind, KIND_BYTES_MAX),
+        message,
+        details,
+        permanent: failure.permanent,
+        retry_after: failure
+            .retry_after_ms
+            .map(|ms| Duration::from_millis(ms).min(RETRY_AFTER_MAX)),
+    }
+}
+
+fn cut(mut text: String, bytes_max: usize) -> String {
+    if text.len() > bytes_max {
+        text.truncate(text.floor_char_boundary(bytes_max));
+        text.push('…');
+    }
+    text
 }
 
 fn out_of_memory(denial: Denial, state: &AttemptState) -> RunEnd {
@@ -146,4 +178,51 @@ pub(super) fn backtrace(error: &wasmtime::Error) -> Vec<String> {
         .iter()
         .map(|line| printable(line, FRAME_BYTES_MAX))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure() -> GuestFailure {
+        GuestFailure {
+            kind: "busy".into(),
+            message: "not now".into(),
+            details: Some(b"[1]".into()),
+            permanent: false,
+            retry_after_ms: Some(20),
+        }
+    }
+
+    #[test]
+    fn a_failure_of_ordinary_size_is_kept_as_it_is() {
+        let failed = failed(failure(), 3);
+        assert_eq!(
+            (failed.kind.as_str(), failed.message.as_str()),
+            ("busy", "not now")
+        );
+        assert_eq!(failed.details.as_deref(), Some(&b"[1]"[..]));
+        assert_eq!(failed.retry_after, Some(Duration::from_millis(20)));
+    }
+
+    #[test]
+    fn what_nobody_would_read_is_cut() {
+        let long = failed(
+            GuestFailure {
+                kind: "k".repeat(1000),
+                message: "ü".repeat(100_000),
+                retry_after_ms: Some(u64::MAX),
+                ..failure()
+            },
+            2,
+        );
+        assert!(long.kind.len() <= KIND_BYTES_MAX + '…'.len_utf8());
+        assert!(long.message.starts_with('ü') && long.message.len() < MESSAGE_BYTES_MAX + 100);
+        assert!(
+            long.message
+                .ends_with("(its details of 3 bytes are left out)")
+        );
+        assert_eq!(long.details, None);
+        assert_eq!(long.retry_after, Some(RETRY_AFTER_MAX));
+    }
 }

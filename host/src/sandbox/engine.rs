@@ -1,9 +1,7 @@
 //! The engine that all attempts of a host share.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::{self, Thread};
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -18,10 +16,8 @@ use super::capability::guard_files;
 use super::limits::{MemoryBudget, TABLE_ELEMENTS_MAX, WASM_STACK_BYTES_MAX};
 use super::pool::Machine;
 use super::state::AttemptState;
+use super::ticker::Ticker;
 use super::{Settings, bindings};
-
-/// How often a guest that computes makes room for others, and is asked whether it has to stop.
-const TICK: Duration = Duration::from_millis(10);
 
 /// Instances beside those of attempts, in which new modules are asked for their manifests.
 const DESCRIBES_MAX: usize = 2;
@@ -178,7 +174,7 @@ fn config(attempts: usize, memory_bytes_max: usize) -> Config {
         .consume_fuel(false)
         .max_wasm_stack(WASM_STACK_BYTES_MAX)
         .wasm_backtrace_details(WasmBacktraceDetails::Enable)
-        .wasm_backtrace_max_frames(std::num::NonZeroUsize::new(BACKTRACE_FRAMES_MAX))
+        .wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES_MAX))
         .concurrency_support(false)
         .wasm_component_model(true)
         .wasm_memory64(false);
@@ -207,68 +203,4 @@ fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
         })
         .map_err(|error| anyhow::anyhow!("link the host's interfaces: {error:#}"))?;
     Ok(linker)
-}
-
-/// Moves the engine's epoch on while guests run; sleeps when none does, so that an idle host is
-/// idle.
-pub(super) struct Ticker {
-    shared: Arc<TickerShared>,
-    thread: Thread,
-}
-
-struct TickerShared {
-    running: AtomicUsize,
-    stop: AtomicBool,
-}
-
-/// The epoch moves on as long as one of these lives.
-pub(super) struct Ticking(Arc<TickerShared>);
-
-impl Ticker {
-    fn start(engine: Engine) -> anyhow::Result<Self> {
-        let shared = Arc::new(TickerShared {
-            running: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-        });
-        let thread = thread::Builder::new()
-            .name("rouse-ticker".into())
-            .spawn({
-                let shared = shared.clone();
-                move || {
-                    while !shared.stop.load(Ordering::Acquire) {
-                        if shared.running.load(Ordering::Acquire) == 0 {
-                            // An `unpark` between the load and here makes this return at once.
-                            thread::park();
-                        } else {
-                            thread::sleep(TICK);
-                            engine.increment_epoch();
-                        }
-                    }
-                }
-            })
-            .context("start the clock that interrupts guests")?
-            .thread()
-            .clone();
-        Ok(Self { shared, thread })
-    }
-
-    pub(super) fn tick(&self) -> Ticking {
-        if self.shared.running.fetch_add(1, Ordering::AcqRel) == 0 {
-            self.thread.unpark();
-        }
-        Ticking(self.shared.clone())
-    }
-}
-
-impl Drop for Ticking {
-    fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-impl Drop for Ticker {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.thread.unpark();
-    }
 }

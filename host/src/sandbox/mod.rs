@@ -19,6 +19,7 @@ mod end;
 mod limits;
 mod meter;
 mod state;
+mod ticker;
 
 mod catalog;
 mod describe;

@@ -202,7 +202,105 @@ pub(in crate::sandbox) fn printable(text: &str, bytes_max: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use tracing_subscriber::fmt::MakeWriter;
+
     use super::*;
+    use crate::job::AbortReason;
+
+    /// What was written to the host's log.
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl<'a> MakeWriter<'a> for Written {
+        type Writer = Self;
+
+        fn make_writer(&'a self) -> Self {
+            self.clone()
+        }
+    }
+
+    /// The host's log of what this attempt says, with a limit of 1,000 bytes.
+    fn logged(says: impl FnOnce(&GuestLog, &AbortHandle)) -> String {
+        let written = Written::default();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(written.clone())
+            .with_ansi(false)
+            .without_time()
+            .finish();
+        let speaker = Speaker::Attempt {
+            job: JobId(42),
+            handler: "test.it".into(),
+            attempt: Attempt(3),
+        };
+        let abort = AbortHandle::new();
+        let log = GuestLog::new(speaker, abort.clone(), 1_000);
+        tracing::subscriber::with_default(subscriber, || says(&log, &abort));
+        let bytes = written.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn each_line_has_its_job_beside_it() {
+        let log = logged(|log, _| {
+            log.message(Level::WARN, "careful\nnow");
+            log.print(Stream::Output, b"one\ntw");
+            log.print(Stream::Output, b"o\nthree");
+            log.finish();
+            log.progress(50, "half");
+        });
+        let lines: Vec<&str> = log.lines().map(str::trim).collect();
+        let job = r#"job.id=42 handler="test.it" attempt=3"#;
+        assert_eq!(
+            lines,
+            [
+                format!("WARN rouse::guest: careful now {job}"),
+                format!("INFO rouse::guest: one {job}"),
+                format!("INFO rouse::guest: two {job}"),
+                format!("INFO rouse::guest: three {job}"),
+                format!(r#"INFO rouse::guest: progress {job} percent=50 step="half""#),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_too_much_is_left_out_and_said_once() {
+        let log = logged(|log, _| {
+            for _ in 0..100 {
+                log.print(Stream::Error, b"a line\n");
+                log.message(Level::INFO, "a message");
+            }
+        });
+        assert!(log.len() < 2_000, "{log}");
+        assert_eq!(log.matches("the rest is left out").count(), 1);
+    }
+
+    #[test]
+    fn after_the_abort_nobody_listens() {
+        let log = logged(|log, abort| {
+            log.print(Stream::Output, b"begun");
+            abort.abort(AbortReason::TakenByAnotherWorker, Duration::from_secs(5));
+            log.print(Stream::Output, b" and ended\n");
+            log.message(Level::ERROR, "late");
+            log.progress(100, "late");
+            log.finish();
+        });
+        assert_eq!(log, "");
+    }
 
     #[test]
     fn escapes_and_nul_are_made_visible() {

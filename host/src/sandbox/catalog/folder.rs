@@ -5,13 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Handler, HandlerSet, Refusal};
+use super::entry::{Entry, Serving};
+use super::file::{self, Listed};
+use super::{HandlerSet, Refusal};
 use crate::sandbox::load::load;
 use crate::sandbox::{Digest, Module, Sandbox};
-
-use self::file::{Listed, Stamp};
-
-mod file;
 
 /// A file that was written to this recently may still be written to.
 const QUIET: Duration = Duration::from_millis(200);
@@ -40,24 +38,6 @@ pub(super) struct Folder {
     /// Why the folder could not be listed; everything goes on serving then.
     unreadable: Option<String>,
     loads: u64,
-}
-
-#[derive(Default)]
-struct Entry {
-    /// The file as it was when it was last looked into.
-    seen: Option<Stamp>,
-    /// The file as it is now, and since when it is like that.
-    fresh: Option<(Stamp, Instant)>,
-    serving: Option<Serving>,
-    /// A good version that waits for another file to give up a name, and its place in the line.
-    waiting: Option<(u64, Arc<Module>)>,
-    refused: Option<String>,
-    refused_digest: Option<Digest>,
-}
-
-struct Serving {
-    module: Arc<Module>,
-    handlers: Vec<Arc<Handler>>,
 }
 
 impl Folder {
@@ -244,7 +224,7 @@ impl Folder {
                 let entry = self.entries.get_mut(&name).expect("it was listed above");
                 match taken {
                     None => {
-                        entry.serve(serving(&self.sandbox, module));
+                        entry.serve(Serving::new(&self.sandbox, module));
                         changed = true;
                         continue 'over;
                     }
@@ -279,68 +259,4 @@ impl Folder {
                 ))
             })
     }
-}
-
-impl Entry {
-    fn modules(&self) -> impl Iterator<Item = &Arc<Module>> {
-        let serving = self.serving.iter().map(|serving| &serving.module);
-        serving.chain(self.waiting.iter().map(|(_, module)| module))
-    }
-
-    fn accept(&mut self) {
-        self.refused = None;
-        self.refused_digest = None;
-    }
-
-    fn refuse(&mut self, file: &str, why: String, digest: Option<Digest>) {
-        tracing::warn!(
-            file,
-            last_good_serves = self.serving.is_some(),
-            "module refused: {why}"
-        );
-        self.refused = Some(why);
-        if digest.is_some() {
-            self.waiting = None;
-        }
-        self.refused_digest = digest;
-    }
-
-    fn serve(&mut self, serving: Serving) {
-        let module = &serving.module;
-        tracing::info!(
-            file = module.file,
-            digest = %module.digest,
-            handlers = serving.handlers.len(),
-            "module serves"
-        );
-        for handler in &serving.handlers {
-            if !handler.manifest.capabilities.is_empty() && handler.grants.is_empty() {
-                tracing::warn!(
-                    file = module.file,
-                    handler = handler.manifest.name,
-                    asks_for = handler.manifest.capabilities.join(", "),
-                    "the handler asks for something that is not granted to it; grant it in rouse.toml"
-                );
-            }
-        }
-        self.serving = Some(serving);
-        self.waiting = None;
-        self.accept();
-    }
-}
-
-fn serving(sandbox: &Sandbox, module: Arc<Module>) -> Serving {
-    let handlers = module
-        .manifest
-        .handlers
-        .iter()
-        .map(|manifest| {
-            Arc::new(Handler {
-                manifest: manifest.clone(),
-                module: module.clone(),
-                grants: sandbox.settings().grants.of(&manifest.name),
-            })
-        })
-        .collect();
-    Serving { module, handlers }
 }

@@ -1,5 +1,7 @@
 //! The handlers that a folder of WebAssembly files offers.
 
+mod entry;
+mod file;
 mod folder;
 mod watch;
 
