@@ -175,6 +175,20 @@ pub(crate) fn echo(handler: &str, version: &str) -> Vec<u8> {
     )
 }
 
+/// A handler that always returns this text.
+pub(crate) fn returns(handler: &str, text: &str) -> Vec<u8> {
+    let manifest = manifest(handler, "1");
+    guest_that(
+        &format!("(call $text (i32.const 4096) (i32.const {}))", manifest.len()),
+        &format!("{manifest}{text}"),
+        &format!(
+            "(call $return_ok (i32.const {}) (i32.const {}))",
+            4096 + manifest.len(),
+            text.len()
+        ),
+    )
+}
+
 /// A handlers folder with its catalog.
 pub(crate) struct Handlers {
     pub(crate) dir: TempDir,

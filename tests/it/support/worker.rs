@@ -5,8 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rouse::sandbox::{Catalog, Sandbox, Settings as SandboxSettings};
-use rouse::worker::{self, Health, Parts, Settings, Stop};
+use rouse::worker::{self, Health, Override, Overrides, Parts, Settings, Stop};
 use serde_json::Value;
+use tempfile::TempDir;
 use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
@@ -172,4 +173,44 @@ pub(crate) async fn until_true(client: &Client, sql: &str) {
         assert!(tokio::time::Instant::now() < deadline, "still false: {sql}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// A catalog of these modules alone.
+pub(crate) async fn catalog_of(modules: &[(&str, &[u8])]) -> Arc<Catalog> {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, bytes) in modules {
+        std::fs::write(folder.path().join(name), bytes).expect("a module");
+    }
+    let catalog = Catalog::open(sandbox(), folder.path()).await;
+    Arc::new(catalog.expect("the modules load"))
+}
+
+/// A watched folder with copies of these guests.
+pub(crate) async fn watched(guests: &[&str]) -> (Arc<Catalog>, TempDir) {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in guests {
+        std::fs::copy(guests_dir().join(name), folder.path().join(name)).expect("a guest");
+    }
+    let catalog = Catalog::open(sandbox(), folder.path()).await.expect("the guests load");
+    catalog.watch();
+    (Arc::new(catalog), folder)
+}
+
+/// The operator's lease for handlers of this name or pattern.
+pub(crate) fn lease(pattern: &str, secs: u64) -> Overrides {
+    let set = Override {
+        lease: Some(Duration::from_secs(secs)),
+        ..Override::default()
+    };
+    Overrides([(pattern.to_string(), set)].into())
+}
+
+/// The operator's run timeout for handlers of this name or pattern, with a short grace.
+pub(crate) fn timeout(pattern: &str, timeout: Duration) -> Overrides {
+    let set = Override {
+        timeout: Some(timeout),
+        grace: Some(Duration::from_millis(200)),
+        ..Override::default()
+    };
+    Overrides([(pattern.to_string(), set)].into())
 }
