@@ -1,1 +1,99 @@
-//! Logs.
+//! Logs on stderr: readable lines, or JSON for machines.
+
+use std::{io::IsTerminal, str::FromStr};
+
+use tracing_subscriber::{EnvFilter, fmt};
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LogFormat {
+    /// One readable line per event, in colour on a terminal.
+    #[default]
+    Text,
+    /// One JSON object per event.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = TelemetryError;
+
+    fn from_str(word: &str) -> Result<Self, Self::Err> {
+        match word {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            other => Err(TelemetryError::Format(other.to_owned())),
+        }
+    }
+}
+
+/// A log setting that cannot be used.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum TelemetryError {
+    /// The filter cannot be read.
+    #[error(
+        "ROUSE_LOG is {filter:?}, which is no filter ({why}): write for instance info, or rouse=debug,warn"
+    )]
+    Filter {
+        /// The value.
+        filter: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// There is no such format.
+    #[error("there is no log format {0:?}: choose text or json")]
+    Format(String),
+}
+
+/// Sends what happens in this process to stderr. `filter` is the value of `ROUSE_LOG`; none means
+/// `info`. Where logs have been set up already, as in a test, they stay as they are.
+///
+/// # Errors
+/// Where the filter cannot be read. Then nothing is set up.
+pub fn init(format: LogFormat, filter: Option<&str>) -> Result<(), TelemetryError> {
+    let filter = parse(filter.unwrap_or("info"))?;
+    let lines = fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    let set: Result<(), Box<dyn std::error::Error + Send + Sync>> = match format {
+        LogFormat::Text => lines.compact().try_init(),
+        LogFormat::Json => lines.json().flatten_event(true).try_init(),
+    };
+    // It fails only where somebody was first, and then that one's choice stands.
+    drop::<Result<(), _>>(set);
+    Ok(())
+}
+
+fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
+    EnvFilter::try_new(filter).map_err(|error| TelemetryError::Filter {
+        filter: filter.to_owned(),
+        why: error.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn setting_up_twice_changes_nothing_and_does_not_panic() {
+        assert_eq!(init(LogFormat::Text, None), Ok(()));
+        assert_eq!(init(LogFormat::Json, Some("rouse=debug,warn")), Ok(()));
+    }
+
+    #[test]
+    fn a_bad_filter_names_the_variable() {
+        let error = init(LogFormat::Text, Some("rouse=loud")).unwrap_err();
+        assert!(
+            error.to_string().starts_with("ROUSE_LOG is \"rouse=loud\""),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn formats_are_read_from_words() {
+        assert_eq!("json".parse(), Ok(LogFormat::Json));
+        let error = "xml".parse::<LogFormat>().unwrap_err();
+        assert!(error.to_string().contains("text or json"), "{error}");
+    }
+}

@@ -14,7 +14,7 @@ use std::{
 use rouse::postgres::{Search, Server, Settings, StartError};
 use tokio_postgres::{Client, NoTls};
 
-use crate::support::{Host, database::connect, postgres_settings, scratch};
+use crate::support::{Host, database::connect, free_port, postgres_settings, scratch};
 
 const DATA_DIR: &str = "ROUSE_TEST_DATA_DIR";
 const ENTRY: &str = "private_postgres::entry_keeps_a_server_until_it_is_killed";
@@ -387,11 +387,6 @@ fn wait_until_gone(pid: u32) {
 fn kill(pid: u32) {
     let status = Command::new("kill").args(["-9", &pid.to_string()]).status();
     assert!(status.unwrap().success());
-}
-
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 fn is_root() -> bool {

@@ -31,6 +31,7 @@ pub(crate) struct HostProcess {
     name: String,
     child: Child,
     log: Log,
+    ready: Option<oneshot::Receiver<Ready>>,
     readers: [JoinHandle<()>; 2],
 }
 
@@ -45,8 +46,8 @@ pub(crate) struct Ready {
 type Log = Arc<Mutex<VecDeque<String>>>;
 
 impl HostProcess {
-    /// Starts `rouse` with these arguments, and waits for its `{"event": "ready"}` on stdout.
-    pub(crate) async fn start(command: std::process::Command) -> Result<(Self, Ready)> {
+    /// Starts `rouse` with these arguments.
+    pub(crate) fn start(command: std::process::Command) -> Result<Self> {
         let name = format!(
             "rouse {}",
             command
@@ -67,28 +68,32 @@ impl HostProcess {
         let mut child = command.spawn().with_context(|| format!("start `{name}`"))?;
 
         let log = Log::default();
-        let (ready_sender, ready) = oneshot::channel();
+        let (announce, ready) = oneshot::channel();
         let stdout = child.stdout.take().context("stdout is piped")?;
         let stderr = child.stderr.take().context("stderr is piped")?;
         let readers = [
-            tokio::spawn(read_lines(stdout, log.clone(), Some(ready_sender))),
+            tokio::spawn(read_lines(stdout, log.clone(), Some(announce))),
             tokio::spawn(read_lines(stderr, log.clone(), None)),
         ];
-        let mut host = Self {
+        Ok(Self {
             name,
             child,
             log,
+            ready: Some(ready),
             readers,
-        };
-        let ready = host
-            .during(async {
-                let ready = timeout(READY_WITHIN, ready).await;
-                ready
-                    .with_context(|| format!("not ready after {READY_WITHIN:?}"))?
-                    .context("it closed stdout before it was ready")
-            })
-            .await?;
-        Ok((host, ready))
+        })
+    }
+
+    /// Waits for the `{"event": "ready"}` that `rouse … --json` prints once it is ready.
+    pub(crate) async fn ready(&mut self) -> Result<Ready> {
+        let ready = self.ready.take().context("a process is ready only once")?;
+        self.during(async {
+            timeout(READY_WITHIN, ready)
+                .await
+                .with_context(|| format!("not ready after {READY_WITHIN:?}"))?
+                .context("it closed stdout before it was ready")
+        })
+        .await
     }
 
     pub(crate) fn pid(&self) -> Option<u32> {

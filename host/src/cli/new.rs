@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args as ClapArgs;
 
 /// What a new crate consists of: the path of each file, with its template.
 const FILES: [(&str, &str); 4] = [
@@ -81,6 +83,31 @@ const TAKEN: &[&str] = &[
     "while",
     "yield",
 ];
+
+/// Options of `rouse new`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    /// The crate's name, such as greet; also its handler's
+    name: String,
+
+    /// The folder to make it in
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    into: PathBuf,
+
+    /// The SDK's folder, where it is not the published one
+    #[arg(long, value_name = "DIR")]
+    sdk: Option<PathBuf>,
+}
+
+/// Writes the crate, and says what to do with it.
+pub(super) fn run(args: &Args) -> Result<ExitCode> {
+    let folder = new(&args.name, &args.into, args.sdk.as_deref())?;
+    println!(
+        "wrote {0}\nnext: cd {0} && cargo test; README.md there has the rest",
+        folder.display()
+    );
+    Ok(ExitCode::SUCCESS)
+}
 
 /// Writes the crate `name` into `parent`, and gives back its folder. It depends on the SDK at
 /// `sdk_path`; without one on that of the repository that this host was built from, and where

@@ -1,1 +1,130 @@
 //! Health and metrics over HTTP.
+//!
+//! `GET /healthz` says that the process lives, `GET /readyz` whether it can run jobs, `GET /metrics`
+//! everything that is counted, as Prometheus text. There is no login, so the address is on
+//! loopback unless the operator says otherwise, and nothing here changes anything.
+
+mod metrics;
+mod readiness;
+
+use std::{
+    future::{Future, IntoFuture},
+    io,
+    net::SocketAddr,
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::IntoResponse,
+    routing::get,
+};
+use tokio::{net::TcpListener, sync::watch, time};
+
+pub use metrics::{Metrics, install_metrics};
+pub use readiness::{Readiness, Report};
+
+/// How long requests may still take once the host is stopping.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why health and metrics cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// Somebody else listens there.
+    #[error(
+        "{address} is taken, perhaps by another rouse: choose another with --http, or stop the other"
+    )]
+    Taken {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The system refused the address.
+    #[error("cannot listen on {address} ({source}): choose another with --http")]
+    Refused {
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The server ended early.
+    #[error("serving health and metrics failed: {0}")]
+    Serve(#[from] io::Error),
+}
+
+/// What the pages are made of.
+#[derive(Debug, Clone)]
+pub struct Pages {
+    /// Asked by `/readyz`.
+    pub readiness: Readiness,
+    /// Read by `/metrics`.
+    pub metrics: Metrics,
+}
+
+/// Takes the address, before anything else is started, so that a taken one is said at once.
+///
+/// # Errors
+/// Where it is taken or cannot be had.
+pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
+    match TcpListener::bind(address).await {
+        Ok(listener) => Ok(listener),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(HttpError::Taken { address }),
+        Err(source) => Err(HttpError::Refused { address, source }),
+    }
+}
+
+/// Serves until `shutdown` is ready, and then at most 5 s more for requests that are under way.
+///
+/// # Errors
+/// Where the listener fails.
+pub async fn serve(
+    listener: TcpListener,
+    pages: Pages,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), HttpError> {
+    let upkeep = pages.metrics.clone();
+    let (stopping, stopped) = watch::channel(());
+    let graceful = async move {
+        shutdown.await;
+        // Both ends are told by the drop.
+        drop(stopping);
+    };
+    let server = axum::serve(listener, router(pages))
+        .with_graceful_shutdown(graceful)
+        .into_future();
+    let patience = async move {
+        let mut stopped = stopped;
+        // An error is the signal: the sender was dropped.
+        let _ = stopped.changed().await;
+        time::sleep(STOP_PATIENCE).await;
+    };
+    tokio::select! {
+        ended = server => Ok(ended?),
+        () = patience => Ok(()),
+        never = upkeep.keep_up() => match never {},
+    }
+}
+
+fn router(pages: Pages) -> Router {
+    Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics_page))
+        .with_state(pages)
+}
+
+async fn readyz(State(pages): State<Pages>) -> impl IntoResponse {
+    let report = pages.readiness.report();
+    let status = if report.is_ready() {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (status, Json(report))
+}
+
+async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], pages.metrics.render())
+}

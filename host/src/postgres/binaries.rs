@@ -234,15 +234,15 @@ mod tests {
 
     #[test]
     fn the_newest_version_comes_first_and_numbers_are_compared_as_numbers() {
-        let root = tempfile_dir();
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
         for version in ["9.6", "10", "15", "14", "common"] {
             fs::create_dir_all(root.join(version).join("bin")).unwrap();
         }
         let found: Vec<_> = matches(&root.join("*/bin"))
             .into_iter()
-            .map(|dir| dir.strip_prefix(&root).unwrap().to_owned())
+            .map(|dir| dir.strip_prefix(root).unwrap().to_owned())
             .collect();
-        fs::remove_dir_all(&root).unwrap();
         let wanted = ["15/bin", "14/bin", "10/bin", "9.6/bin"].map(PathBuf::from);
         assert_eq!(found, wanted);
     }
@@ -255,11 +255,5 @@ mod tests {
         };
         let error = candidates(&search).unwrap_err().to_string();
         assert!(error.contains("ROUSE_PG_BIN is /nonexistent"), "{error}");
-    }
-
-    fn tempfile_dir() -> PathBuf {
-        let dir = env::temp_dir().join(format!("rouse-binaries-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        dir
     }
 }

@@ -39,7 +39,7 @@ impl Home {
         if account.reaches(&wanted) {
             return Self::lock(wanted, account);
         }
-        let dir = Path::new(FALLBACK_ROOT).join(short_hash(&wanted));
+        let dir = fallback(&wanted);
         make_dir(&dir)?;
         tracing::info!(
             "the user {} cannot reach {}: the data are in {}",
@@ -104,6 +104,11 @@ impl Home {
     pub(super) fn password_path(&self) -> PathBuf {
         self.dir.join("password")
     }
+}
+
+/// Where the data of a directory go that the server's user cannot reach.
+pub(super) fn fallback(wanted: &Path) -> PathBuf {
+    Path::new(FALLBACK_ROOT).join(short_hash(wanted))
 }
 
 impl Account {

@@ -2,7 +2,10 @@
 //!
 //! On native targets this crate is empty.
 #![cfg(target_family = "wasm")]
-#![expect(unsafe_code, reason = "the exports that wit-bindgen writes are unsafe functions")]
+#![expect(
+    unsafe_code,
+    reason = "the exports that wit-bindgen writes are unsafe functions"
+)]
 
 mod misuse;
 mod rubbish;

@@ -57,6 +57,12 @@ pub(crate) fn scratch(name: &str) -> PathBuf {
     dir
 }
 
+/// A port of 127.0.0.1 that was free a moment ago.
+pub(crate) fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
 fn make_passable(dir: &Path) {
     fs::create_dir_all(dir).expect("make a scratch directory");
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("open it for all users");

@@ -133,10 +133,10 @@ async fn drain(
 ) -> Result<Drained> {
     let mut command = Command::new(rouse);
     command
-        .args(["serve", "--json", "--http", "127.0.0.1:0", "--handlers"])
+        .args(["serve", "--http", "127.0.0.1:0", "--handlers"])
         .arg(handlers)
         .env("DATABASE_URL", url);
-    let (mut host, _ready) = HostProcess::start(command).await?;
+    let mut host = HostProcess::start(command)?;
     host.during(until_empty(client)).await?;
     let status = host.stop().await?;
     ensure!(

@@ -39,8 +39,10 @@ async fn start_postgres(rouse: &Path, data_dir: &Path) -> Result<(HostProcess, S
     command
         .args(["postgres", "--json", "--data-dir"])
         .arg(data_dir);
-    let (server, ready) = HostProcess::start(command).await?;
-    let url = ready
+    let mut server = HostProcess::start(command)?;
+    let url = server
+        .ready()
+        .await?
         .url
         .context("`rouse postgres` did not say how to connect")?;
     Ok((server, url))

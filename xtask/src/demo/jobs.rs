@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-/// Prose of the clone; every paragraph becomes a `text.stats` job.
+/// Prose of the clone; every sentence becomes a `text.stats` job.
 const PROSE: [&str; 6] = [
     "README.md",
     "ARCHITECTURE.md",
@@ -29,25 +29,29 @@ const WIDTHS: [u32; 12] = [32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 400
 const TABLE: &str = "examples/data/elnino.csv";
 const YEARS_PER_SLICE: usize = 3;
 
-/// What the two handlers that read files may see.
+/// What the two handlers that use files may see.
 pub(crate) fn config(root: &Path, thumbnails: &Path) -> String {
     let data = root.join("examples/data");
-    let grant = |handler: &str, dir: &Path, at: &str, mode: &str| {
-        format!(
-            "[[grants]]\nhandler = {handler:?}\ndir = {:?}\nat = {at:?}\nmode = {mode:?}\n\n",
-            dir.display().to_string()
-        )
+    let dir = |dir: &Path, at: &str, mode: &str| {
+        // A quoted Rust string is a TOML string too, as long as the path is printable.
+        format!("{{ dir = {dir:?}, at = {at:?}, mode = {mode:?} }}")
     };
-    [
-        grant("image.thumbnail", &data, "/data", "read"),
-        grant("image.thumbnail", thumbnails, "/thumbnails", "read-write"),
-        grant("csv.summary", &data, "/data", "read"),
-    ]
-    .concat()
+    format!(
+        "[handlers.\"image.thumbnail\"]\ndirs = [{}, {}]\n\n[handlers.\"csv.summary\"]\ndirs = [{}]\n",
+        dir(&data, "/data", "read"),
+        dir(thumbnails, "/thumbnails", "read-write"),
+        dir(&data, "/data", "read"),
+    )
 }
 
-/// Enqueues everything, and returns how many jobs that are.
-pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<i64> {
+/// How many jobs there are, and how many files they leave.
+pub(crate) struct Expected {
+    pub(crate) jobs: i64,
+    pub(crate) thumbnails: usize,
+}
+
+/// Enqueues everything.
+pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<Expected> {
     let texts = texts(root)?;
     for text in &texts {
         client
@@ -56,7 +60,7 @@ pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<i64> {
             .context("enqueue a text")?;
     }
     println!(
-        "      {} × SELECT rouse.enqueue('text.stats', …): paragraphs of this project's own pages",
+        "      {} × SELECT rouse.enqueue('text.stats', …): sentences of this project's own pages",
         texts.len()
     );
 
@@ -82,19 +86,25 @@ pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<i64> {
         );
         count += payloads.len();
     }
-    Ok(i64::try_from(count)?)
+    Ok(Expected {
+        jobs: i64::try_from(count)?,
+        thumbnails: PHOTOS.len() * WIDTHS.len(),
+    })
 }
 
 fn texts(root: &Path) -> Result<Vec<Value>> {
     let mut texts = Vec::new();
     for page in PROSE {
         let text = read(root, page)?;
-        texts.extend(
-            text.split("\n\n")
-                .map(str::trim)
-                .filter(|paragraph| !paragraph.is_empty())
-                .map(|paragraph| json!({ "text": paragraph })),
-        );
+        for paragraph in text.split("\n\n") {
+            let words: Vec<_> = paragraph.split_whitespace().collect();
+            texts.extend(
+                words
+                    .join(" ")
+                    .split_inclusive(". ")
+                    .map(|sentence| json!({ "text": sentence.trim() })),
+            );
+        }
     }
     texts.truncate(TEXTS_MAX);
     Ok(texts)

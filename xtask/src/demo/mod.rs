@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use tokio_postgres::Client;
 
 use crate::database;
@@ -60,7 +60,8 @@ async fn watch(workspace: &Workspace, rouse: &Path, handlers: &Path) -> Result<(
         .arg("--config")
         .arg(&config)
         .current_dir(scratch.path());
-    let (mut host, ready) = HostProcess::start(command).await?;
+    let mut host = HostProcess::start(command)?;
+    let ready = host.ready().await?;
     let url = ready
         .url
         .context("`rouse dev` did not say how to connect")?;
@@ -95,14 +96,18 @@ async fn enqueue_and_read(client: &Client, workspace: &Workspace, thumbnails: &P
     let expected = jobs::enqueue(client, &workspace.root).await?;
 
     say(4, "waiting for them");
-    report::watch(client, expected, DONE_WITHIN).await?;
+    report::watch(client, expected.jobs, DONE_WITHIN).await?;
 
     say(5, "what the database says");
-    report::print(client, expected).await?;
+    report::print(client, expected.jobs).await?;
     let files = fs::read_dir(thumbnails)?.count();
-    println!(
-        "      {files} thumbnails were written to the folder that image.thumbnail may write to"
+    ensure!(
+        files == expected.thumbnails,
+        "{files} of {} thumbnails are in {}",
+        expected.thumbnails,
+        thumbnails.display()
     );
+    println!("      {files} thumbnails are in the folder that image.thumbnail may write to");
     Ok(())
 }
 

@@ -58,6 +58,11 @@ impl HandlerSet {
     pub fn get(&self, name: &str) -> Option<&Arc<Handler>> {
         self.handlers.get(name)
     }
+
+    /// The names of the handlers, in order.
+    pub fn names(&self) -> Vec<String> {
+        self.handlers.keys().cloned().collect()
+    }
 }
 
 /// The handlers that a folder offers, kept in step with it.

@@ -1,0 +1,63 @@
+//! Everything that is counted, as Prometheus text.
+
+use std::{
+    convert::Infallible,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::time;
+
+/// Upper bounds of the histograms whose name ends in `_seconds`: from a warm call of a small
+/// handler to the longest attempts. Buckets, not quantiles, because buckets of several hosts add up.
+const SECONDS: [f64; 16] = [
+    0.000_1, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0,
+    300.0, 3600.0,
+];
+
+/// How often histograms are folded together where nobody asks for them.
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// What was counted so far.
+#[derive(Clone)]
+pub struct Metrics(PrometheusHandle);
+
+/// Makes everything that this process counts go to one place. A second call gives the same place.
+///
+/// # Errors
+/// Where another recorder was installed by somebody else.
+pub fn install_metrics() -> Result<Metrics, BuildError> {
+    static INSTALLED: Mutex<Option<Metrics>> = Mutex::new(None);
+    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(metrics) = &*installed {
+        return Ok(metrics.clone());
+    }
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS)?
+        .install_recorder()?;
+    Ok(installed.insert(Metrics(handle)).clone())
+}
+
+impl Metrics {
+    /// All of it, in Prometheus' text format.
+    pub fn render(&self) -> String {
+        self.0.render()
+    }
+
+    /// Keeps memory bounded where nobody scrapes: histograms hold every sample until they are
+    /// folded.
+    pub(super) async fn keep_up(&self) -> Infallible {
+        let mut ticks = time::interval(UPKEEP_EVERY);
+        loop {
+            ticks.tick().await;
+            self.0.run_upkeep();
+        }
+    }
+}
+
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Metrics")
+    }
+}

@@ -1,0 +1,76 @@
+//! Whether this host can run jobs.
+
+use std::{fmt, sync::Arc};
+
+use serde::Serialize;
+
+/// Asks the host how it stands, each time that somebody asks `/readyz`. Nothing is kept here that
+/// could go stale.
+#[derive(Clone)]
+pub struct Readiness(Arc<dyn Fn() -> Report + Send + Sync>);
+
+/// What `/readyz` answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Report {
+    ready: bool,
+    database: String,
+    handlers: String,
+    stopping: bool,
+}
+
+impl Report {
+    /// Ready where the database can be used, handlers can be run, and the host was not told to
+    /// stop. An error says why not.
+    pub fn new(database: Result<(), String>, handlers: Result<(), String>, stopping: bool) -> Self {
+        Self {
+            ready: database.is_ok() && handlers.is_ok() && !stopping,
+            database: word(database),
+            handlers: word(handlers),
+            stopping,
+        }
+    }
+
+    /// True where jobs can be run.
+    pub fn is_ready(&self) -> bool {
+        self.ready
+    }
+}
+
+impl Readiness {
+    /// `ask` has to answer at once: from what is known, without asking the database.
+    pub fn new(ask: impl Fn() -> Report + Send + Sync + 'static) -> Self {
+        Self(Arc::new(ask))
+    }
+
+    /// How it stands.
+    pub fn report(&self) -> Report {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Readiness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Readiness").field(&self.report()).finish()
+    }
+}
+
+fn word(check: Result<(), String>) -> String {
+    match check {
+        Ok(()) => "ok".into(),
+        Err(why) => why,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Report;
+
+    #[test]
+    fn a_host_is_ready_only_while_database_and_handlers_are_well_and_it_is_not_stopping() {
+        let no = || Err("no".to_owned());
+        assert!(Report::new(Ok(()), Ok(()), false).is_ready());
+        assert!(!Report::new(no(), Ok(()), false).is_ready());
+        assert!(!Report::new(Ok(()), no(), false).is_ready());
+        assert!(!Report::new(Ok(()), Ok(()), true).is_ready());
+    }
+}

@@ -1,0 +1,248 @@
+//! From connection settings to connections.
+//!
+//! Everything that libpq users expect counts: URLs and key-value strings, `PG*` variables, password
+//! files, and every `sslmode`. A mistake in a setting is found here, before anything connects, and
+//! its error names the setting. Passwords are in no error and no debug text.
+
+mod conninfo;
+mod error;
+mod passfile;
+mod tls;
+
+use std::{fmt, path::Path, time::Duration};
+
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
+use tokio_postgres::{
+    Client, Config, Socket,
+    config::{Host, SslMode as WireMode},
+    tls::MakeTlsConnect,
+};
+
+use conninfo::Params;
+pub use error::ConnectError;
+pub use tls::Tls;
+use tls::{SslMode, roots};
+
+/// How a name is looked up in the environment. Only `config` reads the real one.
+pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The half of a connection that does the talking: it has to be polled for the client to work.
+pub type Connection = tokio_postgres::Connection<Socket, <Tls as MakeTlsConnect<Socket>>::Stream>;
+
+/// How long one address may take to answer, where `connect_timeout` says nothing.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// After this much silence the network is asked whether the server is there …
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+/// … this often …
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// … and this many times, so that a dead one is known within a minute.
+const KEEPALIVE_RETRIES: u32 = 3;
+/// What was sent and not acknowledged for so long counts as lost.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
+
+/// Makes connections to one database.
+#[derive(Clone)]
+pub struct Connector {
+    config: Config,
+    tls: Tls,
+    mode: SslMode,
+}
+
+impl Connector {
+    /// Reads the settings: those in `url` (the value of `DATABASE_URL`) first, then `PG*`
+    /// variables, then libpq's defaults.
+    ///
+    /// # Errors
+    /// Where nothing says which database, or a setting cannot be used.
+    pub fn new(url: Option<&str>, env: Environment<'_>) -> Result<Self, ConnectError> {
+        let mut params = Params::from_env(env);
+        match url.filter(|url| !url.trim().is_empty()) {
+            Some(url) => params.overlay(conninfo::parse(url)?),
+            None if !params.name_a_database() => return Err(ConnectError::NoDatabase),
+            None => {}
+        }
+        let home = env("HOME").filter(|home| !home.is_empty());
+        let root_cert = params.take("sslrootcert");
+        let passfile = params.take("passfile");
+        let mode = match params.take("sslmode") {
+            Some(word) => SslMode::parse(&word)?,
+            // libpq: roots of the system are only good for the strictest mode.
+            None if root_cert.as_deref() == Some("system") => SslMode::VerifyFull,
+            None => SslMode::Prefer,
+        };
+        let given = params.clone();
+        params.refuse_unsupported()?;
+        let mut config = params.into_config()?;
+        complete(&mut config, &given, env);
+
+        let only_sockets = config
+            .get_hosts()
+            .iter()
+            .all(|h| matches!(h, Host::Unix(_)));
+        // Over a Unix socket there is no TLS, and libpq ignores the mode there.
+        let mode = if only_sockets { SslMode::Disable } else { mode };
+        config.ssl_mode(match mode {
+            SslMode::Disable => WireMode::Disable,
+            // libpq's `allow` tries plain first; both take what the server offers.
+            SslMode::Allow | SslMode::Prefer => WireMode::Prefer,
+            SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => WireMode::Require,
+        });
+        let (check, roots) = roots(mode, root_cert.as_deref(), home.as_deref())?;
+        let tls = Tls::new(check, roots)?;
+        if config.get_password().is_none() {
+            let default = home.map(|home| format!("{home}/.pgpass"));
+            if let Some(file) = passfile.or(default)
+                && let Some(password) = passfile::look_up(Path::new(&file), &config)?
+            {
+                config.password(password);
+            }
+        }
+        Ok(Self { config, tls, mode })
+    }
+
+    /// As [`new`](Self::new), with a string that is there.
+    ///
+    /// # Errors
+    /// Where a setting cannot be used.
+    pub fn from_url(url: &str, env: Environment<'_>) -> Result<Self, ConnectError> {
+        Self::new(Some(url), env)
+    }
+
+    /// Opens one connection; for LISTEN, for migrations, for commands.
+    ///
+    /// # Errors
+    /// Where the server cannot be reached, is not trusted, or refuses the user.
+    pub async fn connect(&self) -> Result<(Client, Connection), ConnectError> {
+        let patience = self.patience();
+        match tokio::time::timeout(patience, self.config.connect(self.tls.clone())).await {
+            Ok(Ok(connected)) => Ok(connected),
+            Ok(Err(source)) => Err(ConnectError::failed(self.target(), source)),
+            Err(_) => Err(ConnectError::TimedOut {
+                target: self.target(),
+                waited_s: patience.as_secs(),
+            }),
+        }
+    }
+
+    /// Opens one connection and keeps it going in the background until the client is dropped.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn client(&self) -> Result<Client, ConnectError> {
+        let (client, connection) = self.connect().await?;
+        let target = self.target();
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::warn!(%target, %error, "a database connection ended");
+            }
+        });
+        Ok(client)
+    }
+
+    /// A pool of at most `size` connections. Nothing is opened yet.
+    pub fn pool(&self, size: usize) -> Pool {
+        let manager = Manager::from_config(
+            self.config.clone(),
+            self.tls.clone(),
+            ManagerConfig {
+                recycling_method: RecyclingMethod::Fast,
+            },
+        );
+        Pool::builder(manager)
+            .max_size(size)
+            .runtime(Runtime::Tokio1)
+            .timeouts(Timeouts {
+                create: Some(self.patience()),
+                ..Timeouts::new()
+            })
+            .build()
+            .expect("a pool with timeouts has a runtime, one line above")
+    }
+
+    /// Where this leads, without secrets: `database on host:port as user`.
+    pub fn target(&self) -> String {
+        let ports = self.config.get_ports();
+        let hosts: Vec<String> = self
+            .config
+            .get_hosts()
+            .iter()
+            .enumerate()
+            .map(|(index, host)| {
+                let port = ports.get(index).or(ports.first()).copied().unwrap_or(5432);
+                match host {
+                    Host::Tcp(name) => format!("{name}:{port}"),
+                    Host::Unix(directory) => format!("{}/.s.PGSQL.{port}", directory.display()),
+                }
+            })
+            .collect();
+        let user = self.config.get_user().unwrap_or("the system's user");
+        let database = self.config.get_dbname().unwrap_or(user);
+        format!("{database} on {} as {user}", hosts.join(", "))
+    }
+
+    /// How long a whole connection may take: TLS and login can hang too, where the socket answers.
+    fn patience(&self) -> Duration {
+        let hosts = u32::try_from(self.config.get_hosts().len()).unwrap_or(u32::MAX);
+        self.config
+            .get_connect_timeout()
+            .copied()
+            .unwrap_or(CONNECT_TIMEOUT)
+            .saturating_mul(hosts.saturating_add(1))
+    }
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector")
+            .field("target", &self.target())
+            .field("sslmode", &self.mode)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Fills in what nobody said.
+fn complete(config: &mut Config, given: &Params, env: Environment<'_>) {
+    if config.get_hosts().is_empty() {
+        // The name that a certificate is checked against is the address, where that is all there is.
+        for address in config.get_hostaddrs().to_vec() {
+            config.host(address.to_string());
+        }
+    }
+    if config.get_hosts().is_empty() {
+        let port = config.get_ports().first().copied().unwrap_or(5432);
+        let socket = format!(".s.PGSQL.{port}");
+        match ["/var/run/postgresql", "/tmp"]
+            .into_iter()
+            .find(|directory| Path::new(directory).join(&socket).exists())
+        {
+            Some(directory) => config.host_path(directory),
+            None => config.host("localhost"),
+        };
+    }
+    if config.get_user().is_none()
+        && let Some(user) = env("USER").or_else(|| env("LOGNAME"))
+    {
+        config.user(user);
+    }
+    if config.get_application_name().is_none() {
+        config.application_name("rouse");
+    }
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_TIMEOUT);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(UNACKNOWLEDGED_MAX);
+    }
+    if !given.has("keepalives_idle") {
+        config.keepalives_idle(KEEPALIVE_IDLE);
+    }
+    if config.get_keepalives_interval().is_none() {
+        config.keepalives_interval(KEEPALIVE_INTERVAL);
+    }
+    if config.get_keepalives_retries().is_none() {
+        config.keepalives_retries(KEEPALIVE_RETRIES);
+    }
+}
+
+#[cfg(test)]
+mod tests;

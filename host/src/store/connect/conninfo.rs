@@ -1,0 +1,236 @@
+//! Connection strings and `PG*` variables, taken apart.
+//!
+//! tokio-postgres reads both kinds of string too, but refuses the settings that it does not know,
+//! `sslmode=verify-full` among them. So they are taken apart here, ours are taken out, and the
+//! rest is handed to it.
+
+use std::collections::BTreeMap;
+
+use percent_encoding::percent_decode_str;
+use tokio_postgres::Config;
+
+use super::{ConnectError, Environment};
+
+/// Variables and the settings that they stand for.
+const VARIABLES: [(&str, &str); 15] = [
+    ("PGHOST", "host"),
+    ("PGHOSTADDR", "hostaddr"),
+    ("PGPORT", "port"),
+    ("PGDATABASE", "dbname"),
+    ("PGUSER", "user"),
+    ("PGPASSWORD", "password"),
+    ("PGPASSFILE", "passfile"),
+    ("PGSERVICE", "service"),
+    ("PGOPTIONS", "options"),
+    ("PGAPPNAME", "application_name"),
+    ("PGSSLMODE", "sslmode"),
+    ("PGSSLROOTCERT", "sslrootcert"),
+    ("PGCONNECT_TIMEOUT", "connect_timeout"),
+    ("PGCHANNELBINDING", "channel_binding"),
+    ("PGTARGETSESSIONATTRS", "target_session_attrs"),
+];
+
+/// Settings that may be dropped: they ask for what is done anyway, or tune what is not there.
+const HARMLESS: [&str; 5] = [
+    "client_encoding",
+    "fallback_application_name",
+    "gssencmode",
+    "sslcompression",
+    "sslsni",
+];
+
+/// Settings that change who is trusted or where one ends up, so that dropping them would be wrong.
+const UNSUPPORTED: [&str; 6] = [
+    "service",
+    "sslcert",
+    "sslkey",
+    "sslpassword",
+    "sslcrl",
+    "requirepeer",
+];
+
+/// Settings by name. Empty ones count as not given, as in libpq.
+#[derive(Clone, Default)]
+pub(super) struct Params(BTreeMap<String, String>);
+
+impl Params {
+    pub(super) fn from_env(env: Environment<'_>) -> Self {
+        let mut params = Self::default();
+        for (variable, setting) in VARIABLES {
+            if let Some(value) = env(variable) {
+                params.set(setting, value);
+            }
+        }
+        params
+    }
+
+    /// Whether anything says which server or database is meant.
+    pub(super) fn name_a_database(&self) -> bool {
+        ["host", "hostaddr", "dbname", "service"]
+            .iter()
+            .any(|name| self.has(name))
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    pub(super) fn take(&mut self, name: &str) -> Option<String> {
+        self.0.remove(name)
+    }
+
+    pub(super) fn overlay(&mut self, stronger: Self) {
+        // A host in the string is not the machine that PGHOSTADDR means, nor is its port.
+        if stronger.has("host") || stronger.has("hostaddr") {
+            for name in ["host", "hostaddr", "port"] {
+                self.0.remove(name);
+            }
+        }
+        self.0.extend(stronger.0);
+    }
+
+    pub(super) fn refuse_unsupported(&mut self) -> Result<(), ConnectError> {
+        for name in HARMLESS {
+            self.0.remove(name);
+        }
+        match UNSUPPORTED.into_iter().find(|name| self.has(name)) {
+            Some(name) => Err(ConnectError::Unsupported {
+                setting: name.into(),
+                and: if name == "service" {
+                    ", or unset PGSERVICE"
+                } else {
+                    ""
+                },
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Hands the settings over, as a key-value string in which everything is quoted.
+    pub(super) fn into_config(self) -> Result<Config, ConnectError> {
+        let quoted = |value: &str| value.replace('\\', "\\\\").replace('\'', "\\'");
+        let text: Vec<_> = self
+            .0
+            .iter()
+            .map(|(name, value)| format!("{name}='{}'", quoted(value)))
+            .collect();
+        text.join(" ")
+            .parse()
+            .map_err(|error: tokio_postgres::Error| {
+                // Its cause names the setting, and never the value.
+                let cause = error.into_source();
+                ConnectError::BadValue {
+                    why: cause.map_or_else(|| "no reason given".into(), |cause| cause.to_string()),
+                }
+            })
+    }
+
+    fn set(&mut self, name: &str, value: String) {
+        if value.is_empty() {
+            self.0.remove(name);
+        } else {
+            self.0.insert(name.to_owned(), value);
+        }
+    }
+}
+
+/// Takes a connection string of either kind apart.
+pub(super) fn parse(text: &str) -> Result<Params, ConnectError> {
+    let text = text.trim();
+    let url = ["postgres://", "postgresql://"]
+        .into_iter()
+        .find_map(|scheme| text.strip_prefix(scheme));
+    match url {
+        Some(rest) => parse_url(rest),
+        None if text.contains("://") => Err(unreadable("it does not begin with postgres://")),
+        None => parse_pairs(text),
+    }
+}
+
+fn parse_url(rest: &str) -> Result<Params, ConnectError> {
+    let mut params = Params::default();
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, database) = rest.split_once('/').unwrap_or((rest, ""));
+    // From the right, so that an @ in the password does no harm.
+    let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+    let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+    params.set("user", decode(user)?);
+    params.set("password", decode(password)?);
+    params.set("dbname", decode(database)?);
+
+    let (mut names, mut ports) = (Vec::new(), Vec::new());
+    for host in hosts.split(',') {
+        let (name, port) = match host.strip_prefix('[') {
+            Some(v6) => {
+                let (name, after) = v6
+                    .split_once(']')
+                    .ok_or_else(|| unreadable("an IPv6 address has no closing bracket"))?;
+                (name, after.strip_prefix(':').unwrap_or(""))
+            }
+            None => host.split_once(':').unwrap_or((host, "")),
+        };
+        names.push(decode(name)?);
+        ports.push(port);
+    }
+    // A list that says nothing would hide PGHOST and PGPORT.
+    if names.iter().any(|name| !name.is_empty()) {
+        params.set("host", names.join(","));
+    }
+    if ports.iter().any(|port| !port.is_empty()) {
+        params.set("port", ports.join(","));
+    }
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair
+            .split_once('=')
+            .ok_or_else(|| unreadable("a parameter after the ? has no ="))?;
+        match (decode(name)?.as_str(), decode(value)?) {
+            // As JDBC writes it; libpq takes it too.
+            ("ssl", value) if value == "true" => params.set("sslmode", "require".into()),
+            (name, value) => params.set(name, value),
+        }
+    }
+    Ok(params)
+}
+
+fn decode(text: &str) -> Result<String, ConnectError> {
+    percent_decode_str(text)
+        .decode_utf8()
+        .map(std::borrow::Cow::into_owned)
+        .map_err(|_| unreadable("a percent-encoded part is not UTF-8"))
+}
+
+/// `name = value 'quoted value' with\ escapes`, as libpq reads it.
+fn parse_pairs(text: &str) -> Result<Params, ConnectError> {
+    let mut params = Params::default();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (name, after) = rest
+            .split_once('=')
+            .ok_or_else(|| unreadable("a name is not followed by ="))?;
+        let name = name.trim();
+        if name.is_empty() || name.contains(char::is_whitespace) {
+            return Err(unreadable("a name is not followed by ="));
+        }
+        let after = after.trim_start();
+        let quoted = after.starts_with('\'');
+        let mut characters = after.char_indices().skip(usize::from(quoted));
+        let mut value = String::new();
+        let end = loop {
+            match characters.next() {
+                Some((_, '\\')) => value.extend(characters.next().map(|(_, escaped)| escaped)),
+                Some((at, '\'')) if quoted => break at + 1,
+                Some((at, space)) if !quoted && space.is_whitespace() => break at,
+                Some((_, other)) => value.push(other),
+                None if quoted => return Err(unreadable("a quoted value does not end")),
+                None => break after.len(),
+            }
+        };
+        params.set(name, value);
+        rest = after[end..].trim_start();
+    }
+    Ok(params)
+}
+
+fn unreadable(why: &str) -> ConnectError {
+    ConnectError::Unreadable { why: why.into() }
+}

@@ -1,0 +1,163 @@
+//! Why there is no connection.
+
+use std::{error::Error, io, path::PathBuf};
+
+/// Why there is no connection. Never has a password in it.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nothing says which database.
+    #[error(
+        "no database: set DATABASE_URL (postgres://user@host/database) or the PG* variables, \
+         or run `rouse dev`, which brings its own"
+    )]
+    NoDatabase,
+    /// The connection string cannot be read.
+    #[error(
+        "the connection string cannot be read ({why}): it should look like \
+         postgres://user:password@host:5432/database?sslmode=verify-full or host=… user=… dbname=…"
+    )]
+    Unreadable {
+        /// What is wrong, without quoting it: there may be a password in it.
+        why: String,
+    },
+    /// A setting that rouse does not know how to honour.
+    #[error("the connection setting {setting} is not supported: remove it from DATABASE_URL{and}")]
+    Unsupported {
+        /// Its name.
+        setting: String,
+        /// ` or unset …`, where a variable may have set it.
+        and: &'static str,
+    },
+    /// A setting with a value that makes no sense.
+    #[error(
+        "a connection setting cannot be used ({why}): correct it in DATABASE_URL or its PG* variable"
+    )]
+    BadValue {
+        /// Which, and what is wrong.
+        why: String,
+    },
+    /// No such `sslmode`.
+    #[error(
+        "sslmode is {value:?} (in DATABASE_URL or PGSSLMODE): it is one of disable, allow, prefer, \
+         require, verify-ca, verify-full"
+    )]
+    SslMode {
+        /// The value.
+        value: String,
+    },
+    /// Roots of the system with a mode that does not check the host name.
+    #[error(
+        "sslmode={mode} is too weak for sslrootcert=system, whose authorities sign for everybody: \
+         use sslmode=verify-full"
+    )]
+    WeakSslMode {
+        /// The mode.
+        mode: &'static str,
+    },
+    /// The file of root certificates cannot be used.
+    #[error("sslrootcert (or PGSSLROOTCERT) is {path}, which cannot be used: {why}")]
+    RootCert {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// This system has no root certificates.
+    #[error(
+        "this system has no root certificates ({why}): install ca-certificates, or set sslrootcert \
+         to the certificate of the authority that signed the server's"
+    )]
+    NoSystemRoots {
+        /// What was found.
+        why: String,
+    },
+    /// TLS could not be set up.
+    #[error("TLS cannot be set up: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The password file cannot be read.
+    #[error("the password file {path} (passfile or PGPASSFILE) cannot be read: {source}")]
+    PassFile {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The server cannot be reached, is not trusted, or refuses.
+    #[error("cannot connect to {target}: {why}{next}")]
+    Failed {
+        /// Where to.
+        target: String,
+        /// The chain of causes.
+        why: String,
+        /// `; what to do`, where that is known.
+        next: &'static str,
+        /// The first cause.
+        source: tokio_postgres::Error,
+    },
+    /// The server did not answer.
+    #[error(
+        "cannot connect to {target}: no answer within {waited_s} s; check host, port and firewall"
+    )]
+    TimedOut {
+        /// Where to.
+        target: String,
+        /// How long was waited.
+        waited_s: u64,
+    },
+}
+
+impl ConnectError {
+    pub(in crate::store) fn failed(target: String, source: tokio_postgres::Error) -> Self {
+        let why = chain(&source);
+        Self::Failed {
+            target,
+            next: next_step(&source),
+            why,
+            source,
+        }
+    }
+}
+
+/// The messages of an error and of its causes: the first alone is only "db error".
+fn chain(error: &(dyn Error + 'static)) -> String {
+    std::iter::successors(Some(error), |error| (*error).source())
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
+}
+
+fn next_step(error: &tokio_postgres::Error) -> &'static str {
+    if let Some(code) = error.code() {
+        return match code.code() {
+            "28P01" | "28000" => {
+                "; check user and password (DATABASE_URL, PGPASSWORD, ~/.pgpass), and pg_hba.conf of the server"
+            }
+            "3D000" => "; create that database, or name another",
+            "53300" => {
+                "; the server has no connection left: raise its max_connections, or use fewer"
+            }
+            _ => "",
+        };
+    }
+    let io = error
+        .source()
+        .and_then(|cause| cause.downcast_ref::<io::Error>());
+    match io {
+        Some(io)
+            if io
+                .get_ref()
+                .is_some_and(|inner| inner.is::<rustls::Error>()) =>
+        {
+            "; check sslmode and sslrootcert, and that the host name is the one in the certificate"
+        }
+        Some(io)
+            if matches!(
+                io.kind(),
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+            ) =>
+        {
+            "; check host and port, and that the server runs"
+        }
+        Some(_) | None => "",
+    }
+}

@@ -1,0 +1,127 @@
+//! Password files, as libpq reads them.
+
+use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
+
+use tokio_postgres::{Config, config::Host};
+
+use super::ConnectError;
+
+/// The password for a connection, from the first line of the file that matches it
+/// (`host:port:database:user:password`, `*` matches all). None where the file does not exist, or is
+/// open to others: then it is ignored with a warning, as libpq does.
+pub(super) fn look_up(path: &Path, config: &Config) -> Result<Option<String>, ConnectError> {
+    let failed = |source| ConnectError::PassFile {
+        path: path.to_owned(),
+        source,
+    };
+    let found = match fs::metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    if !found.is_file() {
+        tracing::warn!(path = %path.display(), "the password file is not a plain file, and is ignored");
+        return Ok(None);
+    }
+    if found.mode() & 0o077 != 0 {
+        tracing::warn!(
+            path = %path.display(),
+            "the password file is open to others, and is ignored: chmod 0600 makes it good"
+        );
+        return Ok(None);
+    }
+    let text = fs::read_to_string(path).map_err(failed)?;
+    let host = match config.get_hosts().first() {
+        Some(Host::Tcp(name)) => name.clone(),
+        // libpq: connections to the default directory are written as localhost.
+        Some(Host::Unix(directory))
+            if directory == Path::new("/var/run/postgresql") || directory == Path::new("/tmp") =>
+        {
+            "localhost".into()
+        }
+        Some(Host::Unix(directory)) => directory.to_string_lossy().into_owned(),
+        None => return Ok(None),
+    };
+    let port = config.get_ports().first().copied().unwrap_or(5432);
+    let user = config.get_user().unwrap_or_default();
+    let database = config.get_dbname().unwrap_or(user);
+    let wanted = [host.as_str(), &port.to_string(), database, user];
+    Ok(text.lines().find_map(|line| password_in(line, wanted)))
+}
+
+fn password_in(line: &str, wanted: [&str; 4]) -> Option<String> {
+    if line.starts_with('#') {
+        return None;
+    }
+    let mut fields = Fields(line);
+    for wanted in wanted {
+        let field = fields.next()?;
+        if field != "*" && unescape(field) != wanted {
+            return None;
+        }
+    }
+    fields.next().map(unescape)
+}
+
+/// Splits at colons that no backslash stands before.
+struct Fields<'a>(&'a str);
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let mut escaped = false;
+        let end = self.0.find(|c| {
+            let colon = c == ':' && !escaped;
+            escaped = c == '\\' && !escaped;
+            colon
+        });
+        let (field, rest) = match end {
+            Some(end) => (&self.0[..end], &self.0[end + 1..]),
+            None => (self.0, ""),
+        };
+        self.0 = rest;
+        Some(field)
+    }
+}
+
+fn unescape(field: &str) -> String {
+    let mut text = String::with_capacity(field.len());
+    let mut characters = field.chars();
+    while let Some(c) = characters.next() {
+        text.push(match c {
+            '\\' => characters.next().unwrap_or('\\'),
+            other => other,
+        });
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::password_in;
+
+    #[test]
+    fn the_fields_of_a_line_are_matched_with_stars_and_escapes() {
+        let wanted = ["db.example", "5432", "jobs", "rouse"];
+        let check = |line: &str, password: Option<&str>| {
+            assert_eq!(password_in(line, wanted).as_deref(), password, "{line}");
+        };
+        check("db.example:5432:jobs:rouse:secret", Some("secret"));
+        check("*:*:*:rouse:se\\:cr\\\\et", Some("se:cr\\et"));
+        check("other:5432:jobs:rouse:secret", None);
+        check("db.example:5432:jobs:other:secret", None);
+        check("#*:*:*:*:secret", None);
+        check("db.example:5432:jobs", None);
+    }
+
+    #[test]
+    fn a_colon_in_a_name_can_be_written_with_a_backslash() {
+        let line = "\\:\\:1:5432:jobs:rouse:secret";
+        let wanted = ["::1", "5432", "jobs", "rouse"];
+        assert_eq!(password_in(line, wanted).as_deref(), Some("secret"));
+    }
+}

@@ -1,0 +1,212 @@
+//! What the settings mean, without a server.
+
+use std::{fs, os::unix::fs::PermissionsExt};
+
+use tempfile::NamedTempFile;
+
+use super::{ConnectError, Connector};
+
+fn connector(url: &str, env: &[(&str, &str)]) -> Result<Connector, ConnectError> {
+    let env = |name: &str| {
+        let found = env.iter().find(|(variable, _)| *variable == name);
+        found.map(|(_, value)| (*value).to_owned())
+    };
+    Connector::new(Some(url).filter(|url| !url.is_empty()), &env)
+}
+
+fn target(url: &str, env: &[(&str, &str)]) -> String {
+    connector(url, env).unwrap().target()
+}
+
+fn error(url: &str, env: &[(&str, &str)]) -> String {
+    connector(url, env).unwrap_err().to_string()
+}
+
+#[test]
+fn both_kinds_of_connection_string_say_the_same() {
+    let wanted = "jobs on db.example:6432 as ann";
+    assert_eq!(
+        target("postgres://ann:pw@db.example:6432/jobs", &[]),
+        wanted
+    );
+    assert_eq!(
+        target("postgresql://ann@db.example:6432/jobs?sslmode=require", &[]),
+        wanted
+    );
+    let pairs = "host=db.example port = 6432 user='ann' dbname=jobs password='it''s'";
+    assert_eq!(target(&pairs.replace("''", "\\'"), &[]), wanted);
+}
+
+#[test]
+fn several_hosts_brackets_and_socket_directories_are_understood() {
+    assert_eq!(
+        target("postgres://ann@a:1,b:2/jobs", &[]),
+        "jobs on a:1, b:2 as ann"
+    );
+    assert_eq!(
+        target("postgres://ann@[::1]:6432/jobs", &[]),
+        "jobs on ::1:6432 as ann"
+    );
+    let socket = "jobs on /run/pg/.s.PGSQL.5432 as ann";
+    assert_eq!(target("postgres://ann@%2Frun%2Fpg/jobs", &[]), socket);
+    assert_eq!(
+        target("postgres:///jobs?host=/run/pg&user=ann", &[]),
+        socket
+    );
+}
+
+#[test]
+fn pg_variables_count_where_the_string_says_nothing() {
+    let env = [
+        ("PGHOST", "db.example"),
+        ("PGUSER", "ann"),
+        ("PGDATABASE", "jobs"),
+        ("PGPORT", "6432"),
+    ];
+    assert_eq!(target("", &env), "jobs on db.example:6432 as ann");
+    assert_eq!(
+        target("postgres:///other", &env),
+        "other on db.example:6432 as ann"
+    );
+    // A host of its own comes with its own port.
+    assert_eq!(
+        target("postgres://else.example", &env),
+        "jobs on else.example:5432 as ann"
+    );
+}
+
+#[test]
+fn without_any_setting_the_error_says_what_to_set() {
+    let text = error("", &[("HOME", "/nonexistent"), ("USER", "ann")]);
+    assert!(
+        text.contains("DATABASE_URL") && text.contains("rouse dev"),
+        "{text}"
+    );
+}
+
+#[test]
+fn every_sslmode_is_known_and_no_other() {
+    for mode in [
+        "disable",
+        "allow",
+        "prefer",
+        "require",
+        "verify-ca",
+        "verify-full",
+    ] {
+        let url = format!("postgres://ann@db.example/jobs?sslmode={mode}");
+        let connector = connector(&url, &[]);
+        assert!(connector.is_ok(), "{mode}: {connector:?}");
+    }
+    let text = error("postgres://ann@db.example/jobs?sslmode=always", &[]);
+    assert!(
+        text.contains("\"always\"") && text.contains("verify-full"),
+        "{text}"
+    );
+    let text = error("postgres://ann@db.example/jobs", &[("PGSSLMODE", "yes")]);
+    assert!(text.contains("PGSSLMODE"), "{text}");
+}
+
+#[test]
+fn the_roots_of_the_system_are_refused_with_a_mode_that_checks_no_name() {
+    let url = "postgres://ann@db.example/jobs?sslrootcert=system";
+    let text = error(&format!("{url}&sslmode=verify-ca"), &[]);
+    assert!(text.contains("verify-full"), "{text}");
+    let debug = format!("{:?}", connector(url, &[]).unwrap());
+    assert!(debug.contains("VerifyFull"), "{debug}");
+}
+
+#[test]
+fn a_root_certificate_that_cannot_be_read_is_named() {
+    let text = error(
+        "postgres://ann@db.example/jobs?sslmode=verify-full&sslrootcert=/nonexistent",
+        &[],
+    );
+    assert!(
+        text.contains("sslrootcert") && text.contains("/nonexistent"),
+        "{text}"
+    );
+    let empty = file("no certificate", 0o644);
+    let text = error(
+        &format!(
+            "postgres://ann@db.example/jobs?sslmode=verify-ca&sslrootcert={}",
+            empty.path().display()
+        ),
+        &[],
+    );
+    assert!(text.contains("no certificate in PEM format"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_honoured_is_refused_by_name() {
+    let text = error("postgres://ann@db.example/jobs?sslcert=/c", &[]);
+    assert!(text.contains("sslcert"), "{text}");
+    let text = error("postgres://ann@db.example/jobs", &[("PGSERVICE", "prod")]);
+    assert!(text.contains("PGSERVICE"), "{text}");
+    let text = error("postgres://ann@db.example/jobs?colour=red", &[]);
+    assert!(text.contains("colour"), "{text}");
+    let text = error("postgres://ann@db.example:many/jobs", &[]);
+    assert!(text.contains("port"), "{text}");
+}
+
+#[test]
+fn passwords_are_in_no_debug_text_and_no_error() {
+    let connector = connector("postgres://ann:s3cret@db.example/jobs", &[]).unwrap();
+    assert!(!format!("{connector:?} {:?}", connector.config).contains("s3cret"));
+    for broken in [
+        "postgres://ann:s3cret@[::1/jobs",
+        "postgres://ann:s3cret@db.example:x/jobs",
+        "postgres://ann:s3cret@db.example/jobs?x",
+        "host=db.example password='s3cret",
+        "mysql://ann:s3cret@db.example/jobs",
+        "s3cret",
+    ] {
+        let error = self::connector(broken, &[]).unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("s3cret"), "{error}");
+    }
+}
+
+#[test]
+fn a_password_file_is_used_only_where_it_is_private() {
+    let line = "db.example:5432:jobs:ann:fr0mfile\n";
+    let password = |mode| {
+        let path = file(line, mode);
+        let env = [("PGPASSFILE", path.path().to_str().unwrap())];
+        let connector = connector("postgres://ann@db.example/jobs", &env).unwrap();
+        connector.config.get_password().map(<[u8]>::to_vec)
+    };
+    assert_eq!(password(0o600).as_deref(), Some(&b"fr0mfile"[..]));
+    assert_eq!(password(0o640), None);
+}
+
+#[test]
+fn a_password_in_the_string_wins_over_the_file() {
+    let path = file("*:*:*:*:fr0mfile\n", 0o600);
+    let env = [("PGPASSFILE", path.path().to_str().unwrap())];
+    let connector = connector("postgres://ann:fr0murl@db.example/jobs", &env).unwrap();
+    assert_eq!(connector.config.get_password(), Some(&b"fr0murl"[..]));
+}
+
+#[test]
+fn connections_have_a_name_and_notice_a_dead_network() {
+    let config = connector("postgres://ann@db.example/jobs", &[])
+        .unwrap()
+        .config;
+    assert_eq!(config.get_application_name(), Some("rouse"));
+    assert_eq!(config.get_connect_timeout().unwrap().as_secs(), 10);
+    assert_eq!(config.get_keepalives_idle().as_secs(), 30);
+    let url =
+        "postgres://ann@db.example/jobs?keepalives_idle=7&connect_timeout=3&application_name=me";
+    let config = connector(url, &[]).unwrap().config;
+    assert_eq!(config.get_application_name(), Some("me"));
+    assert_eq!(config.get_connect_timeout().unwrap().as_secs(), 3);
+    assert_eq!(config.get_keepalives_idle().as_secs(), 7);
+}
+
+/// A file that is removed when it is dropped.
+fn file(text: &str, mode: u32) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    fs::write(&file, text).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+    file
+}

@@ -1,0 +1,123 @@
+//! Health and metrics over HTTP.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use rouse::http::{HttpError, Pages, Readiness, Report, bind, install_metrics, serve};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::oneshot,
+    task::JoinHandle,
+};
+
+struct Running {
+    address: SocketAddr,
+    report: Arc<Mutex<Report>>,
+    stop: oneshot::Sender<()>,
+    server: JoinHandle<Result<(), HttpError>>,
+}
+
+async fn start() -> Running {
+    let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let starting = Report::new(Err("not connected yet".into()), Ok(()), false);
+    let report = Arc::new(Mutex::new(starting));
+    let asked = Arc::clone(&report);
+    let pages = Pages {
+        readiness: Readiness::new(move || asked.lock().unwrap().clone()),
+        metrics: install_metrics().unwrap(),
+    };
+    let (stop, stopped) = oneshot::channel();
+    let server = tokio::spawn(serve(listener, pages, async {
+        // A dropped sender stops the server too.
+        let _ = stopped.await;
+    }));
+    Running {
+        address,
+        report,
+        stop,
+        server,
+    }
+}
+
+/// The status line and the body.
+async fn get(address: SocketAddr, path: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.lines().next().unwrap();
+    (status.to_owned(), body.to_owned())
+}
+
+#[tokio::test]
+async fn a_living_host_is_healthy_but_only_ready_once_database_and_handlers_are() {
+    let running = start().await;
+    let (status, _) = get(running.address, "/healthz").await;
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    let (status, body) = get(running.address, "/readyz").await;
+    assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(body["ready"], false);
+    assert_eq!(body["database"], "not connected yet");
+
+    *running.report.lock().unwrap() = Report::new(Ok(()), Ok(()), false);
+    let (status, _) = get(running.address, "/readyz").await;
+    assert_eq!(status, "HTTP/1.1 200 OK");
+
+    *running.report.lock().unwrap() = Report::new(Ok(()), Err("none is loaded".into()), false);
+    let (status, body) = get(running.address, "/readyz").await;
+    assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
+    assert!(body.contains("none is loaded"), "{body}");
+}
+
+#[tokio::test]
+async fn what_is_counted_is_on_the_metrics_page() {
+    let running = start().await;
+    metrics::counter!("rouse_test_total", "kind" => "shown").increment(3);
+    metrics::histogram!("rouse_test_seconds").record(0.003);
+    let (status, body) = get(running.address, "/metrics").await;
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    assert!(
+        body.contains("rouse_test_total{kind=\"shown\"} 3"),
+        "{body}"
+    );
+    assert!(
+        body.contains("rouse_test_seconds_bucket{le=\"0.0025\"} 0"),
+        "{body}"
+    );
+    assert!(
+        body.contains("rouse_test_seconds_bucket{le=\"0.005\"} 1"),
+        "{body}"
+    );
+}
+
+#[tokio::test]
+async fn a_taken_address_is_an_error_that_says_what_to_do() {
+    let running = start().await;
+    let error = bind(running.address).await.unwrap_err();
+    assert!(matches!(error, HttpError::Taken { .. }), "{error}");
+    let text = error.to_string();
+    let address = running.address.to_string();
+    assert!(text.contains(&address) && text.contains("--http"), "{text}");
+}
+
+#[tokio::test]
+async fn it_stops_when_told_and_an_idle_connection_does_not_hold_it() {
+    let running = start().await;
+    // Kept alive, and answered once, so that the server knows of it.
+    let mut idle = TcpStream::connect(running.address).await.unwrap();
+    idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        .await
+        .unwrap();
+    let mut first = [0; 1];
+    idle.read_exact(&mut first).await.unwrap();
+    running.stop.send(()).unwrap();
+    running.server.await.unwrap().unwrap();
+    assert!(TcpStream::connect(running.address).await.is_err());
+}
