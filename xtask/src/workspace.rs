@@ -164,8 +164,17 @@ pub(crate) fn shown(command: &Command) -> String {
     line
 }
 
+/// `cargo run` tells us about our own package in the environment. Build scripts that watch these
+/// variables, such as ring's, would run again whenever `cargo xtask` and plain cargo take turns.
 fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(name.as_ref());
+        }
+    }
+    command
 }
 
 fn path(value: &Value) -> Result<PathBuf> {
