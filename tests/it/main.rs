@@ -2,6 +2,7 @@
 
 mod support;
 
+mod harness;
 mod http;
 mod private_postgres;
 mod tls;
