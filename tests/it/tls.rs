@@ -4,6 +4,7 @@ use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use rouse::{
@@ -51,14 +52,10 @@ impl TlsServer {
             .execute("SELECT pg_reload_conf()", &[])
             .await
             .unwrap();
-        for _ in 0..1000 {
-            let connected = self.url("localhost", "require", None).connect().await;
-            match connected {
-                Ok(_) => return,
-                Err(_) => tokio::task::yield_now().await,
-            }
+        let until = Instant::now() + Duration::from_secs(30);
+        while let Err(error) = self.url("localhost", "require", None).connect().await {
+            assert!(Instant::now() < until, "{error}: {}", self.log());
         }
-        panic!("the server does not speak TLS: {}", self.log());
     }
 
     /// A connector to it: over 127.0.0.1, under this name, in this mode, with these roots.
@@ -131,6 +128,16 @@ async fn the_pool_uses_the_same_tls() {
         .url("localhost", "verify-full", Some(OTHER_CA))
         .pool(2);
     assert!(pool.get().await.is_err());
+}
+
+#[tokio::test]
+async fn a_login_can_be_bound_to_the_connection() {
+    let server = TlsServer::start(SERVER, SERVER_KEY).await;
+    let connector = server.url("localhost", "require&channel_binding=require", None);
+    assert!(encryption(&connector).await.unwrap());
+    let connector = server.url("localhost", "disable&channel_binding=require", None);
+    let error = encryption(&connector).await.unwrap_err();
+    assert!(error.to_string().contains("channel binding"), "{error}");
 }
 
 #[tokio::test]

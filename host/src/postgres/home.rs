@@ -24,8 +24,8 @@ const FALLBACK_ROOT: &str = "/var/lib/rouse";
 pub(super) struct Home {
     pub(super) dir: PathBuf,
     pub(super) account: Account,
-    /// Held for life; closing it gives the directory free.
-    _lock: File,
+    /// Locked for life.
+    lock: File,
 }
 
 impl Home {
@@ -89,7 +89,7 @@ impl Home {
         Ok(Self {
             dir,
             account,
-            _lock: file,
+            lock: file,
         })
     }
 
@@ -103,6 +103,14 @@ impl Home {
 
     pub(super) fn password_path(&self) -> PathBuf {
         self.dir.join("password")
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a child that another thread has just forked holds it
+        // open until it runs its program, and with it the lock. It fails only where there is none.
+        let _ = self.lock.unlock();
     }
 }
 

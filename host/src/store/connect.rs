@@ -7,7 +7,9 @@
 mod conninfo;
 mod error;
 mod passfile;
+mod stream;
 mod tls;
+mod verify;
 
 use std::{fmt, path::Path, time::Duration};
 
@@ -15,11 +17,11 @@ use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, 
 use tokio_postgres::{
     Client, Config, Socket,
     config::{Host, SslMode as WireMode},
-    tls::MakeTlsConnect,
 };
 
 use conninfo::Params;
 pub use error::ConnectError;
+pub use stream::{Handshake, TlsStream};
 pub use tls::Tls;
 use tls::{SslMode, roots};
 
@@ -27,7 +29,7 @@ use tls::{SslMode, roots};
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The half of a connection that does the talking: it has to be polled for the client to work.
-pub type Connection = tokio_postgres::Connection<Socket, <Tls as MakeTlsConnect<Socket>>::Stream>;
+pub type Connection = tokio_postgres::Connection<Socket, TlsStream<Socket>>;
 
 /// How long one address may take to answer, where `connect_timeout` says nothing.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

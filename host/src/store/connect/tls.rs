@@ -6,20 +6,19 @@ use std::{
 };
 
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
-    client::{
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-        verify_server_cert_signed_by_trust_anchor, verify_server_name,
-    },
-    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
-    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
-    server::ParsedCertificate,
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, InvalidDnsNameError, ServerName, pem::PemObject},
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio_rustls::TlsConnector;
 
-use super::ConnectError;
+use super::{
+    ConnectError,
+    stream::{Handshake, TlsStream},
+    verify::{Check, Verifier},
+};
 
 /// libpq's `sslmode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,14 +56,6 @@ impl SslMode {
             Self::VerifyFull => "verify-full",
         }
     }
-}
-
-/// What is checked about the server's certificate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Check {
-    Nothing,
-    Chain,
-    ChainAndName,
 }
 
 /// Whose signature is good.
@@ -110,7 +101,7 @@ pub(super) fn roots(
 /// Starts TLS on connections to Postgres.
 #[derive(Clone)]
 pub struct Tls {
-    inner: MakeRustlsConnect,
+    connector: TlsConnector,
     check: Check,
 }
 
@@ -136,7 +127,7 @@ impl Tls {
         // Servers from 17 on insist on it where TLS begins at once (sslnegotiation=direct).
         config.alpn_protocols = vec![b"postgresql".to_vec()];
         Ok(Self {
-            inner: MakeRustlsConnect::new(config),
+            connector: Arc::new(config).into(),
             check,
         })
     }
@@ -146,97 +137,22 @@ impl<S> MakeTlsConnect<S> for Tls
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    type Stream = <MakeRustlsConnect as MakeTlsConnect<S>>::Stream;
-    type TlsConnect = <MakeRustlsConnect as MakeTlsConnect<S>>::TlsConnect;
-    type Error = <MakeRustlsConnect as MakeTlsConnect<S>>::Error;
+    type Stream = TlsStream<S>;
+    type TlsConnect = Handshake;
+    type Error = InvalidDnsNameError;
 
-    fn make_tls_connect(&mut self, host: &str) -> Result<Self::TlsConnect, Self::Error> {
-        // Asked for Unix sockets too, with an empty name. A name that nobody checks need not be one.
-        let host = match self.check {
-            Check::ChainAndName => host,
-            Check::Nothing | Check::Chain if ServerName::try_from(host).is_ok() => host,
-            Check::Nothing | Check::Chain => "unnamed.invalid",
+    fn make_tls_connect(&mut self, host: &str) -> Result<Handshake, InvalidDnsNameError> {
+        let name = match (ServerName::try_from(host), self.check) {
+            (Ok(name), _) => name,
+            // Asked for Unix sockets too, with an empty name. One that nobody checks need not be
+            // a name.
+            (Err(_), Check::Nothing | Check::Chain) => ServerName::try_from("unnamed.invalid")?,
+            (Err(error), Check::ChainAndName) => return Err(error),
         };
-        MakeTlsConnect::<S>::make_tls_connect(&mut self.inner, host)
-    }
-}
-
-#[derive(Debug)]
-struct Verifier {
-    check: Check,
-    roots: RootCertStore,
-    /// The certificates of the file that the operator named.
-    named: Vec<CertificateDer<'static>>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for Verifier {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        if self.check == Check::Nothing {
-            return Ok(ServerCertVerified::assertion());
-        }
-        let certificate = ParsedCertificate::try_from(end_entity)?;
-        let algorithms = self.provider.signature_verification_algorithms.all;
-        match verify_server_cert_signed_by_trust_anchor(
-            &certificate,
-            &self.roots,
-            intermediates,
-            now,
-            algorithms,
-        ) {
-            Ok(()) => {}
-            // A self-signed certificate that says of itself that it is an authority, as `openssl
-            // req -x509` makes it, is refused as a server's. The operator named this very one, and
-            // its dates were checked before that.
-            Err(Error::InvalidCertificate(CertificateError::Other(_)))
-                if self.named.iter().any(|named| named == end_entity) => {}
-            Err(error) => return Err(error),
-        }
-        if self.check == Check::ChainAndName {
-            verify_server_name(&certificate, server_name)?;
-        }
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        if self.check == Check::Nothing {
-            // A signature by whoever it may be proves nothing, and old certificates that cannot
-            // be parsed would fail here.
-            return Ok(HandshakeSignatureValid::assertion());
-        }
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls12_signature(message, cert, dss, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        if self.check == Check::Nothing {
-            return Ok(HandshakeSignatureValid::assertion());
-        }
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, cert, dss, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
+        Ok(Handshake {
+            connector: self.connector.clone(),
+            name: name.to_owned(),
+        })
     }
 }
 

@@ -1,0 +1,81 @@
+//! The other tests can rely on their tools.
+
+use std::{process::Command, time::Duration};
+
+use crate::support::{Host, TestDb, database::connect};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn each_test_has_a_database_of_its_own() {
+    let (one, other) = (TestDb::new().await, TestDb::new().await);
+    let client = one.client().await;
+    client.batch_execute("CREATE TABLE mine ()").await.unwrap();
+    let found = "SELECT count(*) FROM pg_tables WHERE tablename = 'mine'";
+    let row = other.client().await.query_one(found, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 0);
+}
+
+#[tokio::test]
+async fn a_database_is_dropped_after_its_test_even_where_a_connection_is_left_open() {
+    let watcher = TestDb::unmigrated().await;
+    let client = watcher.client().await;
+    let dropped = TestDb::unmigrated().await;
+    let left_open = dropped.client().await;
+    let name: String = left_open
+        .query_one("SELECT current_database()::text", &[])
+        .await
+        .unwrap()
+        .get(0);
+    drop(dropped);
+    // The janitor's DROP holds a lock that this waits for, or is done, or is still to come.
+    let still_there = "SELECT FROM pg_database WHERE datname = $1";
+    let gone = async {
+        while client
+            .query_opt(still_there, &[&name])
+            .await
+            .unwrap()
+            .is_some()
+        {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.unwrap();
+}
+
+#[test]
+fn lines_signals_and_exits_of_a_child_are_seen() {
+    let mut command = Command::new("sh");
+    command.args([
+        "-c",
+        "trap 'echo told >&2; exit 7' TERM; echo ready; while :; do sleep 0.01; done",
+    ]);
+    let host = Host::spawn(command);
+    host.line(PATIENCE, |line| line == "ready");
+    host.signal(libc::SIGTERM);
+    let (status, output) = host.exit(PATIENCE);
+    assert_eq!(status.code(), Some(7));
+    assert!(output.contains("told"), "{output}");
+}
+
+#[tokio::test]
+async fn a_connection_string_of_the_harness_works_for_psql_too() {
+    let db = TestDb::unmigrated().await;
+    connect(&db.url())
+        .await
+        .batch_execute("SELECT 1")
+        .await
+        .unwrap();
+    let Ok(output) = Command::new("psql")
+        .args([&db.url(), "-XAtc", "SELECT current_user"])
+        .output()
+    else {
+        // Not every machine with a Postgres has its client.
+        return;
+    };
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "rouse\n",
+        "{output:?}"
+    );
+}
