@@ -1,2 +1,5 @@
-//! The `rouse` command.
-fn main() {}
+//! The `rouse` command: parse, load settings, run one command.
+
+fn main() -> std::process::ExitCode {
+    rouse::cli::main()
+}

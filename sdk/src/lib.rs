@@ -1,1 +1,167 @@
-//! sdk
+//! Write [Rouse](https://github.com/rouse-jobs/rouse) job handlers in Rust.
+//!
+//! A handler is a function from a payload to a result. Annotate it, export it, and compile the
+//! crate (a `cdylib`) for `wasm32-wasip2`: the wasm file is all that the host needs.
+//!
+//! ```
+//! use rouse_sdk::{Ctx, Error, export, handler};
+//! use schemars::JsonSchema;
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Deserialize, JsonSchema)]
+//! struct Person {
+//!     name: String,
+//! }
+//!
+//! #[derive(Debug, PartialEq, Serialize, JsonSchema)]
+//! struct Greeting {
+//!     text: String,
+//! }
+//!
+//! /// Says hello to somebody.
+//! #[handler(name = "demo.greet", max_attempts = 3, timeout = "10s")]
+//! fn greet(ctx: &Ctx, person: Person) -> Result<Greeting, Error> {
+//!     if person.name.is_empty() {
+//!         return Err(Error::permanent("nobody has an empty name"));
+//!     }
+//!     ctx.info(format_args!("greeting {}", person.name));
+//!     Ok(Greeting { text: format!("Hello, {}!", person.name) })
+//! }
+//!
+//! export!(greet);
+//! # fn main() {
+//! #     use rouse_sdk::TestCtx;
+//! #     let out = greet(&TestCtx::new(), Person { name: "Ada".into() });
+//! #     assert_eq!(out.ok().map(|greeting| greeting.text), Some("Hello, Ada!".to_owned()));
+//! # }
+//! ```
+//!
+//! The function stays an ordinary one, so that it is tested as one, natively:
+//!
+//! ```
+//! # use rouse_sdk::{Ctx, Error, TestCtx};
+//! # struct Person { name: String }
+//! # struct Greeting { text: String }
+//! # fn greet(ctx: &Ctx, person: Person) -> Result<Greeting, Error> {
+//! #     ctx.info(format_args!("greeting {}", person.name));
+//! #     Ok(Greeting { text: format!("Hello, {}!", person.name) })
+//! # }
+//! # fn main() -> Result<(), Error> {
+//! let ctx = TestCtx::new();
+//! let greeting = greet(&ctx, Person { name: "Ada".into() })?;
+//! assert_eq!(greeting.text, "Hello, Ada!");
+//! assert_eq!(ctx.logs()[0].message, "greeting Ada");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What comes with it
+//! - [`handler`](macro@handler): the attribute, with every option that a handler can declare.
+//! - [`export!`]: makes a module of one or more handlers.
+//! - [`Ctx`]: the job, the log, the progress, the abort signal.
+//! - [`Error`]: retryable, permanent, or retryable after a time; `?` works on any error.
+//! - [`sleep`], [`race`], [`block_on`]: waiting, also in an `async fn` handler.
+//! - `TestCtx`: the native stand-in for `Ctx`.
+//!
+//! # What the module may do
+//! Nothing but compute, until the operator grants it something in `rouse.toml`. A granted
+//! directory is used through `std::fs`. Each attempt runs in a fresh instance: nothing that a
+//! handler keeps in a static outlives its attempt.
+
+// The generated bindings name this crate from outside and from within.
+#[cfg(target_family = "wasm")]
+extern crate self as rouse_sdk;
+
+mod abort;
+mod ctx;
+mod error;
+mod handler;
+mod manifest;
+mod task;
+
+#[cfg(not(target_family = "wasm"))]
+mod native;
+#[cfg(not(target_family = "wasm"))]
+mod testing;
+#[cfg(target_family = "wasm")]
+mod wasm;
+
+pub use abort::{AbortReason, AbortSignal};
+pub use ctx::{Ctx, JobInfo, Level};
+pub use error::{Error, Result};
+pub use handler::{Definition, Handler};
+pub use rouse_sdk_macros::handler;
+pub use task::{Either, block_on, race, sleep};
+#[cfg(not(target_family = "wasm"))]
+pub use testing::{Aborter, LogLine, ProgressReport, TestCtx};
+
+pub use schemars;
+pub use serde;
+pub use serde_json;
+
+/// What the macros write; no part of the interface.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::handler::{Entry, decode, distinct, encode, input_schema, output_schema};
+    pub use crate::manifest::manifest;
+    #[cfg(target_family = "wasm")]
+    pub use crate::wasm::{Failure, Guest, JobInfo, bindings, describe, run};
+    #[cfg(target_family = "wasm")]
+    pub use wit_bindgen::rt;
+}
+
+/// Makes a module of handlers: `export!(first, second)`, once, at the end of the crate.
+///
+/// Each name is a function under [`#[handler]`](macro@handler), by path. On native targets only
+/// the names are checked. Two handlers of one name do not compile:
+///
+/// ```compile_fail,E0080
+/// # use rouse_sdk::{export, handler};
+/// #[handler(name = "twice")]
+/// fn one(_: ()) {}
+///
+/// #[handler(name = "twice")]
+/// fn other(_: ()) {}
+///
+/// export!(one, other);
+/// ```
+#[macro_export]
+macro_rules! export {
+    ($($handler:path),+ $(,)?) => {
+        const _: () = assert!(
+            $crate::__private::distinct(&[
+                $(<$handler as $crate::Handler>::DEFINITION.name),+
+            ]),
+            "two handlers in `export!` have the same name",
+        );
+
+        #[cfg(target_family = "wasm")]
+        const _: () = {
+            struct Module;
+
+            const ENTRIES: &[$crate::__private::Entry] =
+                &[$($crate::__private::Entry::of::<$handler>()),+];
+
+            impl $crate::__private::Guest for Module {
+                fn describe() -> ::std::string::String {
+                    $crate::__private::describe(ENTRIES)
+                }
+
+                fn run(
+                    job: $crate::__private::JobInfo,
+                ) -> ::std::result::Result<::std::vec::Vec<u8>, $crate::__private::Failure> {
+                    $crate::__private::run(ENTRIES, job)
+                }
+            }
+
+            $crate::__private::bindings::__export!(
+                Module with_types_in $crate::__private::bindings
+            );
+        };
+    };
+}
+
+/// Compiles and runs the README's examples.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

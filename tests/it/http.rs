@@ -44,7 +44,7 @@ async fn start() -> Running {
 }
 
 /// The status line and the body.
-async fn get(address: SocketAddr, path: &str) -> (String, String) {
+pub(crate) async fn get(address: SocketAddr, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();

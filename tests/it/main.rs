@@ -2,6 +2,19 @@
 
 mod support;
 
+mod enqueue;
+mod migrations;
+mod roles;
+mod settle;
+
+mod worker;
+
+mod folder;
+mod sandbox_guest;
+mod sandbox_run;
+mod sandbox_sdk;
+
+mod commands;
 mod harness;
 mod http;
 mod private_postgres;

@@ -1,2 +1,85 @@
-//! xtask
-fn main() {}
+//! The commands that Rouse is developed with; start them as `cargo xtask`.
+
+mod workspace;
+
+mod demo;
+
+mod test;
+
+mod check;
+
+mod bench;
+
+mod guests;
+mod wasm_toolchain;
+
+mod database;
+mod host_process;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "Rouse's own commands: see it run, test it, check it, measure it.",
+    after_help = "New here? `cargo xtask demo` shows the whole of it in half a minute after the build, and\n\
+                  `cargo xtask test` runs all tests. Both bring their own Postgres; neither leaves anything running."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build everything, run a few hundred real jobs on a private Postgres, show the results, stop
+    Demo,
+    /// Run all tests: unit, documentation, handlers, and the whole system on a private Postgres
+    #[command(after_help = "Examples:\n  \
+        cargo xtask test                        all tests\n  \
+        cargo xtask test rollback cursor        those with one of these words in their name\n  \
+        cargo xtask test rollback -- --nocapture\n\n\
+        The exit code is that of the test runner.")]
+    Test(test::Options),
+    /// What CI checks besides the tests: format, lints, docs, licences, the conformance table
+    Check(check::Options),
+    /// Build handlers/* as WebAssembly components into the folder that `rouse dev` watches
+    Handlers {
+        /// Where the .wasm files go; files whose bytes are the same are left alone
+        #[arg(long, default_value = "handlers-wasm")]
+        out: PathBuf,
+    },
+    /// Measure: each benchmark starts a private Postgres with fsync on
+    #[command(subcommand)]
+    Bench(bench::Bench),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    run(cli.command).unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let workspace = Workspace::find()?;
+    match command {
+        Command::Demo => demo::run(&workspace)?,
+        Command::Test(options) => return test::run(&workspace, &options),
+        Command::Check(options) => return check::run(&workspace, &options),
+        Command::Handlers { out } => {
+            let out = workspace.root.join(out);
+            let placed = guests::build_handlers(&workspace, &out)?;
+            println!("{placed}");
+        }
+        Command::Bench(bench) => bench::run(&workspace, bench)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

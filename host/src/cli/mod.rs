@@ -1,1 +1,107 @@
-//! One file per command.
+//! The `rouse` command: one file per subcommand.
+
+mod dev;
+mod enqueue;
+mod handlers;
+mod host;
+mod job;
+mod migrate;
+pub mod new;
+mod postgres;
+mod serve;
+mod target;
+mod text;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::Environment;
+use crate::telemetry::{self, LogFormat};
+
+/// Runs Postgres jobs in WebAssembly sandboxes.
+///
+/// Handlers are WebAssembly modules in a folder; jobs are enqueued with SQL:
+/// SELECT rouse.enqueue('text.stats', '{"text": "hello"}');
+#[derive(Debug, Parser)]
+#[command(
+    name = "rouse",
+    version,
+    after_help = "\
+Start here:
+  rouse dev                       a private Postgres, migrated, with a worker on ./handlers-wasm
+  rouse new greet                 a handler of your own, ready to build
+In production:
+  rouse migrate                   once, and after each upgrade (DATABASE_URL)
+  rouse serve                     as many as you like (DATABASE_URL)"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+
+    /// How log lines look, on standard error. Filter them with ROUSE_LOG (for instance
+    /// `info,rouse=debug`).
+    #[arg(long, value_name = "text|json", default_value = "text", global = true)]
+    log_format: LogFormat,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run everything here: a private Postgres, migrated, and a worker
+    Dev(dev::Args),
+    /// Run a worker on DATABASE_URL
+    Serve(serve::Args),
+    /// Bring schema `rouse` of DATABASE_URL up to date
+    Migrate(migrate::Args),
+    /// Enqueue one job and print its id
+    Enqueue(enqueue::Args),
+    /// Show one job
+    Job(job::Args),
+    /// List the handlers of a folder, and the files that are refused
+    Handlers(handlers::Args),
+    /// Write the crate of a new handler
+    New(new::Args),
+    /// Run only the private Postgres, migrated, without a worker
+    Postgres(postgres::Args),
+}
+
+/// Parses the command line, runs one command, reports its error.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Err(error) = telemetry::init(cli.log_format, Environment.log_filter().as_deref()) {
+        eprintln!("rouse: {error}");
+        return ExitCode::FAILURE;
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("rouse")
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("rouse: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let done = runtime.block_on(async {
+        match cli.command {
+            Command::Dev(args) => dev::run(args).await,
+            Command::Serve(args) => serve::run(args).await,
+            Command::Migrate(args) => migrate::run(args).await,
+            Command::Enqueue(args) => enqueue::run(args).await,
+            Command::Job(args) => job::run(args).await,
+            Command::Handlers(args) => handlers::run(args).await,
+            Command::New(args) => new::run(&args),
+            Command::Postgres(args) => postgres::run(args).await,
+        }
+    });
+    // Guests that were stopped hold no thread for long; nothing else is waited for.
+    runtime.shutdown_background();
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("rouse: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

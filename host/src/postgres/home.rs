@@ -39,7 +39,7 @@ impl Home {
         if account.reaches(&wanted) {
             return Self::lock(wanted, account);
         }
-        let dir = Path::new(FALLBACK_ROOT).join(short_hash(&wanted));
+        let dir = fallback(&wanted);
         make_dir(&dir)?;
         tracing::info!(
             "the user {} cannot reach {}: the data are in {}",
@@ -112,6 +112,11 @@ impl Drop for Home {
         // open until it runs its program, and with it the lock. It fails only where there is none.
         let _ = self.lock.unlock();
     }
+}
+
+/// Where the data of a directory go that the server's user cannot reach.
+pub(super) fn fallback(wanted: &Path) -> PathBuf {
+    Path::new(FALLBACK_ROOT).join(short_hash(wanted))
 }
 
 impl Account {

@@ -19,6 +19,7 @@ mod error;
 mod home;
 mod launch;
 mod process;
+mod running;
 mod server;
 mod socket;
 
@@ -26,6 +27,7 @@ use std::path::PathBuf;
 
 pub use binaries::Search;
 pub use error::StartError;
+pub use running::running_url;
 pub use server::Server;
 
 /// The superuser of every private cluster.

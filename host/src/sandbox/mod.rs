@@ -1,1 +1,37 @@
 //! The only room that speaks wasmtime.
+//!
+//! It turns a folder of WebAssembly files into handlers ([`Catalog`]), runs one attempt of one
+//! job in an instance of its own ([`Sandbox::run`]), and says how the run ended
+//! ([`RunEnd`](crate::job::RunEnd)). It promises that nothing is granted which the operator did
+//! not grant, that every limit holds, and that a guest which will not stop is stopped. It never
+//! decides what becomes of a job, and knows neither SQL nor the `store`.
+
+mod settings;
+
+mod engine;
+mod pool;
+mod run;
+
+mod abort;
+mod bindings;
+mod capability;
+mod end;
+mod limits;
+mod meter;
+mod state;
+mod ticker;
+
+mod catalog;
+mod describe;
+mod grants;
+mod load;
+mod manifest;
+
+pub use abort::AbortHandle;
+pub use catalog::{Catalog, Handler, HandlerSet, Refusal};
+pub use engine::Sandbox;
+pub use grants::{Grant, Grants, Mode};
+pub use load::{Digest, Module};
+pub use manifest::{HandlerManifest, Manifest};
+pub use run::{JobInput, Run};
+pub use settings::Settings;

@@ -1,3 +1,131 @@
-//! The only room that speaks SQL: one file per verb.
+//! The only room that speaks SQL: one file per verb, one `.sql` per query.
+//!
+//! Writes go through the functions of schema `rouse`, so that the layout of the tables can change
+//! under a running host. Every statement is sent unnamed, in one round trip, and nothing is
+//! kept in a session: the room works behind a transaction pooler.
 
 pub mod connect;
+pub mod migrate;
+
+mod adopt;
+mod claim;
+mod enqueue;
+mod json;
+mod lanes;
+mod listen;
+mod partitions;
+mod promote;
+mod read;
+mod registration;
+mod renew;
+mod settle;
+mod sleep;
+
+use deadpool_postgres::{Object, Pool};
+use tokio_postgres::error::SqlState;
+
+pub use claim::{ClaimOrder, ClaimedJob};
+pub use enqueue::Enqueue;
+pub use json::JsonText;
+pub use lanes::Lane;
+pub use listen::{Listener, WAKE_CHANNEL};
+pub use promote::Promotion;
+pub use read::JobView;
+pub use registration::Registration;
+pub use renew::{Refusal, Renewal};
+pub use settle::{Fate, Locked, Settled, Settlement};
+
+/// The database, as the worker and the commands see it. Cheap to clone; every verb borrows a
+/// connection for one round trip.
+#[derive(Clone)]
+pub struct Store {
+    pool: Pool,
+}
+
+/// A verb that did not work.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// No connection was to be had.
+    #[error("cannot connect to Postgres: {0}")]
+    Unreachable(String),
+    /// Postgres refused the statement, or the connection broke under it.
+    #[error("{}", describe(.0))]
+    Refused(#[from] tokio_postgres::Error),
+}
+
+impl StoreError {
+    /// The error code, where Postgres gave one.
+    pub fn code(&self) -> Option<&SqlState> {
+        match self {
+            Self::Unreachable(_) => None,
+            Self::Refused(error) => error.code(),
+        }
+    }
+
+    /// True where the same call may work later: the server is away, restarting, in recovery,
+    /// out of connections, or changed its mind about a transaction.
+    pub fn is_transient(&self) -> bool {
+        match self.code() {
+            None => true,
+            // 08 connection, 40 rollback, 53 resources, 57 operator intervention, 58 system;
+            // 25006 read-only (a standby before its promotion).
+            Some(code) => {
+                matches!(&code.code()[..2], "08" | "40" | "53" | "57" | "58")
+                    || *code == SqlState::READ_ONLY_SQL_TRANSACTION
+            }
+        }
+    }
+}
+
+impl Store {
+    /// A store on this pool.
+    pub fn new(pool: Pool) -> Self {
+        Self { pool }
+    }
+
+    async fn client(&self) -> Result<Object, StoreError> {
+        self.pool
+            .get()
+            .await
+            .map_err(|error| StoreError::Unreachable(describe_chain(&error)))
+    }
+
+    /// Refuses a database that is not migrated, or whose schema is newer than this host can serve.
+    pub async fn check_schema(&self) -> Result<(), migrate::MigrateError> {
+        let client = self
+            .client()
+            .await
+            .map_err(|error| migrate::MigrateError::Unreachable(error.to_string()))?;
+        migrate::check(&**client).await
+    }
+}
+
+/// What Postgres said, with detail and hint: `tokio_postgres::Error` alone says "db error".
+fn describe(error: &tokio_postgres::Error) -> String {
+    match error.as_db_error() {
+        None => describe_chain(error),
+        Some(db) => {
+            let mut text = db.message().to_string();
+            for part in [db.detail(), db.hint()].into_iter().flatten() {
+                text.push_str("; ");
+                text.push_str(part);
+            }
+            text
+        }
+    }
+}
+
+/// An error with all its sources.
+fn describe_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let part = source.to_string();
+        if !text.contains(&part) {
+            text.push_str(": ");
+            text.push_str(&part);
+        }
+        next = source.source();
+    }
+    text
+}

@@ -1,1 +1,208 @@
-//! Where store and sandbox meet.
+//! Where store and sandbox meet: claims jobs, runs their attempts, settles the outcomes.
+//!
+//! One job's journey is [`attempt`]'s: claim → dispatch → sandbox run → `RunEnd` → `Outcome` → settle.
+//! Around it run five loops, each in its own file: the claimer, the settler, the leases, the
+//! wakeups and the upkeep. They share [`Shared`] and nothing else.
+//!
+//! Promises: at least once (an attempt whose lease is lost may run twice); a job is settled at
+//! most once, by the owner of its fence; no time of this machine's clock decides anything.
+
+mod attempt;
+mod boottime;
+mod claimer;
+mod lanes;
+mod leases;
+mod policy;
+mod poll;
+mod prefetch;
+mod settings;
+mod settler;
+mod upkeep;
+mod wakeups;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use anyhow::Context as _;
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{info, warn};
+
+pub use policy::{Override, Overrides, Policy};
+pub use settings::Settings;
+
+use crate::job::{AbortReason, Incarnation};
+use crate::sandbox::{Catalog, Sandbox};
+use crate::store::connect::Connector;
+use crate::store::{Registration, Store};
+
+/// What a worker stands on.
+pub struct Parts {
+    /// The database.
+    pub store: Store,
+    /// For the listening connection.
+    pub connector: Connector,
+    /// Where attempts run.
+    pub sandbox: Arc<Sandbox>,
+    /// The handlers.
+    pub catalog: Arc<Catalog>,
+}
+
+/// Tells a running worker to stop. Dropping it does not.
+#[derive(Clone, Default)]
+pub struct Stop {
+    drain: CancellationToken,
+    now: CancellationToken,
+}
+
+impl Stop {
+    /// Claim nothing more, finish what runs.
+    pub fn drain(&self) {
+        self.drain.cancel();
+    }
+
+    /// True once it was told to stop.
+    pub fn is_stopping(&self) -> bool {
+        self.drain.is_cancelled()
+    }
+
+    /// Also abort what runs (with `shutdown`), and give those jobs back.
+    pub fn now(&self) {
+        self.drain.cancel();
+        self.now.cancel();
+    }
+}
+
+/// What the loops of one worker share.
+struct Shared {
+    settings: Settings,
+    store: Store,
+    sandbox: Arc<Sandbox>,
+    catalog: Arc<Catalog>,
+    incarnation: Incarnation,
+    /// One permit a running attempt.
+    slots: Arc<Semaphore>,
+    /// Jobs that were claimed and whose attempt has not ended.
+    in_hand: AtomicUsize,
+    /// Attempts ended so far; the claimer derives its prefetch from it.
+    ended: AtomicUsize,
+    /// An attempt has ended: there may be room for a claim.
+    freed: Notify,
+    /// Somebody wants the claimer to look now.
+    look: Notify,
+    /// True while the listening connection stands.
+    listening: AtomicBool,
+    /// True while the last word from the database was a good one.
+    database_answers: Arc<AtomicBool>,
+    leases: leases::Leases,
+    settlements: mpsc::Sender<settler::Ended>,
+    attempts: TaskTracker,
+    stop: Stop,
+}
+
+/// A worker's health, for `/readyz`.
+#[derive(Clone, Default)]
+pub struct Health {
+    /// True while the last word from the database was a good one.
+    pub database_answers: Arc<AtomicBool>,
+}
+
+/// Runs a worker until `stop`; returns when everything is settled and unregistered.
+pub async fn run(
+    settings: Settings,
+    parts: Parts,
+    health: Health,
+    stop: Stop,
+) -> anyhow::Result<()> {
+    let Parts {
+        store,
+        connector,
+        sandbox,
+        catalog,
+    } = parts;
+    store
+        .prepare_partitions()
+        .await
+        .context("make the partitions of the history")?;
+    let incarnation = store
+        .register(&Registration {
+            worker_id: settings.worker_id.clone(),
+            hostname: settings.hostname.clone(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            handlers: catalog.current().names(),
+        })
+        .await
+        .context("register the worker")?;
+    info!(worker.id = %settings.worker_id, incarnation = %incarnation, slots = settings.slots, "worker started");
+    health.database_answers.store(true, Ordering::Relaxed);
+
+    let (settlements, ended) = mpsc::channel(settler::QUEUE_MAX);
+    let shared = Arc::new(Shared {
+        slots: Arc::new(Semaphore::new(settings.slots)),
+        settings,
+        store,
+        sandbox,
+        catalog,
+        incarnation,
+        in_hand: AtomicUsize::new(0),
+        ended: AtomicUsize::new(0),
+        freed: Notify::new(),
+        look: Notify::new(),
+        listening: AtomicBool::new(false),
+        database_answers: health.database_answers,
+        leases: leases::Leases::default(),
+        settlements,
+        attempts: TaskTracker::new(),
+        stop: stop.clone(),
+    });
+
+    let around = TaskTracker::new();
+    let around_stop = CancellationToken::new();
+    let spawn = |task: Pin<Box<dyn Future<Output = ()> + Send>>| {
+        let stop = around_stop.clone();
+        around.spawn(async move { stop.run_until_cancelled(task).await });
+    };
+    spawn(Box::pin(leases::renew_forever(shared.clone())));
+    spawn(Box::pin(upkeep::run_forever(shared.clone())));
+    spawn(Box::pin(wakeups::watch_handlers(shared.clone())));
+    spawn(Box::pin(wakeups::listen_forever(shared.clone(), connector)));
+    let settler = tokio::spawn(settler::run(shared.clone(), ended));
+
+    claimer::run(&shared).await;
+    shared.attempts.close();
+    wait_for_attempts(&shared).await;
+    // Every attempt has sent its outcome; the settler ends once it has written them all.
+    shared
+        .settlements
+        .send(settler::Ended::NoMore)
+        .await
+        .context("the settler has ended before its time")?;
+    settler.await.context("the settler has failed")?;
+
+    around_stop.cancel();
+    around.close();
+    around.wait().await;
+    if let Err(error) = shared.store.unregister(shared.incarnation).await {
+        warn!(%error, "could not unregister; the other workers will see this one as stopped when its heartbeat ends");
+    }
+    info!(worker.id = %shared.settings.worker_id, "worker stopped");
+    Ok(())
+}
+
+/// Waits until nothing runs any more, for as long as the settings allow; then aborts the rest.
+async fn wait_for_attempts(shared: &Arc<Shared>) {
+    let running = shared.in_hand.load(Ordering::Relaxed);
+    if running > 0 {
+        info!(running, "finishing what runs");
+    }
+    tokio::select! {
+        () = shared.attempts.wait() => return,
+        () = shared.stop.now.cancelled() => {}
+        () = tokio::time::sleep(shared.settings.drain_timeout) => {}
+    }
+    let ids = shared.leases.abort_all(AbortReason::Shutdown);
+    warn!(job.ids = ?ids, "stopping attempts that have not finished; their jobs are given back");
+    shared.attempts.wait().await;
+}

@@ -1,1 +1,40 @@
-//! macros
+//! The `#[handler]` attribute of rouse-sdk.
+
+mod duration;
+mod expand;
+mod options;
+
+use proc_macro::TokenStream;
+
+/// Makes a handler of a function.
+///
+/// The function takes the context and an input, or only an input, and is plain or `async`:
+/// `fn(&Ctx, Input) -> Result<Output, E>`, `fn(Input) -> Output`. The input is
+/// `serde::Deserialize + schemars::JsonSchema`, the output `serde::Serialize +
+/// schemars::JsonSchema`, the error anything that `?` turns into a `rouse_sdk::Error`. The
+/// function itself stays as it is.
+///
+/// | option | value | left out |
+/// |---|---|---|
+/// | `name` | `"email.send"`: the name that jobs are enqueued under | required |
+/// | `version` | text | the crate's version |
+/// | `description` | text | the function's doc comment |
+/// | `max_attempts` | attempts in all | 5 |
+/// | `initial_backoff` | `"10s"`: the wait after the first failed attempt | 10 s |
+/// | `multiplier` | by how much each further wait is longer, from 1 | 2 |
+/// | `max_backoff` | `"5m"`: the longest wait | 5 min |
+/// | `jitter` | share of the wait that is random, 0 to 1 | 0.2 |
+/// | `lease` | `"1m"`: how long a claim holds without renewal | the host's default |
+/// | `timeout` | `"1h"`: how long an attempt may run | the host's default |
+/// | `grace` | `"5s"`: from the abort signal to the hard stop | the host's default |
+/// | `concurrency` | attempts that one host runs at once | as many as it has slots |
+/// | `capabilities` | `["dir"]`: what to ask the operator for | nothing |
+///
+/// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked by
+/// the compiler. The operator's settings win over them.
+///
+/// See the documentation of `rouse_sdk` for a whole handler.
+#[proc_macro_attribute]
+pub fn handler(options: TokenStream, function: TokenStream) -> TokenStream {
+    expand::handler(options.into(), function.into()).into()
+}

@@ -6,6 +6,7 @@ use std::sync::{
     mpsc,
 };
 
+use rouse::store::{Store, connect::Connector};
 use tokio::sync::OnceCell;
 use tokio_postgres::{Client, NoTls};
 
@@ -44,6 +45,16 @@ impl TestDb {
         cluster::shared().url(&self.name)
     }
 
+    /// A store on it, with connections of its own.
+    pub(crate) fn store(&self) -> Store {
+        Store::new(self.connector().pool(4))
+    }
+
+    /// What a worker is started with.
+    pub(crate) fn connector(&self) -> Connector {
+        Connector::from_url(&self.url(), &|_| None).expect("a good connection string")
+    }
+
     /// A new connection to it, as the superuser.
     pub(crate) async fn client(&self) -> Client {
         connect(&self.url()).await
@@ -76,6 +87,10 @@ pub(crate) async fn connect(url: &str) -> Client {
 
 async fn make_template() {
     create(TEMPLATE, "template1").await;
+    let mut client = connect(&cluster::shared().url(TEMPLATE)).await;
+    rouse::store::migrate::run(&mut client)
+        .await
+        .expect("the template is migrated");
 }
 
 async fn create(name: &str, template: &str) {

@@ -4,6 +4,8 @@ mod cluster;
 pub(crate) mod database;
 mod host;
 
+pub(crate) mod worker;
+
 pub(crate) use cluster::{free_port, postgres_settings, scratch};
 pub(crate) use database::TestDb;
-pub(crate) use host::{Host, rouse_binary};
+pub(crate) use host::Host;

@@ -107,7 +107,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    pub(super) fn failed(target: String, source: tokio_postgres::Error) -> Self {
+    pub(in crate::store) fn failed(target: String, source: tokio_postgres::Error) -> Self {
         let why = chain(&source);
         Self::Failed {
             target,

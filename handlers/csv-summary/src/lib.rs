@@ -1,0 +1,119 @@
+//! Summarises the columns of a CSV.
+
+mod column;
+
+use std::fs::File;
+use std::io::{self, Read};
+
+use csv::{ErrorKind, ReaderBuilder, StringRecord};
+use rouse_sdk::{Ctx, Error, export, handler};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use column::{Column, Kind, Scalar};
+
+/// Ask for the abort, and report progress, once in so many rows.
+const ROWS_PER_CHECK: u64 = 10_000;
+
+/// What `csv.summary` takes: `csv` or `path`. The first row names the columns.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    /// The CSV itself.
+    pub csv: Option<String>,
+    /// A file in a granted directory.
+    pub path: Option<String>,
+    /// What separates the fields; a comma where it is left out.
+    pub delimiter: Option<char>,
+}
+
+/// What `csv.summary` gives back.
+#[derive(Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Summary {
+    /// Rows under the header.
+    pub rows: u64,
+    /// The columns, from left to right.
+    pub columns: Vec<Column>,
+}
+
+/// Summarises each column of a CSV: its kind, its range, its mean.
+#[handler(name = "csv.summary", timeout = "10m", capabilities = ["dir"])]
+pub fn summary(ctx: &Ctx, input: Input) -> Result<Summary, Error> {
+    let delimiter = match input.delimiter {
+        None => b',',
+        Some(delimiter) if delimiter.is_ascii() && !"\"\r\n".contains(delimiter) => delimiter as u8,
+        Some(other) => {
+            return Err(Error::permanent(format_args!(
+                "the delimiter {other:?} is none: it must be one ASCII character, and no quote or \
+                 line break"
+            ))
+            .kind("bad-payload"));
+        }
+    };
+    match (input.csv, input.path) {
+        (Some(csv), None) => summarise(ctx, csv.as_bytes(), delimiter),
+        (None, Some(path)) => {
+            let file = File::open(&path).map_err(|error| unreadable(&path, &error))?;
+            summarise(ctx, file, delimiter)
+        }
+        (Some(_), Some(_)) | (None, None) => {
+            Err(Error::permanent("the payload needs either `csv` or `path`").kind("bad-payload"))
+        }
+    }
+}
+
+fn summarise(ctx: &Ctx, csv: impl Read, delimiter: u8) -> Result<Summary, Error> {
+    let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(csv);
+    let mut columns: Vec<column::Tally> = reader
+        .headers()
+        .map_err(broken)?
+        .iter()
+        .map(column::Tally::new)
+        .collect();
+    if columns.is_empty() {
+        return Err(Error::permanent("the CSV is empty: it has no header").kind("bad-csv"));
+    }
+
+    let mut rows = 0;
+    let mut record = StringRecord::new();
+    while reader.read_record(&mut record).map_err(broken)? {
+        rows += 1;
+        for (column, field) in columns.iter_mut().zip(&record) {
+            column.add(field);
+        }
+        if rows % ROWS_PER_CHECK == 0
+            && let Some(reason) = ctx.abort().reason()
+        {
+            return Err(Error::retryable(format_args!(
+                "stopped after {rows} rows: {reason}"
+            )));
+        }
+    }
+    ctx.info(format_args!("{rows} rows of {} columns", columns.len()));
+    Ok(Summary {
+        rows,
+        columns: columns.into_iter().map(column::Tally::finish).collect(),
+    })
+}
+
+fn unreadable(path: &str, error: &io::Error) -> Error {
+    let message = format!(
+        "cannot read {path}: {error}. Is it there, and does rouse.toml grant its directory to \
+         csv.summary?"
+    );
+    Error::permanent(message).kind("unreadable-file")
+}
+
+/// A broken CSV stays broken; a read that failed half-way may work the next time.
+fn broken(error: csv::Error) -> Error {
+    let message = error.to_string();
+    match error.into_kind() {
+        ErrorKind::Io(error) => error.into(),
+        _ => Error::permanent(format_args!("the CSV is broken: {message}")).kind("bad-csv"),
+    }
+}
+
+export!(summary);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+//! `rouse dev`: everything in one process, and nothing to set up.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args as ClapArgs;
+use serde_json::json;
+
+use super::host::{Host, HostArgs};
+use super::postgres::PrivateArgs;
+use crate::config::Environment;
+use crate::store::connect::Connector;
+
+/// Options of `rouse dev`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    #[command(flatten)]
+    private: PrivateArgs,
+    #[command(flatten)]
+    host: HostArgs,
+
+    /// Where /healthz, /readyz and /metrics answer; port 0: any free one; `off`: nowhere
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
+    http: String,
+
+    /// Print events as JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Serves until a signal, then stops the private Postgres too.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let private = args.private.start().await?;
+    let host = Host::prepare(&args.host, &args.http).await?;
+    let connector = Connector::from_url(&private.url, &|name| Environment.get(name))?;
+    say_ready(&args, &private.url, private.tcp_url.as_deref(), &host)?;
+    let done = host.work(connector).await;
+    private.stop().await?;
+    done?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyhow::Result<()> {
+    let handlers = host.catalog.current();
+    let folder: PathBuf = std::path::absolute(&args.host.handlers)?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let event = json!({
+            "event": "ready",
+            "url": url,
+            "tcp_url": tcp_url,
+            "http": host.http_address().map(|address| format!("http://{address}")),
+            "handlers_dir": folder,
+            "handlers": handlers.names(),
+            "refused": handlers.refused.iter().map(|refusal| json!({"file": refusal.file, "why": refusal.why})).collect::<Vec<_>>(),
+        });
+        writeln!(out, "{event}")?;
+    } else {
+        writeln!(out, "postgres: {url}")?;
+        if let Some(url) = tcp_url {
+            writeln!(out, "postgres: {url}")?;
+        }
+        if let Some(address) = host.http_address() {
+            writeln!(out, "metrics:  http://{address}/metrics")?;
+        }
+        let names = handlers.names();
+        writeln!(
+            out,
+            "ready: {} handlers from {}",
+            names.len(),
+            folder.display()
+        )?;
+        for name in &names {
+            writeln!(out, "  {name}")?;
+        }
+        if names.is_empty() {
+            writeln!(
+                out,
+                "  none yet: put *.wasm files there (`cargo xtask handlers` builds those of this repository, `rouse new NAME` starts one of your own)"
+            )?;
+        }
+        let example = names.first().map_or("text.stats", String::as_str);
+        writeln!(
+            out,
+            "try: psql '{url}' -c \"SELECT rouse.enqueue('{example}', '{{}}')\""
+        )?;
+    }
+    out.flush().context("print that the host is ready")
+}

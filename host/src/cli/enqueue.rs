@@ -1,0 +1,100 @@
+//! `rouse enqueue`: one job, from the shell.
+
+use std::io::Read as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args as ClapArgs;
+use serde_json::json;
+
+use super::target::Target;
+use crate::store::Enqueue;
+
+/// Options of `rouse enqueue`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// The handler, for instance text.stats
+    handler: String,
+
+    /// The payload; `-` reads it from standard input
+    #[arg(value_name = "JSON", default_value = "{}")]
+    payload: String,
+
+    /// The queue; default: default
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+
+    /// Whose job it is
+    #[arg(long)]
+    tenant: Option<String>,
+
+    /// What triggers it
+    #[arg(long)]
+    source: Option<String>,
+
+    /// high, normal or low
+    #[arg(long)]
+    priority: Option<String>,
+
+    /// Not before this long from now, for instance 90s or 2h
+    #[arg(long = "in", value_name = "TIME", value_parser = humantime::parse_duration)]
+    delay: Option<Duration>,
+
+    /// How often it is tried in all; default: the handler's own
+    #[arg(long, value_name = "N")]
+    max_attempts: Option<i32>,
+
+    /// Unique among the live jobs of the handler: the id of the one that is there is printed
+    #[arg(long, value_name = "KEY")]
+    unique_key: Option<String>,
+
+    /// A tag that its worker must have (again for several)
+    #[arg(long = "tag", value_name = "TAG")]
+    tags: Vec<String>,
+
+    /// Print {"id": …}
+    #[arg(long)]
+    json: bool,
+}
+
+/// Enqueues and prints the id.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let payload = if args.payload == "-" {
+        let mut text = String::new();
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .context("read the payload from standard input")?;
+        text
+    } else {
+        args.payload
+    };
+    // A clear word here is better than Postgres's, which does not know about shells and quotes.
+    serde_json::from_str::<serde::de::IgnoredAny>(&payload)
+        .context("the payload is no JSON (is it quoted for the shell? '{\"text\": \"hello\"}')")?;
+    let store = args.target.store()?;
+    store.check_schema().await?;
+    let id = store
+        .enqueue(&Enqueue {
+            handler: args.handler,
+            payload,
+            queue: args.queue,
+            tenant: args.tenant,
+            source: args.source,
+            priority: args.priority,
+            delay_secs: args.delay.map(|delay| delay.as_secs_f64()),
+            max_attempts: args.max_attempts,
+            unique_key: args.unique_key,
+            tags: args.tags,
+        })
+        .await?;
+    if args.json {
+        println!("{}", json!({"id": id.0}));
+    } else {
+        println!("{id}");
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,213 @@
+//! What `rouse dev` and `rouse serve` have in common: a worker, its health over HTTP, and signals.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyhow::Context as _;
+use clap::Args;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::config::{Environment, File};
+use crate::http::{self, Metrics, Pages, Readiness, Report};
+use crate::sandbox::{Catalog, Sandbox};
+use crate::store::Store;
+use crate::store::connect::Connector;
+use crate::worker::{self, Health, Parts, Stop};
+
+/// Connections of the pool: claims, settlements, and two for everything else. Independent of how
+/// many attempts run.
+const POOL_SIZE: usize = 4;
+
+/// Options of a worker.
+#[derive(Debug, Clone, Args)]
+pub(super) struct HostArgs {
+    /// The folder with the handlers (*.wasm); it is watched
+    #[arg(long, value_name = "DIR", default_value = "handlers-wasm")]
+    pub(super) handlers: PathBuf,
+
+    /// Settings; default: ./rouse.toml, if there is one
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Serve only these queues (again for several); default: all
+    #[arg(long = "queue", value_name = "NAME")]
+    queues: Vec<String>,
+
+    /// How many attempts run at the same time; default: 4 for each core
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    slots: Option<u16>,
+
+    /// This worker's id: letters, digits, - and _; default: a random one
+    #[arg(long, value_name = "ID")]
+    worker_id: Option<String>,
+
+    /// Do not listen for notifications; the poll alone finds jobs
+    #[arg(long)]
+    no_notify: bool,
+
+    /// The longest wait between two polls, for instance 500ms or 10s (at most 60s); default: 2s
+    #[arg(long, value_name = "TIME", value_parser = poll_ceiling)]
+    poll_max: Option<std::time::Duration>,
+
+    /// After SIGTERM, how long running attempts may go on; default: 300s
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    drain_timeout: Option<std::time::Duration>,
+}
+
+fn poll_ceiling(text: &str) -> Result<std::time::Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let (min, max) = (
+        std::time::Duration::from_millis(1),
+        std::time::Duration::from_secs(60),
+    );
+    if (min..=max).contains(&time) {
+        Ok(time)
+    } else {
+        Err("must be between 1ms and 60s".into())
+    }
+}
+
+/// A host that has loaded its handlers, and has not begun to claim.
+pub(super) struct Host {
+    settings: worker::Settings,
+    sandbox: Arc<Sandbox>,
+    pub(super) catalog: Arc<Catalog>,
+    http: Option<TcpListener>,
+    metrics: Metrics,
+}
+
+impl Host {
+    /// Reads the settings, loads the handlers, opens the HTTP port (`off`: none).
+    pub(super) async fn prepare(args: &HostArgs, http: &str) -> anyhow::Result<Self> {
+        let (file, folder) = File::read(args.config.as_deref())?;
+        let mut settings = file.worker(Environment.hostname());
+        if !args.queues.is_empty() {
+            settings.queues.clone_from(&args.queues);
+        }
+        if let Some(slots) = args.slots {
+            settings.slots = slots.into();
+        }
+        if let Some(id) = &args.worker_id {
+            settings.worker_id.clone_from(id);
+        }
+        if let Some(time) = args.poll_max {
+            settings.poll_max = time;
+        }
+        if let Some(time) = args.drain_timeout {
+            settings.drain_timeout = time;
+        }
+        settings.notify &= !args.no_notify;
+
+        let http = match http {
+            "off" => None,
+            address => {
+                let address = address.parse().with_context(|| {
+                    format!("--http {address} is no ADDRESS:PORT, such as 127.0.0.1:8420, nor off")
+                })?;
+                Some(http::bind(address).await?)
+            }
+        };
+        let metrics = http::install_metrics()?;
+        std::fs::create_dir_all(&args.handlers).with_context(|| {
+            format!(
+                "cannot make the handlers folder {}",
+                args.handlers.display()
+            )
+        })?;
+        let mut sandbox = file.sandbox(&folder, settings.slots);
+        sandbox.attempts_max = settings.slots;
+        let sandbox = Sandbox::start(sandbox)?;
+        let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
+        let catalog = Arc::new(catalog);
+        settings.slots = settings.slots.min(sandbox.attempts_max());
+        Ok(Self {
+            settings,
+            sandbox,
+            catalog,
+            http,
+            metrics,
+        })
+    }
+
+    /// The address of the HTTP port.
+    pub(super) fn http_address(&self) -> Option<SocketAddr> {
+        self.http.as_ref()?.local_addr().ok()
+    }
+
+    /// Works until SIGTERM or SIGINT, and then until everything that runs has ended. A second signal
+    /// stops what runs.
+    pub(super) async fn work(self, connector: Connector) -> anyhow::Result<()> {
+        let store = Store::new(connector.pool(POOL_SIZE));
+        let stop = Stop::default();
+        tokio::spawn(stop_on_signals(stop.clone())?);
+        let health = Health::default();
+        let readiness = readiness(&health, &self.catalog, &stop);
+        let http_stop = CancellationToken::new();
+        let http = self.http.map(|listener| {
+            let pages = Pages {
+                readiness,
+                metrics: self.metrics,
+            };
+            tokio::spawn(http::serve(
+                listener,
+                pages,
+                http_stop.clone().cancelled_owned(),
+            ))
+        });
+        self.catalog.watch();
+        let parts = Parts {
+            store,
+            connector,
+            sandbox: self.sandbox,
+            catalog: self.catalog,
+        };
+        let done = worker::run(self.settings, parts, health, stop).await;
+        http_stop.cancel();
+        if let Some(http) = http {
+            http.await?.context("the HTTP server has failed")?;
+        }
+        done
+    }
+}
+
+/// What `/readyz` says, from what is known.
+fn readiness(health: &Health, catalog: &Arc<Catalog>, stop: &Stop) -> Readiness {
+    let (health, catalog, stop) = (health.clone(), catalog.clone(), stop.clone());
+    Readiness::new(move || {
+        let database = match health.database_answers.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err("the database does not answer".to_string()),
+        };
+        let handlers = match catalog.current().names().is_empty() {
+            false => Ok(()),
+            true => Err("no handler is loaded".to_string()),
+        };
+        Report::new(database, handlers, stop.is_stopping())
+    })
+}
+
+/// Handlers are installed at once; the future waits for the signals.
+fn stop_on_signals(stop: Stop) -> anyhow::Result<impl Future<Output = ()>> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        let mut next = async || {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = int.recv() => {}
+            }
+        };
+        next().await;
+        info!(
+            "stopping: nothing more is claimed, what runs is finished (a second signal stops that too)"
+        );
+        stop.drain();
+        next().await;
+        stop.now();
+    })
+}

@@ -1,0 +1,143 @@
+//! `rouse job`: what is known of one job.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+use comfy_table::{Table, presets};
+use serde_json::Value;
+
+use super::target::Target;
+use super::text::plain;
+use crate::job::JobId;
+use crate::store::JobView;
+
+/// How often a waiting command looks.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// There is no such job (any more).
+const EXIT_UNKNOWN: u8 = 3;
+/// The job has ended, and not in success.
+const EXIT_UNSUCCESSFUL: u8 = 4;
+/// The job had not ended in time.
+const EXIT_TIMEOUT: u8 = 5;
+
+/// Options of `rouse job`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Exit codes: 0 found (with --wait: succeeded) · 3 no such job · with --wait also
+4 ended without success · 5 not ended in time")]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// The job's id, as rouse.enqueue returned it
+    id: i64,
+
+    /// Wait until it has ended
+    #[arg(long)]
+    wait: bool,
+
+    /// With --wait: for at most this long
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration, requires = "wait")]
+    timeout: Duration,
+
+    /// Print everything as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows the job, after its end if that is wished for.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let store = args.target.store()?;
+    store.check_schema().await?;
+    let deadline = tokio::time::Instant::now() + args.timeout;
+    let (job, code) = loop {
+        let Some(job) = store.job(JobId(args.id)).await? else {
+            eprintln!(
+                "rouse: no job {}: it was never enqueued (or its transaction is not committed), or it finished so long ago that it is not kept any more",
+                args.id
+            );
+            return Ok(ExitCode::from(EXIT_UNKNOWN));
+        };
+        match job.state.as_str() {
+            _ if !args.wait => break (job, 0),
+            "succeeded" => break (job, 0),
+            "queued" | "running" if tokio::time::Instant::now() >= deadline => {
+                break (job, EXIT_TIMEOUT);
+            }
+            "queued" | "running" => tokio::time::sleep(LOOK_EVERY).await,
+            // The words come from the database: failed, timed_out, cancelled.
+            _ => break (job, EXIT_UNSUCCESSFUL),
+        }
+    };
+    if args.json {
+        println!("{}", job.record);
+    } else {
+        println!("{}", show(&job));
+    }
+    Ok(ExitCode::from(code))
+}
+
+fn show(job: &JobView) -> String {
+    let record = &job.record;
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    for key in [
+        "id",
+        "handler",
+        "queue",
+        "priority",
+        "state",
+        "tenant",
+        "source",
+        "attempt",
+        "max_attempts",
+        "requested_at",
+        "available_at",
+        "claimed_at",
+        "started_at",
+        "finished_at",
+        "payload",
+        "result",
+    ] {
+        if let Some(value) = record.get(key).filter(|value| !value.is_null()) {
+            table.add_row([key.to_string(), cell(value)]);
+        }
+    }
+    let mut text = table.trim_fmt();
+    if let Some(error) = record.get("error").filter(|error| !error.is_null()) {
+        text.push_str("\n\nerror\n");
+        for key in ["kind", "guest_kind", "message", "location", "details"] {
+            if let Some(value) = error.get(key) {
+                text.push_str(&format!("  {key}: {}\n", cell(value)));
+            }
+        }
+        for frame in error["backtrace"].as_array().into_iter().flatten() {
+            text.push_str(&format!("    {}\n", cell(frame)));
+        }
+    }
+    text.push_str("\n\nhistory\n");
+    let mut history = Table::new();
+    history.load_preset(presets::NOTHING);
+    for event in record["history"].as_array().into_iter().flatten() {
+        let word = |key: &str| event.get(key).map(cell).unwrap_or_default();
+        let why = event.get("detail").and_then(|detail| detail.get("message"));
+        history.add_row([
+            word("at"),
+            word("event"),
+            word("attempt"),
+            word("worker"),
+            why.map(cell).unwrap_or_default(),
+        ]);
+    }
+    text.push_str(&history.trim_fmt());
+    text
+}
+
+fn cell(value: &Value) -> String {
+    match value {
+        Value::String(text) => plain(text),
+        other => plain(&other.to_string()),
+    }
+}

@@ -1,0 +1,69 @@
+//! `rouse migrate`: brings schema `rouse` up to date.
+
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+use serde_json::json;
+
+use super::target::Target;
+use crate::store::migrate;
+
+/// Options of `rouse migrate`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// Only say whether something is to do; exit 1 if so
+    #[arg(long)]
+    check: bool,
+
+    /// Print the SQL that creates the roles, for an administrator to run; needs no database
+    #[arg(long, conflicts_with = "check")]
+    roles_sql: bool,
+
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Migrates, checks, or prints.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if args.roles_sql {
+        print!("{}", migrate::ROLES_SQL);
+        println!(
+            "-- Then let the user who runs `rouse migrate` act as the owner, and create the schema:"
+        );
+        println!(
+            "--   GRANT rouse_owner TO the_user; GRANT CREATE ON DATABASE the_database TO the_user, rouse_owner;"
+        );
+        println!(
+            "-- and give the others their roles: GRANT rouse_worker TO …; GRANT rouse_producer TO …;"
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut client = args.target.connector()?.client().await?;
+    if args.check {
+        migrate::check(&client).await?;
+        println!("the database is up to date");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let report = migrate::run(&mut client).await?;
+    if args.json {
+        println!(
+            "{}",
+            json!({"applied": report.applied, "version": report.version})
+        );
+    } else if report.applied.is_empty() {
+        println!(
+            "nothing to do: the database is at version {}",
+            report.version
+        );
+    } else {
+        for name in &report.applied {
+            println!("applied {name}");
+        }
+        println!("the database is at version {}", report.version);
+    }
+    Ok(ExitCode::SUCCESS)
+}

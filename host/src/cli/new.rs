@@ -1,0 +1,205 @@
+//! `rouse new NAME`: writes a handler crate that builds, tests and runs as it stands.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args as ClapArgs;
+
+/// What a new crate consists of: the path of each file, with its template.
+const FILES: [(&str, &str); 4] = [
+    ("Cargo.toml", include_str!("new/Cargo.toml.in")),
+    ("src/lib.rs", include_str!("new/lib.rs.in")),
+    ("README.md", include_str!("new/README.md.in")),
+    (".gitignore", "/target\n/handlers-wasm\n"),
+];
+
+/// The SDK beside this crate, where the host was built from its repository.
+const SDK_IN_REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sdk");
+
+/// Longer names make paths that some tools cannot follow.
+const NAME_CHARS_MAX: usize = 64;
+
+/// Names that Cargo or the compiler would not take for a library, or that a dependency has.
+const TAKEN: &[&str] = &[
+    "abstract",
+    "alloc",
+    "as",
+    "async",
+    "await",
+    "become",
+    "box",
+    "break",
+    "const",
+    "continue",
+    "core",
+    "crate",
+    "do",
+    "dyn",
+    "else",
+    "enum",
+    "extern",
+    "false",
+    "final",
+    "fn",
+    "for",
+    "gen",
+    "if",
+    "impl",
+    "in",
+    "let",
+    "loop",
+    "macro",
+    "match",
+    "mod",
+    "move",
+    "mut",
+    "override",
+    "priv",
+    "proc-macro",
+    "pub",
+    "ref",
+    "return",
+    "rouse-sdk",
+    "schemars",
+    "self",
+    "serde",
+    "static",
+    "std",
+    "struct",
+    "super",
+    "test",
+    "trait",
+    "true",
+    "try",
+    "type",
+    "typeof",
+    "unsafe",
+    "unsized",
+    "use",
+    "virtual",
+    "where",
+    "while",
+    "yield",
+];
+
+/// Options of `rouse new`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    /// The crate's name, such as greet; also its handler's
+    name: String,
+
+    /// The folder to make it in
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    into: PathBuf,
+
+    /// The SDK's folder, where it is not the published one
+    #[arg(long, value_name = "DIR")]
+    sdk: Option<PathBuf>,
+}
+
+/// Writes the crate, and says what to do with it.
+pub(super) fn run(args: &Args) -> Result<ExitCode> {
+    let folder = new(&args.name, &args.into, args.sdk.as_deref())?;
+    println!(
+        "wrote {0}\nnext: cd {0} && cargo test; README.md there has the rest",
+        folder.display()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the crate `name` into `parent`, and gives back its folder. It depends on the SDK at
+/// `sdk_path`; without one on that of the repository that this host was built from, and where
+/// that is gone on the published one.
+///
+/// # Errors
+/// Where the name is not one, where something of that name is there already, where there is no
+/// SDK at `sdk_path`, and where the files cannot be written. Then nothing is left behind.
+pub fn new(name: &str, parent: &Path, sdk_path: Option<&Path>) -> Result<PathBuf> {
+    check_name(name)?;
+    let folder = parent.join(name);
+    ensure!(
+        folder.symlink_metadata().is_err(),
+        "{} is there already: choose another name, or remove it",
+        folder.display()
+    );
+    let sdk = sdk_dependency(sdk_path)?;
+    let fill = |template: &str| {
+        template
+            .replace("{name}", name)
+            .replace("{lib}", &name.replace('-', "_"))
+            .replace("{sdk}", &sdk)
+    };
+
+    // Written beside its place and renamed, so that nobody ever sees half of it.
+    let part = parent.join(format!(".{name}.{}.part", std::process::id()));
+    let written = write_all(&part, fill).and_then(|()| {
+        fs::rename(&part, &folder).with_context(|| format!("move it to {}", folder.display()))
+    });
+    if let Err(error) = written {
+        // What cannot be removed could perhaps not be made either; the first error counts.
+        let _ = fs::remove_dir_all(&part);
+        return Err(error.context(format!("cannot write the crate {name}")));
+    }
+    Ok(folder)
+}
+
+fn write_all(part: &Path, fill: impl Fn(&str) -> String) -> Result<()> {
+    fs::create_dir(part).with_context(|| format!("make {}", part.display()))?;
+    fs::create_dir(part.join("src")).context("make its src folder")?;
+    for (path, template) in FILES {
+        fs::write(part.join(path), fill(template)).with_context(|| format!("write {path}"))?;
+    }
+    Ok(())
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let is_word = |word: &str| !word.is_empty() && word.chars().all(plain);
+    let good = name.len() <= NAME_CHARS_MAX
+        && name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.split(['-', '_']).all(is_word);
+    if !good {
+        bail!(
+            "`{name}` is no crate name: write 1 to {NAME_CHARS_MAX} of a-z, 0-9, - and _, a letter \
+             first, for instance `send-email`. (The handler in it may be called `email.send`: \
+             change that in src/lib.rs)"
+        );
+    }
+    ensure!(
+        !TAKEN.contains(&name.replace('_', "-").as_str()),
+        "`{name}` is taken by Rust or by a dependency: choose another name"
+    );
+    Ok(())
+}
+
+/// The right-hand side of `rouse-sdk = …`.
+fn sdk_dependency(sdk_path: Option<&Path>) -> Result<String> {
+    let found = match sdk_path {
+        Some(path) => Some(path.canonicalize().with_context(|| {
+            format!(
+                "there is no SDK at {}: give the folder sdk of the repository",
+                path.display()
+            )
+        })?),
+        None => Path::new(SDK_IN_REPOSITORY).canonicalize().ok(),
+    };
+    let Some(path) = found else {
+        return Ok(format!("\"{}\"", env!("CARGO_PKG_VERSION")));
+    };
+    let is_sdk = fs::read_to_string(path.join("Cargo.toml"))
+        .is_ok_and(|manifest| manifest.contains("name = \"rouse-sdk\""));
+    ensure!(
+        is_sdk,
+        "{} is not the SDK: give the folder sdk of the repository",
+        path.display()
+    );
+    let text = path
+        .to_str()
+        .with_context(|| format!("{} is no UTF-8, which Cargo.toml needs", path.display()))?;
+    Ok(format!("{{ path = {} }}", toml::Value::from(text)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! `rouse postgres`: the private Postgres alone, and what `rouse dev` does to start it.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args as ClapArgs;
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::target::data_dir;
+use crate::config::Environment;
+use crate::postgres::{Server, Settings};
+use crate::store::connect::Connector;
+use crate::store::migrate;
+
+/// The database that the private Postgres is used for.
+pub(super) const DATABASE: &str = "rouse";
+
+/// Options of the private Postgres.
+#[derive(Debug, Clone, ClapArgs)]
+pub(super) struct PrivateArgs {
+    /// Where it keeps its data; default: $ROUSE_DATA_DIR, else ./.rouse/pg
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+
+    /// Also open this port on 127.0.0.1, with a password, for clients that cannot use sockets
+    #[arg(long, value_name = "PORT")]
+    pg_port: Option<u16>,
+}
+
+/// Options of `rouse postgres`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    #[command(flatten)]
+    private: PrivateArgs,
+
+    /// Print events as JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// A private Postgres that runs, migrated.
+pub(super) struct Private {
+    server: Server,
+    pub(super) url: String,
+    pub(super) tcp_url: Option<String>,
+}
+
+impl PrivateArgs {
+    /// Starts it, makes its database, migrates.
+    pub(super) async fn start(&self) -> anyhow::Result<Private> {
+        let mut settings = Settings::new(data_dir(self.data_dir.as_deref()));
+        settings.port = self.pg_port;
+        settings.search.pinned = Environment.get("ROUSE_PG_BIN").map(PathBuf::from);
+        settings.search.path = Environment.get("PATH").map(Into::into);
+        settings.search.download = true;
+        let server = tokio::task::spawn_blocking(move || Server::start(&settings)).await??;
+        let admin = Connector::from_url(&server.url("postgres"), &|_| None)?;
+        let client = admin.client().await?;
+        let there = client
+            .query_opt("SELECT FROM pg_database WHERE datname = $1", &[&DATABASE])
+            .await?;
+        if there.is_none() {
+            client
+                .batch_execute(&format!("CREATE DATABASE {DATABASE}"))
+                .await?;
+        }
+        let url = server.url(DATABASE);
+        let mut client = Connector::from_url(&url, &|_| None)?.client().await?;
+        migrate::run(&mut client).await?;
+        let tcp_url = server.tcp_url(DATABASE);
+        Ok(Private {
+            server,
+            url,
+            tcp_url,
+        })
+    }
+}
+
+impl Private {
+    /// Stops the server and waits for it.
+    pub(super) async fn stop(self) -> anyhow::Result<()> {
+        tokio::task::spawn_blocking(move || self.server.stop())
+            .await
+            .context("stop the private Postgres")
+    }
+}
+
+/// Runs it until a signal.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    let private = args.private.start().await?;
+    {
+        let mut out = std::io::stdout().lock();
+        if args.json {
+            let event = json!({"event": "ready", "url": private.url, "tcp_url": private.tcp_url});
+            writeln!(out, "{event}")?;
+        } else {
+            for url in [Some(&private.url), private.tcp_url.as_ref()]
+                .into_iter()
+                .flatten()
+            {
+                writeln!(out, "postgres: {url}")?;
+            }
+        }
+        out.flush()?;
+    }
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    private.stop().await?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,43 @@
+//! `rouse serve`: a worker on somebody's database.
+
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+use tracing::info;
+
+use super::host::{Host, HostArgs};
+use super::target::Target;
+use crate::store::Store;
+
+/// Options of `rouse serve`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+    #[command(flatten)]
+    host: HostArgs,
+
+    /// Where /healthz, /readyz and /metrics answer; `off`: nowhere
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8420")]
+    http: String,
+}
+
+/// Serves until a signal.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let connector = args.target.connector()?;
+    // Before anything is compiled: the mistakes of the first day.
+    Store::new(connector.pool(1)).check_schema().await?;
+    let host = Host::prepare(&args.host, &args.http).await?;
+    let handlers = host.catalog.current();
+    info!(
+        handlers = handlers.names().join(", "),
+        refused = handlers.refused.len(),
+        folder = %args.host.handlers.display(),
+        "serving"
+    );
+    if let Some(address) = host.http_address() {
+        info!("health and metrics on http://{address}");
+    }
+    host.work(connector).await?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,58 @@
+//! Which database a command speaks to.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+
+use super::postgres::DATABASE;
+use crate::config::Environment;
+use crate::postgres::running_url;
+use crate::store::Store;
+use crate::store::connect::{ConnectError, Connector};
+
+/// Where `rouse dev` keeps its Postgres, seen from the working directory.
+pub(super) const DATA_DIR: &str = ".rouse/pg";
+
+/// Which database a command speaks to.
+#[derive(Debug, Clone, Args)]
+pub(super) struct Target {
+    /// The database; default: $DATABASE_URL, else a `rouse dev` that runs in this folder
+    #[arg(long, value_name = "URL")]
+    pub(super) database_url: Option<String>,
+}
+
+impl Target {
+    pub(super) fn connector(&self) -> anyhow::Result<Connector> {
+        let url = self
+            .database_url
+            .clone()
+            .or_else(|| Environment.database_url());
+        let env = |name: &str| Environment.get(name);
+        match Connector::new(url.as_deref(), &env) {
+            Err(ConnectError::NoDatabase) => {
+                let url = running_url(&data_dir(None), DATABASE).with_context(|| {
+                    format!(
+                        "no database: set DATABASE_URL or give --database-url, or start `rouse dev` in this folder \
+                         (looked for its server in {})",
+                        data_dir(None).display()
+                    )
+                })?;
+                Ok(Connector::from_url(&url, &env)?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    pub(super) fn store(&self) -> anyhow::Result<Store> {
+        Ok(Store::new(self.connector()?.pool(1)))
+    }
+}
+
+/// The private Postgres's folder: the option, else $ROUSE_DATA_DIR, else `./.rouse/pg`.
+pub(super) fn data_dir(option: Option<&Path>) -> PathBuf {
+    option
+        .map(Path::to_path_buf)
+        .or_else(|| Environment.data_dir())
+        .unwrap_or_else(|| DATA_DIR.into())
+}

@@ -1,0 +1,105 @@
+//! `rouse:handler/context`: the abort signal, the log, the progress of an attempt.
+
+use wasmtime::component::Resource;
+use wasmtime_wasi::async_trait;
+use wasmtime_wasi::p2::{DynPollable, Pollable, subscribe};
+
+use crate::job;
+use crate::sandbox::AbortHandle;
+use crate::sandbox::bindings::rouse::handler::context::{Host, HostAbortSignal};
+use crate::sandbox::bindings::rouse::handler::types::{self, AbortReason, Level};
+use crate::sandbox::state::{AttemptState, Panic};
+
+use super::log::printable;
+
+/// Panic messages are stored with the attempt; a longer one is cut.
+const PANIC_CHARS_MAX: usize = 4 << 10;
+
+/// The step of a progress report is one line of a listing.
+const STEP_CHARS_MAX: usize = 200;
+
+/// The guest's view of its [`AbortHandle`].
+#[expect(unreachable_pub, reason = "the generated bindings re-export it")]
+pub struct AbortSignal(AbortHandle);
+
+/// Ready from the moment that the attempt has to stop.
+struct Turned(AbortHandle);
+
+#[async_trait]
+impl Pollable for Turned {
+    async fn ready(&mut self) {
+        self.0.turned().await;
+    }
+}
+
+impl types::Host for AttemptState {}
+
+impl Host for AttemptState {
+    fn abort(&mut self) -> wasmtime::Result<Resource<AbortSignal>> {
+        Ok(self.table.push(AbortSignal(self.abort.clone()))?)
+    }
+
+    fn log(&mut self, level: Level, message: String) -> wasmtime::Result<()> {
+        let level = match level {
+            Level::Trace => tracing::Level::TRACE,
+            Level::Debug => tracing::Level::DEBUG,
+            Level::Info => tracing::Level::INFO,
+            Level::Warn => tracing::Level::WARN,
+            Level::Error => tracing::Level::ERROR,
+        };
+        self.log.message(level, &message);
+        Ok(())
+    }
+
+    fn progress(&mut self, percent: u8, step: String) -> wasmtime::Result<()> {
+        let step = printable(&step, STEP_CHARS_MAX);
+        self.log.progress(percent.min(100), &step);
+        Ok(())
+    }
+
+    // Answered after an abort too: it is how the host learns why the trap that follows came.
+    fn panicked(&mut self, message: String, location: String) -> wasmtime::Result<()> {
+        self.panic = Some(Panic {
+            message: message.chars().take(PANIC_CHARS_MAX).collect(),
+            location: printable(&location, PANIC_CHARS_MAX),
+        });
+        Ok(())
+    }
+}
+
+impl HostAbortSignal for AttemptState {
+    fn reason(&mut self, signal: Resource<AbortSignal>) -> wasmtime::Result<Option<AbortReason>> {
+        let reason = self.table.get(&signal)?.0.reason();
+        Ok(reason.map(|reason| match reason {
+            job::AbortReason::TakenByAnotherWorker => AbortReason::TakenByAnotherWorker,
+            job::AbortReason::AlreadyCompleted => AbortReason::AlreadyCompleted,
+            job::AbortReason::NotFound => AbortReason::NotFound,
+            job::AbortReason::Error => AbortReason::Error,
+            job::AbortReason::TimedOut => AbortReason::TimedOut,
+            job::AbortReason::Cancelled => AbortReason::Cancelled,
+            job::AbortReason::Shutdown => AbortReason::Shutdown,
+        }))
+    }
+
+    fn grace_remaining_ms(
+        &mut self,
+        signal: Resource<AbortSignal>,
+    ) -> wasmtime::Result<Option<u64>> {
+        let remaining = self.table.get(&signal)?.0.grace_remaining();
+        Ok(remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)))
+    }
+
+    fn subscribe(
+        &mut self,
+        signal: Resource<AbortSignal>,
+    ) -> wasmtime::Result<Resource<DynPollable>> {
+        let turned = Turned(self.table.get(&signal)?.0.clone());
+        let turned = self.table.push(turned)?;
+        subscribe(&mut self.table, turned)
+    }
+
+    fn drop(&mut self, signal: Resource<AbortSignal>) -> wasmtime::Result<()> {
+        self.table.delete(signal)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,12 @@
+//! What the host offers to a guest, one file for each capability.
+
+mod context;
+mod files;
+mod log;
+mod output;
+
+#[expect(unreachable_pub, reason = "the generated bindings re-export it")]
+pub use context::AbortSignal;
+pub(super) use files::guard_files;
+pub(super) use log::{GuestLog, Speaker, printable};
+pub(super) use output::{GuestOutput, Stream};

@@ -1,0 +1,107 @@
+//! Standard output and standard error of a guest: lines in the host's log.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use tokio::io::AsyncWrite;
+use tracing::Level;
+use wasmtime_wasi::async_trait;
+use wasmtime_wasi::cli::{IsTerminal, StdoutStream};
+use wasmtime_wasi::p2::{OutputStream, Pollable, StreamResult};
+
+use super::GuestLog;
+
+/// How much a guest may hand over in one write.
+const WRITE_BYTES_MAX: usize = 64 << 10;
+
+/// Which of the two.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::sandbox) enum Stream {
+    /// Standard output.
+    Output,
+    /// Standard error.
+    Error,
+}
+
+impl Stream {
+    pub(super) fn level(self) -> Level {
+        match self {
+            Self::Output => Level::INFO,
+            Self::Error => Level::WARN,
+        }
+    }
+}
+
+/// One of the two, on its way into the log. Writing to it never fails: a `println!` that failed
+/// would panic.
+#[derive(Debug, Clone)]
+pub(in crate::sandbox) struct GuestOutput {
+    log: Arc<GuestLog>,
+    stream: Stream,
+}
+
+impl GuestOutput {
+    pub(in crate::sandbox) fn new(log: Arc<GuestLog>, stream: Stream) -> Self {
+        Self { log, stream }
+    }
+}
+
+impl IsTerminal for GuestOutput {
+    fn is_terminal(&self) -> bool {
+        false
+    }
+}
+
+impl StdoutStream for GuestOutput {
+    fn async_stream(&self) -> Box<dyn AsyncWrite + Send + Sync> {
+        Box::new(self.clone())
+    }
+
+    // Straight into the log: the default would start a task for each stream, and lose what a
+    // stopped guest wrote last.
+    fn p2_stream(&self) -> Box<dyn OutputStream> {
+        Box::new(self.clone())
+    }
+}
+
+#[async_trait]
+impl Pollable for GuestOutput {
+    async fn ready(&mut self) {}
+}
+
+impl OutputStream for GuestOutput {
+    fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
+        self.log.print(self.stream, &bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> StreamResult<()> {
+        Ok(())
+    }
+
+    fn check_write(&mut self) -> StreamResult<usize> {
+        Ok(WRITE_BYTES_MAX)
+    }
+}
+
+impl AsyncWrite for GuestOutput {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.log.print(self.stream, bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}

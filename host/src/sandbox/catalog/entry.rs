@@ -1,0 +1,100 @@
+//! What is known of one file of the folder.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Handler;
+use super::file::Stamp;
+use crate::sandbox::{Digest, Module, Sandbox};
+
+/// What is known of one file of the folder.
+#[derive(Default)]
+pub(super) struct Entry {
+    /// The file as it was when it was last looked into.
+    pub(super) seen: Option<Stamp>,
+    /// The file as it is now, and since when it is like that.
+    pub(super) fresh: Option<(Stamp, Instant)>,
+    pub(super) serving: Option<Serving>,
+    /// A good version that waits for another file to give up a name, and its place in the line.
+    pub(super) waiting: Option<(u64, Arc<Module>)>,
+    pub(super) refused: Option<String>,
+    pub(super) refused_digest: Option<Digest>,
+}
+
+/// A module that serves.
+pub(super) struct Serving {
+    pub(super) module: Arc<Module>,
+    pub(super) handlers: Vec<Arc<Handler>>,
+}
+
+impl Entry {
+    /// The good versions that are known.
+    pub(super) fn modules(&self) -> impl Iterator<Item = &Arc<Module>> {
+        let serving = self.serving.iter().map(|serving| &serving.module);
+        serving.chain(self.waiting.iter().map(|(_, module)| module))
+    }
+
+    /// Nothing is wrong with the file any more.
+    pub(super) fn accept(&mut self) {
+        self.refused = None;
+        self.refused_digest = None;
+    }
+
+    /// Something is wrong with the file. A digest says that it is its contents, which need not be
+    /// looked at twice.
+    pub(super) fn refuse(&mut self, file: &str, why: String, digest: Option<Digest>) {
+        tracing::warn!(
+            file,
+            last_good_serves = self.serving.is_some(),
+            "module refused: {why}"
+        );
+        self.refused = Some(why);
+        if digest.is_some() {
+            self.waiting = None;
+        }
+        self.refused_digest = digest;
+    }
+
+    /// Lets a module serve in the place of the last one.
+    pub(super) fn serve(&mut self, serving: Serving) {
+        let module = &serving.module;
+        tracing::info!(
+            file = module.file,
+            digest = %module.digest,
+            handlers = serving.handlers.len(),
+            "module serves"
+        );
+        for handler in &serving.handlers {
+            if !handler.manifest.capabilities.is_empty() && handler.grants.is_empty() {
+                tracing::warn!(
+                    file = module.file,
+                    handler = handler.manifest.name,
+                    asks_for = handler.manifest.capabilities.join(", "),
+                    "the handler asks for something that is not granted to it; grant it in rouse.toml"
+                );
+            }
+        }
+        self.serving = Some(serving);
+        self.waiting = None;
+        self.accept();
+    }
+}
+
+impl Serving {
+    /// Gives the module's handlers what the operator grants them.
+    pub(super) fn new(sandbox: &Sandbox, module: Arc<Module>) -> Self {
+        let handlers = module
+            .manifest
+            .handlers
+            .iter()
+            .map(|manifest| {
+                Arc::new(Handler {
+                    manifest: manifest.clone(),
+                    module: module.clone(),
+                    grants: sandbox.settings().grants.of(&manifest.name),
+                })
+            })
+            .collect();
+        Self { module, handlers }
+    }
+}

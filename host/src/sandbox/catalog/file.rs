@@ -1,0 +1,109 @@
+//! One file of the folder: how it looks from outside, and its bytes.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// How a file looks from outside. Whoever writes to a file, or puts another in its place,
+/// changes this.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified_at: SystemTime,
+    changed_at: (i64, i64),
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> io::Result<Self> {
+        Ok(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            modified_at: metadata.modified()?,
+            changed_at: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+
+    /// How long ago it was written to; zero where its clock is ahead of ours.
+    pub(super) fn age(&self) -> Duration {
+        self.modified_at.elapsed().unwrap_or(Duration::ZERO)
+    }
+}
+
+/// A file in the folder.
+pub(super) struct Listed {
+    pub(super) path: PathBuf,
+    pub(super) stamp: Stamp,
+}
+
+/// The files that could be modules, by name. Hidden ones are left out: copying tools write to
+/// such names before they rename.
+///
+/// # Errors
+/// When the folder cannot be listed.
+pub(super) fn list(dir: &Path) -> Result<BTreeMap<String, Listed>, String> {
+    let mut listed = BTreeMap::new();
+    for entry in fs::read_dir(dir).map_err(|error| error.to_string())? {
+        let path = entry.map_err(|error| error.to_string())?.path();
+        let is_wasm = path
+            .extension()
+            .is_some_and(|end| end == "wasm" || end == "cwasm");
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        if !is_wasm || name.starts_with('.') {
+            continue;
+        }
+        // A file that is gone again by now, or a link to nowhere, is no file.
+        let Ok(metadata) = fs::metadata(&path) else {
+            continue;
+        };
+        if metadata.is_file() {
+            let stamp = Stamp::of(&metadata).map_err(|error| error.to_string())?;
+            listed.insert(name, Listed { path, stamp });
+        }
+    }
+    Ok(listed)
+}
+
+/// The bytes of a file; none when it changed since it was listed.
+///
+/// # Errors
+/// A sentence that begins with "it …".
+pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>, String> {
+    if listed.path.extension().is_some_and(|end| end == "cwasm") {
+        return Err(
+            "it is compiled code, which cannot be trusted; put the .wasm there that it was made of"
+                .into(),
+        );
+    }
+    let too_large = || {
+        format!(
+            "it has {} bytes; {bytes_max} are allowed; build it with optimisation and without \
+             debug information",
+            listed.stamp.bytes
+        )
+    };
+    if listed.stamp.bytes > bytes_max as u64 {
+        return Err(too_large());
+    }
+    let read = || -> io::Result<Option<Vec<u8>>> {
+        let file = File::open(&listed.path)?;
+        let mut bytes = Vec::with_capacity(usize::try_from(listed.stamp.bytes).unwrap_or(0));
+        (&file).take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
+        let unchanged = Stamp::of(&file.metadata()?)? == listed.stamp;
+        Ok(unchanged.then_some(bytes))
+    };
+    match read() {
+        Ok(bytes) => Ok(bytes),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("it cannot be read: {error}")),
+    }
+}

@@ -1,0 +1,158 @@
+//! The handlers that a folder of WebAssembly files offers.
+
+mod entry;
+mod file;
+mod folder;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+use anyhow::{Context, bail};
+use arc_swap::ArcSwap;
+use tokio::sync::watch as channel;
+
+use self::folder::{Folder, Trust};
+use super::{Grant, HandlerManifest, Module, Sandbox};
+
+/// A handler that can run.
+#[derive(Debug)]
+pub struct Handler {
+    /// What its module says of it.
+    pub manifest: HandlerManifest,
+    /// The module that it is in.
+    pub module: Arc<Module>,
+    pub(super) grants: Vec<Grant>,
+}
+
+impl Handler {
+    /// The directories that the operator has granted to it.
+    pub fn grants(&self) -> &[Grant] {
+        &self.grants
+    }
+}
+
+/// A file that is not served, or not in its newest version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The file's name in the folder.
+    pub file: String,
+    /// Why; a sentence that begins with "it …".
+    pub why: String,
+    /// True when the last good version of the file still serves.
+    pub last_good_serves: bool,
+}
+
+/// What a folder offers at one moment. Never changes; a running attempt keeps its handler.
+#[derive(Debug, Default)]
+pub struct HandlerSet {
+    /// The handlers by name.
+    pub handlers: BTreeMap<String, Arc<Handler>>,
+    /// What was refused, by file name.
+    pub refused: Vec<Refusal>,
+}
+
+impl HandlerSet {
+    /// The handler of that name.
+    pub fn get(&self, name: &str) -> Option<&Arc<Handler>> {
+        self.handlers.get(name)
+    }
+
+    /// The names of the handlers, in order.
+    pub fn names(&self) -> Vec<String> {
+        self.handlers.keys().cloned().collect()
+    }
+}
+
+/// The handlers that a folder offers, kept in step with it.
+///
+/// Files named `*.wasm` count. A broken one is refused with a reason, while its last good
+/// version and all other files serve. Of two files with one handler name, the later is refused
+/// until the other is gone.
+pub struct Catalog {
+    published: Arc<Published>,
+    /// Here until [`watch`](Self::watch) takes it.
+    folder: Mutex<Option<Folder>>,
+    watcher: Mutex<Option<mpsc::Sender<watch::Wake>>>,
+}
+
+struct Published {
+    current: ArcSwap<HandlerSet>,
+    version: channel::Sender<u64>,
+}
+
+impl Catalog {
+    /// Loads everything that is in the folder now. What is broken is in
+    /// [`HandlerSet::refused`] and in the log.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub async fn open(sandbox: Arc<Sandbox>, dir: impl AsRef<Path>) -> anyhow::Result<Self> {
+        let dir = dir.as_ref().to_owned();
+        tokio::task::spawn_blocking(move || Self::open_blocking(sandbox, dir))
+            .await
+            .context("load the handlers folder")?
+    }
+
+    fn open_blocking(sandbox: Arc<Sandbox>, dir: PathBuf) -> anyhow::Result<Self> {
+        if !dir.is_dir() {
+            bail!(
+                "there is no handlers folder {}; create it, or name another with --handlers",
+                dir.display()
+            );
+        }
+        let mut folder = Folder::new(sandbox, dir);
+        // A host that has just been started has nothing better to do than to read what is there,
+        // however fresh it is.
+        folder.scan(&Trust::Everything);
+        let published = Published {
+            current: ArcSwap::from_pointee(folder.handlers()),
+            version: channel::Sender::new(0),
+        };
+        Ok(Self {
+            published: Arc::new(published),
+            folder: Mutex::new(Some(folder)),
+            watcher: Mutex::new(None),
+        })
+    }
+
+    /// Follows the folder from now on, on a thread of its own, until the catalog is dropped. A
+    /// change is served within a second. Called again, it does nothing.
+    pub fn watch(&self) {
+        let folder = lock(&self.folder).take();
+        if let Some(folder) = folder {
+            *lock(&self.watcher) = Some(watch::start(folder, self.published.clone()));
+        }
+    }
+
+    /// What the folder offers now.
+    pub fn current(&self) -> Arc<HandlerSet> {
+        self.published.current.load_full()
+    }
+
+    /// Tells of each new [`current`](Self::current): a number that grows.
+    pub fn changed(&self) -> channel::Receiver<u64> {
+        self.published.version.subscribe()
+    }
+}
+
+impl Published {
+    fn publish(&self, handlers: HandlerSet) {
+        self.current.store(Arc::new(handlers));
+        self.version.send_modify(|version| *version += 1);
+    }
+}
+
+impl Drop for Catalog {
+    fn drop(&mut self) {
+        if let Some(watcher) = lock(&self.watcher).take() {
+            // When nobody receives, the thread has ended already.
+            let _ = watcher.send(watch::Wake::Stop);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

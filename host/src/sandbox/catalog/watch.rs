@@ -1,0 +1,103 @@
+//! Following the folder.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use notify::event::{ModifyKind, RenameMode};
+use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+
+use super::Published;
+use super::folder::{Folder, Trust};
+
+/// How often the folder is looked at when nothing is heard of it: network folders send no
+/// events, and events get lost.
+const RESCAN: Duration = Duration::from_millis(500);
+
+/// What wakes the thread that follows the folder.
+pub(super) enum Wake {
+    /// Something happened in the folder; these files were renamed into place.
+    Changed { renamed: Vec<PathBuf> },
+    /// The catalog is gone.
+    Stop,
+}
+
+/// Starts the thread that follows the folder; it ends when it is told to.
+pub(super) fn start(folder: Folder, published: Arc<Published>) -> mpsc::Sender<Wake> {
+    let (wake, wakes) = mpsc::channel();
+    let events = wake.clone();
+    let thread = thread::Builder::new()
+        .name("rouse-catalog".into())
+        .spawn(move || follow(folder, &published, &wakes, events));
+    if let Err(error) = thread {
+        tracing::error!("no thread to follow the handlers folder, changes need a restart: {error}");
+    }
+    wake
+}
+
+fn follow(
+    mut folder: Folder,
+    published: &Published,
+    wakes: &mpsc::Receiver<Wake>,
+    events: mpsc::Sender<Wake>,
+) {
+    // Events come as long as this lives.
+    let _watcher = listen(&folder, events);
+    let mut renamed = HashSet::new();
+    loop {
+        let scan = folder.scan(&Trust::Renamed(std::mem::take(&mut renamed)));
+        if scan.changed {
+            published.publish(folder.handlers());
+        }
+        let wait = scan.again_in.unwrap_or(RESCAN).min(RESCAN);
+        let mut next = wakes.recv_timeout(wait);
+        loop {
+            match next {
+                Ok(Wake::Changed { renamed: paths }) => renamed.extend(
+                    paths
+                        .iter()
+                        .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())),
+                ),
+                Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => break,
+            }
+            // What has come meanwhile belongs to the same scan.
+            next = wakes.recv_timeout(Duration::ZERO);
+        }
+    }
+}
+
+fn listen(folder: &Folder, events: mpsc::Sender<Wake>) -> Option<RecommendedWatcher> {
+    let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
+        let renamed = match event {
+            // Our own reading is no news.
+            Ok(event) if matches!(event.kind, EventKind::Access(_)) => return,
+            Ok(event)
+                if matches!(
+                    event.kind,
+                    EventKind::Modify(ModifyKind::Name(RenameMode::To))
+                ) =>
+            {
+                event.paths
+            }
+            Ok(_) | Err(_) => Vec::new(),
+        };
+        // When nobody receives, the catalog is gone.
+        let _ = events.send(Wake::Changed { renamed });
+    })
+    .and_then(|mut watcher| {
+        watcher.watch(folder.dir(), RecursiveMode::NonRecursive)?;
+        Ok(watcher)
+    });
+    watcher
+        .inspect_err(|error| {
+            tracing::warn!(
+                dir = %folder.dir().display(),
+                "no events from the handlers folder, it is looked at twice a second: {error}"
+            );
+        })
+        .ok()
+}

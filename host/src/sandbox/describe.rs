@@ -1,0 +1,81 @@
+//! Asking a new module for its manifest.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use wasmtime::Store;
+
+use super::bindings::ModulePre;
+use super::capability::{GuestLog, Speaker};
+use super::end::trap_message;
+use super::limits::{self, AttemptLimiter, MemoryBudget};
+use super::meter::within_cpu;
+use super::state::AttemptState;
+use super::{AbortHandle, Sandbox};
+
+/// A manifest is put together from constants.
+const MEMORY_BYTES_MAX: usize = 32 << 20;
+
+/// Processor time. Not wall time: on a busy host a good module would be refused.
+const CPU_MAX: Duration = Duration::from_millis(500);
+
+/// For a module that waits instead of computing.
+const WALL_MAX: Duration = Duration::from_secs(2);
+
+/// Calls `describe` in a throwaway instance that has no grants, little memory and little time.
+/// Blocks; not for async code.
+///
+/// # Errors
+/// A sentence that begins with "it …".
+pub(super) fn describe(
+    sandbox: &Arc<Sandbox>,
+    pre: ModulePre<AttemptState>,
+) -> Result<String, String> {
+    let task = sandbox.guests().spawn(call(sandbox.clone(), pre));
+    sandbox
+        .guests()
+        .block_on(task)
+        .unwrap_or_else(|error| Err(format!("it could not be described: {error}")))
+}
+
+async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<String, String> {
+    let _permit = sandbox.describes.acquire().await;
+    let _ticking = sandbox.ticker.tick();
+
+    let abort = AbortHandle::new();
+    let log = Arc::new(GuestLog::new(Speaker::Module, abort.clone(), 0));
+    // A budget of its own: a busy host is no reason to refuse a module.
+    let limiter = AttemptLimiter::new(MEMORY_BYTES_MAX, MemoryBudget::new(MEMORY_BYTES_MAX));
+    let state = AttemptState::new(&[], limiter, abort, log)?;
+    let mut store = Store::new(&sandbox.engine, state);
+    limits::limit(&mut store, 0);
+
+    let called = {
+        let call = pin!(async {
+            let instance = pre.instantiate_async(&mut store).await?;
+            let handlers = instance.rouse_handler_handlers();
+            handlers.call_describe(&mut store).await
+        });
+        timeout(WALL_MAX, within_cpu(call, CPU_MAX)).await
+    };
+    match called {
+        Ok(Some(Ok(manifest))) => Ok(manifest),
+        Ok(None) => Err("it computes for more than 500 ms instead of describing itself".into()),
+        Err(_) => Err("it takes more than 2 s to describe itself".into()),
+        Ok(Some(Err(_))) if store.data().limiter.denial().is_some() => {
+            Err("it needs more than 32 MiB of memory to describe itself".into())
+        }
+        Ok(Some(Err(error))) => Err(match &store.data().panic {
+            Some(panic) => format!(
+                "it panics when it describes itself: {} at {}",
+                panic.message, panic.location
+            ),
+            None => format!(
+                "it fails when it describes itself: {}",
+                trap_message(&error)
+            ),
+        }),
+    }
+}

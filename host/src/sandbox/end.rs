@@ -1,0 +1,228 @@
+//! From how a call came back to how the run ended.
+
+use std::time::Duration;
+
+use wasmtime::{Trap, WasmBacktrace};
+use wasmtime_wasi::I32Exit;
+
+use super::bindings::exports::rouse::handler::handlers::Failure as GuestFailure;
+use super::capability::printable;
+use super::limits::{Denial, hostcall_bytes_max};
+use super::state::AttemptState;
+use crate::job::{Failure, RunEnd};
+
+/// A class is a word, a message a paragraph; both are stored with each attempt.
+const KIND_BYTES_MAX: usize = 128;
+const MESSAGE_BYTES_MAX: usize = 16 << 10;
+
+/// A handler that asks for more has made a mistake with its units.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// One frame is one line of a listing.
+const FRAME_BYTES_MAX: usize = 512;
+
+/// What wasmtime says when a call carries more than it may; the error's type is private.
+const TOO_MUCH_DATA: &str = "fuel allocated for hostcalls has been exhausted";
+
+/// Why a call did not return a result.
+pub(super) enum Stop {
+    /// The instance did not come up.
+    Starting(wasmtime::Error),
+    /// The call did not come back in order.
+    Running(wasmtime::Error),
+    /// The handler said so.
+    Failed(GuestFailure),
+}
+
+/// Says how a run ended that nobody aborted.
+pub(super) fn classify(
+    stop: Result<Vec<u8>, Stop>,
+    state: &AttemptState,
+    result_bytes_max: usize,
+) -> RunEnd {
+    match stop {
+        Ok(result) if result.len() > result_bytes_max => RunEnd::OutputTooLarge {
+            bytes: result.len(),
+            limit_bytes: result_bytes_max,
+        },
+        Ok(result) => RunEnd::Returned(result),
+        Err(Stop::Failed(failure)) => RunEnd::Failed(failed(failure, result_bytes_max)),
+        Err(Stop::Starting(error)) => match state.limiter.denial() {
+            Some(denial) => out_of_memory(denial, state),
+            // The module's own code runs at the start too (constructors).
+            None if is_guests_fault(&error) => trapped(&error, state),
+            None => RunEnd::Unrunnable(format!("no instance could be made: {error:#}")),
+        },
+        // Without a frame of the guest it failed on its way out: the result was too large even
+        // to be looked at.
+        Err(Stop::Running(error)) if is_too_much_data(&error) && backtrace(&error).is_empty() => {
+            RunEnd::OutputTooLarge {
+                bytes: hostcall_bytes_max(result_bytes_max),
+                limit_bytes: result_bytes_max,
+            }
+        }
+        Err(Stop::Running(error)) => match state.limiter.denial() {
+            Some(denial) => out_of_memory(denial, state),
+            None => trapped(&error, state),
+        },
+    }
+}
+
+/// The handler's own words, as far as they are of a size that people read.
+fn failed(failure: GuestFailure, details_bytes_max: usize) -> Failure {
+    let mut message = cut(failure.message, MESSAGE_BYTES_MAX);
+    let details = failure.details.filter(|details| {
+        let fit = details.len() <= details_bytes_max;
+        if !fit {
+            message += &format!(" (its details of {} bytes are left out)", details.len());
+        }
+        fit
+    });
+    Failure {
+        kind: cut(failure.kind, KIND_BYTES_MAX),
+        message,
+        details,
+        permanent: failure.permanent,
+        retry_after: failure
+            .retry_after_ms
+            .map(|ms| Duration::from_millis(ms).min(RETRY_AFTER_MAX)),
+    }
+}
+
+fn cut(mut text: String, bytes_max: usize) -> String {
+    if text.len() > bytes_max {
+        text.truncate(text.floor_char_boundary(bytes_max));
+        text.push('…');
+    }
+    text
+}
+
+fn out_of_memory(denial: Denial, state: &AttemptState) -> RunEnd {
+    match denial {
+        Denial::OfAttempt => RunEnd::OutOfMemory {
+            limit_bytes: state.limiter.limit_bytes(),
+        },
+        Denial::OfHost => RunEnd::Unrunnable(
+            "the attempts of this host together have used up its memory; run fewer at once, or \
+             raise the total"
+                .into(),
+        ),
+    }
+}
+
+fn is_guests_fault(error: &wasmtime::Error) -> bool {
+    error.is::<WasmBacktrace>() || error.is::<Trap>() || error.is::<I32Exit>()
+}
+
+fn trapped(error: &wasmtime::Error, state: &AttemptState) -> RunEnd {
+    let backtrace = backtrace(error);
+    if let Some(panic) = &state.panic {
+        return RunEnd::Panicked {
+            message: panic.message.clone(),
+            location: panic.location.clone(),
+            backtrace,
+        };
+    }
+    RunEnd::Trapped {
+        message: trap_message(error),
+        backtrace,
+    }
+}
+
+/// What went wrong, in one line.
+pub(super) fn trap_message(error: &wasmtime::Error) -> String {
+    if let Some(exit) = error.downcast_ref::<I32Exit>() {
+        return format!(
+            "the guest ended its process (exit status {}) instead of returning",
+            exit.0
+        );
+    }
+    if is_too_much_data(error) {
+        return "the guest handed the host too much in one call (8 MiB are allowed)".into();
+    }
+    error.root_cause().to_string()
+}
+
+fn is_too_much_data(error: &wasmtime::Error) -> bool {
+    error.root_cause().to_string().contains(TOO_MUCH_DATA)
+}
+
+/// One string for each frame, innermost first: `function at file:line:column` where the module
+/// has its line tables.
+pub(super) fn backtrace(error: &wasmtime::Error) -> Vec<String> {
+    let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else {
+        return Vec::new();
+    };
+    let mut lines = Vec::new();
+    for frame in backtrace.frames() {
+        let function = |name: Option<&str>| match name.or(frame.func_name()) {
+            Some(name) => format!("{:#}", rustc_demangle::demangle(name)),
+            None => format!("function {}", frame.func_index()),
+        };
+        if frame.symbols().is_empty() {
+            lines.push(function(None));
+        }
+        // More than one where the compiler has inlined calls.
+        for symbol in frame.symbols() {
+            let mut line = function(symbol.name());
+            if let Some(file) = symbol.file() {
+                line += &format!(" at {file}");
+                for number in [symbol.line(), symbol.column()].into_iter().flatten() {
+                    line += &format!(":{number}");
+                }
+            }
+            lines.push(line);
+        }
+    }
+    lines
+        .iter()
+        .map(|line| printable(line, FRAME_BYTES_MAX))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure() -> GuestFailure {
+        GuestFailure {
+            kind: "busy".into(),
+            message: "not now".into(),
+            details: Some(b"[1]".into()),
+            permanent: false,
+            retry_after_ms: Some(20),
+        }
+    }
+
+    #[test]
+    fn a_failure_of_ordinary_size_is_kept_as_it_is() {
+        let failed = failed(failure(), 3);
+        assert_eq!(
+            (failed.kind.as_str(), failed.message.as_str()),
+            ("busy", "not now")
+        );
+        assert_eq!(failed.details.as_deref(), Some(&b"[1]"[..]));
+        assert_eq!(failed.retry_after, Some(Duration::from_millis(20)));
+    }
+
+    #[test]
+    fn what_nobody_would_read_is_cut() {
+        let long = failed(
+            GuestFailure {
+                kind: "k".repeat(1000),
+                message: "ü".repeat(100_000),
+                retry_after_ms: Some(u64::MAX),
+                ..failure()
+            },
+            2,
+        );
+        assert!(long.kind.len() <= KIND_BYTES_MAX + '…'.len_utf8());
+        assert!(long.message.starts_with('ü') && long.message.len() < MESSAGE_BYTES_MAX + 100);
+        assert!(
+            long.message
+                .ends_with("(its details of 3 bytes are left out)")
+        );
+        assert_eq!(long.details, None);
+        assert_eq!(long.retry_after, Some(RETRY_AFTER_MAX));
+    }
+}

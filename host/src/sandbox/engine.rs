@@ -1,0 +1,206 @@
+//! The engine that all attempts of a host share.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::Semaphore;
+use wasmtime::component::{HasSelf, Linker};
+use wasmtime::{
+    Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, WasmBacktraceDetails,
+    WasmFeatures,
+};
+
+use super::capability::guard_files;
+use super::limits::{MemoryBudget, TABLE_ELEMENTS_MAX, WASM_STACK_BYTES_MAX};
+use super::pool::Machine;
+use super::state::AttemptState;
+use super::ticker::Ticker;
+use super::{Settings, bindings};
+
+/// Instances beside those of attempts, in which new modules are asked for their manifests.
+const DESCRIBES_MAX: usize = 2;
+
+/// What one component may be made of. A Rust guest is 3 core instances (its own code and two
+/// small ones that tie it to the host), or 4 from wasm32-wasip1, with 1 memory and 2 tables.
+const CORE_INSTANCES_PER_COMPONENT: u32 = 4;
+const MEMORIES_PER_COMPONENT: u32 = 1;
+const TABLES_PER_COMPONENT: u32 = 2;
+
+/// A WebAssembly page.
+const PAGE_BYTES: usize = 64 << 10;
+
+/// Frames of a backtrace that are kept: the panic machinery takes the first ten.
+const BACKTRACE_FRAMES_MAX: usize = 48;
+
+/// Runs guests. One for a host: it owns the engine, the pool of instances, the clock that
+/// interrupts guests, and the threads that run them.
+pub struct Sandbox {
+    pub(super) engine: Engine,
+    pub(super) linker: Linker<AttemptState>,
+    pub(super) settings: Settings,
+    pub(super) budget: Arc<MemoryBudget>,
+    /// One permit for each attempt that the pool can hold.
+    pub(super) attempts: Arc<Semaphore>,
+    pub(super) describes: Semaphore,
+    pub(super) ticker: Ticker,
+    attempts_max: usize,
+    /// Guests have threads of their own, so that one which computes never holds up a heartbeat
+    /// or a renewal. None only while the sandbox is being dropped.
+    guests: Option<Runtime>,
+}
+
+impl Sandbox {
+    /// Starts the engine, its clock and the threads for guests.
+    ///
+    /// # Errors
+    /// When a setting makes no sense, or the machine cannot hold even one instance.
+    pub fn start(settings: Settings) -> anyhow::Result<Arc<Self>> {
+        if settings.attempts_max == 0 {
+            bail!("the sandbox is set to 0 attempts at once; set at least 1");
+        }
+        if settings.memory_bytes_max < PAGE_BYTES || settings.memory_bytes_max > 4 << 30 {
+            bail!(
+                "the sandbox is set to {} bytes of memory for an attempt; set 64 KiB to 4 GiB",
+                settings.memory_bytes_max
+            );
+        }
+
+        let size = Machine::read().fit(settings.attempts_max, settings.memory_bytes_total_max);
+        if let Some(why) = size.clamp {
+            tracing::warn!(
+                wanted = settings.attempts_max,
+                attempts_max = size.attempts_max,
+                "fewer attempts at once than were asked for: {why}"
+            );
+        }
+        let (engine, attempts_max) = engine(size.attempts_max, settings.memory_bytes_max)?;
+        tracing::info!(
+            attempts_max,
+            memory_bytes_max = settings.memory_bytes_max,
+            memory_bytes_total_max = size.memory_bytes_total_max,
+            "the sandbox is ready"
+        );
+
+        Ok(Arc::new(Self {
+            linker: linker(&engine)?,
+            ticker: Ticker::start(engine.clone())?,
+            engine,
+            settings,
+            budget: MemoryBudget::new(size.memory_bytes_total_max),
+            attempts: Arc::new(Semaphore::new(attempts_max)),
+            describes: Semaphore::new(DESCRIBES_MAX),
+            attempts_max,
+            guests: Some(
+                Builder::new_multi_thread()
+                    .thread_name("rouse-guest")
+                    .enable_all()
+                    .build()
+                    .context("start the threads for guests")?,
+            ),
+        }))
+    }
+
+    /// How many attempts can run at once: the setting, or less where the machine holds less. A
+    /// worker claims no more jobs than that.
+    pub fn attempts_max(&self) -> usize {
+        self.attempts_max
+    }
+
+    /// What the operator decided.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(super) fn guests(&self) -> &Handle {
+        self.guests
+            .as_ref()
+            .expect("the runtime is taken only by drop")
+            .handle()
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        if let Some(guests) = self.guests.take() {
+            // A runtime that is dropped from async code panics; this does not wait.
+            guests.shutdown_background();
+        }
+    }
+}
+
+/// The engine, and how many attempts it can hold. Where the address space is too small
+/// (`ulimit -v`, small containers) it tries with half as many.
+fn engine(attempts_wanted: usize, memory_bytes_max: usize) -> anyhow::Result<(Engine, usize)> {
+    let mut attempts = attempts_wanted;
+    loop {
+        match Engine::new(&config(attempts, memory_bytes_max)) {
+            Ok(engine) => return Ok((engine, attempts)),
+            Err(error) if attempts == 1 => bail!(
+                "the sandbox cannot reserve address space for even one instance: {error:#}; \
+                 raise the limit (ulimit -v)"
+            ),
+            Err(error) => {
+                tracing::warn!(
+                    wanted = attempts,
+                    attempts_max = attempts / 2,
+                    "fewer attempts at once than were asked for: {error:#}"
+                );
+                attempts /= 2;
+            }
+        }
+    }
+}
+
+fn config(attempts: usize, memory_bytes_max: usize) -> Config {
+    let instances = u32::try_from(attempts + DESCRIBES_MAX).unwrap_or(u32::MAX);
+    let mut pool = PoolingAllocationConfig::new();
+    pool.total_component_instances(instances)
+        .total_core_instances(instances.saturating_mul(CORE_INSTANCES_PER_COMPONENT))
+        .total_memories(instances.saturating_mul(MEMORIES_PER_COMPONENT))
+        .total_tables(instances.saturating_mul(TABLES_PER_COMPONENT))
+        .total_stacks(instances)
+        .max_core_instances_per_component(CORE_INSTANCES_PER_COMPONENT)
+        .max_memories_per_component(MEMORIES_PER_COMPONENT)
+        .max_tables_per_component(TABLES_PER_COMPONENT)
+        .table_elements(TABLE_ELEMENTS_MAX)
+        .max_memory_size(memory_bytes_max.next_multiple_of(PAGE_BYTES));
+
+    let mut config = Config::new();
+    config
+        .allocation_strategy(InstanceAllocationStrategy::Pooling(pool))
+        .epoch_interruption(true)
+        .consume_fuel(false)
+        .max_wasm_stack(WASM_STACK_BYTES_MAX)
+        .wasm_backtrace_details(WasmBacktraceDetails::Enable)
+        .wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES_MAX))
+        .concurrency_support(false)
+        .wasm_component_model(true)
+        .wasm_memory64(false);
+    for feature in [
+        WasmFeatures::THREADS,
+        WasmFeatures::GC,
+        WasmFeatures::EXCEPTIONS,
+        WasmFeatures::STACK_SWITCHING,
+    ] {
+        config.wasm_features(feature, false);
+    }
+    config
+}
+
+/// Everything that a guest can import. What is linked is not granted: without a grant there is
+/// no directory to open, and every socket is refused.
+fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
+    let mut linker = Linker::new(engine);
+    wasmtime_wasi::p2::add_to_linker_async(&mut linker)
+        .and_then(|()| guard_files(&mut linker))
+        .and_then(|()| {
+            bindings::rouse::handler::context::add_to_linker::<_, HasSelf<AttemptState>>(
+                &mut linker,
+                |state| state,
+            )
+        })
+        .map_err(|error| anyhow::anyhow!("link the host's interfaces: {error:#}"))?;
+    Ok(linker)
+}

@@ -1,0 +1,91 @@
+//! Which handler may use which directory.
+
+use std::path::PathBuf;
+
+/// Whether a handler may change what is in a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Read files and list directories.
+    Read,
+    /// Read, create, change and delete.
+    ReadWrite,
+}
+
+/// One directory, given to one handler or to a family of handlers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// A handler's name, or a pattern: `image.*` is every handler whose name begins with
+    /// `image.`, and `*` is every handler.
+    pub handler: String,
+    /// The directory on the host. A relative one counts from the host's working directory.
+    pub dir: PathBuf,
+    /// The path under which the guest sees it, for instance `/photos`.
+    pub at: String,
+    /// Whether the guest may change what is in it.
+    pub mode: Mode,
+}
+
+impl Grant {
+    /// True when this grant is for the handler of that name.
+    pub fn covers(&self, handler: &str) -> bool {
+        match self.handler.strip_suffix('*') {
+            // `image.*` is for `image.thumbnail`, not for `image.` and not for `imagery.x`.
+            Some(prefix) if prefix.is_empty() || prefix.ends_with('.') => {
+                handler.len() > prefix.len() && handler.starts_with(prefix)
+            }
+            Some(_) | None => self.handler == handler,
+        }
+    }
+}
+
+/// All grants of a host. Nothing is granted that is not in this list.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Grants(pub Vec<Grant>);
+
+impl Grants {
+    /// The grants of one handler.
+    pub fn of(&self, handler: &str) -> Vec<Grant> {
+        self.0
+            .iter()
+            .filter(|grant| grant.covers(handler))
+            .cloned()
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn covers(pattern: &str, handler: &str) -> bool {
+        Grant {
+            handler: pattern.into(),
+            dir: "photos".into(),
+            at: "/photos".into(),
+            mode: Mode::Read,
+        }
+        .covers(handler)
+    }
+
+    #[test]
+    fn a_name_covers_that_handler_alone() {
+        assert!(covers("image.thumbnail", "image.thumbnail"));
+        assert!(!covers("image.thumbnail", "image.thumbnails"));
+        assert!(!covers("image", "image.thumbnail"));
+    }
+
+    #[test]
+    fn a_pattern_covers_what_comes_after_its_dot() {
+        assert!(covers("image.*", "image.thumbnail"));
+        assert!(covers("image.*", "image.exif.strip"));
+        assert!(!covers("image.*", "imagery.thumbnail"));
+        assert!(!covers("image.*", "image."));
+        assert!(covers("*", "image.thumbnail"));
+    }
+
+    #[test]
+    fn a_star_in_the_middle_or_after_a_letter_covers_nothing() {
+        assert!(!covers("ima*", "image.thumbnail"));
+        assert!(!covers("*.thumbnail", "image.thumbnail"));
+    }
+}

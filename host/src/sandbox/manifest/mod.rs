@@ -1,0 +1,270 @@
+//! What a module says of its handlers.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use super::capability::printable;
+use crate::job::RetryPolicy;
+
+/// A manifest with all its schemas; a hundred handlers have some 100 KiB.
+const MANIFEST_BYTES_MAX: usize = 1 << 20;
+
+/// More handlers than that in one file are a mistake.
+const HANDLERS_MAX: usize = 1_000;
+
+const NAME_CHARS_MAX: usize = 128;
+const VERSION_CHARS_MAX: usize = 64;
+const DESCRIPTION_BYTES_MAX: usize = 4 << 10;
+const CAPABILITIES_MAX: usize = 64;
+const ATTEMPTS_MAX: u32 = 1_000;
+const MULTIPLIER_MAX: f64 = 1_000.0;
+
+const DAY_MS: u64 = 24 * 60 * 60 * 1_000;
+/// No wait, lease or run is longer than this.
+const WAIT_MS_MAX: u64 = 365 * DAY_MS;
+/// A host that shuts down waits for no guest longer than this.
+const GRACE_MS_MAX: u64 = 10 * 60 * 1_000;
+
+const LEASE_DEFAULT: Duration = Duration::from_secs(60);
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60 * 60);
+const GRACE_DEFAULT: Duration = Duration::from_secs(5);
+
+/// What a module says of itself, checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Manifest {
+    /// What it was built with, for instance `rouse-sdk 0.1.0`.
+    pub sdk: Option<String>,
+    /// Its handlers; at least one.
+    pub handlers: Vec<HandlerManifest>,
+}
+
+/// What a module says of one of its handlers, with defaults where it says nothing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HandlerManifest {
+    /// Its name, for instance `text.stats`.
+    pub name: String,
+    /// Its version; `0.0.0` when the module has none.
+    pub version: String,
+    /// What it does, for people.
+    pub description: String,
+    /// JSON Schema of the payload; `true` (anything) by default.
+    pub input_schema: Value,
+    /// JSON Schema of the result; `true` (anything) by default.
+    pub output_schema: Value,
+    /// When to try again.
+    pub retry: RetryPolicy,
+    /// How long a claim holds without renewal. Default: 1 minute.
+    pub lease: Duration,
+    /// How long one attempt may run. Default: 1 hour.
+    pub timeout: Duration,
+    /// From the abort signal to the hard stop. Default: 5 s.
+    pub grace: Duration,
+    /// How many attempts one host runs at once; none: no limit of its own.
+    pub concurrency: Option<u32>,
+    /// What it would like to be granted, for instance `dir`.
+    pub capabilities: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct WrittenManifest {
+    sdk: Option<String>,
+    handlers: Vec<Value>,
+}
+
+#[derive(Deserialize)]
+struct WrittenHandler {
+    version: Option<String>,
+    description: Option<String>,
+    input_schema: Option<Value>,
+    output_schema: Option<Value>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    retry: WrittenRetry,
+    lease_ms: Option<u64>,
+    timeout_ms: Option<u64>,
+    grace_ms: Option<u64>,
+    concurrency: Option<u32>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    capabilities: Vec<String>,
+}
+
+#[derive(Deserialize, Default)]
+struct WrittenRetry {
+    max_attempts: Option<u32>,
+    initial_ms: Option<u64>,
+    multiplier: Option<f64>,
+    max_ms: Option<u64>,
+    jitter: Option<f64>,
+}
+
+fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+impl Manifest {
+    /// Reads what `describe` returned.
+    ///
+    /// # Errors
+    /// A sentence for the author of the module.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > MANIFEST_BYTES_MAX {
+            return Err(format!("has {} bytes; 1 MiB is allowed", text.len()));
+        }
+        let written: WrittenManifest =
+            serde_json::from_str(text).map_err(|error| format!("does not parse: {error}"))?;
+        if written.handlers.is_empty() {
+            return Err("lists no handlers; name them in `rouse_sdk::export!`".into());
+        }
+        if written.handlers.len() > HANDLERS_MAX {
+            return Err(format!(
+                "lists {} handlers; {HANDLERS_MAX} are allowed",
+                written.handlers.len()
+            ));
+        }
+        let handlers = written
+            .handlers
+            .into_iter()
+            .map(HandlerManifest::check)
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut names = HashSet::new();
+        if let Some(twice) = handlers.iter().find(|h| !names.insert(h.name.as_str())) {
+            return Err(format!("lists the handler `{}` twice", twice.name));
+        }
+        Ok(Self {
+            sdk: written.sdk.map(|sdk| printable(&sdk, VERSION_CHARS_MAX)),
+            handlers,
+        })
+    }
+}
+
+impl HandlerManifest {
+    fn check(written: Value) -> Result<Self, String> {
+        let Some(name) = written.get("name").and_then(Value::as_str) else {
+            return Err("has a handler without a name".into());
+        };
+        let name = name.to_owned();
+        if !is_name(&name) {
+            return Err(format!(
+                "has a handler named `{}`; a name is 1 to {NAME_CHARS_MAX} of a-z, 0-9, - and _, \
+                 in words that begin with a letter or digit, with dots between them",
+                printable(&name, NAME_CHARS_MAX)
+            ));
+        }
+        serde_json::from_value(written)
+            .map_err(|error| error.to_string())
+            .and_then(|written| Self::check_named(name.clone(), written))
+            .map_err(|why| format!("is wrong about the handler `{name}`: {why}"))
+    }
+
+    fn check_named(name: String, written: WrittenHandler) -> Result<Self, String> {
+        if written.concurrency == Some(0) {
+            return Err("concurrency is 0; leave it out for no limit".into());
+        }
+        if written.capabilities.len() > CAPABILITIES_MAX
+            || !written.capabilities.iter().all(|word| is_name(word))
+        {
+            return Err("capabilities are at most 64 words like `dir`".into());
+        }
+        Ok(Self {
+            name,
+            version: printable(
+                written.version.as_deref().unwrap_or("0.0.0"),
+                VERSION_CHARS_MAX,
+            ),
+            description: printable(
+                written.description.as_deref().unwrap_or_default(),
+                DESCRIPTION_BYTES_MAX,
+            ),
+            input_schema: schema("input_schema", written.input_schema)?,
+            output_schema: schema("output_schema", written.output_schema)?,
+            retry: written.retry.check()?,
+            lease: between("lease_ms", written.lease_ms, 1, WAIT_MS_MAX)?.unwrap_or(LEASE_DEFAULT),
+            timeout: between("timeout_ms", written.timeout_ms, 1, WAIT_MS_MAX)?
+                .unwrap_or(TIMEOUT_DEFAULT),
+            // No grace at all is a choice.
+            grace: between("grace_ms", written.grace_ms, 0, GRACE_MS_MAX)?.unwrap_or(GRACE_DEFAULT),
+            concurrency: written.concurrency,
+            capabilities: written.capabilities,
+        })
+    }
+}
+
+impl WrittenRetry {
+    fn check(self) -> Result<RetryPolicy, String> {
+        let default = RetryPolicy::default();
+        let max_attempts = self.max_attempts.unwrap_or(default.max_attempts);
+        if !(1..=ATTEMPTS_MAX).contains(&max_attempts) {
+            return Err(format!(
+                "retry.max_attempts is {max_attempts}; it is 1 to {ATTEMPTS_MAX}"
+            ));
+        }
+        let multiplier = self.multiplier.unwrap_or(default.multiplier);
+        if !(1.0..=MULTIPLIER_MAX).contains(&multiplier) {
+            return Err(format!("retry.multiplier is {multiplier}; it is 1 to 1000"));
+        }
+        let jitter = self.jitter.unwrap_or(default.jitter);
+        if !(0.0..=1.0).contains(&jitter) {
+            return Err(format!("retry.jitter is {jitter}; it is 0 to 1"));
+        }
+        let initial = between("retry.initial_ms", self.initial_ms, 1, WAIT_MS_MAX)?
+            .unwrap_or(default.initial);
+        let max = between("retry.max_ms", self.max_ms, 1, WAIT_MS_MAX)?
+            // An author who only sets a long first wait means it.
+            .unwrap_or(default.max.max(initial));
+        if max < initial {
+            return Err("retry.max_ms is less than retry.initial_ms".into());
+        }
+        Ok(RetryPolicy {
+            max_attempts,
+            initial,
+            multiplier,
+            max,
+            jitter,
+        })
+    }
+}
+
+fn between(
+    what: &str,
+    milliseconds: Option<u64>,
+    least: u64,
+    most: u64,
+) -> Result<Option<Duration>, String> {
+    match milliseconds {
+        Some(ms) if !(least..=most).contains(&ms) => {
+            Err(format!("{what} is {ms}; it is {least} to {most}"))
+        }
+        Some(ms) => Ok(Some(Duration::from_millis(ms))),
+        None => Ok(None),
+    }
+}
+
+fn schema(what: &str, written: Option<Value>) -> Result<Value, String> {
+    match written {
+        None => Ok(Value::Bool(true)),
+        Some(schema @ (Value::Object(_) | Value::Bool(_))) => Ok(schema),
+        Some(Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_)) => Err(format!(
+            "{what} is no JSON Schema (an object, true or false)"
+        )),
+    }
+}
+
+/// `[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*`, 1 to 128 characters.
+fn is_name(name: &str) -> bool {
+    name.len() <= NAME_CHARS_MAX
+        && name.split('.').all(|word| {
+            word.starts_with(|first: char| first.is_ascii_lowercase() || first.is_ascii_digit())
+                && word
+                    .bytes()
+                    .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-'))
+        })
+}

@@ -1,0 +1,128 @@
+//! What a manifest may say, and what it may not.
+
+use serde_json::json;
+
+use super::*;
+
+fn one(handler: Value) -> Result<HandlerManifest, String> {
+    let manifest = Manifest::parse(&json!({ "handlers": [handler] }).to_string())?;
+    Ok(manifest.handlers.into_iter().next().expect("one handler"))
+}
+
+fn refused(handler: Value) -> String {
+    one(handler).expect_err("must be refused")
+}
+
+#[test]
+fn a_name_is_all_that_a_handler_needs() {
+    for written in [
+        json!({ "name": "text.stats" }),
+        json!({ "name": "text.stats", "retry": null, "lease_ms": null, "concurrency": null,
+                "capabilities": null, "input_schema": null, "a_field_of_the_future": 7 }),
+    ] {
+        let handler = one(written).unwrap();
+        assert_eq!(handler.name, "text.stats");
+        assert_eq!(handler.version, "0.0.0");
+        assert_eq!(handler.input_schema, Value::Bool(true));
+        assert_eq!(handler.retry, RetryPolicy::default());
+        assert_eq!(handler.lease, Duration::from_secs(60));
+        assert_eq!(handler.timeout, Duration::from_secs(3600));
+        assert_eq!(handler.grace, Duration::from_secs(5));
+        assert_eq!(handler.concurrency, None);
+        assert!(handler.capabilities.is_empty());
+    }
+}
+
+#[test]
+fn everything_that_is_written_is_read() {
+    let manifest = Manifest::parse(
+        r#"{"sdk":"rouse-sdk 0.1.0","handlers":[{"name":"text.stats","version":"0.1.0",
+        "description":"Counts.","input_schema":{"type":"object"},"output_schema":true,
+        "retry":{"max_attempts":3,"initial_ms":100,"multiplier":1.5,"max_ms":2000,"jitter":0},
+        "lease_ms":1000,"timeout_ms":2000,"grace_ms":0,"concurrency":2,
+        "capabilities":["dir"]}]}"#,
+    )
+    .unwrap();
+    assert_eq!(manifest.sdk.as_deref(), Some("rouse-sdk 0.1.0"));
+    let handler = &manifest.handlers[0];
+    assert_eq!(handler.version, "0.1.0");
+    assert_eq!(handler.description, "Counts.");
+    assert_eq!(handler.input_schema, json!({ "type": "object" }));
+    assert_eq!(handler.retry.max_attempts, 3);
+    assert_eq!(handler.retry.initial, Duration::from_millis(100));
+    assert_eq!(handler.retry.max, Duration::from_secs(2));
+    assert_eq!(handler.lease, Duration::from_secs(1));
+    assert_eq!(handler.timeout, Duration::from_secs(2));
+    assert_eq!(handler.grace, Duration::ZERO);
+    assert_eq!(handler.concurrency, Some(2));
+    assert_eq!(handler.capabilities, ["dir"]);
+}
+
+#[test]
+fn a_long_first_wait_raises_the_longest() {
+    let handler = one(json!({ "name": "a", "retry": { "initial_ms": 600_000 } })).unwrap();
+    assert_eq!(handler.retry.max, Duration::from_secs(600));
+}
+
+#[test]
+fn rubbish_is_refused_with_the_handler_and_the_field() {
+    for (field, value) in [
+        ("lease_ms", json!(0)),
+        ("lease_ms", json!(-1)),
+        ("timeout_ms", json!(1.5)),
+        ("timeout_ms", json!(u64::MAX)),
+        ("grace_ms", json!(3_600_000)),
+        ("concurrency", json!(0)),
+        ("capabilities", json!(["rm -rf"])),
+        ("input_schema", json!("object")),
+        ("retry", json!({ "max_attempts": 0 })),
+        ("retry", json!({ "multiplier": 0.5 })),
+        ("retry", json!({ "jitter": 1.5 })),
+        ("retry", json!({ "jitter": -0.1 })),
+        ("retry", json!({ "initial_ms": 0 })),
+        ("retry", json!({ "initial_ms": 5000, "max_ms": 1000 })),
+    ] {
+        let mut handler = json!({ "name": "text.stats" });
+        handler[field] = value.clone();
+        let why = refused(handler);
+        assert!(why.contains("text.stats"), "{field} {value}: {why}");
+    }
+    assert!(refused(json!({ "name": "a", "grace_ms": 999_999_999 })).contains("grace_ms"));
+}
+
+#[test]
+fn names_are_words_with_dots_between_them() {
+    let long = "a".repeat(128);
+    for good in ["a", "text.stats", "a-b_c.d0", "0.1", long.as_str()] {
+        assert!(one(json!({ "name": good })).is_ok(), "{good}");
+    }
+    let too_long = "a".repeat(129);
+    for bad in [
+        "", ".", "a.", ".a", "a..b", "A", "a b", "-a", "a._b", "ä", "a\u{0}", &too_long,
+    ] {
+        assert!(one(json!({ "name": bad })).is_err(), "{bad:?}");
+    }
+    assert!(refused(json!({ "version": "1" })).contains("without a name"));
+}
+
+#[test]
+fn a_manifest_as_a_whole_has_limits() {
+    let parse = |text: &str| Manifest::parse(text).expect_err("must be refused");
+    assert!(parse("").contains("does not parse"));
+    assert!(parse("[]").contains("does not parse"));
+    assert!(parse(r#"{"handlers":[]}"#).contains("no handlers"));
+    assert!(parse(r#"{"handlers":[{"name":"a"},{"name":"a"}]}"#).contains("twice"));
+    assert!(
+        parse(&format!(
+            r#"{{"handlers":{}1{}}}"#,
+            "[".repeat(500),
+            "]".repeat(500)
+        ))
+        .contains("does not parse")
+    );
+    assert!(parse(&format!(r#"{{"sdk":"{}"}}"#, "x".repeat(1 << 20))).contains("1 MiB"));
+    let many: Vec<Value> = (0..1_001)
+        .map(|n| json!({ "name": format!("h{n}") }))
+        .collect();
+    assert!(parse(&json!({ "handlers": many }).to_string()).contains("1000 are allowed"));
+}

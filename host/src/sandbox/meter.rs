@@ -1,0 +1,80 @@
+//! Processor time of a guest, which moves between threads.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Awaits a call and adds the processor time of its polls to `cpu`.
+pub(super) async fn metered<F: Future>(mut call: Pin<&mut F>, cpu: &mut Duration) -> F::Output {
+    poll_fn(|context| poll_metered(call.as_mut(), context, cpu)).await
+}
+
+/// Awaits a call; none when it uses more processor time than `cpu_max`.
+pub(super) async fn within_cpu<F: Future>(
+    mut call: Pin<&mut F>,
+    cpu_max: Duration,
+) -> Option<F::Output> {
+    let mut cpu = Duration::ZERO;
+    poll_fn(
+        |context| match poll_metered(call.as_mut(), context, &mut cpu) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if cpu > cpu_max => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        },
+    )
+    .await
+}
+
+fn poll_metered<F: Future>(
+    call: Pin<&mut F>,
+    context: &mut Context<'_>,
+    cpu: &mut Duration,
+) -> Poll<F::Output> {
+    let before = thread_cpu();
+    let poll = call.poll(context);
+    *cpu += thread_cpu().saturating_sub(before);
+    poll
+}
+
+fn thread_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hint::black_box;
+    use std::pin::pin;
+
+    use super::*;
+
+    async fn compute_for_ever() {
+        loop {
+            (0..100_000).for_each(|n| {
+                black_box(n);
+            });
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_computes_too_long_is_given_up() {
+        let call = pin!(compute_for_ever());
+        assert_eq!(within_cpu(call, Duration::from_millis(5)).await, None);
+    }
+
+    #[tokio::test]
+    async fn computing_is_counted() {
+        let mut cpu = Duration::ZERO;
+        let call = pin!(compute_for_ever());
+        let limited = pin!(within_cpu(call, Duration::from_millis(5)));
+        metered(limited, &mut cpu).await;
+        assert!(cpu >= Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,135 @@
+//! How many attempts this machine can hold at once.
+
+use std::fs;
+
+/// Beyond this, one process gains nothing: the sizes below were measured up to here.
+const ATTEMPTS_MAX: usize = 10_000;
+
+/// A live instance needs about 6 memory mappings (its memory, the image, the guards, the stack);
+/// 6.5, as 13 halves, leaves some for the rest of the process.
+const HALF_MAPS_PER_ATTEMPT: usize = 13;
+
+/// What a small guest occupies: 1.1 MiB of memory to begin with, its stack, its tables.
+const ATTEMPT_BYTES_MIN: usize = 2 << 20;
+
+/// Where the machine says nothing of its memory.
+const MEMORY_BYTES_UNKNOWN: usize = 4 << 30;
+
+/// What the machine offers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Machine {
+    /// Memory mappings that one process may have.
+    pub(super) maps_max: Option<usize>,
+    /// Memory of the machine, or of the control group where that is less, bytes.
+    pub(super) memory_bytes: Option<usize>,
+}
+
+/// How many attempts fit, and in how much memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PoolSize {
+    pub(super) attempts_max: usize,
+    pub(super) memory_bytes_total_max: usize,
+    /// Why there are fewer attempts than were asked for.
+    pub(super) clamp: Option<&'static str>,
+}
+
+impl Machine {
+    /// Reads what this machine offers; what cannot be read limits nothing.
+    pub(super) fn read() -> Self {
+        let number = |path| fs::read_to_string(path).ok()?.trim().parse::<usize>().ok();
+        let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+            let kibibytes: usize = line.split_whitespace().nth(1)?.parse().ok()?;
+            Some(kibibytes << 10)
+        });
+        let group = number("/sys/fs/cgroup/memory.max")
+            .or_else(|| number("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
+        Self {
+            maps_max: number("/proc/sys/vm/max_map_count"),
+            memory_bytes: [total, group].into_iter().flatten().min(),
+        }
+    }
+
+    /// How much of `wanted` fits. `memory_bytes_total` is the operator's word on the memory of
+    /// all attempts together.
+    pub(super) fn fit(self, wanted: usize, memory_bytes_total: Option<usize>) -> PoolSize {
+        let memory_bytes_total_max = memory_bytes_total
+            .unwrap_or_else(|| self.memory_bytes.unwrap_or(MEMORY_BYTES_UNKNOWN) / 4 * 3);
+        let limits = [
+            (
+                ATTEMPTS_MAX,
+                "one host runs at most 10,000 attempts at once",
+            ),
+            (
+                self.maps_max
+                    .map_or(usize::MAX, |maps| maps * 2 / HALF_MAPS_PER_ATTEMPT),
+                "vm.max_map_count is too low; raise it with sysctl",
+            ),
+            (
+                memory_bytes_total_max / ATTEMPT_BYTES_MIN,
+                "there is too little memory",
+            ),
+        ];
+        let (most, why) = limits
+            .into_iter()
+            .min_by_key(|(most, _)| *most)
+            .expect("the list of limits is not empty");
+        let attempts_max = wanted.min(most).max(1);
+        PoolSize {
+            attempts_max,
+            memory_bytes_total_max,
+            clamp: (attempts_max < wanted).then_some(why),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOMY: Machine = Machine {
+        maps_max: Some(1_000_000),
+        memory_bytes: Some(64 << 30),
+    };
+
+    #[test]
+    fn what_fits_is_given_as_asked() {
+        let size = ROOMY.fit(64, None);
+        assert_eq!(size.attempts_max, 64);
+        assert_eq!(size.memory_bytes_total_max, 48 << 30);
+        assert_eq!(size.clamp, None);
+    }
+
+    #[test]
+    fn the_tightest_limit_is_named() {
+        let size = ROOMY.fit(20_000, None);
+        assert_eq!(size.attempts_max, 10_000);
+        assert!(size.clamp.is_some_and(|why| why.contains("10,000")));
+
+        let few_maps = Machine {
+            maps_max: Some(6_500),
+            ..ROOMY
+        };
+        let size = few_maps.fit(20_000, None);
+        assert_eq!(size.attempts_max, 1_000);
+        assert!(size.clamp.is_some_and(|why| why.contains("max_map_count")));
+
+        let size = ROOMY.fit(20_000, Some(100 << 20));
+        assert_eq!(size.attempts_max, 50);
+        assert!(size.clamp.is_some_and(|why| why.contains("memory")));
+    }
+
+    #[test]
+    fn even_the_smallest_machine_runs_one() {
+        let tiny = Machine {
+            maps_max: Some(1),
+            memory_bytes: Some(1 << 20),
+        };
+        assert_eq!(tiny.fit(8, None).attempts_max, 1);
+    }
+
+    #[test]
+    fn this_machine_can_be_read() {
+        assert!(Machine::read().memory_bytes.is_some_and(|bytes| bytes > 0));
+    }
+}

@@ -1,0 +1,198 @@
+//! One attempt at one job, in an instance of its own.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+use wasmtime::Store;
+
+use super::bindings::exports::rouse::handler::handlers::JobInfo;
+use super::capability::{GuestLog, Speaker};
+use super::end::{self, Stop};
+use super::limits::{self, AttemptLimiter};
+use super::meter::metered;
+use super::state::AttemptState;
+use super::{AbortHandle, Handler, Sandbox};
+use crate::job::{AbortReason, Attempt, JobId, RunEnd};
+
+/// What a guest is told of its job. The handler's name comes from the handler.
+#[derive(Debug, Clone)]
+pub struct JobInput {
+    /// The job.
+    pub id: JobId,
+    /// The queue it came from.
+    pub queue: String,
+    /// Whose job it is.
+    pub tenant: Option<String>,
+    /// What triggered it.
+    pub source: Option<String>,
+    /// Which attempt this is: 1 for the first.
+    pub attempt: Attempt,
+    /// How many attempts there may be.
+    pub max_attempts: u32,
+    /// When it was enqueued: milliseconds since 1970-01-01 UTC, by the database's clock.
+    pub requested_at_ms: i64,
+    /// UTF-8 JSON.
+    pub payload: Vec<u8>,
+}
+
+/// How an attempt went.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Run {
+    /// How it ended.
+    pub end: RunEnd,
+    /// Processor time of the guest, instantiation and host calls included.
+    pub cpu: Duration,
+    /// Time from the call of [`Sandbox::run`] to the end.
+    pub wall: Duration,
+    /// The most memory that the guest had, bytes.
+    pub memory_bytes_peak: usize,
+}
+
+impl Sandbox {
+    /// Runs one attempt on the threads for guests, and says how it ended. Never fails and never
+    /// panics: whatever the guest does is a [`RunEnd`].
+    ///
+    /// Once `abort` has turned, the end is [`RunEnd::Aborted`], also when the guest returned
+    /// something within its grace. The caller applies the run timeout, through `abort`.
+    ///
+    /// Cancel-safe: when the future is dropped, the guest is stopped at its next tick.
+    pub fn run(
+        self: &Arc<Self>,
+        handler: &Arc<Handler>,
+        job: JobInput,
+        abort: AbortHandle,
+    ) -> impl Future<Output = Run> + Send + 'static + use<> {
+        let started = Instant::now();
+        let sandbox = self.clone();
+        let handler = handler.clone();
+        async move {
+            let attempt = sandbox.clone().attempt(handler, job, abort.clone());
+            let mut task = Stopping(sandbox.guests().spawn(attempt));
+            let mut run = (&mut task.0).await.unwrap_or_else(|error| {
+                let end = if error.is_panic() {
+                    tracing::error!(
+                        "the host panicked while it ran a guest; this is a fault of Rouse"
+                    );
+                    RunEnd::Unrunnable("the host panicked while it ran the handler".into())
+                } else {
+                    // The threads for guests have been shut down.
+                    RunEnd::Aborted(AbortReason::Shutdown)
+                };
+                Run::without_guest(end)
+            });
+            run.wall = started.elapsed();
+            run
+        }
+    }
+
+    async fn attempt(
+        self: Arc<Self>,
+        handler: Arc<Handler>,
+        job: JobInput,
+        abort: AbortHandle,
+    ) -> Run {
+        // Free at once for a worker that keeps to `attempts_max`.
+        let permit = tokio::select! {
+            biased;
+            () = abort.turned() => None,
+            permit = self.attempts.acquire() => permit.ok(),
+        };
+        if let Some(reason) = abort.reason() {
+            return Run::without_guest(RunEnd::Aborted(reason));
+        }
+        let _permit = permit;
+        let _ticking = self.ticker.tick();
+
+        let speaker = Speaker::Attempt {
+            job: job.id,
+            handler: handler.manifest.name.clone(),
+            attempt: job.attempt,
+        };
+        let log = GuestLog::new(speaker, abort.clone(), self.settings.log_bytes_max);
+        let limiter = AttemptLimiter::new(self.settings.memory_bytes_max, self.budget.clone());
+        let state = AttemptState::new(&handler.grants, limiter, abort.clone(), Arc::new(log));
+        let state = match state {
+            Ok(state) => state,
+            Err(why) => return Run::without_guest(RunEnd::Unrunnable(why)),
+        };
+
+        let mut cpu = Duration::ZERO;
+        let mut store = Store::new(&self.engine, state);
+        limits::limit(&mut store, self.settings.result_bytes_max);
+        let killed_or_done = {
+            let call = pin!(call(&mut store, &handler, job));
+            // Dropping the call is what ends a guest that waits in a host call; one that
+            // computes is interrupted by its epoch.
+            tokio::select! {
+                biased;
+                reason = abort.killed() => Err(reason),
+                done = metered(call, &mut cpu) => Ok(done),
+            }
+        };
+
+        store.data().log.finish();
+        let end = match (killed_or_done, abort.reason()) {
+            (Err(reason), _) | (Ok(_), Some(reason)) => RunEnd::Aborted(reason),
+            (Ok(done), None) => end::classify(done, store.data(), self.settings.result_bytes_max),
+        };
+        Run {
+            end,
+            cpu,
+            wall: Duration::ZERO,
+            memory_bytes_peak: store.data().limiter.used_bytes(),
+        }
+    }
+}
+
+impl Run {
+    fn without_guest(end: RunEnd) -> Self {
+        Self {
+            end,
+            cpu: Duration::ZERO,
+            wall: Duration::ZERO,
+            memory_bytes_peak: 0,
+        }
+    }
+}
+
+async fn call(
+    store: &mut Store<AttemptState>,
+    handler: &Handler,
+    job: JobInput,
+) -> Result<Vec<u8>, Stop> {
+    let instance = handler
+        .module
+        .pre
+        .instantiate_async(&mut *store)
+        .await
+        .map_err(Stop::Starting)?;
+    let job = JobInfo {
+        id: job.id.0,
+        handler: handler.manifest.name.clone(),
+        queue: job.queue,
+        tenant: job.tenant,
+        source: job.source,
+        attempt: u32::try_from(job.attempt.0).unwrap_or(0),
+        max_attempts: job.max_attempts,
+        requested_at_ms: job.requested_at_ms,
+        payload: job.payload,
+    };
+    instance
+        .rouse_handler_handlers()
+        .call_run(store, &job)
+        .await
+        .map_err(Stop::Running)?
+        .map_err(Stop::Failed)
+}
+
+/// A task that ends when nobody waits for it any more.
+struct Stopping(JoinHandle<Run>);
+
+impl Drop for Stopping {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

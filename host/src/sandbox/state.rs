@@ -1,0 +1,82 @@
+//! What the host keeps beside one running instance.
+
+use std::sync::Arc;
+
+use wasmtime::component::ResourceTable;
+use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxView, WasiView};
+
+use super::capability::{GuestLog, GuestOutput, Stream};
+use super::limits::{AttemptLimiter, RANDOM_BYTES_MAX};
+use super::{AbortHandle, Grant, Mode};
+
+/// What the host keeps beside one running instance.
+pub(super) struct AttemptState {
+    pub(super) wasi: WasiCtx,
+    pub(super) table: ResourceTable,
+    pub(super) limiter: AttemptLimiter,
+    pub(super) abort: AbortHandle,
+    pub(super) log: Arc<GuestLog>,
+    /// The panic that the guest reported just before it trapped.
+    pub(super) panic: Option<Panic>,
+}
+
+/// A panic, in the guest's own words.
+#[derive(Debug, Clone)]
+pub(super) struct Panic {
+    pub(super) message: String,
+    pub(super) location: String,
+}
+
+impl AttemptState {
+    /// Opens the granted directories, and nothing else: no environment, no arguments, no
+    /// standard input, no sockets. Clocks and random numbers are there for everyone.
+    ///
+    /// # Errors
+    /// When a granted directory cannot be opened.
+    pub(super) fn new(
+        grants: &[Grant],
+        limiter: AttemptLimiter,
+        abort: AbortHandle,
+        log: Arc<GuestLog>,
+    ) -> Result<Self, String> {
+        let mut wasi = WasiCtx::builder();
+        wasi.allow_tcp(false)
+            .allow_udp(false)
+            .allow_ip_name_lookup(false)
+            .max_random_size(RANDOM_BYTES_MAX)
+            .stdout(GuestOutput::new(log.clone(), Stream::Output))
+            .stderr(GuestOutput::new(log.clone(), Stream::Error));
+        for grant in grants {
+            let perms = match grant.mode {
+                Mode::Read => FsPerms::ReadOnly,
+                Mode::ReadWrite => FsPerms::ReadWrite,
+            };
+            wasi.preopened_dir(&grant.dir, &grant.at, perms)
+                .map_err(|error| {
+                    format!(
+                        "the directory {} that is granted at {} cannot be opened: {error:#}; \
+                         create it or change the grant",
+                        grant.dir.display(),
+                        grant.at
+                    )
+                })?;
+        }
+        Ok(Self {
+            wasi: wasi.build(),
+            table: ResourceTable::new(),
+            limiter,
+            abort,
+            log,
+            panic: None,
+        })
+    }
+}
+
+impl WasiView for AttemptState {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        WasiCtxView {
+            ctx: &mut self.wasi,
+            table: &mut self.table,
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The clock that interrupts guests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use anyhow::Context;
+use wasmtime::Engine;
+
+/// How often a guest that computes makes room for others, and is asked whether it has to stop.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Moves the engine's epoch on while guests run; sleeps when none does, so that an idle host is
+/// idle.
+pub(super) struct Ticker {
+    shared: Arc<TickerShared>,
+    thread: Thread,
+}
+
+struct TickerShared {
+    running: AtomicUsize,
+    stop: AtomicBool,
+}
+
+/// The epoch moves on as long as one of these lives.
+pub(super) struct Ticking(Arc<TickerShared>);
+
+impl Ticker {
+    pub(super) fn start(engine: Engine) -> anyhow::Result<Self> {
+        let shared = Arc::new(TickerShared {
+            running: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let thread = thread::Builder::new()
+            .name("rouse-ticker".into())
+            .spawn({
+                let shared = shared.clone();
+                move || {
+                    while !shared.stop.load(Ordering::Acquire) {
+                        if shared.running.load(Ordering::Acquire) == 0 {
+                            // An `unpark` between the load and here makes this return at once.
+                            thread::park();
+                        } else {
+                            thread::sleep(TICK);
+                            engine.increment_epoch();
+                        }
+                    }
+                }
+            })
+            .context("start the clock that interrupts guests")?
+            .thread()
+            .clone();
+        Ok(Self { shared, thread })
+    }
+
+    /// Moves the epoch on for as long as what it returns lives.
+    pub(super) fn tick(&self) -> Ticking {
+        if self.shared.running.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.thread.unpark();
+        }
+        Ticking(self.shared.clone())
+    }
+}
+
+impl Drop for Ticking {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.thread.unpark();
+    }
+}

@@ -1,0 +1,42 @@
+//! Takes over jobs whose worker is gone.
+
+use tokio_postgres::types::Type;
+
+use super::{ClaimOrder, ClaimedJob, Store, StoreError};
+use crate::job::{Fence, Incarnation};
+
+impl Store {
+    /// Claims up to `wanted` jobs of these lanes whose lease has run out. A job that has been lost
+    /// `lost_max` times is failed instead.
+    pub async fn adopt(
+        &self,
+        worker: Incarnation,
+        fence: Fence,
+        orders: &[ClaimOrder],
+        wanted: usize,
+        lost_max: u32,
+    ) -> Result<Vec<ClaimedJob>, StoreError> {
+        let lanes: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
+        let leases: Vec<i64> = orders.iter().map(|order| order.lease_ms).collect();
+        let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
+        let lost_max = i32::try_from(lost_max).unwrap_or(i32::MAX);
+        let rows = self
+            .client()
+            .await?
+            .query_typed(
+                include_str!("adopt.sql"),
+                &[
+                    (&worker.0, Type::INT8),
+                    (&fence.0, Type::INT8),
+                    (&lanes, Type::INT8_ARRAY),
+                    (&leases, Type::INT8_ARRAY),
+                    (&wanted, Type::INT4),
+                    (&lost_max, Type::INT4),
+                ],
+            )
+            .await?;
+        rows.iter()
+            .map(|row| ClaimedJob::from_row(row, fence))
+            .collect()
+    }
+}

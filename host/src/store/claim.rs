@@ -1,0 +1,105 @@
+//! Claims jobs in batches.
+
+use std::time::SystemTime;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::{JsonText, Store, StoreError};
+use crate::job::{Attempt, Fence, Incarnation, JobId, LaneId};
+
+/// One lane to claim from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimOrder {
+    /// The lane.
+    pub lane: LaneId,
+    /// Only turns after this one are looked at. A hint: a wrong one delays a job until the next
+    /// sweep, and never loses it.
+    pub after: i64,
+    /// How long the claim is good for, milliseconds.
+    pub lease_ms: i64,
+}
+
+/// A job that this host has claimed.
+#[derive(Debug, Clone)]
+pub struct ClaimedJob {
+    /// The job.
+    pub id: JobId,
+    /// The number that its settlement needs.
+    pub fence: Fence,
+    /// Its lane: handler, queue, priority, tags.
+    pub lane: LaneId,
+    /// Its place in the lane.
+    pub turn: i64,
+    /// Which attempt this is; 1 for the first.
+    pub attempt: Attempt,
+    /// How many of its attempts were lost with their worker.
+    pub lost: i32,
+    /// How often it may be tried; none: the handler's own.
+    pub max_attempts: Option<u32>,
+    /// Whose job it is.
+    pub tenant: Option<String>,
+    /// What triggered it.
+    pub source: Option<String>,
+    /// When it was enqueued, by the database's clock.
+    pub requested_at: SystemTime,
+    /// When it was claimed, by the database's clock.
+    pub claimed_at: SystemTime,
+    /// JSON.
+    pub payload: JsonText,
+}
+
+impl ClaimedJob {
+    pub(super) fn from_row(row: &Row, fence: Fence) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: JobId(row.try_get(0)?),
+            fence,
+            lane: LaneId(row.try_get(1)?),
+            turn: row.try_get(2)?,
+            attempt: Attempt(row.try_get(3)?),
+            lost: row.try_get(4)?,
+            max_attempts: row
+                .try_get::<_, Option<i32>>(5)?
+                .and_then(|max| u32::try_from(max).ok()),
+            tenant: row.try_get(6)?,
+            source: row.try_get(7)?,
+            requested_at: row.try_get(8)?,
+            claimed_at: row.try_get(9)?,
+            payload: row.try_get(10)?,
+        })
+    }
+}
+
+impl Store {
+    /// Claims up to `wanted` jobs, from the lanes in the order given. One round trip.
+    pub async fn claim(
+        &self,
+        worker: Incarnation,
+        fence: Fence,
+        orders: &[ClaimOrder],
+        wanted: usize,
+    ) -> Result<Vec<ClaimedJob>, StoreError> {
+        let lanes: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
+        let cursors: Vec<i64> = orders.iter().map(|order| order.after).collect();
+        let leases: Vec<i64> = orders.iter().map(|order| order.lease_ms).collect();
+        let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
+        let rows = self
+            .client()
+            .await?
+            .query_typed(
+                include_str!("claim.sql"),
+                &[
+                    (&worker.0, Type::INT8),
+                    (&fence.0, Type::INT8),
+                    (&lanes, Type::INT8_ARRAY),
+                    (&cursors, Type::INT8_ARRAY),
+                    (&leases, Type::INT8_ARRAY),
+                    (&wanted, Type::INT4),
+                ],
+            )
+            .await?;
+        rows.iter()
+            .map(|row| ClaimedJob::from_row(row, fence))
+            .collect()
+    }
+}

@@ -1,0 +1,314 @@
+//! Brings schema `rouse` up to date: one transaction, under a lock, with a ledger.
+//!
+//! Any number of hosts may do this at the same time. Each migration is recorded with its sha256;
+//! a database whose record says otherwise is refused rather than guessed about.
+
+use sha2::{Digest, Sha256};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, GenericClient};
+
+/// One file of `migrations/`.
+#[derive(Debug, Clone, Copy)]
+pub struct Migration {
+    /// The number that its name starts with.
+    pub version: i32,
+    /// What it does, from its name.
+    pub name: &'static str,
+    /// The text.
+    pub sql: &'static str,
+    /// True: hosts older than it must not serve the database any more.
+    pub breaking: bool,
+}
+
+macro_rules! migration {
+    ($version:literal, $name:literal, breaking: $breaking:literal) => {
+        Migration {
+            version: $version,
+            name: $name,
+            sql: include_str!(concat!("../../../migrations/", $name, ".sql")),
+            breaking: $breaking,
+        }
+    };
+}
+
+/// All migrations of this host, in order.
+pub const MIGRATIONS: &[Migration] = &[
+    migration!(1, "0001_schema", breaking: true),
+    migration!(2, "0002_partitions", breaking: false),
+    migration!(3, "0003_enqueue", breaking: false),
+    migration!(4, "0004_claim", breaking: false),
+    migration!(5, "0005_settle", breaking: false),
+    migration!(6, "0006_read", breaking: false),
+];
+
+/// The roles that the migrations need. Runs before them; an administrator may run it instead.
+pub const ROLES_SQL: &str = include_str!("../../../migrations/roles.sql");
+
+/// What a run did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The names of the migrations that were applied; empty: nothing was to do.
+    pub applied: Vec<String>,
+    /// The schema's version now.
+    pub version: i32,
+}
+
+/// Why a database cannot be migrated or served.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrateError {
+    /// Schema `rouse` is not there, or lacks migrations.
+    #[error("the database is not migrated (missing: {}); run `rouse migrate` first", .missing.join(", "))]
+    NotMigrated {
+        /// The names of the missing migrations.
+        missing: Vec<String>,
+    },
+    /// A recorded migration has another text than this host's.
+    #[error(
+        "migration {name} was applied to this database with another text (sha256 {recorded}, this host has {ours}); \
+         somebody changed a released migration: use the host that applied it, or restore its file"
+    )]
+    Drift {
+        /// The migration.
+        name: String,
+        /// The ledger's digest.
+        recorded: String,
+        /// This host's digest.
+        ours: String,
+    },
+    /// A newer host has changed the schema in a way that this one cannot serve.
+    #[error(
+        "the database is at migration {name}, which this host ({ours}) is too old for; upgrade the host"
+    )]
+    TooNew {
+        /// The first breaking migration that this host does not know.
+        name: String,
+        /// The last migration that this host knows.
+        ours: String,
+    },
+    /// The user may not create the roles, or the schema.
+    #[error(
+        "{0}; let an administrator run what `rouse migrate --roles-sql` prints, or migrate as a user that may"
+    )]
+    NotAllowed(String),
+    /// The database does not answer.
+    #[error("{0}")]
+    Unreachable(String),
+    /// A statement failed; nothing was changed.
+    #[error("{what}: {}", super::describe(.error))]
+    Sql {
+        /// What was being done.
+        what: String,
+        /// What Postgres said.
+        error: tokio_postgres::Error,
+    },
+}
+
+/// One line of the ledger.
+struct Recorded {
+    version: i32,
+    name: String,
+    sha256: String,
+    breaking: bool,
+}
+
+/// Applies what is missing. All of it or, on an error, nothing.
+pub async fn run(client: &mut Client) -> Result<Report, MigrateError> {
+    run_these(client, MIGRATIONS).await
+}
+
+/// [`run`], with a list of its own.
+pub async fn run_these(
+    client: &mut Client,
+    migrations: &[Migration],
+) -> Result<Report, MigrateError> {
+    let transaction = client.transaction().await.map_err(sql("begin"))?;
+    // Held until the commit. Whoever comes second finds the ledger complete.
+    transaction
+        .batch_execute("SELECT pg_advisory_xact_lock(hashtextextended('rouse.migrate', 0))")
+        .await
+        .map_err(sql("take the migration lock"))?;
+    let recorded = ledger(&transaction).await?;
+    compare(&recorded, migrations)?;
+    let missing: Vec<&Migration> = missing(&recorded, migrations).collect();
+    if !missing.is_empty() {
+        if recorded.is_empty() {
+            found(&transaction).await?;
+        }
+        transaction
+            .batch_execute("SET LOCAL ROLE rouse_owner")
+            .await
+            .map_err(allowed("become rouse_owner"))?;
+        for migration in &missing {
+            transaction
+                .batch_execute(migration.sql)
+                .await
+                .map_err(sql(migration.name))?;
+            transaction
+                .execute(
+                    "INSERT INTO rouse.migration (version, name, sha256, breaking) VALUES ($1, $2, $3, $4)",
+                    &[
+                        &migration.version,
+                        &migration.name,
+                        &digest(migration.sql),
+                        &migration.breaking,
+                    ],
+                )
+                .await
+                .map_err(sql("write the ledger"))?;
+        }
+    }
+    let applied = missing.iter().map(|one| one.name.to_string()).collect();
+    transaction.commit().await.map_err(sql("commit"))?;
+    let known = migrations.iter().map(|one| one.version);
+    let version = known
+        .chain(recorded.iter().map(|one| one.version))
+        .max()
+        .unwrap_or(0);
+    Ok(Report { applied, version })
+}
+
+/// Refuses a database that this host cannot serve. Changes nothing.
+pub async fn check(client: &impl GenericClient) -> Result<(), MigrateError> {
+    let recorded = ledger(client).await?;
+    compare(&recorded, MIGRATIONS)?;
+    let missing: Vec<String> = missing(&recorded, MIGRATIONS)
+        .map(|one| one.name.to_string())
+        .collect();
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        Err(MigrateError::NotMigrated { missing })
+    }
+}
+
+/// Roles, schema and ledger: what the first migration stands on.
+async fn found(client: &impl GenericClient) -> Result<(), MigrateError> {
+    client
+        .batch_execute(ROLES_SQL)
+        .await
+        .map_err(allowed("create the roles"))?;
+    client
+        .batch_execute(
+            "CREATE SCHEMA IF NOT EXISTS rouse AUTHORIZATION rouse_owner;
+             SET LOCAL ROLE rouse_owner;
+             CREATE TABLE rouse.migration (
+                 version    integer PRIMARY KEY,
+                 name       text NOT NULL,
+                 sha256     text NOT NULL,
+                 breaking   boolean NOT NULL,
+                 applied_at timestamptz NOT NULL DEFAULT now());
+             GRANT SELECT ON rouse.migration TO PUBLIC;
+             RESET ROLE",
+        )
+        .await
+        .map_err(allowed("create schema rouse"))
+}
+
+async fn ledger(client: &impl GenericClient) -> Result<Vec<Recorded>, MigrateError> {
+    let there = client
+        .query_typed("SELECT to_regclass('rouse.migration') IS NOT NULL", &[])
+        .await
+        .map_err(sql("look for the ledger"))?;
+    if !there.first().is_some_and(|row| row.get(0)) {
+        return Ok(Vec::new());
+    }
+    let rows = client
+        .query_typed(
+            "SELECT version, name, sha256, breaking FROM rouse.migration ORDER BY version",
+            &[],
+        )
+        .await
+        .map_err(sql("read the ledger"))?;
+    Ok(rows
+        .iter()
+        .map(|row| Recorded {
+            version: row.get(0),
+            name: row.get(1),
+            sha256: row.get(2),
+            breaking: row.get(3),
+        })
+        .collect())
+}
+
+fn missing<'a>(
+    recorded: &[Recorded],
+    migrations: &'a [Migration],
+) -> impl Iterator<Item = &'a Migration> {
+    let there: Vec<i32> = recorded.iter().map(|one| one.version).collect();
+    migrations
+        .iter()
+        .filter(move |one| !there.contains(&one.version))
+}
+
+/// Every recorded migration is either ours, to the letter, or one that a newer host added
+/// without breaking us.
+fn compare(recorded: &[Recorded], migrations: &[Migration]) -> Result<(), MigrateError> {
+    for theirs in recorded {
+        match migrations.iter().find(|one| one.version == theirs.version) {
+            Some(ours) if digest(ours.sql) != theirs.sha256 => {
+                return Err(MigrateError::Drift {
+                    name: theirs.name.clone(),
+                    recorded: theirs.sha256.clone(),
+                    ours: digest(ours.sql),
+                });
+            }
+            None if theirs.breaking => {
+                return Err(MigrateError::TooNew {
+                    name: theirs.name.clone(),
+                    ours: migrations.last().map_or("none", |one| one.name).to_string(),
+                });
+            }
+            Some(_) | None => {}
+        }
+    }
+    Ok(())
+}
+
+fn digest(text: &str) -> String {
+    Sha256::digest(text.as_bytes())
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+fn sql(what: &str) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
+    let what = what.to_string();
+    move |error| MigrateError::Sql { what, error }
+}
+
+/// Like [`sql`], where a refusal means that an administrator is needed.
+fn allowed(what: &str) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
+    let what = what.to_string();
+    move |error| {
+        if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
+            MigrateError::NotAllowed(format!("cannot {what}: {}", super::describe(&error)))
+        } else {
+            MigrateError::Sql { what, error }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_the_folder_in_order() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations");
+        let mut files: Vec<String> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.starts_with('0'))
+            .collect();
+        files.sort();
+        let listed: Vec<String> = MIGRATIONS
+            .iter()
+            .map(|one| format!("{}.sql", one.name))
+            .collect();
+        assert_eq!(files, listed);
+        for (place, one) in (1..).zip(MIGRATIONS) {
+            assert_eq!(one.version, place);
+            assert!(one.name.starts_with(&format!("{place:04}_")));
+        }
+    }
+}

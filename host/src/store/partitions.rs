@@ -1,0 +1,36 @@
+//! History's daily partitions: made ahead, dropped when they are old.
+
+use tokio_postgres::types::Type;
+
+use super::{Store, StoreError};
+
+impl Store {
+    /// Makes the partitions of today and the next days; returns how many were missing.
+    pub async fn prepare_partitions(&self) -> Result<i32, StoreError> {
+        let rows = self
+            .client()
+            .await?
+            .query_typed("SELECT rouse.prepare_partitions()", &[])
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+
+    /// Drops the partitions that are older than `keep_days`; returns how many were dropped, and how
+    /// many were in use and are left for a later call.
+    pub async fn drop_partitions(&self, keep_days: u32) -> Result<(i32, i32), StoreError> {
+        let days = i32::try_from(keep_days).unwrap_or(i32::MAX);
+        let rows = self
+            .client()
+            .await?
+            .query_typed(
+                "SELECT dropped, in_use FROM rouse.drop_partitions(make_interval(days => $1))",
+                &[(&days, Type::INT4)],
+            )
+            .await?;
+        let row = rows
+            .first()
+            .expect("a function with OUT parameters returns one row");
+        Ok((row.get(0), row.get(1)))
+    }
+}

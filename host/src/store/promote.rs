@@ -1,0 +1,40 @@
+//! Scheduled jobs and retries: from waiting for a time to waiting for a turn.
+
+use std::time::Duration;
+
+use tokio_postgres::types::Type;
+
+use super::{Store, StoreError};
+
+/// How many jobs one call promotes at most: enough for bursts, and short enough to hold no lock for long.
+const PROMOTED_MAX: i32 = 1000;
+
+/// What a promotion found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Promotion {
+    /// Jobs that can be claimed from now on.
+    pub promoted: u32,
+    /// Until the next one is due, by the database's clock; none: none waits.
+    pub next_due: Option<Duration>,
+}
+
+impl Store {
+    /// Promotes jobs whose time has come.
+    pub async fn promote(&self) -> Result<Promotion, StoreError> {
+        let row = self
+            .client()
+            .await?
+            .query_typed(include_str!("promote.sql"), &[(&PROMOTED_MAX, Type::INT4)])
+            .await?;
+        let row = row
+            .first()
+            .expect("a function with OUT parameters returns one row");
+        Ok(Promotion {
+            promoted: u32::try_from(row.get::<_, i32>(0)).unwrap_or(0),
+            next_due: row
+                .get::<_, Option<i64>>(1)
+                .and_then(|ms| u64::try_from(ms).ok())
+                .map(Duration::from_millis),
+        })
+    }
+}

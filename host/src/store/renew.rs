@@ -1,0 +1,58 @@
+//! Extends the leases of long attempts, all in one statement.
+
+use tokio_postgres::types::Type;
+
+use super::{Store, StoreError};
+use crate::job::{AbortReason, Fence, JobId};
+
+/// One lease to extend.
+#[derive(Debug, Clone, Copy)]
+pub struct Renewal {
+    /// The job.
+    pub id: JobId,
+    /// The number that its claim drew.
+    pub fence: Fence,
+    /// How long the lease is good for from now on, milliseconds.
+    pub lease_ms: i64,
+}
+
+/// Why a lease was not extended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Somebody is changing the job at this moment; ask again.
+    Busy,
+    /// The job is this worker's no more.
+    Lost(AbortReason),
+}
+
+impl Store {
+    /// Extends leases; returns, for each job in any order, none where it was extended.
+    pub async fn renew(
+        &self,
+        renewals: &[Renewal],
+    ) -> Result<Vec<(JobId, Option<Refusal>)>, StoreError> {
+        let ids: Vec<i64> = renewals.iter().map(|one| one.id.0).collect();
+        let fences: Vec<i64> = renewals.iter().map(|one| one.fence.0).collect();
+        let leases: Vec<i64> = renewals.iter().map(|one| one.lease_ms).collect();
+        let rows = self
+            .client()
+            .await?
+            .query_typed(
+                include_str!("renew.sql"),
+                &[
+                    (&ids, Type::INT8_ARRAY),
+                    (&fences, Type::INT8_ARRAY),
+                    (&leases, Type::INT8_ARRAY),
+                ],
+            )
+            .await?;
+        let answer = |word: &str| match word {
+            "busy" => Refusal::Busy,
+            reason => Refusal::Lost(AbortReason::parse(reason).unwrap_or(AbortReason::Error)),
+        };
+        Ok(rows
+            .iter()
+            .map(|row| (JobId(row.get(0)), row.get::<_, Option<&str>>(1).map(answer)))
+            .collect())
+    }
+}

@@ -1,0 +1,115 @@
+//! Settles attempts in batches, behind their fences.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use tokio_postgres::types::Type;
+
+use super::{JsonText, Store, StoreError};
+use crate::job::{Fence, JobId, State};
+
+/// What is to become of one job.
+#[derive(Debug, Clone)]
+pub struct Settlement {
+    /// The job.
+    pub id: JobId,
+    /// The number that its claim drew.
+    pub fence: Fence,
+    /// From the claim to the real start; none: it never started.
+    pub started_after: Option<Duration>,
+    /// What is to become of it.
+    pub fate: Fate,
+}
+
+/// What is to become of a job, in the words of the database.
+#[derive(Debug, Clone)]
+pub enum Fate {
+    /// `succeeded`, with its result.
+    Succeeded(JsonText),
+    /// A final state without a result, with the error.
+    Ended(State, JsonText),
+    /// Back to `queued`, for a next attempt after the delay; the error is kept.
+    Retry(Duration, JsonText),
+    /// Back to `queued` at once, as if the claim had never been made.
+    Released,
+}
+
+/// What to do about a job that somebody else's transaction has locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Locked {
+    /// Wait, for at most 250 ms; then the whole call fails with `lock_not_available`.
+    Wait,
+    /// Leave it out and say so. Costs a look at each row first.
+    Skip,
+}
+
+/// What the database said of a batch. A job that is in neither set has lost its lease.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// The job is what the settlement said.
+    pub accepted: HashSet<JobId>,
+    /// Left out, because somebody else's transaction has the job locked.
+    pub locked: HashSet<JobId>,
+}
+
+impl Store {
+    /// Settles a batch in one statement and one commit. All or nothing: an error has settled none.
+    pub async fn settle(
+        &self,
+        batch: &[Settlement],
+        locked: Locked,
+    ) -> Result<Settled, StoreError> {
+        let mut ids = Vec::with_capacity(batch.len());
+        let mut fences = Vec::with_capacity(batch.len());
+        let mut states = Vec::with_capacity(batch.len());
+        let mut started = Vec::with_capacity(batch.len());
+        let mut results: Vec<Option<&JsonText>> = Vec::with_capacity(batch.len());
+        let mut errors: Vec<Option<&JsonText>> = Vec::with_capacity(batch.len());
+        let mut delays: Vec<Option<i64>> = Vec::with_capacity(batch.len());
+        for one in batch {
+            ids.push(one.id.0);
+            fences.push(one.fence.0);
+            started.push(
+                one.started_after
+                    .map(|after| i64::try_from(after.as_micros()).unwrap_or(i64::MAX)),
+            );
+            let (state, result, error, delay) = match &one.fate {
+                Fate::Succeeded(result) => (State::Succeeded, Some(result), None, None),
+                Fate::Ended(state, error) => (*state, None, Some(error), None),
+                Fate::Retry(delay, error) => (State::Queued, None, Some(error), Some(*delay)),
+                Fate::Released => (State::Queued, None, None, None),
+            };
+            states.push(state.as_str());
+            results.push(result);
+            errors.push(error);
+            delays.push(delay.map(|delay| i64::try_from(delay.as_millis()).unwrap_or(i64::MAX)));
+        }
+        let rows = self
+            .client()
+            .await?
+            .query_typed(
+                include_str!("settle.sql"),
+                &[
+                    (&ids, Type::INT8_ARRAY),
+                    (&fences, Type::INT8_ARRAY),
+                    (&states, Type::TEXT_ARRAY),
+                    (&started, Type::INT8_ARRAY),
+                    (&results, Type::JSONB_ARRAY),
+                    (&errors, Type::JSONB_ARRAY),
+                    (&delays, Type::INT8_ARRAY),
+                    (&(locked == Locked::Skip), Type::BOOL),
+                ],
+            )
+            .await?;
+        let mut settled = Settled::default();
+        for row in &rows {
+            let id = JobId(row.get(0));
+            if row.get(1) {
+                settled.locked.insert(id);
+            } else {
+                settled.accepted.insert(id);
+            }
+        }
+        Ok(settled)
+    }
+}

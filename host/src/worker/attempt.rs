@@ -1,0 +1,191 @@
+//! One job's journey: claim → dispatch → sandbox run → `RunEnd` → `Outcome` → settle.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+use metrics::{counter, gauge, histogram};
+use tokio::sync::OwnedSemaphorePermit;
+use tracing::debug;
+
+use super::Shared;
+use super::boottime::BootTime;
+use super::leases::Lease;
+use super::policy::Policy;
+use super::settler::{Ended, Unsettled};
+use crate::job::{AbortReason, Outcome, Tries, decide};
+use crate::sandbox::{AbortHandle, Handler, JobInput, Run};
+use crate::store::{ClaimedJob, Fate, JsonText, Lane, Settlement};
+
+/// A claim that has not started within this long is given back, so that others can have it.
+const START_WITHIN: Duration = Duration::from_secs(1);
+
+/// A job, as it came from the database.
+pub(super) struct Claim {
+    pub(super) job: ClaimedJob,
+    pub(super) lane: Arc<Lane>,
+    /// Before the claim was asked for.
+    pub(super) asked: BootTime,
+    /// When it had arrived.
+    pub(super) received: Instant,
+}
+
+/// Takes one claimed job from its claim to its settlement.
+pub(super) async fn run(shared: Arc<Shared>, claim: Claim) {
+    if let Some(handler) = dispatch(&shared, &claim)
+        && let Some(slot) = slot(&shared, &claim).await
+    {
+        let policy = Policy::resolve(&handler.manifest, &shared.settings.overrides);
+        let started_after = claim.received.elapsed();
+        let run = sandbox_run(&shared, &claim, &handler, &policy).await;
+        drop(slot);
+        let outcome = outcome(&claim, run, &policy);
+        settle(
+            &shared,
+            &claim,
+            &handler.manifest.name,
+            Some(started_after),
+            outcome,
+        )
+        .await;
+    } else {
+        settle(&shared, &claim, "", None, Outcome::Released).await;
+    }
+    shared.ended.fetch_add(1, Ordering::Relaxed);
+    shared.in_hand.fetch_sub(1, Ordering::Relaxed);
+    shared.freed.notify_one();
+}
+
+/// The handler for the job: the one that the operator bound to its source, else the one that its
+/// producer named. None: it was withdrawn between the claim and now.
+fn dispatch(shared: &Shared, claim: &Claim) -> Option<Arc<Handler>> {
+    let handlers = shared.catalog.current();
+    let bound = claim
+        .job
+        .source
+        .as_ref()
+        .and_then(|source| shared.settings.sources.get(source))
+        .and_then(|name| handlers.get(name));
+    bound.or_else(|| handlers.get(&claim.lane.handler)).cloned()
+}
+
+/// A slot, or none when the job had better go to another worker: this one is full, or stopping.
+async fn slot(shared: &Shared, claim: &Claim) -> Option<OwnedSemaphorePermit> {
+    let patience = START_WITHIN.saturating_sub(claim.received.elapsed());
+    tokio::select! {
+        biased;
+        () = shared.stop.drain.cancelled() => None,
+        slot = shared.slots.clone().acquire_owned() => slot.ok(),
+        () = tokio::time::sleep(patience) => None,
+    }
+}
+
+async fn sandbox_run(
+    shared: &Shared,
+    claim: &Claim,
+    handler: &Arc<Handler>,
+    policy: &Policy,
+) -> Run {
+    let job = &claim.job;
+    let abort = AbortHandle::new();
+    shared.leases.insert(
+        job.id,
+        Lease {
+            fence: job.fence,
+            lease: policy.lease,
+            grace: policy.grace,
+            abort: abort.clone(),
+            trusted_until: claim.asked.plus(policy.lease),
+        },
+    );
+    let input = JobInput {
+        id: job.id,
+        queue: claim.lane.queue.clone(),
+        tenant: job.tenant.clone(),
+        source: job.source.clone(),
+        attempt: job.attempt,
+        max_attempts: job.max_attempts.unwrap_or(policy.retry.max_attempts),
+        requested_at_ms: unix_ms(job.requested_at),
+        payload: job.payload.0.clone().into_bytes(),
+    };
+    debug!(job.id = %job.id, handler = %handler.manifest.name, attempt = job.attempt.0, "attempt started");
+    gauge!("rouse_attempts_running").increment(1);
+    let mut running = std::pin::pin!(shared.sandbox.run(handler, input, abort.clone()));
+    let run = tokio::select! {
+        run = &mut running => run,
+        () = tokio::time::sleep(policy.timeout) => {
+            abort.abort(AbortReason::TimedOut, policy.grace);
+            running.await
+        }
+    };
+    gauge!("rouse_attempts_running").decrement(1);
+    histogram!("rouse_attempt_seconds", "handler" => handler.manifest.name.clone())
+        .record(run.wall.as_secs_f64());
+    if let Ok(waited) = job.claimed_at.duration_since(job.requested_at) {
+        histogram!("rouse_wait_seconds").record(waited.as_secs_f64());
+    }
+    run
+}
+
+/// The decision about the job, which is pure; see [`decide`].
+fn outcome(claim: &Claim, run: Run, policy: &Policy) -> Outcome {
+    let failed = claim.job.attempt.0 - claim.job.lost;
+    let tries = Tries {
+        failed: u32::try_from(failed).unwrap_or(0),
+        max: claim.job.max_attempts.unwrap_or(policy.retry.max_attempts),
+    };
+    decide(run.end, tries, &policy.retry, rand::random())
+}
+
+/// Hands the outcome to the settler, which writes it behind the fence.
+async fn settle(
+    shared: &Shared,
+    claim: &Claim,
+    handler: &str,
+    started_after: Option<Duration>,
+    outcome: Outcome,
+) {
+    let job = &claim.job;
+    let (word, fate) = match outcome {
+        Outcome::Succeeded(result) => {
+            let text: Box<str> = result.into();
+            ("succeeded", Fate::Succeeded(JsonText(text.into())))
+        }
+        Outcome::Retry { delay, error } => ("retried", Fate::Retry(delay, json(&error))),
+        Outcome::Ended { state, error } => (state.as_str(), Fate::Ended(state, json(&error))),
+        Outcome::Released => ("released", Fate::Released),
+        Outcome::Dropped(reason) => {
+            debug!(job.id = %job.id, reason = reason.as_str(), "outcome dropped: the job is not this worker's any more");
+            counter!("rouse_attempts_total", "handler" => handler.to_string(), "outcome" => "dropped").increment(1);
+            shared.leases.remove(job.id, job.fence);
+            return;
+        }
+    };
+    counter!("rouse_attempts_total", "handler" => handler.to_string(), "outcome" => word)
+        .increment(1);
+    let unsettled = Unsettled {
+        settlement: Settlement {
+            id: job.id,
+            fence: job.fence,
+            started_after,
+            fate,
+        },
+        handler: handler.to_string(),
+        attempt: job.attempt,
+        asked: claim.asked,
+    };
+    // The settler outlives every attempt; were it gone, the lease would run out and the job be adopted.
+    let _ = shared.settlements.send(Ended::Settle(unsettled)).await;
+}
+
+fn json(error: &crate::job::AttemptError) -> JsonText {
+    JsonText(serde_json::to_string(error).expect("an AttemptError has only strings for keys"))
+}
+
+/// Milliseconds since 1970; negative before.
+fn unix_ms(at: SystemTime) -> i64 {
+    match at.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(after) => i64::try_from(after.as_millis()).unwrap_or(i64::MAX),
+        Err(before) => -i64::try_from(before.duration().as_millis()).unwrap_or(i64::MAX),
+    }
+}

@@ -1,0 +1,215 @@
+//! What the claimer knows of the lanes: which it serves, in which order, and from which turn on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::job::LaneId;
+use crate::store::{ClaimOrder, Lane};
+
+/// The most lanes that one claim looks at; more are taken in turn. An empty lane costs a claim
+/// one look into the index.
+const LANES_PER_CLAIM: usize = 256;
+/// The catalog is read again from this far behind its known end, because a lane's row may be
+/// committed after one that was numbered later.
+const CATALOG_WINDOW: i64 = 256;
+
+/// The lanes, and a cursor for each. Cursors are hints: turns are numbered before they are
+/// committed, so one that is behind a cursor is found by the next sweep.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    known: HashMap<LaneId, Known>,
+    /// Lanes of this host's handlers, queues and tags, with their lease.
+    served: Vec<(LaneId, i64)>,
+    catalog_end: i64,
+    rotation: usize,
+}
+
+#[derive(Debug)]
+struct Known {
+    lane: Arc<Lane>,
+    cursor: i64,
+    /// The cursor at the last two sweeps, the older one first.
+    marks: [i64; 2],
+}
+
+impl Lanes {
+    /// From where to read the catalog next.
+    pub(super) fn read_after(&self) -> i64 {
+        self.catalog_end - CATALOG_WINDOW
+    }
+
+    /// Takes in what the catalog said; true when a lane is new.
+    pub(super) fn learn(&mut self, lanes: Vec<Lane>) -> bool {
+        let before = self.known.len();
+        for lane in lanes {
+            self.catalog_end = self.catalog_end.max(lane.seq);
+            self.known.entry(lane.id).or_insert(Known {
+                lane: Arc::new(lane),
+                cursor: i64::MIN,
+                marks: [i64::MIN; 2],
+            });
+        }
+        self.known.len() > before
+    }
+
+    /// Decides anew which lanes are served: those for which `lease_ms` gives a lease.
+    pub(super) fn serve(&mut self, lease_ms: impl Fn(&Lane) -> Option<i64>) {
+        self.served = self
+            .known
+            .values()
+            .filter_map(|known| Some((known.lane.id, lease_ms(&known.lane)?)))
+            .collect();
+        self.served.sort_unstable();
+    }
+
+    /// The lane of a claimed job.
+    pub(super) fn get(&self, id: LaneId) -> Option<Arc<Lane>> {
+        self.known.get(&id).map(|known| known.lane.clone())
+    }
+
+    /// How many claims it takes to look at every lane once.
+    pub(super) fn rounds(&self) -> usize {
+        self.served.len().div_ceil(LANES_PER_CLAIM)
+    }
+
+    /// The lanes for the next claim: by priority, and within it the one that has come least far
+    /// first. Turns are numbered across lanes, so that one has the oldest jobs.
+    pub(super) fn orders(&mut self) -> Vec<ClaimOrder> {
+        let chunk = self
+            .served
+            .chunks(LANES_PER_CLAIM)
+            .nth(self.rotation % self.rounds().max(1))
+            .unwrap_or_default();
+        self.rotation = self.rotation.wrapping_add(1);
+        let mut lanes: Vec<(&Known, i64)> = chunk
+            .iter()
+            .filter_map(|(id, lease_ms)| Some((self.known.get(id)?, *lease_ms)))
+            .collect();
+        lanes.sort_by_key(|(known, _)| (known.lane.priority, known.cursor));
+        lanes
+            .into_iter()
+            .map(|(known, lease_ms)| ClaimOrder {
+                lane: known.lane.id,
+                after: known.cursor,
+                lease_ms,
+            })
+            .collect()
+    }
+
+    /// Every served lane, for adoption.
+    pub(super) fn all(&self) -> Vec<ClaimOrder> {
+        self.served
+            .iter()
+            .map(|(lane, lease_ms)| ClaimOrder {
+                lane: *lane,
+                after: i64::MIN,
+                lease_ms: *lease_ms,
+            })
+            .collect()
+    }
+
+    /// A claim has come this far in the lane.
+    pub(super) fn advance(&mut self, lane: LaneId, turn: i64) {
+        if let Some(known) = self.known.get_mut(&lane) {
+            known.cursor = known.cursor.max(turn);
+        }
+    }
+
+    /// The short sweep: every cursor goes back to where it was two sweeps ago.
+    pub(super) fn rewind(&mut self) {
+        for known in self.known.values_mut() {
+            let [oldest, newer] = known.marks;
+            known.marks = [newer, known.cursor];
+            known.cursor = oldest;
+        }
+    }
+
+    /// The long sweep: every cursor starts over.
+    pub(super) fn restart(&mut self) {
+        for known in self.known.values_mut() {
+            known.cursor = i64::MIN;
+            known.marks = [i64::MIN; 2];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Priority;
+
+    fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
+        Lane {
+            seq,
+            id: LaneId(id),
+            queue: "default".into(),
+            handler: "noop".into(),
+            priority,
+            tags: Vec::new(),
+        }
+    }
+
+    fn order(lanes: &mut Lanes) -> Vec<(i64, i64)> {
+        lanes
+            .orders()
+            .iter()
+            .map(|order| (order.lane.0, order.after))
+            .collect()
+    }
+
+    #[test]
+    fn high_lanes_go_first_and_within_a_priority_the_one_that_has_come_least_far() {
+        let mut lanes = Lanes::default();
+        lanes.learn(vec![
+            lane(1, 10, Priority::Low),
+            lane(2, 20, Priority::Normal),
+            lane(3, 30, Priority::Normal),
+            lane(4, 40, Priority::High),
+        ]);
+        lanes.serve(|_| Some(1000));
+        lanes.advance(LaneId(20), 7);
+        lanes.advance(LaneId(30), 5);
+        lanes.advance(LaneId(40), 99);
+        lanes.advance(LaneId(10), 1);
+        assert_eq!(order(&mut lanes), [(40, 99), (30, 5), (20, 7), (10, 1)]);
+    }
+
+    #[test]
+    fn a_sweep_goes_back_two_sweeps_and_a_restart_goes_back_to_the_start() {
+        let mut lanes = Lanes::default();
+        lanes.learn(vec![lane(1, 10, Priority::Normal)]);
+        lanes.serve(|_| Some(1000));
+        lanes.advance(LaneId(10), 100);
+        lanes.rewind();
+        lanes.advance(LaneId(10), 200);
+        lanes.rewind();
+        lanes.advance(LaneId(10), 300);
+        lanes.rewind();
+        assert_eq!(order(&mut lanes), [(10, 100)]);
+        lanes.restart();
+        assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
+    }
+
+    #[test]
+    fn the_same_lane_catalogued_twice_is_one_lane() {
+        let mut lanes = Lanes::default();
+        assert!(lanes.learn(vec![lane(1, 10, Priority::Normal)]));
+        assert!(!lanes.learn(vec![lane(2, 10, Priority::Normal)]));
+        assert_eq!(lanes.read_after(), 2 - CATALOG_WINDOW);
+    }
+
+    #[test]
+    fn more_lanes_than_a_claim_may_look_at_are_taken_in_turn() {
+        let mut lanes = Lanes::default();
+        let many = i64::try_from(LANES_PER_CLAIM).unwrap() + 10;
+        lanes.learn((0..many).map(|n| lane(n, n, Priority::Normal)).collect());
+        lanes.serve(|_| Some(1000));
+        assert_eq!(lanes.rounds(), 2);
+        let mut seen: Vec<i64> = (0..2)
+            .flat_map(|_| lanes.orders())
+            .map(|order| order.lane.0)
+            .collect();
+        seen.sort_unstable();
+        assert_eq!(seen, (0..many).collect::<Vec<_>>());
+    }
+}

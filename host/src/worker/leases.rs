@@ -1,0 +1,177 @@
+//! The leases of running attempts: renewed in one statement, given up when they cannot be trusted.
+//!
+//! The worker counts its own trust from before it asked the database, so that it stops trusting a
+//! lease before the database does.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use metrics::counter;
+use tracing::{debug, warn};
+
+use super::Shared;
+use super::boottime::BootTime;
+use super::policy::LEASE_MIN;
+use crate::job::{AbortReason, Fence, JobId};
+use crate::sandbox::AbortHandle;
+use crate::store::{Refusal, Renewal};
+
+/// How often the leases are looked at.
+const TICK: Duration = Duration::from_millis(250);
+/// A lease is renewed after this share of it (SPEC row Q2: below half).
+const RENEWED_AFTER: f64 = 0.4;
+
+/// The lease of one running attempt.
+pub(super) struct Lease {
+    pub(super) fence: Fence,
+    pub(super) lease: Duration,
+    pub(super) grace: Duration,
+    pub(super) abort: AbortHandle,
+    /// From before the database was asked, plus the lease.
+    pub(super) trusted_until: BootTime,
+}
+
+/// The leases of all running attempts.
+#[derive(Default)]
+pub(super) struct Leases {
+    running: Mutex<HashMap<JobId, Lease>>,
+}
+
+impl Leases {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, Lease>> {
+        // Nothing panics while it holds the lock, and the map is whole at every step.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn insert(&self, id: JobId, lease: Lease) {
+        self.lock().insert(id, lease);
+    }
+
+    pub(super) fn remove(&self, id: JobId, fence: Fence) {
+        let mut running = self.lock();
+        // The same job may run here again, under another fence, when its lease was lost.
+        if running.get(&id).is_some_and(|lease| lease.fence == fence) {
+            running.remove(&id);
+        }
+    }
+
+    pub(super) fn abort_all(&self, reason: AbortReason) -> Vec<i64> {
+        let running = self.lock();
+        for lease in running.values() {
+            lease.abort.abort(reason, lease.grace);
+        }
+        running.keys().map(|id| id.0).collect()
+    }
+
+    fn due(&self, now: BootTime) -> Vec<Renewal> {
+        self.lock()
+            .iter()
+            .filter(|(_, lease)| {
+                lease
+                    .abort
+                    .reason()
+                    .is_none_or(|reason| !reason.lease_is_lost())
+            })
+            .filter(|(_, lease)| {
+                now.plus(lease.lease.mul_f64(1.0 - RENEWED_AFTER)) >= lease.trusted_until
+            })
+            .map(|(id, lease)| Renewal {
+                id: *id,
+                fence: lease.fence,
+                lease_ms: i64::try_from(lease.lease.as_millis()).unwrap_or(i64::MAX),
+            })
+            .collect()
+    }
+
+    fn extend(&self, renewal: &Renewal, asked: BootTime) {
+        if let Some(lease) = self.lock().get_mut(&renewal.id)
+            && lease.fence == renewal.fence
+        {
+            lease.trusted_until = asked.plus(lease.lease);
+        }
+    }
+
+    fn lose(&self, id: JobId, fence: Fence, reason: AbortReason) {
+        if let Some(lease) = self.lock().get(&id)
+            && lease.fence == fence
+        {
+            let grace = match reason {
+                // Whoever has it now is running already.
+                AbortReason::TakenByAnotherWorker => Duration::ZERO,
+                AbortReason::AlreadyCompleted
+                | AbortReason::NotFound
+                | AbortReason::Error
+                | AbortReason::TimedOut
+                | AbortReason::Cancelled
+                | AbortReason::Shutdown => lease.grace,
+            };
+            lease.abort.abort(reason, grace);
+            counter!("rouse_lease_losses_total", "reason" => reason.as_str()).increment(1);
+            warn!(job.id = %id, reason = reason.as_str(), "lease lost; the attempt is told to stop");
+        }
+    }
+
+    /// True when the lease of an attempt that has ended cannot be trusted any more. One that never
+    /// started is not listed, and is trusted for the shortest lease after `asked`.
+    pub(super) fn is_lost(&self, id: JobId, fence: Fence, asked: BootTime) -> bool {
+        let until = self
+            .lock()
+            .get(&id)
+            .filter(|lease| lease.fence == fence)
+            .map_or(asked.plus(LEASE_MIN), |lease| lease.trusted_until);
+        until <= BootTime::now()
+    }
+
+    fn distrust(&self, now: BootTime) {
+        let expired: Vec<(JobId, Fence)> = self
+            .lock()
+            .iter()
+            .filter(|(_, lease)| lease.trusted_until <= now && lease.abort.reason().is_none())
+            .map(|(id, lease)| (*id, lease.fence))
+            .collect();
+        for (id, fence) in expired {
+            self.lose(id, fence, AbortReason::Error);
+        }
+    }
+}
+
+/// Renews what is due, and aborts what is lost or cannot be trusted any more.
+pub(super) async fn renew_forever(shared: Arc<Shared>) {
+    loop {
+        tokio::time::sleep(TICK).await;
+        let asked = BootTime::now();
+        let due = shared.leases.due(asked);
+        if !due.is_empty() {
+            // A database that does not answer must not keep the distrust below from happening.
+            match tokio::time::timeout(TICK * 4, shared.store.renew(&due)).await {
+                Ok(Ok(answers)) => take_answers(&shared, &due, asked, answers),
+                Ok(Err(error)) => warn!(%error, "could not renew leases; trying again"),
+                Err(_) => warn!("renewing leases takes long; trying again"),
+            }
+        }
+        shared.leases.distrust(BootTime::now());
+    }
+}
+
+fn take_answers(
+    shared: &Shared,
+    due: &[Renewal],
+    asked: BootTime,
+    answers: Vec<(JobId, Option<Refusal>)>,
+) {
+    let renewals: HashMap<JobId, &Renewal> = due.iter().map(|one| (one.id, one)).collect();
+    for (id, refusal) in answers {
+        let Some(renewal) = renewals.get(&id) else {
+            continue;
+        };
+        match refusal {
+            None => {
+                shared.leases.extend(renewal, asked);
+                debug!(job.id = %id, "lease renewed");
+            }
+            Some(Refusal::Busy) => {}
+            Some(Refusal::Lost(reason)) => shared.leases.lose(id, renewal.fence, reason),
+        }
+    }
+}

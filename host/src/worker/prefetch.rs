@@ -1,0 +1,76 @@
+//! How many jobs to claim beyond the free slots.
+
+use std::time::{Duration, Instant};
+
+/// Jobs are claimed this far ahead of their start.
+const AHEAD: Duration = Duration::from_millis(100);
+/// The most that is ever claimed ahead: more only makes claims larger, not fewer.
+const PREFETCH_MAX: f64 = 256.0;
+/// The pace is measured over at least this long.
+const MEASURED_OVER: Duration = Duration::from_millis(20);
+
+/// Claims as many jobs ahead as this worker has lately finished in a tenth of a second. Long jobs are
+/// therefore never claimed ahead, and short ones never wait for a round trip.
+#[derive(Debug)]
+pub(super) struct Prefetch {
+    since: Instant,
+    ended: usize,
+    jobs: f64,
+}
+
+impl Prefetch {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            ended: 0,
+            jobs: 0.0,
+        }
+    }
+
+    /// How many to claim ahead. `ended` counts the attempts that have ended so far.
+    pub(super) fn jobs(&mut self, ended: usize, now: Instant) -> usize {
+        let passed = now.saturating_duration_since(self.since);
+        if passed >= MEASURED_OVER {
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "a count of jobs in a few milliseconds is small"
+            )]
+            let pace = ended.wrapping_sub(self.ended) as f64 / passed.as_secs_f64();
+            self.jobs = (pace * AHEAD.as_secs_f64()).min(PREFETCH_MAX);
+            self.since = now;
+            self.ended = ended;
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 0 and 256"
+        )]
+        let jobs = self.jobs as usize;
+        jobs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_of_long_jobs_claims_nothing_ahead() {
+        let start = Instant::now();
+        let mut prefetch = Prefetch::new(start);
+        assert_eq!(prefetch.jobs(8, start + Duration::from_secs(10)), 0);
+    }
+
+    #[test]
+    fn a_worker_of_short_jobs_claims_a_tenth_of_a_second_ahead() {
+        let start = Instant::now();
+        let mut prefetch = Prefetch::new(start);
+        assert_eq!(prefetch.jobs(100, start + Duration::from_millis(100)), 100);
+        assert_eq!(prefetch.jobs(100, start + Duration::from_millis(101)), 100);
+        assert_eq!(
+            prefetch.jobs(9_000, start + Duration::from_millis(200)),
+            256
+        );
+        assert_eq!(prefetch.jobs(9_000, start + Duration::from_millis(400)), 0);
+    }
+}

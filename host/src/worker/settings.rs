@@ -1,0 +1,60 @@
+//! What an operator can set about a worker.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::Overrides;
+
+/// What an operator can set about a worker. [`Default`] documents the defaults.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// 1 to 64 letters, digits, `-` and `_`.
+    pub worker_id: String,
+    /// The machine's name, for listings.
+    pub hostname: String,
+    /// The queues that are served; empty: all.
+    pub queues: Vec<String>,
+    /// Jobs that require tags are claimed only when all of them are here.
+    pub tags: Vec<String>,
+    /// Attempts that run at the same time.
+    pub slots: usize,
+    /// False: no LISTEN; the poll alone finds jobs.
+    pub notify: bool,
+    /// The first wait after a look that found nothing.
+    pub poll_min: Duration,
+    /// The longest wait between two looks.
+    pub poll_max: Duration,
+    /// A job that was lost with its worker this often fails.
+    pub lost_max: u32,
+    /// Finished jobs are kept for this many days.
+    pub keep_days: u32,
+    /// After a stop, how long running attempts may go on.
+    pub drain_timeout: Duration,
+    /// Jobs from this source run this handler, instead of the one that their producer named.
+    pub sources: HashMap<String, String>,
+    /// What the operator sets for handlers, over what their modules say.
+    pub overrides: Overrides,
+}
+
+impl Default for Settings {
+    /// All queues, 4 slots a core, notifications on, polls from 5 ms up to 2 s, 3 losses, 7 days,
+    /// 300 s to drain.
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        Self {
+            worker_id: format!("w-{:016x}", rand::random::<u64>()),
+            hostname: "unknown".into(),
+            queues: Vec::new(),
+            tags: Vec::new(),
+            slots: 4 * cores,
+            notify: true,
+            poll_min: Duration::from_millis(5),
+            poll_max: Duration::from_secs(2),
+            lost_max: 3,
+            keep_days: 7,
+            drain_timeout: Duration::from_secs(300),
+            sources: HashMap::new(),
+            overrides: Overrides::default(),
+        }
+    }
+}

@@ -1,0 +1,27 @@
+-- The four roles of Rouse. `rouse migrate` runs this by itself where its user may create roles;
+-- elsewhere an administrator runs what `rouse migrate --roles-sql` prints, once per server.
+-- Safe to run again, and by several at once.
+--
+--   rouse_owner     owns schema rouse; nobody logs in as it
+--   rouse_producer  enqueues, cancels and reads single jobs
+--   rouse_worker    claims and settles
+--   rouse_observer  reads everything, changes nothing
+DO $$
+DECLARE
+    wanted text;
+BEGIN
+    FOREACH wanted IN ARRAY ARRAY['rouse_owner', 'rouse_producer', 'rouse_worker', 'rouse_observer'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = wanted) THEN
+            BEGIN
+                EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', wanted);
+            EXCEPTION
+                -- Another database's migration on the same server was quicker.
+                WHEN duplicate_object OR unique_violation THEN NULL;
+            END;
+        END IF;
+    END LOOP;
+    IF NOT pg_catalog.pg_has_role(CURRENT_USER, 'rouse_owner', 'MEMBER') THEN
+        EXECUTE pg_catalog.format('GRANT rouse_owner TO %I', CURRENT_USER);
+    END IF;
+END
+$$;

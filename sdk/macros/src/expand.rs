@@ -1,0 +1,252 @@
+//! From an annotated function to its implementation of `Handler`.
+
+use proc_macro2::TokenStream;
+use quote::{quote, quote_spanned};
+use syn::spanned::Spanned;
+use syn::{Attribute, Expr, FnArg, GenericArgument, ItemFn, Lit, PathArguments, ReturnType, Type};
+
+use crate::options::Options;
+
+/// Expands `#[handler(…)]`. Mistakes become compile errors beside the untouched function, so that
+/// they do not bring "cannot find function" in their wake.
+pub(crate) fn handler(options: TokenStream, item: TokenStream) -> TokenStream {
+    let function = match syn::parse2::<ItemFn>(item.clone()) {
+        Ok(function) => function,
+        Err(error) => {
+            let why = "#[handler] goes on a function";
+            let error = syn::Error::new(error.span(), why).into_compile_error();
+            return quote!(#item #error);
+        }
+    };
+    let implementation = match (Options::read(options), Shape::of(&function)) {
+        (Ok(options), Ok(shape)) => implementation(&function, &options, &shape),
+        (Err(error), Ok(_)) | (Ok(_), Err(error)) => error.into_compile_error(),
+        (Err(mut error), Err(other)) => {
+            error.combine(other);
+            error.into_compile_error()
+        }
+    };
+    quote!(#function #implementation)
+}
+
+/// The types of a handler function.
+struct Shape<'a> {
+    takes_ctx: bool,
+    input: &'a Type,
+    output: Type,
+    returns_result: bool,
+}
+
+impl<'a> Shape<'a> {
+    fn of(function: &'a ItemFn) -> syn::Result<Self> {
+        let signature = &function.sig;
+        let fail = |span, why| Err(syn::Error::new(span, why));
+        if let Some(parameter) = signature.generics.params.first() {
+            return fail(parameter.span(), "a handler has no generic parameters");
+        }
+        if let Some(unsafety) = &signature.unsafety {
+            return fail(unsafety.span(), "a handler is no unsafe function");
+        }
+        let parameters: Vec<&Type> = signature
+            .inputs
+            .iter()
+            .map(|parameter| match parameter {
+                FnArg::Typed(parameter) => Ok(&*parameter.ty),
+                FnArg::Receiver(receiver) => {
+                    let why = "a handler is a free function, without self";
+                    Err(syn::Error::new(receiver.span(), why))
+                }
+            })
+            .collect::<syn::Result<_>>()?;
+        let (takes_ctx, input) = match parameters[..] {
+            [input] => (false, input),
+            [ctx, input] => {
+                if !matches!(ctx, Type::Reference(_)) {
+                    return fail(ctx.span(), "the first parameter of a handler is `&Ctx`");
+                }
+                (true, input)
+            }
+            _ => {
+                return fail(
+                    signature.ident.span(),
+                    "a handler takes `&Ctx` and its input, or only its input",
+                );
+            }
+        };
+        if let Type::Reference(reference) = input {
+            return fail(
+                reference.span(),
+                "a handler takes its input by value, after `&Ctx`",
+            );
+        }
+        let (output, returns_result) = match &signature.output {
+            ReturnType::Default => (syn::parse_quote!(()), false),
+            ReturnType::Type(_, output) => match ok_type(output) {
+                Some(ok) => (ok.clone(), true),
+                None => ((**output).clone(), false),
+            },
+        };
+        Ok(Self {
+            takes_ctx,
+            input,
+            output,
+            returns_result,
+        })
+    }
+}
+
+/// `T` of `Result<T, …>`, under whatever path.
+fn ok_type(output: &Type) -> Option<&Type> {
+    let Type::Path(path) = output else {
+        return None;
+    };
+    let last = path.path.segments.last()?;
+    let PathArguments::AngleBracketed(arguments) = &last.arguments else {
+        return None;
+    };
+    match arguments.args.first()? {
+        GenericArgument::Type(ok) if last.ident == "Result" => Some(ok),
+        _ => None,
+    }
+}
+
+fn implementation(function: &ItemFn, options: &Options, shape: &Shape<'_>) -> TokenStream {
+    let visibility = &function.vis;
+    let name = &function.sig.ident;
+    let definition = definition(options, &function.attrs);
+    let Shape { input, output, .. } = shape;
+
+    // Spans lie on the author's types, so that "the trait bound `Input: Deserialize` is not
+    // satisfied" points at them.
+    let decode = quote_spanned!(input.span()=> ::rouse_sdk::__private::decode::<#input>(payload)?);
+    let encode = quote_spanned!(output.span()=> ::rouse_sdk::__private::encode::<#output>(&output));
+    let input_schema =
+        quote_spanned!(input.span()=> ::rouse_sdk::__private::input_schema::<#input>());
+    let output_schema =
+        quote_spanned!(output.span()=> ::rouse_sdk::__private::output_schema::<#output>());
+
+    let call = if shape.takes_ctx {
+        quote!(#name(ctx, input))
+    } else {
+        quote!(#name(input))
+    };
+    let call = if function.sig.asyncness.is_some() {
+        quote!(::rouse_sdk::block_on(#call))
+    } else {
+        call
+    };
+    let call = if shape.returns_result {
+        quote!(#call?)
+    } else {
+        call
+    };
+
+    // The type shares the function's name: types and functions live in different namespaces, and
+    // `export!(name)` means both.
+    quote! {
+        #[doc(hidden)]
+        #[allow(non_camel_case_types, reason = "named as the function that it stands for")]
+        #visibility enum #name {}
+
+        impl ::rouse_sdk::Handler for #name {
+            const DEFINITION: ::rouse_sdk::Definition = #definition;
+
+            fn input_schema() -> ::rouse_sdk::schemars::Schema {
+                #input_schema
+            }
+
+            fn output_schema() -> ::rouse_sdk::schemars::Schema {
+                #output_schema
+            }
+
+            fn run(
+                ctx: &::rouse_sdk::Ctx,
+                payload: &[u8],
+            ) -> ::std::result::Result<::std::vec::Vec<u8>, ::rouse_sdk::Error> {
+                let _ = ctx;
+                let input = #decode;
+                let output = #call;
+                #encode
+            }
+        }
+    }
+}
+
+fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
+    let Options {
+        name,
+        version,
+        description,
+        max_attempts,
+        initial_backoff_ms,
+        max_backoff_ms,
+        multiplier,
+        jitter,
+        lease_ms,
+        timeout_ms,
+        grace_ms,
+        concurrency,
+        capabilities,
+    } = options;
+    let version = match version {
+        Some(version) => quote!(#version),
+        None => quote!(::std::env!("CARGO_PKG_VERSION")),
+    };
+    let description = description
+        .clone()
+        .unwrap_or_else(|| doc_comment(attributes));
+    let max_attempts = option(max_attempts);
+    let initial_backoff_ms = option(initial_backoff_ms);
+    let max_backoff_ms = option(max_backoff_ms);
+    let multiplier = option(multiplier);
+    let jitter = option(jitter);
+    let lease_ms = option(lease_ms);
+    let timeout_ms = option(timeout_ms);
+    let grace_ms = option(grace_ms);
+    let concurrency = option(concurrency);
+    quote! {
+        ::rouse_sdk::Definition {
+            name: #name,
+            version: #version,
+            description: #description,
+            max_attempts: #max_attempts,
+            initial_backoff_ms: #initial_backoff_ms,
+            max_backoff_ms: #max_backoff_ms,
+            multiplier: #multiplier,
+            jitter: #jitter,
+            lease_ms: #lease_ms,
+            timeout_ms: #timeout_ms,
+            grace_ms: #grace_ms,
+            concurrency: #concurrency,
+            capabilities: &[#(#capabilities),*],
+        }
+    }
+}
+
+fn option<T: quote::ToTokens>(value: &Option<T>) -> TokenStream {
+    match value {
+        Some(value) => quote!(::std::option::Option::Some(#value)),
+        None => quote!(::std::option::Option::None),
+    }
+}
+
+/// The text of `///` lines.
+fn doc_comment(attributes: &[Attribute]) -> String {
+    let lines: Vec<String> = attributes
+        .iter()
+        .filter(|attribute| attribute.path().is_ident("doc"))
+        .filter_map(
+            |attribute| match &attribute.meta.require_name_value().ok()?.value {
+                Expr::Lit(literal) => match &literal.lit {
+                    Lit::Str(text) => Some(text.value().trim().to_owned()),
+                    _ => None,
+                },
+                _ => None,
+            },
+        )
+        .collect();
+    lines.join("\n").trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests;

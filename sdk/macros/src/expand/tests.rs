@@ -1,0 +1,105 @@
+use super::*;
+
+fn expanded(options: TokenStream, item: TokenStream) -> String {
+    handler(options, item).to_string()
+}
+
+fn refused(item: TokenStream) -> String {
+    let text = expanded(quote!(name = "a"), item);
+    assert!(text.contains("compile_error"), "{text}");
+    text
+}
+
+#[test]
+fn the_function_stays_as_it_is() {
+    let function = quote!(
+        pub fn stats(ctx: &Ctx, input: In) -> Result<Out, Error> {
+            body()
+        }
+    );
+    let text = expanded(quote!(name = "a"), function.clone());
+    assert!(text.starts_with(&function.to_string()), "{text}");
+    assert!(!text.contains("compile_error"), "{text}");
+}
+
+#[test]
+fn the_doc_comment_is_the_description() {
+    let function = quote!(
+        /// Counts words.
+        ///
+        /// All of them.
+        fn stats(input: In) {}
+    );
+    let text = expanded(quote!(name = "a"), function.clone());
+    assert!(
+        text.contains("\"Counts words.\\n\\nAll of them.\""),
+        "{text}"
+    );
+
+    let text = expanded(quote!(name = "a", description = "Own"), function);
+    assert!(text.contains("description : \"Own\""), "{text}");
+}
+
+#[test]
+fn a_mistake_keeps_the_function_beside_the_error() {
+    let text = expanded(
+        quote!(),
+        quote!(
+            fn stats(input: In) {}
+        ),
+    );
+    assert!(text.starts_with("fn stats (input : In)"), "{text}");
+    assert!(text.contains("a handler needs a name"), "{text}");
+}
+
+#[test]
+fn a_function_of_another_shape_is_refused_with_what_is_expected() {
+    assert!(
+        refused(quote!(
+            struct NotAFunction;
+        ))
+        .contains("goes on a function")
+    );
+    assert!(
+        refused(quote!(
+            fn f() {}
+        ))
+        .contains("takes `&Ctx` and its input")
+    );
+    assert!(
+        refused(quote!(
+            fn f(a: &Ctx, b: In, c: In) {}
+        ))
+        .contains("takes `&Ctx`")
+    );
+    assert!(
+        refused(quote!(
+            fn f(a: In, b: In) {}
+        ))
+        .contains("first parameter")
+    );
+    assert!(
+        refused(quote!(
+            fn f(ctx: &Ctx) {}
+        ))
+        .contains("by value")
+    );
+    assert!(
+        refused(quote!(
+            fn f(&self, input: In) {}
+        ))
+        .contains("without self")
+    );
+    assert!(
+        refused(quote!(
+            fn f<T>(input: T) {}
+        ))
+        .contains("generic")
+    );
+    assert!(
+        refused(quote!(
+            unsafe fn f(input: In) {}
+        ))
+        .contains("unsafe")
+    );
+}

@@ -1,0 +1,265 @@
+//! The options of `#[handler(…)]`, read with their checks.
+
+use proc_macro2::{Ident, Span, TokenStream};
+use syn::parse::{Parse, ParseStream, Parser};
+use syn::punctuated::Punctuated;
+use syn::spanned::Spanned;
+use syn::{Expr, ExprArray, ExprLit, Lit, LitStr, Token};
+
+use crate::duration::milliseconds;
+
+/// The longest handler name, in bytes; the host refuses longer ones.
+const NAME_BYTES_MAX: usize = 128;
+
+const KNOWN: &str = "name, version, description, max_attempts, initial_backoff, max_backoff, \
+                     multiplier, jitter, lease, timeout, grace, concurrency, capabilities";
+
+/// What the author declared.
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) name: String,
+    pub(crate) version: Option<String>,
+    pub(crate) description: Option<String>,
+    pub(crate) max_attempts: Option<u32>,
+    pub(crate) initial_backoff_ms: Option<u64>,
+    pub(crate) max_backoff_ms: Option<u64>,
+    pub(crate) multiplier: Option<f64>,
+    pub(crate) jitter: Option<f64>,
+    pub(crate) lease_ms: Option<u64>,
+    pub(crate) timeout_ms: Option<u64>,
+    pub(crate) grace_ms: Option<u64>,
+    pub(crate) concurrency: Option<u32>,
+    pub(crate) capabilities: Vec<String>,
+}
+
+/// `name = value`.
+struct Setting {
+    name: Ident,
+    value: Expr,
+}
+
+impl Parse for Setting {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let name: Ident = input.parse().map_err(|error| {
+            let why = "expected an option, for instance `name = \"email.send\"`";
+            syn::Error::new(error.span(), why)
+        })?;
+        input
+            .parse::<Token![=]>()
+            .map_err(|_| syn::Error::new(name.span(), format!("expected `{name} = …`")))?;
+        let value = input.parse()?;
+        Ok(Self { name, value })
+    }
+}
+
+impl Options {
+    /// Reads the options. All mistakes are reported together.
+    pub(crate) fn read(tokens: TokenStream) -> syn::Result<Self> {
+        let settings = Punctuated::<Setting, Token![,]>::parse_terminated.parse2(tokens)?;
+        let mut reader = Reader::default();
+        let mut options = Self {
+            name: String::new(),
+            version: None,
+            description: None,
+            max_attempts: None,
+            initial_backoff_ms: None,
+            max_backoff_ms: None,
+            multiplier: None,
+            jitter: None,
+            lease_ms: None,
+            timeout_ms: None,
+            grace_ms: None,
+            concurrency: None,
+            capabilities: Vec::new(),
+        };
+        for Setting { name, value } in &settings {
+            if !reader.first_time(name) {
+                continue;
+            }
+            let o = &mut options;
+            match name.to_string().as_str() {
+                "name" => o.name = reader.keep(handler_name(value)).unwrap_or_default(),
+                "version" => o.version = reader.keep(nonempty(value)),
+                "description" => o.description = reader.keep(nonempty(value)),
+                "max_attempts" => o.max_attempts = reader.keep(count(value)),
+                "initial_backoff" => o.initial_backoff_ms = reader.keep(duration(value)),
+                "max_backoff" => o.max_backoff_ms = reader.keep(duration(value)),
+                "multiplier" => o.multiplier = reader.keep(number(value, 1.0, 1000.0)),
+                "jitter" => o.jitter = reader.keep(number(value, 0.0, 1.0)),
+                "lease" => o.lease_ms = reader.keep(duration(value)),
+                "timeout" => o.timeout_ms = reader.keep(duration(value)),
+                "grace" => o.grace_ms = reader.keep(duration(value)),
+                "concurrency" => o.concurrency = reader.keep(count(value)),
+                "capabilities" => o.capabilities = reader.keep(words(value)).unwrap_or_default(),
+                other => reader.fail(
+                    name.span(),
+                    format!("unknown option `{other}`; the options are {KNOWN}"),
+                ),
+            }
+        }
+        if !settings.iter().any(|setting| setting.name == "name") {
+            reader.fail(
+                Span::call_site(),
+                "a handler needs a name: #[handler(name = \"email.send\")]",
+            );
+        }
+        if let (Some(initial), Some(max)) = (options.initial_backoff_ms, options.max_backoff_ms)
+            && initial > max
+            && let Some(setting) = settings
+                .iter()
+                .find(|setting| setting.name == "max_backoff")
+        {
+            reader.fail(
+                setting.value.span(),
+                "max_backoff is shorter than initial_backoff",
+            );
+        }
+        reader.finish(options)
+    }
+}
+
+/// Collects the mistakes, so that one compilation shows them all.
+#[derive(Default)]
+struct Reader {
+    seen: Vec<String>,
+    errors: Option<syn::Error>,
+}
+
+impl Reader {
+    fn first_time(&mut self, name: &Ident) -> bool {
+        let text = name.to_string();
+        if self.seen.contains(&text) {
+            self.fail(name.span(), format!("`{text}` is set twice"));
+            return false;
+        }
+        self.seen.push(text);
+        true
+    }
+
+    fn keep<T>(&mut self, value: syn::Result<T>) -> Option<T> {
+        match value {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.add(error);
+                None
+            }
+        }
+    }
+
+    fn fail(&mut self, span: Span, why: impl std::fmt::Display) {
+        self.add(syn::Error::new(span, why));
+    }
+
+    fn add(&mut self, error: syn::Error) {
+        match &mut self.errors {
+            Some(errors) => errors.combine(error),
+            None => self.errors = Some(error),
+        }
+    }
+
+    fn finish<T>(self, value: T) -> syn::Result<T> {
+        self.errors.map_or(Ok(value), Err)
+    }
+}
+
+fn text(value: &Expr) -> syn::Result<&LitStr> {
+    match value {
+        Expr::Lit(ExprLit {
+            lit: Lit::Str(text),
+            ..
+        }) => Ok(text),
+        _ => Err(syn::Error::new(value.span(), "expected text in quotes")),
+    }
+}
+
+fn nonempty(value: &Expr) -> syn::Result<String> {
+    let text = text(value)?;
+    if text.value().trim().is_empty() {
+        return Err(syn::Error::new(text.span(), "expected text; this is empty"));
+    }
+    Ok(text.value())
+}
+
+fn handler_name(value: &Expr) -> syn::Result<String> {
+    let literal = text(value)?;
+    let name = literal.value();
+    let good = name.len() <= NAME_BYTES_MAX && name.split('.').all(is_word);
+    if good {
+        return Ok(name);
+    }
+    Err(syn::Error::new(
+        literal.span(),
+        format!(
+            "`{name}` is no handler name: 1 to {NAME_BYTES_MAX} characters, words of a-z, 0-9, _ \
+             and - that start with a letter or digit, joined by dots, for instance `email.send`"
+        ),
+    ))
+}
+
+fn is_word(word: &str) -> bool {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    word.starts_with(plain) && word.chars().all(|c| plain(c) || c == '_' || c == '-')
+}
+
+fn words(value: &Expr) -> syn::Result<Vec<String>> {
+    let Expr::Array(ExprArray { elems, .. }) = value else {
+        let why = "expected a list, for instance [\"dir\"]";
+        return Err(syn::Error::new(value.span(), why));
+    };
+    elems
+        .iter()
+        .map(|element| {
+            let literal = text(element)?;
+            if is_word(&literal.value()) {
+                Ok(literal.value())
+            } else {
+                let why = "a capability is one word of a-z, 0-9, _ and -, for instance \"dir\"";
+                Err(syn::Error::new(literal.span(), why))
+            }
+        })
+        .collect()
+}
+
+fn duration(value: &Expr) -> syn::Result<u64> {
+    let literal = text(value).map_err(|error| {
+        let why = "expected a duration in quotes, for instance \"30s\"";
+        syn::Error::new(error.span(), why)
+    })?;
+    milliseconds(literal)
+}
+
+fn count(value: &Expr) -> syn::Result<u32> {
+    if let Expr::Lit(ExprLit {
+        lit: Lit::Int(number),
+        ..
+    }) = value
+        && let Ok(count @ 1..) = number.base10_parse::<u32>()
+    {
+        return Ok(count);
+    }
+    let why = "expected a whole number, 1 or more";
+    Err(syn::Error::new(value.span(), why))
+}
+
+fn number(value: &Expr, min: f64, max: f64) -> syn::Result<f64> {
+    let number = match value {
+        Expr::Lit(ExprLit {
+            lit: Lit::Float(number),
+            ..
+        }) => number.base10_parse::<f64>().ok(),
+        Expr::Lit(ExprLit {
+            lit: Lit::Int(number),
+            ..
+        }) => number.base10_parse::<f64>().ok(),
+        _ => None,
+    };
+    number
+        .filter(|number| (min..=max).contains(number))
+        .ok_or_else(|| {
+            let why = format!("expected a number from {min} to {max}");
+            syn::Error::new(value.span(), why)
+        })
+}
+
+#[cfg(test)]
+mod tests;

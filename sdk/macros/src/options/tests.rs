@@ -1,0 +1,100 @@
+use quote::quote;
+
+use super::*;
+
+fn why(tokens: TokenStream) -> String {
+    let error = Options::read(tokens).expect_err("the options have a mistake");
+    let messages: Vec<_> = error.into_iter().map(|error| error.to_string()).collect();
+    messages.join("\n")
+}
+
+#[test]
+fn every_option_is_read() {
+    let options = Options::read(quote! {
+        name = "a.b-c_d", version = "2", description = "does it", max_attempts = 7,
+        initial_backoff = "1s", max_backoff = "1m", multiplier = 3, jitter = 0.5,
+        lease = "2m", timeout = "1h", grace = "500ms", concurrency = 2,
+        capabilities = ["dir", "http"],
+    })
+    .expect("all of them are right");
+    assert_eq!(options.name, "a.b-c_d");
+    assert_eq!(options.version.as_deref(), Some("2"));
+    assert_eq!(options.description.as_deref(), Some("does it"));
+    assert_eq!(options.max_attempts, Some(7));
+    assert_eq!(options.initial_backoff_ms, Some(1_000));
+    assert_eq!(options.max_backoff_ms, Some(60_000));
+    assert_eq!(options.multiplier, Some(3.0));
+    assert_eq!(options.jitter, Some(0.5));
+    assert_eq!(options.lease_ms, Some(120_000));
+    assert_eq!(options.timeout_ms, Some(3_600_000));
+    assert_eq!(options.grace_ms, Some(500));
+    assert_eq!(options.concurrency, Some(2));
+    assert_eq!(options.capabilities, ["dir", "http"]);
+}
+
+#[test]
+fn a_missing_name_is_named_with_an_example() {
+    assert!(why(quote!()).contains("#[handler(name = \"email.send\")]"));
+}
+
+#[test]
+fn an_unknown_option_lists_the_known_ones() {
+    let why = why(quote!(name = "a", retries = 3));
+    assert!(why.starts_with("unknown option `retries`; the options are name,"));
+}
+
+#[test]
+fn an_option_is_set_once() {
+    assert_eq!(why(quote!(name = "a", name = "b")), "`name` is set twice");
+}
+
+#[test]
+fn all_mistakes_are_reported_together() {
+    let why = why(quote!(
+        name = "A",
+        timeout = "30",
+        jitter = 2,
+        max_attempts = 0
+    ));
+    assert_eq!(why.lines().count(), 4, "{why}");
+}
+
+#[test]
+fn a_value_of_the_wrong_kind_says_what_is_expected() {
+    assert!(why(quote!(name = 3)).contains("text in quotes"));
+    assert!(why(quote!(name = "a", timeout = 30)).contains("for instance \"30s\""));
+    assert!(why(quote!(name = "a", max_attempts = "3")).contains("1 or more"));
+    assert!(why(quote!(name = "a", max_attempts = -1)).contains("1 or more"));
+    assert!(why(quote!(name = "a", multiplier = 0.5)).contains("from 1 to"));
+    assert!(why(quote!(name = "a", capabilities = "dir")).contains("[\"dir\"]"));
+    assert!(why(quote!(name = "a", capabilities = ["a b"])).contains("one word"));
+    assert!(why(quote!(name = "a", version = " ")).contains("empty"));
+    assert!(why(quote!(name)).contains("expected `name = …`"));
+    assert!(why(quote!("name")).contains("for instance `name"));
+}
+
+#[test]
+fn the_longest_backoff_is_not_shorter_than_the_first() {
+    let why = why(quote!(
+        name = "a",
+        initial_backoff = "2s",
+        max_backoff = "1s"
+    ));
+    assert_eq!(why, "max_backoff is shorter than initial_backoff");
+}
+
+#[test]
+fn handler_names_are_dotted_words() {
+    for name in ["a", "text.stats", "a.b.c", "0", "x-1_y"] {
+        assert!(Options::read(quote!(name = #name)).is_ok(), "{name}");
+    }
+    let long = "a".repeat(129);
+    for name in [
+        "", ".", "a.", ".a", "a..b", "A", "a b", "-a", "_a", "é", &long,
+    ] {
+        assert!(
+            why(quote!(name = #name)).contains("no handler name"),
+            "{name}"
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! Why an attempt did not succeed, in the handler's own words.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// What a handler returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an attempt did not succeed.
+///
+/// `?` turns any [`std::error::Error`] into a retryable one, with its whole chain of causes as
+/// the message. (That is why `Error` itself is not a `std::error::Error`.)
+///
+/// ```
+/// use std::time::Duration;
+/// use rouse_sdk::Error;
+///
+/// let busy = Error::retryable("the server is busy")
+///     .kind("smtp-busy")
+///     .retry_after(Duration::from_secs(90));
+/// assert!(!busy.permanent);
+///
+/// let unknown = Error::permanent("no such mailbox").details(serde_json::json!({"code": 550}));
+/// assert!(unknown.permanent);
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Error {
+    /// A short class, `error` where the handler gave none.
+    pub kind: Cow<'static, str>,
+    /// What went wrong, for people.
+    pub message: String,
+    /// Anything else worth keeping; stored as JSON with the attempt.
+    pub details: Option<Value>,
+    /// True: the job fails at once. False: it is tried again while it has attempts left.
+    pub permanent: bool,
+    /// Try again after this long, instead of the handler's own backoff.
+    pub retry_after: Option<Duration>,
+}
+
+impl Error {
+    /// An error that may be gone at the next attempt.
+    pub fn retryable(message: impl fmt::Display) -> Self {
+        Self {
+            kind: Cow::Borrowed("error"),
+            message: message.to_string(),
+            details: None,
+            permanent: false,
+            retry_after: None,
+        }
+    }
+
+    /// An error that another attempt would only repeat.
+    pub fn permanent(message: impl fmt::Display) -> Self {
+        Self {
+            permanent: true,
+            ..Self::retryable(message)
+        }
+    }
+
+    /// Sets the class: a short word that people filter by, for instance `smtp-timeout`.
+    #[must_use]
+    pub fn kind(mut self, kind: impl Into<Cow<'static, str>>) -> Self {
+        self.kind = kind.into();
+        self
+    }
+
+    /// Adds anything else worth keeping.
+    #[must_use]
+    pub fn details(mut self, details: impl Into<Value>) -> Self {
+        self.details = Some(details.into());
+        self
+    }
+
+    /// Asks for the next attempt after this long; makes the error retryable.
+    #[must_use]
+    pub fn retry_after(mut self, wait: Duration) -> Self {
+        self.permanent = false;
+        self.retry_after = Some(wait);
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl<E: std::error::Error> From<E> for Error {
+    fn from(error: E) -> Self {
+        let mut message = error.to_string();
+        let mut cause = error.source();
+        while let Some(inner) = cause {
+            let text = inner.to_string();
+            // Many errors repeat their cause in their own text; once is enough.
+            if !message.contains(&text) {
+                message.push_str(": ");
+                message.push_str(&text);
+            }
+            cause = inner.source();
+        }
+        Self::retryable(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Chained(&'static str, Option<Box<Chained>>);
+
+    impl fmt::Display for Chained {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl std::error::Error for Chained {
+        fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+            self.1.as_deref().map(|inner| inner as _)
+        }
+    }
+
+    fn parse(text: &str) -> Result<u8> {
+        Ok(text.parse::<u8>()?)
+    }
+
+    #[test]
+    fn a_question_mark_makes_any_error_retryable() {
+        let error = parse("x").unwrap_err();
+        assert_eq!(error.kind, "error");
+        assert_eq!(error.message, "invalid digit found in string");
+        assert!(!error.permanent);
+        assert_eq!(error.retry_after, None);
+    }
+
+    #[test]
+    fn the_message_names_every_cause_once() {
+        let inner = Chained("disk full", None);
+        let middle = Chained("cannot write: disk full", Some(Box::new(inner)));
+        let outer = Chained("no thumbnail", Some(Box::new(middle)));
+        assert_eq!(
+            Error::from(outer).message,
+            "no thumbnail: cannot write: disk full"
+        );
+    }
+
+    #[test]
+    fn asking_for_a_later_attempt_makes_an_error_retryable() {
+        let error = Error::permanent("no").retry_after(Duration::from_secs(1));
+        assert!(!error.permanent);
+        assert_eq!(error.retry_after, Some(Duration::from_secs(1)));
+    }
+}

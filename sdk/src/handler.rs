@@ -1,0 +1,160 @@
+//! What `#[handler]` makes of a function.
+
+use schemars::{JsonSchema, Schema, generate::SchemaSettings};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{Ctx, Error};
+
+/// What a handler declares of itself. Unset fields are left to the host's defaults; the operator
+/// can override all of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Definition {
+    /// The name that jobs are enqueued under, for instance `email.send`.
+    pub name: &'static str,
+    /// The handler's version; the crate's where none is given.
+    pub version: &'static str,
+    /// What it does; the function's doc comment where none is given.
+    pub description: &'static str,
+    /// Attempts in all, the first included.
+    pub max_attempts: Option<u32>,
+    /// The wait after the first failed attempt, milliseconds.
+    pub initial_backoff_ms: Option<u64>,
+    /// The longest wait between attempts, milliseconds.
+    pub max_backoff_ms: Option<u64>,
+    /// By how much each further wait is longer.
+    pub multiplier: Option<f64>,
+    /// Share of the wait that is random, 0 to 1.
+    pub jitter: Option<f64>,
+    /// How long a claim holds without renewal, milliseconds.
+    pub lease_ms: Option<u64>,
+    /// How long an attempt may run, milliseconds.
+    pub timeout_ms: Option<u64>,
+    /// From the abort signal to the hard stop, milliseconds.
+    pub grace_ms: Option<u64>,
+    /// How many attempts one host runs at once.
+    pub concurrency: Option<u32>,
+    /// What the handler asks the operator for, for instance `dir`.
+    pub capabilities: &'static [&'static str],
+}
+
+/// A function under [`#[handler]`](macro@crate::handler). The attribute implements it, for a type
+/// of the function's own name.
+pub trait Handler {
+    /// What the handler declares of itself.
+    const DEFINITION: Definition;
+
+    /// The JSON Schema of the payload.
+    fn input_schema() -> Schema;
+
+    /// The JSON Schema of the result.
+    fn output_schema() -> Schema;
+
+    /// Runs one attempt, from JSON to JSON.
+    ///
+    /// # Errors
+    /// Those of the handler. A payload that is not of the input type is a permanent error of kind
+    /// `bad-payload`; a result that cannot be written as JSON is a permanent one of kind
+    /// `bad-result`.
+    fn run(ctx: &Ctx, payload: &[u8]) -> Result<Vec<u8>, Error>;
+}
+
+/// One exported handler, its types erased.
+#[derive(Clone, Copy)]
+pub struct Entry {
+    /// What it declares of itself.
+    pub definition: Definition,
+    /// The schema of its payload.
+    pub input_schema: fn() -> Schema,
+    /// The schema of its result.
+    pub output_schema: fn() -> Schema,
+    /// Runs one attempt.
+    pub run: fn(&Ctx, &[u8]) -> Result<Vec<u8>, Error>,
+}
+
+impl Entry {
+    /// The entry of a handler.
+    pub const fn of<H: Handler>() -> Self {
+        Self {
+            definition: H::DEFINITION,
+            input_schema: H::input_schema,
+            output_schema: H::output_schema,
+            run: H::run,
+        }
+    }
+}
+
+/// Reads a payload. The error says where in the payload it went wrong.
+pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
+    let json = &mut serde_json::Deserializer::from_slice(payload);
+    let value = serde_path_to_error::deserialize(&mut *json).map_err(|error| {
+        let path = error.path().to_string();
+        let message = error.inner();
+        bad_payload(if path == "." {
+            format!("the payload is not what the handler takes: {message}")
+        } else {
+            format!("the payload is not what the handler takes: {path}: {message}")
+        })
+    })?;
+    json.end()
+        .map_err(|error| bad_payload(format!("the payload is no JSON: {error}")))?;
+    Ok(value)
+}
+
+fn bad_payload(message: String) -> Error {
+    Error::permanent(message).kind("bad-payload")
+}
+
+/// Writes a result.
+pub fn encode<T: Serialize>(output: &T) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(output).map_err(|error| {
+        Error::permanent(format!("the result cannot be written as JSON: {error}"))
+            .kind("bad-result")
+    })
+}
+
+/// The schema of what is read.
+pub fn input_schema<T: JsonSchema>() -> Schema {
+    SchemaSettings::draft2020_12()
+        .for_deserialize()
+        .into_generator()
+        .into_root_schema_for::<T>()
+}
+
+/// The schema of what is written.
+pub fn output_schema<T: JsonSchema>() -> Schema {
+    SchemaSettings::draft2020_12()
+        .for_serialize()
+        .into_generator()
+        .into_root_schema_for::<T>()
+}
+
+/// True where no name stands twice. Evaluated by the compiler, in `export!`.
+pub const fn distinct(names: &[&str]) -> bool {
+    let mut i = 0;
+    while i < names.len() {
+        let mut j = i + 1;
+        while j < names.len() {
+            if same(names[i].as_bytes(), names[j].as_bytes()) {
+                return false;
+            }
+            j += 1;
+        }
+        i += 1;
+    }
+    true
+}
+
+const fn same(a: &[u8], b: &[u8]) -> bool {
+    if a.len() != b.len() {
+        return false;
+    }
+    let mut i = 0;
+    while i < a.len() {
+        if a[i] != b[i] {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}

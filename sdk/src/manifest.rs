@@ -1,0 +1,66 @@
+//! The manifest: the JSON that tells the host what a module offers.
+
+use serde_json::{Map, Value, json};
+
+use crate::handler::{Definition, Entry};
+
+/// The manifest of a module with these handlers. What a handler does not declare is left out, so
+/// that the host's defaults apply.
+pub fn manifest(entries: &[Entry]) -> Value {
+    json!({
+        "sdk": concat!("rouse-sdk ", env!("CARGO_PKG_VERSION")),
+        "handlers": entries.iter().map(handler).collect::<Vec<_>>(),
+    })
+}
+
+fn handler(entry: &Entry) -> Value {
+    let Definition {
+        name,
+        version,
+        description,
+        max_attempts,
+        initial_backoff_ms,
+        max_backoff_ms,
+        multiplier,
+        jitter,
+        lease_ms,
+        timeout_ms,
+        grace_ms,
+        concurrency,
+        capabilities,
+    } = entry.definition;
+
+    let retry = object([
+        ("max_attempts", max_attempts.map(Value::from)),
+        ("initial_ms", initial_backoff_ms.map(Value::from)),
+        ("multiplier", multiplier.map(Value::from)),
+        ("max_ms", max_backoff_ms.map(Value::from)),
+        ("jitter", jitter.map(Value::from)),
+    ]);
+    Value::Object(object([
+        ("name", Some(name.into())),
+        ("version", Some(version.into())),
+        (
+            "description",
+            (!description.is_empty()).then(|| description.into()),
+        ),
+        ("input_schema", Some((entry.input_schema)().into())),
+        ("output_schema", Some((entry.output_schema)().into())),
+        ("retry", (!retry.is_empty()).then(|| retry.into())),
+        ("lease_ms", lease_ms.map(Value::from)),
+        ("timeout_ms", timeout_ms.map(Value::from)),
+        ("grace_ms", grace_ms.map(Value::from)),
+        ("concurrency", concurrency.map(Value::from)),
+        (
+            "capabilities",
+            (!capabilities.is_empty()).then(|| capabilities.into()),
+        ),
+    ]))
+}
+
+fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Map<String, Value> {
+    fields
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+        .collect()
+}

@@ -1,0 +1,133 @@
+//! Waiting: a small executor for the one future of an attempt.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::rc::{Rc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+#[cfg(not(target_family = "wasm"))]
+pub(crate) use crate::native::{Source, park, waker};
+#[cfg(target_family = "wasm")]
+pub(crate) use crate::wasm::{Source, park, waker};
+
+/// Runs a future to its end. `async fn` handlers run in it; a plain one can call it to wait for
+/// something.
+///
+/// # Panics
+/// In a module, where the future waits for something that nothing can ever wake.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let (waker, woken) = waker();
+    let mut context = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        // A future may wake its own task while it is polled; then there is nothing to wait for.
+        while !woken.take() {
+            park(&waiting_sources());
+            wake_ready();
+        }
+    }
+}
+
+/// Ends after this long.
+pub async fn sleep(wait: Duration) {
+    Wait::new(Source::after(wait)).await;
+}
+
+/// The one of two that ended first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Either<A, B> {
+    /// The first future ended first.
+    First(A),
+    /// The second future ended first.
+    Second(B),
+}
+
+/// Ends with the first of two futures, and drops the other. Where both are ready it is the first.
+///
+/// ```
+/// use std::time::Duration;
+/// use rouse_sdk::{Ctx, Either, Error, race, sleep};
+///
+/// async fn nap(ctx: &Ctx) -> Result<(), Error> {
+///     match race(ctx.abort().wait(), sleep(Duration::from_millis(1))).await {
+///         Either::First(reason) => Err(Error::retryable(format_args!("stopped: {reason}"))),
+///         Either::Second(()) => Ok(()),
+///     }
+/// }
+/// # rouse_sdk::block_on(nap(&rouse_sdk::TestCtx::new())).unwrap();
+/// ```
+pub async fn race<A: Future, B: Future>(first: A, second: B) -> Either<A::Output, B::Output> {
+    let mut first = pin!(first);
+    let mut second = pin!(second);
+    std::future::poll_fn(|context| {
+        if let Poll::Ready(output) = first.as_mut().poll(context) {
+            return Poll::Ready(Either::First(output));
+        }
+        second.as_mut().poll(context).map(Either::Second)
+    })
+    .await
+}
+
+thread_local! {
+    /// What the futures of this thread wait for. Weak: a future that is dropped waits no more.
+    static WAITING: RefCell<Vec<(Weak<Source>, Waker)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Ends when its source is ready.
+pub(crate) struct Wait(Rc<Source>);
+
+impl Wait {
+    pub(crate) fn new(source: Source) -> Self {
+        Self(Rc::new(source))
+    }
+}
+
+impl Future for Wait {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.0.is_ready() {
+            return Poll::Ready(());
+        }
+        WAITING.with_borrow_mut(|waiting| {
+            let same = |(source, _): &&mut (Weak<Source>, Waker)| {
+                std::ptr::eq(source.as_ptr(), Rc::as_ptr(&self.0))
+            };
+            match waiting.iter_mut().find(same) {
+                Some((_, waker)) => waker.clone_from(context.waker()),
+                None => waiting.push((Rc::downgrade(&self.0), context.waker().clone())),
+            }
+        });
+        Poll::Pending
+    }
+}
+
+fn waiting_sources() -> Vec<Rc<Source>> {
+    WAITING.with_borrow_mut(|waiting| {
+        waiting.retain(|(source, _)| source.strong_count() > 0);
+        waiting
+            .iter()
+            .filter_map(|(source, _)| source.upgrade())
+            .collect()
+    })
+}
+
+fn wake_ready() {
+    let ready = WAITING.with_borrow_mut(|waiting| {
+        let (ready, still_waiting) = std::mem::take(waiting)
+            .into_iter()
+            .partition(|(source, _)| source.upgrade().is_none_or(|source| source.is_ready()));
+        *waiting = still_waiting;
+        ready
+    });
+    // Woken outside of the borrow: a waker may run code that waits again.
+    let ready: Vec<(Weak<Source>, Waker)> = ready;
+    for (_, waker) in ready {
+        waker.wake();
+    }
+}

@@ -1,0 +1,189 @@
+//! The native stand-in for [`Ctx`], for unit tests.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::ctx::Host;
+use crate::native::Abort;
+use crate::task::Source;
+use crate::{AbortReason, Ctx, Error, Handler, JobInfo, Level};
+
+/// A line that the handler logged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogLine {
+    /// How loud.
+    pub level: Level,
+    /// What it said.
+    pub message: String,
+}
+
+/// A progress report of the handler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgressReport {
+    /// 0 to 100.
+    pub percent: u8,
+    /// The step it was in.
+    pub step: String,
+}
+
+/// Takes the place of [`Ctx`] in native tests: records what the handler says, and fires aborts.
+///
+/// ```
+/// use rouse_sdk::{Ctx, TestCtx};
+///
+/// fn attempt_number(ctx: &Ctx) -> u32 {
+///     ctx.progress(50, "counting");
+///     ctx.job().attempt
+/// }
+///
+/// let ctx = TestCtx::for_job(|job| job.attempt = 3);
+/// assert_eq!(attempt_number(&ctx), 3);
+/// assert_eq!(ctx.progress_reports()[0].percent, 50);
+/// ```
+pub struct TestCtx {
+    ctx: Ctx,
+    recorder: Rc<Recorder>,
+}
+
+impl TestCtx {
+    /// A first attempt at job 1, in queue `default`.
+    pub fn new() -> Self {
+        Self::for_job(|_| ())
+    }
+
+    /// As [`new`](Self::new), with changes to the job.
+    pub fn for_job(change: impl FnOnce(&mut JobInfo)) -> Self {
+        let mut job = JobInfo {
+            id: 1,
+            handler: "test".to_owned(),
+            queue: "default".to_owned(),
+            tenant: None,
+            source: None,
+            attempt: 1,
+            max_attempts: 5,
+            requested_at_ms: 0,
+        };
+        change(&mut job);
+        let recorder = Rc::new(Recorder::default());
+        let host: Rc<dyn Host> = Rc::<Recorder>::clone(&recorder);
+        Self {
+            ctx: Ctx::new(job, host),
+            recorder,
+        }
+    }
+
+    /// Runs a handler as the host does, from JSON to JSON: `ctx.run::<greet>(json!({…}))`.
+    ///
+    /// # Errors
+    /// Those of the handler, and those of a payload that it does not take.
+    ///
+    /// # Panics
+    /// Where the handler does, or where its result is no JSON.
+    pub fn run<H: Handler>(&self, payload: Value) -> Result<Value, Error> {
+        let bytes = H::run(&self.ctx, payload.to_string().as_bytes())?;
+        Ok(serde_json::from_slice(&bytes).expect("a handler's result was written by serde_json"))
+    }
+
+    /// What was logged so far.
+    pub fn logs(&self) -> Vec<LogLine> {
+        self.recorder.logs.borrow().clone()
+    }
+
+    /// The progress reported so far.
+    pub fn progress_reports(&self) -> Vec<ProgressReport> {
+        self.recorder.progress.borrow().clone()
+    }
+
+    /// Tells the attempt to stop, with a grace of 5 s as the host's default is.
+    pub fn fire_abort(&self, reason: AbortReason) {
+        self.aborter().fire(reason, Duration::from_secs(5));
+    }
+
+    /// A handle that fires the abort from another thread, while the handler runs.
+    pub fn aborter(&self) -> Aborter {
+        Aborter(Arc::clone(&self.recorder.abort))
+    }
+}
+
+impl Default for TestCtx {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Deref for TestCtx {
+    type Target = Ctx;
+
+    fn deref(&self) -> &Ctx {
+        &self.ctx
+    }
+}
+
+impl fmt::Debug for TestCtx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TestCtx")
+            .field("job", self.ctx.job())
+            .field("logs", &self.recorder.logs)
+            .field("progress", &self.recorder.progress)
+            .finish()
+    }
+}
+
+/// Fires the abort of a [`TestCtx`], from any thread.
+#[derive(Clone)]
+pub struct Aborter(Arc<Abort>);
+
+impl Aborter {
+    /// Tells the attempt to stop; a second call changes nothing.
+    pub fn fire(&self, reason: AbortReason, grace: Duration) {
+        self.0.fire(reason, grace);
+    }
+}
+
+impl fmt::Debug for Aborter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reason = self.0.fired().map(|fired| fired.reason);
+        f.debug_struct("Aborter").field("reason", &reason).finish()
+    }
+}
+
+#[derive(Default)]
+struct Recorder {
+    logs: RefCell<Vec<LogLine>>,
+    progress: RefCell<Vec<ProgressReport>>,
+    abort: Arc<Abort>,
+}
+
+impl Host for Recorder {
+    fn log(&self, level: Level, message: String) {
+        self.logs.borrow_mut().push(LogLine { level, message });
+    }
+
+    fn progress(&self, percent: u8, step: &str) {
+        let step = step.to_owned();
+        self.progress
+            .borrow_mut()
+            .push(ProgressReport { percent, step });
+    }
+
+    fn abort_reason(&self) -> Option<AbortReason> {
+        self.abort.fired().map(|fired| fired.reason)
+    }
+
+    fn grace_remaining(&self) -> Option<Duration> {
+        let stop_at = self.abort.fired()?.stop_at;
+        Some(stop_at.map_or(Duration::MAX, |at| {
+            at.saturating_duration_since(Instant::now())
+        }))
+    }
+
+    fn abort_source(&self) -> Source {
+        Source::Abort(Arc::clone(&self.abort))
+    }
+}

@@ -1,0 +1,186 @@
+//! The module's side of the contract: imports, exports, panics, pollables.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+use crate::ctx::Host;
+use crate::handler::Entry;
+use crate::{AbortReason, Ctx, Error, Level};
+
+#[expect(missing_docs, reason = "generated from the contract")]
+pub mod bindings {
+    wit_bindgen::generate!({
+        inline: "
+            package rouse:sdk;
+
+            /// The contract, with the clock that `sleep` needs.
+            world guest {
+                include rouse:handler/module@0.1.0;
+                import wasi:clocks/monotonic-clock@0.2.0;
+            }
+        ",
+        path: "wit",
+        generate_all,
+        export_macro_name: "__export",
+        pub_export_macro: true,
+        default_bindings_module: "rouse_sdk::__private::bindings",
+        runtime_path: "rouse_sdk::__private::rt",
+    });
+}
+
+pub use bindings::exports::rouse::handler::handlers::{Failure, Guest, JobInfo};
+use bindings::rouse::handler::context;
+use bindings::wasi::clocks::monotonic_clock;
+use bindings::wasi::io::poll::{self, Pollable};
+
+/// Answers `describe`.
+pub fn describe(entries: &[Entry]) -> String {
+    report_panics();
+    crate::manifest::manifest(entries).to_string()
+}
+
+/// Answers `run`.
+pub fn run(entries: &[Entry], job: JobInfo) -> Result<Vec<u8>, Failure> {
+    report_panics();
+    let Some(entry) = entries
+        .iter()
+        .find(|entry| entry.definition.name == job.handler)
+    else {
+        let error = Error::permanent(format!("this module has no handler {}", job.handler));
+        return Err(failure(error.kind("unknown-handler")));
+    };
+    let payload = job.payload;
+    let job = crate::JobInfo {
+        id: job.id,
+        handler: job.handler,
+        queue: job.queue,
+        tenant: job.tenant,
+        source: job.source,
+        attempt: job.attempt,
+        max_attempts: job.max_attempts,
+        requested_at_ms: job.requested_at_ms,
+    };
+    let ctx = Ctx::new(job, Rc::new(Imports(Rc::new(context::abort()))));
+    (entry.run)(&ctx, &payload).map_err(failure)
+}
+
+fn failure(error: Error) -> Failure {
+    Failure {
+        kind: error.kind.into_owned(),
+        message: error.message,
+        details: error
+            .details
+            .map(|details| details.to_string().into_bytes()),
+        permanent: error.permanent,
+        retry_after_ms: error
+            .retry_after
+            .map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
+    }
+}
+
+/// Tells the host what a panic said and where, before the trap that follows it.
+fn report_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        let message = info.payload_as_str().unwrap_or("a panic without a message");
+        let location = info.location().map(ToString::to_string);
+        context::panicked(message, location.as_deref().unwrap_or("unknown"));
+    }));
+}
+
+/// The host's imports, for one attempt.
+struct Imports(Rc<context::AbortSignal>);
+
+impl Host for Imports {
+    fn log(&self, level: Level, message: String) {
+        let level = match level {
+            Level::Trace => context::Level::Trace,
+            Level::Debug => context::Level::Debug,
+            Level::Info => context::Level::Info,
+            Level::Warn => context::Level::Warn,
+            Level::Error => context::Level::Error,
+        };
+        context::log(level, &message);
+    }
+
+    fn progress(&self, percent: u8, step: &str) {
+        context::progress(percent, step);
+    }
+
+    fn abort_reason(&self) -> Option<AbortReason> {
+        self.0.reason().map(|reason| match reason {
+            context::AbortReason::TakenByAnotherWorker => AbortReason::TakenByAnotherWorker,
+            context::AbortReason::AlreadyCompleted => AbortReason::AlreadyCompleted,
+            context::AbortReason::NotFound => AbortReason::NotFound,
+            context::AbortReason::Error => AbortReason::Error,
+            context::AbortReason::TimedOut => AbortReason::TimedOut,
+            context::AbortReason::Cancelled => AbortReason::Cancelled,
+            context::AbortReason::Shutdown => AbortReason::Shutdown,
+        })
+    }
+
+    fn grace_remaining(&self) -> Option<Duration> {
+        self.0.grace_remaining_ms().map(Duration::from_millis)
+    }
+
+    fn abort_source(&self) -> Source {
+        Source {
+            pollable: self.0.subscribe(),
+            _owner: Some(Rc::clone(&self.0)),
+        }
+    }
+}
+
+/// Something that can be waited for.
+pub(crate) struct Source {
+    pollable: Pollable,
+    /// Dropped after the pollable: a resource may not go before its pollables.
+    _owner: Option<Rc<context::AbortSignal>>,
+}
+
+impl Source {
+    pub(crate) fn after(wait: Duration) -> Self {
+        let nanoseconds = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
+        Self {
+            pollable: monotonic_clock::subscribe_duration(nanoseconds),
+            _owner: None,
+        }
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.pollable.ready()
+    }
+}
+
+/// Waits until one of the sources is ready.
+pub(crate) fn park(sources: &[Rc<Source>]) {
+    assert!(
+        !sources.is_empty(),
+        "the handler waits for something that nothing will ever wake"
+    );
+    let pollables: Vec<&Pollable> = sources.iter().map(|source| &source.pollable).collect();
+    poll::poll(&pollables);
+}
+
+/// A waker for the executor, with its flag.
+pub(crate) fn waker() -> (Waker, Arc<Woken>) {
+    let woken = Arc::new(Woken(AtomicBool::new(false)));
+    (Waker::from(Arc::clone(&woken)), woken)
+}
+
+/// True from a wake to the next [`take`](Self::take).
+pub(crate) struct Woken(AtomicBool);
+
+impl Woken {
+    pub(crate) fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

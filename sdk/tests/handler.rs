@@ -1,0 +1,211 @@
+//! What `#[handler]` makes of functions, seen as the host sees it.
+
+use rouse_sdk::__private::{Entry, distinct, manifest};
+use rouse_sdk::{Ctx, Error, Handler, Level, TestCtx, export, handler};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+#[derive(Deserialize, JsonSchema)]
+struct Letter {
+    to: String,
+    #[serde(default)]
+    pages: Vec<Page>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Page {
+    number: u8,
+}
+
+#[derive(Debug, PartialEq, Serialize, JsonSchema)]
+struct Receipt {
+    sent_to: String,
+    pages: usize,
+}
+
+/// Sends a letter.
+///
+/// By post.
+#[handler(
+    name = "letter.send",
+    version = "3",
+    max_attempts = 7,
+    initial_backoff = "500ms",
+    max_backoff = "1h",
+    multiplier = 3,
+    jitter = 0.5,
+    lease = "30s",
+    timeout = "5m",
+    grace = "2s",
+    concurrency = 4,
+    capabilities = ["dir"]
+)]
+fn send(ctx: &Ctx, letter: Letter) -> Result<Receipt, Error> {
+    if letter.to.is_empty() {
+        return Err(Error::permanent("no address").kind("no-address"));
+    }
+    ctx.warn(format_args!("attempt {}", ctx.job().attempt));
+    Ok(Receipt {
+        pages: letter
+            .pages
+            .iter()
+            .map(|page| page.number)
+            .max()
+            .into_iter()
+            .count(),
+        sent_to: letter.to,
+    })
+}
+
+#[handler(name = "letter.count")]
+async fn count(letters: Vec<String>) -> usize {
+    letters.len()
+}
+
+#[handler(name = "letter.parse")]
+async fn parse(text: String) -> Result<u8, std::num::ParseIntError> {
+    text.parse()
+}
+
+mod elsewhere {
+    /// In a module of its own, in a public function of private types.
+    #[rouse_sdk::handler(name = "letter.burn")]
+    pub(super) fn burn(_ctx: &rouse_sdk::Ctx, _letter: super::Letter) {}
+}
+
+export!(send, count, parse, elsewhere::burn);
+
+#[test]
+fn the_function_is_still_a_function() {
+    let ctx = TestCtx::for_job(|job| job.attempt = 2);
+    let letter = Letter {
+        to: "Ada".to_owned(),
+        pages: Vec::new(),
+    };
+    let receipt = send(&ctx, letter).unwrap();
+    assert_eq!(receipt.sent_to, "Ada");
+    assert_eq!(ctx.logs()[0].level, Level::Warn);
+    assert_eq!(ctx.logs()[0].message, "attempt 2");
+}
+
+#[test]
+fn a_handler_runs_from_json_to_json() {
+    let ctx = TestCtx::new();
+    let result = ctx.run::<send>(json!({"to": "Ada", "pages": [{"number": 1}]}));
+    assert_eq!(result.unwrap(), json!({"sent_to": "Ada", "pages": 1}));
+    assert_eq!(ctx.run::<count>(json!(["a", "b"])).unwrap(), json!(2));
+    let result = ctx.run::<elsewhere::burn>(json!({"to": ""})).unwrap();
+    assert_eq!(result, json!(null));
+}
+
+#[test]
+fn an_error_keeps_what_the_handler_said_of_it() {
+    let error = TestCtx::new().run::<send>(json!({"to": ""})).unwrap_err();
+    assert_eq!(error.kind, "no-address");
+    assert!(error.permanent);
+    let error = TestCtx::new().run::<parse>(json!("300")).unwrap_err();
+    assert_eq!(error.message, "number too large to fit in target type");
+    assert!(!error.permanent);
+}
+
+#[test]
+fn a_payload_of_another_shape_is_a_permanent_error_that_says_where() {
+    let cases = [
+        (
+            json!({"to": "A", "pages": [{"number": 1}, {"number": 256}]}),
+            "pages[1].number: ",
+        ),
+        (json!({"pages": []}), "missing field `to`"),
+        (json!(null), "invalid type: null"),
+        (json!({"to": 3}), "to: invalid type: integer `3`"),
+    ];
+    for (payload, why) in cases {
+        let error = TestCtx::new().run::<send>(payload).unwrap_err();
+        assert_eq!(error.kind, "bad-payload");
+        assert!(error.permanent);
+        assert!(error.message.contains(why), "{error} has no {why}");
+    }
+}
+
+#[test]
+fn bytes_that_are_not_one_json_value_are_a_bad_payload() {
+    for payload in [&b""[..], b"{", b"[] []", b"\xff", b"\"\xff\""] {
+        let error = count::run(&TestCtx::new(), payload).unwrap_err();
+        assert_eq!(error.kind, "bad-payload", "{error}");
+        assert!(error.permanent);
+    }
+}
+
+#[test]
+fn a_result_that_json_cannot_hold_is_a_permanent_error() {
+    #[handler(name = "bad")]
+    fn bad(_input: ()) -> std::collections::BTreeMap<Vec<u8>, u8> {
+        [(vec![1], 1)].into()
+    }
+    let error = TestCtx::new().run::<bad>(json!(null)).unwrap_err();
+    assert_eq!(error.kind, "bad-result");
+    assert!(error.permanent);
+}
+
+#[test]
+fn the_manifest_holds_what_was_declared() {
+    let mut manifest = manifest(&[Entry::of::<send>(), Entry::of::<count>()]);
+    let sdk = concat!("rouse-sdk ", env!("CARGO_PKG_VERSION"));
+    assert_eq!(manifest["sdk"], sdk);
+
+    let mut handlers = manifest["handlers"].take();
+    let sent = &mut handlers[0];
+    let input_schema = sent["input_schema"].take();
+    assert_eq!(input_schema["title"], "Letter");
+    assert_eq!(input_schema["required"], json!(["to"]));
+    assert_eq!(
+        input_schema["properties"]["pages"]["items"]["$ref"],
+        "#/$defs/Page"
+    );
+    let output_schema = sent["output_schema"].take();
+    assert_eq!(output_schema["properties"]["sent_to"]["type"], "string");
+    assert_eq!(
+        *sent,
+        json!({
+            "name": "letter.send",
+            "version": "3",
+            "description": "Sends a letter.\n\nBy post.",
+            "input_schema": null,
+            "output_schema": null,
+            "retry": {
+                "max_attempts": 7,
+                "initial_ms": 500,
+                "multiplier": 3.0,
+                "max_ms": 3_600_000,
+                "jitter": 0.5,
+            },
+            "lease_ms": 30_000,
+            "timeout_ms": 300_000,
+            "grace_ms": 2_000,
+            "concurrency": 4,
+            "capabilities": ["dir"],
+        })
+    );
+}
+
+#[test]
+fn the_manifest_leaves_out_what_was_not_declared() {
+    let manifest = manifest(&[Entry::of::<count>()]);
+    let fields: Vec<_> = manifest["handlers"][0]
+        .as_object()
+        .unwrap()
+        .keys()
+        .collect();
+    assert_eq!(fields, ["input_schema", "name", "output_schema", "version"]);
+    assert_eq!(
+        manifest["handlers"][0]["version"],
+        env!("CARGO_PKG_VERSION")
+    );
+}
+
+#[test]
+fn names_are_compared_whole() {
+    assert!(distinct(&["a", "ab", "b", "A"]));
+    assert!(!distinct(&["a", "b", "a"]));
+}

@@ -1,0 +1,73 @@
+//! Handlers that behave badly on purpose, one behaviour each, for the tests of the host.
+
+mod failing;
+mod greedy;
+mod reaching;
+mod waiting;
+
+use rouse_sdk::{Ctx, Error, export, handler};
+use serde_json::{Value, json};
+
+use failing::{fail, flaky, panic, trap};
+use greedy::{alloc, big_result, nul_result, recurse, spin, state};
+use reaching::{env, print, read_file, write_file};
+use waiting::{deadlock, ignore_abort, race, sleep, wait_abort};
+
+/// Gives its payload back, with all that it was told of its job.
+#[handler(
+    name = "test.echo",
+    version = "9.8.7",
+    max_attempts = 2,
+    initial_backoff = "10ms",
+    max_backoff = "20ms",
+    multiplier = 1.5,
+    jitter = 0.0,
+    lease = "20s",
+    timeout = "30s",
+    grace = "1s",
+    concurrency = 3,
+    capabilities = ["dir"]
+)]
+fn echo(ctx: &Ctx, payload: Value) -> Result<Value, Error> {
+    let job = ctx.job();
+    ctx.trace("a trace");
+    ctx.debug("a debug");
+    ctx.info("an info");
+    ctx.warn("a warn");
+    ctx.error("an error");
+    ctx.progress(50, "half of it");
+    Ok(json!({
+        "payload": payload,
+        "id": job.id,
+        "handler": job.handler,
+        "queue": job.queue,
+        "tenant": job.tenant,
+        "source": job.source,
+        "attempt": job.attempt,
+        "max_attempts": job.max_attempts,
+        "requested_at_ms": job.requested_at_ms,
+    }))
+}
+
+export!(
+    echo,
+    fail,
+    flaky,
+    panic,
+    trap,
+    spin,
+    sleep,
+    race,
+    wait_abort,
+    ignore_abort,
+    deadlock,
+    alloc,
+    recurse,
+    big_result,
+    nul_result,
+    state,
+    read_file,
+    write_file,
+    env,
+    print,
+);

@@ -1,0 +1,103 @@
+//! Guests that reach out of their sandbox.
+
+use std::fs;
+use std::net::{TcpListener, TcpStream, UdpSocket};
+
+use rouse_sdk::{Error, handler};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct ReadFile {
+    path: String,
+}
+
+/// Gives back what is in a file.
+#[handler(name = "test.read-file", max_attempts = 1, capabilities = ["dir"])]
+pub(crate) fn read_file(payload: ReadFile) -> Result<String, Error> {
+    Ok(fs::read_to_string(payload.path)?)
+}
+
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct WriteFile {
+    path: String,
+    text: String,
+}
+
+/// Writes a file.
+#[handler(name = "test.write-file", max_attempts = 1, capabilities = ["dir"])]
+pub(crate) fn write_file(payload: WriteFile) -> Result<(), Error> {
+    Ok(fs::write(payload.path, payload.text)?)
+}
+
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct Env {
+    /// An address where somebody listens.
+    #[serde(default = "anywhere")]
+    connect_to: String,
+}
+
+fn anywhere() -> String {
+    "127.0.0.1:1".to_owned()
+}
+
+/// Tells all that it can find out about where it runs: with nothing granted, the lists are empty
+/// and the attempts are errors.
+#[handler(name = "test.env", max_attempts = 1)]
+pub(crate) fn env(payload: Env) -> Value {
+    fn outcome<T>(result: std::io::Result<T>) -> Value {
+        match result {
+            Ok(_) => json!("allowed"),
+            Err(error) => json!({"error": error.to_string()}),
+        }
+    }
+    fn names(folder: &str) -> Value {
+        match fs::read_dir(folder) {
+            Ok(entries) => entries
+                .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+                .collect(),
+            Err(error) => json!({"error": error.to_string()}),
+        }
+    }
+    let vars: Vec<String> = std::env::vars_os()
+        .map(|(name, _)| name.to_string_lossy().into_owned())
+        .collect();
+    let args: Vec<String> = std::env::args_os()
+        .map(|arg| arg.to_string_lossy().into_owned())
+        .collect();
+    let mut line = String::new();
+    let stdin_bytes = std::io::stdin().read_line(&mut line).unwrap_or(0);
+    json!({
+        "vars": vars,
+        "args": args,
+        "root": names("/"),
+        "here": names("."),
+        "passwd": outcome(fs::read("/etc/passwd")),
+        "tcp": outcome(TcpStream::connect(&payload.connect_to)),
+        "listen": outcome(TcpListener::bind("127.0.0.1:0")),
+        "udp": outcome(UdpSocket::bind("127.0.0.1:0")),
+        "stdin_bytes": stdin_bytes,
+    })
+}
+
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct Print {
+    line: String,
+    #[serde(default = "once")]
+    times: usize,
+}
+
+fn once() -> usize {
+    1
+}
+
+/// Prints a line to both outputs, this many times.
+#[handler(name = "test.print", max_attempts = 1)]
+pub(crate) fn print(payload: Print) -> usize {
+    for _ in 0..payload.times {
+        println!("out: {}", payload.line);
+        eprintln!("err: {}", payload.line);
+    }
+    payload.times
+}

@@ -1,0 +1,358 @@
+//! The `rouse` command, as a child process: what it prints, how it ends, what it survives.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::database::connect;
+use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, show, until, until_true};
+use crate::support::{Host, TestDb, scratch};
+
+/// A host that serves a database of the test's.
+fn serve(db: &TestDb, config: &Path, more: &[&str]) -> Host {
+    let guests = guests_dir();
+    let mut args = vec!["serve", "--http", "off", "--handlers", guests.to_str().unwrap()];
+    args.extend(["--config", config.to_str().unwrap()]);
+    args.extend(more);
+    let host = Host::rouse(&args, &[("DATABASE_URL", &db.url())]);
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    host
+}
+
+/// A `rouse.toml` with this text.
+fn config(text: &str) -> std::path::PathBuf {
+    let path = scratch("config").join("rouse.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// Runs a command to its end, on a database.
+fn run(db: &TestDb, args: &[&str]) -> (i32, String) {
+    let host = Host::rouse(args, &[("DATABASE_URL", &db.url()), ("ROUSE_LOG", "off")]);
+    let (status, output) = host.exit(PATIENCE);
+    (status.code().expect("it exits"), output)
+}
+
+#[tokio::test]
+async fn two_hosts_share_five_thousand_jobs_and_each_job_runs_exactly_once() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let config = config("");
+    let hosts = [serve(&db, &config, &[]), serve(&db, &config, &[])];
+    client
+        .query(
+            "SELECT count(*) FROM (SELECT rouse.enqueue_many('noop', array_agg(jsonb_build_object('n', n))) FROM generate_series(1, 5000) AS n) AS q",
+            &[],
+        )
+        .await
+        .unwrap();
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let row = client
+        .query_one(
+            "SELECT count(*), count(DISTINCT id), count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1 AND lost = 0
+                        AND result->'n' = payload->'n'),
+                    count(DISTINCT worker), (SELECT count(*) FROM rouse.attempt)
+             FROM rouse.finished",
+            &[],
+        )
+        .await
+        .unwrap();
+    let counts: Vec<i64> = (0..5).map(|n| row.get(n)).collect();
+    assert_eq!(counts, [5000, 5000, 5000, 2, 0], "finished, jobs, first attempts, workers, failed attempts");
+    for host in hosts {
+        host.signal(libc::SIGTERM);
+        let (status, output) = host.exit(PATIENCE);
+        assert!(status.success(), "{output}");
+    }
+}
+
+#[tokio::test]
+async fn sigterm_stops_claiming_finishes_what_runs_and_exits_with_zero() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let host = serve(&db, &config(""), &["--slots", "1"]);
+    let running = enqueue(&client, "test.sleep", json!({"ms": 1000})).await;
+    until(&client, running, |job| job.state == "running").await;
+    host.signal(libc::SIGTERM);
+    host.line(PATIENCE, |line| line.contains("stopping"));
+    let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success(), "{output}");
+    assert_eq!(show(&client, running).await.state, "succeeded");
+    assert_eq!(show(&client, waiting).await.state, "queued");
+}
+
+#[tokio::test]
+async fn a_job_whose_worker_is_killed_runs_again_elsewhere_after_its_lease() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");
+    let victim = serve(&db, &config, &["--worker-id", "victim"]);
+    let id = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
+    until(&client, id, |job| job.state == "running").await;
+    victim.kill();
+    let heir = serve(&db, &config, &["--worker-id", "heir"]);
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
+    let rows = client
+        .query("SELECT event, worker FROM rouse.history($1)", &[&id])
+        .await
+        .unwrap();
+    let events: Vec<(String, Option<String>)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let event = |event: &str, worker: Option<&str>| (event.to_string(), worker.map(str::to_string));
+    assert_eq!(
+        events,
+        [
+            event("requested", None),
+            event("claimed", Some("victim")),
+            event("lost", Some("victim")),
+            event("started", Some("heir")),
+            event("succeeded", Some("heir")),
+        ]
+    );
+    drop(heir);
+}
+
+#[tokio::test]
+async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job_any_more() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");
+    let frozen = serve(&db, &config, &["--worker-id", "frozen"]);
+    let id = enqueue(&client, "test.race", json!({"ms": 3000})).await;
+    until(&client, id, |job| job.state == "running").await;
+    frozen.signal(libc::SIGSTOP);
+    let heir = serve(&db, &config, &["--worker-id", "heir"]);
+    until(&client, id, |job| job.attempt == 2).await;
+    frozen.signal(libc::SIGCONT);
+    // Its trust in the lease has ended while it stood still, by its own clock.
+    frozen.line(PATIENCE, |line| line.contains("lease lost"));
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
+    assert_eq!(job.result, Some(json!({"slept_ms": 3000})));
+    let owner: String = client
+        .query_one(
+            "SELECT w.worker_id FROM rouse.finished AS f JOIN rouse.worker AS w ON w.incarnation = f.worker WHERE f.id = $1",
+            &[&id],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(owner, "heir");
+    drop(heir);
+}
+
+#[tokio::test]
+async fn dev_needs_nothing_and_leaves_nothing_running() {
+    let dir = scratch("dev");
+    let data = dir.join("pg");
+    let guests = guests_dir();
+    let port = crate::support::free_port().to_string();
+    let args = [
+        "dev", "--json", "--data-dir", data.to_str().unwrap(), "--handlers", guests.to_str().unwrap(), "--pg-port", &port,
+    ];
+    let host = Host::rouse(&args, &[]);
+    let ready = host.line(PATIENCE, |line| line.contains("\"ready\""));
+    let ready: Value = serde_json::from_str(&ready).unwrap();
+    let client = connect(ready["url"].as_str().unwrap()).await;
+    let id = enqueue(&client, "text.stats", json!({"text": "hello"})).await;
+    let job = ended(&client, id).await;
+    assert_eq!(job.result.unwrap()["words"], 1);
+    let tcp = connect(ready["tcp_url"].as_str().unwrap()).await;
+    tcp.query("SELECT rouse.enqueue('noop')", &[]).await.unwrap();
+    assert!(ready["tcp_url"].as_str().unwrap().contains(&format!("@127.0.0.1:{port}/")));
+
+    // The other commands find it from its folder, without a URL.
+    let show = Host::rouse(&["job", &id.to_string()], &[("ROUSE_DATA_DIR", data.to_str().unwrap()), ("DATABASE_URL", "")]);
+    let (status, output) = show.exit(PATIENCE);
+    assert!(status.success() && output.contains("succeeded"), "{output}");
+
+    let postmaster: i32 = std::fs::read_to_string(data.join("cluster/postmaster.pid"))
+        .unwrap()
+        .lines()
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    host.signal(libc::SIGINT);
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success(), "{output}");
+    assert!(!Path::new(&format!("/proc/{postmaster}")).exists(), "the server is gone");
+}
+
+#[tokio::test]
+async fn dev_starts_again_after_a_kill_and_has_kept_its_jobs() {
+    let dir = scratch("dev-killed");
+    let (data, guests) = (dir.join("pg"), guests_dir());
+    let args = [
+        "dev", "--json", "--data-dir", data.to_str().unwrap(), "--handlers", guests.to_str().unwrap(),
+    ];
+    let start = || {
+        let host = Host::rouse(&args, &[]);
+        let ready = host.line(PATIENCE, |line| line.contains("\"ready\""));
+        let ready: Value = serde_json::from_str(&ready).unwrap();
+        (host, ready["url"].as_str().unwrap().to_string())
+    };
+    let (first, url) = start();
+    let client = connect(&url).await;
+    let row = client
+        .query_one("SELECT rouse.enqueue('noop', '{\"n\": 3}', run_at => clock_timestamp() + interval '1 second')", &[])
+        .await
+        .unwrap();
+    let id: i64 = row.get(0);
+    first.kill();
+    let (second, url) = start();
+    let client = connect(&url).await;
+    assert_eq!(ended(&client, id).await.result, Some(json!({"n": 3})));
+    second.signal(libc::SIGTERM);
+    assert!(second.exit(PATIENCE).0.success());
+}
+
+#[tokio::test]
+async fn a_granted_directory_is_seen_by_its_handler_and_by_no_other() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let config = config(
+        "[handlers.\"test.read-file\"]\ndirs = [{ dir = \"in\", at = \"/in\" }]\n\
+         [handlers.\"test.write-file\"]\ndirs = [{ dir = \"out\", at = \"/out\", mode = \"read-write\" }]",
+    );
+    let folder = config.parent().unwrap();
+    for dir in ["in", "out"] {
+        std::fs::create_dir(folder.join(dir)).unwrap();
+    }
+    std::fs::write(folder.join("in/a.txt"), "inside").unwrap();
+    std::fs::write(folder.join("secret.txt"), "outside").unwrap();
+    let host = serve(&db, &config, &[]);
+    let read = async |path: &str| {
+        let id = enqueue(&client, "test.read-file", json!({ "path": path })).await;
+        ended(&client, id).await
+    };
+    assert_eq!(read("/in/a.txt").await.state, "succeeded");
+    for path in ["/in/../secret.txt", "/out/b.txt", "/etc/passwd"] {
+        assert_eq!(read(path).await.state, "failed", "{path}");
+    }
+    let write = async |path: &str| {
+        let payload = json!({"path": path, "text": "written"});
+        let id = enqueue(&client, "test.write-file", payload).await;
+        ended(&client, id).await.state
+    };
+    assert_eq!(write("/out/b.txt").await, "succeeded");
+    assert_eq!(std::fs::read_to_string(folder.join("out/b.txt")).unwrap(), "written");
+    assert_eq!(write("/in/b.txt").await, "failed");
+    drop(host);
+}
+
+#[tokio::test]
+async fn enqueue_and_job_work_from_the_shell() {
+    let db = TestDb::new().await;
+    let host = serve(&db, &config(""), &[]);
+    let (code, id) = run(&db, &["enqueue", "text.stats", r#"{"text": "one two"}"#]);
+    assert_eq!(code, 0, "{id}");
+    let id = id.trim().to_string();
+    let (code, shown) = run(&db, &["job", &id, "--wait", "--timeout", "20s"]);
+    assert_eq!(code, 0, "{shown}");
+    for part in ["text.stats", "succeeded", "\"words\":2", "history", "requested", "started"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let (code, record) = run(&db, &["job", &id, "--json"]);
+    assert_eq!(code, 0);
+    let record: Value = serde_json::from_str(&record).expect("one JSON object");
+    assert_eq!(record["result"]["words"], 2);
+    assert_eq!(record["history"].as_array().unwrap().len(), 3);
+
+    let (code, failed) = run(&db, &["enqueue", "test.fail", r#"{"as": "permanent"}"#, "--json"]);
+    assert_eq!(code, 0);
+    let failed: Value = serde_json::from_str(&failed).unwrap();
+    let (code, shown) = run(&db, &["job", &failed["id"].to_string(), "--wait"]);
+    assert_eq!(code, 4, "it ended without success: {shown}");
+    assert!(shown.contains("hopeless"), "{shown}");
+
+    let (code, late) = run(&db, &["enqueue", "noop", "--in", "1h"]);
+    assert_eq!(code, 0);
+    let (code, _) = run(&db, &["job", late.trim(), "--wait", "--timeout", "100ms"]);
+    assert_eq!(code, 5, "it has not ended in time");
+    let (code, said) = run(&db, &["job", "999999"]);
+    assert_eq!(code, 3);
+    assert!(said.contains("no job 999999"), "{said}");
+    drop(host);
+}
+
+#[tokio::test]
+async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
+    let db = TestDb::new().await;
+    let missing = scratch("empty").join("rouse.toml");
+    let bad = config("slot = 3");
+    for (args, says) in [
+        (&["enqueue", "noop", "{a: 1}"][..], "the payload is no JSON"),
+        (&["enqueue", "No Such"], "is no handler name"),
+        (&["enqueue", "noop", "--priority", "urgent"], "priority must be high, normal or low"),
+        (&["handlers", "--handlers", "/nowhere"], "there is no folder /nowhere"),
+        (&["handlers", "--config", missing.to_str().unwrap()], "cannot read"),
+        (&["handlers", "--config", bad.to_str().unwrap()], "slot"),
+        (&["serve", "--http", "localhost"], "is no ADDRESS:PORT"),
+        (&["serve", "--poll-max", "2h"], "must be between 1ms and 60s"),
+        (&["job", "12", "--timeout", "1s"], "--wait"),
+        (&["serve", "--database-url", "postgres://h/d?sslmode=sometimes"], "sslmode"),
+    ] {
+        let (code, output) = run(&db, args);
+        assert_ne!(code, 0, "{args:?}: {output}");
+        assert!(output.contains(says), "{args:?}: {output}");
+    }
+    let nowhere = Host::rouse(
+        &["job", "1"],
+        &[("DATABASE_URL", ""), ("ROUSE_DATA_DIR", "/nowhere")],
+    );
+    let (status, output) = nowhere.exit(Duration::from_secs(10));
+    assert!(!status.success());
+    assert!(output.contains("set DATABASE_URL"), "{output}");
+}
+
+#[tokio::test]
+async fn handlers_lists_what_serves_and_what_is_refused() {
+    let db = TestDb::new().await;
+    let folder = scratch("handlers");
+    std::fs::copy(guests_dir().join("noop.wasm"), folder.join("noop.wasm")).unwrap();
+    std::fs::write(folder.join("broken.wasm"), "no wasm at all").unwrap();
+    let dir = folder.to_str().unwrap();
+    let (code, listed) = run(&db, &["handlers", "--handlers", dir]);
+    assert_eq!(code, 1, "a refused file is an error: {listed}");
+    assert!(listed.contains("noop.wasm") && listed.contains("refused broken.wasm"), "{listed}");
+    let (_, listed) = run(&db, &["handlers", "--handlers", dir, "--json"]);
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed["handlers"][0]["name"], "noop");
+    assert_eq!(listed["handlers"][0]["input_schema"]["type"], "object");
+    assert_eq!(listed["refused"][0]["file"], "broken.wasm");
+}
+
+#[tokio::test]
+async fn serve_answers_for_its_health_and_counts_what_it_does() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let port = crate::support::free_port();
+    let address = format!("127.0.0.1:{port}");
+    let guests = guests_dir();
+    let host = Host::rouse(
+        &["serve", "--http", &address, "--handlers", guests.to_str().unwrap()],
+        &[("DATABASE_URL", &db.url())],
+    );
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    ended(&client, id).await;
+    let get = async |path: &str| crate::http::get(address.parse().unwrap(), path).await;
+    assert!(get("/healthz").await.0.contains("200"));
+    assert!(get("/readyz").await.0.contains("200"));
+    let metrics = get("/metrics").await.1;
+    assert!(metrics.contains("rouse_jobs_claimed_total 1"), "{metrics}");
+    assert!(metrics.contains("rouse_attempts_total{handler=\"noop\",outcome=\"succeeded\"} 1"), "{metrics}");
+
+    let second = Host::rouse(
+        &["serve", "--http", &address, "--handlers", guests.to_str().unwrap()],
+        &[("DATABASE_URL", &db.url())],
+    );
+    let (status, output) = second.exit(PATIENCE);
+    assert!(!status.success());
+    assert!(output.contains("choose another with --http"), "{output}");
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+}

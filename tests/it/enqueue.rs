@@ -1,0 +1,308 @@
+//! `rouse.enqueue` and what producers read: the SQL surface.
+
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::worker::enqueue;
+
+async fn live_jobs(client: &Client) -> i64 {
+    let row = client.query_one("SELECT count(*) FROM rouse.job", &[]).await;
+    row.unwrap().get(0)
+}
+
+/// The message and hint of a call that has to fail.
+async fn refused(client: &Client, call: &str) -> String {
+    let error = client
+        .query(call, &[])
+        .await
+        .expect_err(&format!("{call} has to be refused"));
+    let error = error.as_db_error().unwrap_or_else(|| panic!("{call}: {error:?}"));
+    format!("{} ({})", error.message(), error.code().code())
+}
+
+#[tokio::test]
+async fn everything_but_the_handler_has_a_default_and_arguments_can_be_named() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let row = client
+        .query_one(
+            "SELECT queue, priority::text, payload, state::text, max_attempts, tenant FROM rouse.job(rouse.enqueue('x'))",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, String>(0), "default");
+    assert_eq!(row.get::<_, String>(1), "normal");
+    assert_eq!(row.get::<_, Value>(2), json!({}));
+    assert_eq!(row.get::<_, String>(3), "queued");
+    assert_eq!(row.get::<_, Option<i32>>(4), None);
+    assert_eq!(row.get::<_, Option<String>>(5), None);
+
+    let row = client
+        .query_one(
+            "SELECT queue, tenant, source, priority::text, tags, max_attempts, unique_key FROM rouse.job(rouse.enqueue(
+                'x', queue => 'mail', tenant => 't', source => 's', priority => 'high', tags => '{b,a,b}',
+                max_attempts => 3, unique_key => 'a/b'))",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, String>(0), "mail");
+    assert_eq!(row.get::<_, String>(1), "t");
+    assert_eq!(row.get::<_, String>(2), "s");
+    assert_eq!(row.get::<_, String>(3), "high");
+    assert_eq!(row.get::<_, Vec<String>>(4), ["a", "b"]);
+    assert_eq!(row.get::<_, i32>(5), 3);
+    assert_eq!(row.get::<_, String>(6), "a/b");
+    let queues = client
+        .query("SELECT name FROM rouse.queues ORDER BY name", &[])
+        .await
+        .unwrap();
+    let queues: Vec<String> = queues.iter().map(|row| row.get(0)).collect();
+    assert_eq!(queues, ["default", "mail"]);
+}
+
+#[tokio::test]
+async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for (call, says) in [
+        ("rouse.enqueue(NULL)", "null is no handler name (22023)"),
+        ("rouse.enqueue('Email.Send')", "'Email.Send' is no handler name"),
+        ("rouse.enqueue('')", "'' is no handler name"),
+        ("rouse.enqueue('a..b')", "'a..b' is no handler name"),
+        ("rouse.enqueue(repeat('a', 129))", "is no handler name"),
+        ("rouse.enqueue(E'a\\nb')", "is no handler name"),
+        ("rouse.enqueue('x', NULL)", "payload must not be null (22023)"),
+        ("rouse.enqueue('x', '{\"a\"')", "invalid input syntax for type json"),
+        ("rouse.enqueue('x', '\"\\u0000\"')", "unsupported Unicode escape sequence"),
+        ("rouse.enqueue('x', to_jsonb(repeat('a', 262143)))", "the payload has 262145 bytes; queue default allows 262144 (54000)"),
+        // Small as it is stored, huge as it is handed to a handler.
+        ("rouse.enqueue('x', '[1e100000,1e100000,1e100000]')", "the payload has 300007 bytes"),
+        ("rouse.enqueue('x', queue => NULL)", "null is no queue name"),
+        ("rouse.enqueue('x', queue => 'a b')", "'a b' is no queue name"),
+        ("rouse.enqueue('x', queue => '')", "'' is no queue name"),
+        ("rouse.enqueue('x', priority => 'urgent')", "priority must be high, normal or low, not 'urgent'"),
+        ("rouse.enqueue('x', priority => NULL)", "priority must be high, normal or low, not null"),
+        ("rouse.enqueue('x', run_at => 'infinity')", "run_at must be a time, not infinity"),
+        ("rouse.enqueue('x', run_at => '-infinity')", "run_at must be a time, not -infinity"),
+        ("rouse.enqueue('x', max_attempts => 0)", "max_attempts must be between 1 and 1000, not 0"),
+        ("rouse.enqueue('x', max_attempts => -1)", "max_attempts must be between 1 and 1000, not -1"),
+        ("rouse.enqueue('x', tenant => '')", "tenant and source have 1 to 200 characters"),
+        ("rouse.enqueue('x', source => repeat('s', 201))", "tenant and source have 1 to 200 characters"),
+        ("rouse.enqueue('x', unique_key => '')", "unique_key has 1 to 512 characters"),
+        ("rouse.enqueue('x', unique_key => repeat('k', 513))", "unique_key has 1 to 512 characters"),
+        ("rouse.enqueue('x', tags => NULL)", "tags is a list of at most 16 words, not null"),
+        ("rouse.enqueue('x', tags => ARRAY['a', NULL])", "tags is a list of at most 16 words"),
+        ("rouse.enqueue('x', tags => ARRAY['a b'])", "tags is a list of at most 16 words"),
+        ("rouse.enqueue('x', tags => ARRAY[ARRAY['a'], ARRAY['b']])", "tags is a list of at most 16 words"),
+        ("rouse.enqueue('x', tags => array_fill('a'::text, ARRAY[17]))", "tags is a list of at most 16 words"),
+        ("rouse.enqueue('x', nonsense => 1)", "does not exist (42883)"),
+        ("rouse.enqueue_many('x', NULL)", "payloads must be a list of JSON values, not null"),
+        ("rouse.enqueue_many('x', ARRAY['1', NULL]::jsonb[])", "payload 2 is null"),
+        ("rouse.enqueue_many('x', ARRAY[ARRAY['1'], ARRAY['2']]::jsonb[])", "not a list of lists"),
+        ("rouse.enqueue_many('x', ARRAY['1', to_jsonb(repeat('a', 262143))])", "payload 2 is too large"),
+        ("rouse.enqueue_many('X', ARRAY['1']::jsonb[])", "'X' is no handler name"),
+        ("rouse.cancel(NULL)", "id must not be null"),
+    ] {
+        let message = refused(&client, &format!("SELECT {call}")).await;
+        assert!(message.contains(says), "{call}: {message}");
+    }
+    assert_eq!(live_jobs(&client).await, 0);
+    // A NUL in an argument does not even reach the function.
+    let nul = client.query("SELECT rouse.enqueue($1)", &[&"a\0b"]).await;
+    assert!(nul.unwrap_err().to_string().contains("db error"));
+    assert_eq!(live_jobs(&client).await, 0);
+}
+
+#[tokio::test]
+async fn the_largest_payload_that_is_allowed_is_taken_and_a_queue_can_allow_more() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let largest = Value::String("a".repeat(262_142));
+    enqueue(&client, "x", largest).await;
+    client
+        .execute("INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 400000)", &[])
+        .await
+        .unwrap();
+    let wider = Value::String("a".repeat(399_998));
+    client
+        .query_one("SELECT rouse.enqueue('x', $1, queue => 'wide')", &[&wider])
+        .await
+        .unwrap();
+    assert_eq!(live_jobs(&client).await, 2);
+}
+
+#[tokio::test]
+async fn a_rollback_leaves_nothing_and_nobody_sees_a_job_before_its_commit() {
+    let db = TestDb::new().await;
+    let (mut producer, other) = (db.client().await, db.client().await);
+    let transaction = producer.transaction().await.unwrap();
+    transaction
+        .query("SELECT rouse.enqueue('x'), rouse.enqueue('y', run_at => now() + interval '1 hour')", &[])
+        .await
+        .unwrap();
+    assert_eq!(live_jobs(&other).await, 0);
+    transaction.rollback().await.unwrap();
+    assert_eq!(live_jobs(&other).await, 0);
+    let lanes = other.query("SELECT FROM rouse.lane", &[]).await.unwrap();
+    assert!(lanes.is_empty());
+}
+
+#[tokio::test]
+async fn two_producers_that_meet_a_new_lane_do_not_wait_for_each_other() {
+    let db = TestDb::new().await;
+    let (mut one, mut two) = (db.client().await, db.client().await);
+    let first = one.transaction().await.unwrap();
+    first.query("SELECT rouse.enqueue('new.lane')", &[]).await.unwrap();
+    // The first transaction stays open. A wait for it would end here.
+    let second = two.transaction().await.unwrap();
+    second.batch_execute("SET LOCAL lock_timeout = '100ms'").await.unwrap();
+    second.query("SELECT rouse.enqueue('new.lane')", &[]).await.unwrap();
+    second.commit().await.unwrap();
+    first.commit().await.unwrap();
+    let row = two
+        .query_one(
+            "SELECT count(*), count(DISTINCT id), (SELECT count(DISTINCT lane) FROM rouse.job),
+                    (SELECT count(*) FROM rouse.jobs) FROM rouse.lane",
+            &[],
+        )
+        .await
+        .unwrap();
+    let counts: Vec<i64> = (0..4).map(|n| row.get(n)).collect();
+    assert_eq!(counts, [2, 1, 1, 2], "rows, lanes, lanes of jobs, jobs shown");
+}
+
+#[tokio::test]
+async fn a_unique_key_returns_the_live_job_that_has_it() {
+    let db = TestDb::new().await;
+    let (mut one, two) = (db.client().await, db.client().await);
+    const CALL: &str = "SELECT rouse.enqueue('x', unique_key => 'k')";
+    let first: i64 = two.query_one(CALL, &[]).await.unwrap().get(0);
+    let again: i64 = two.query_one(CALL, &[]).await.unwrap().get(0);
+    assert_eq!(again, first);
+    let other = "SELECT rouse.enqueue('y', unique_key => 'k')";
+    assert_ne!(two.query_one(other, &[]).await.unwrap().get::<_, i64>(0), first);
+    two.query("SELECT rouse.cancel($1)", &[&first]).await.unwrap();
+    let third: i64 = two.query_one(CALL, &[]).await.unwrap().get(0);
+    assert_ne!(third, first, "the key is free once the job has ended");
+    two.query("SELECT rouse.cancel($1)", &[&third]).await.unwrap();
+
+    // Two at once: the second waits for the first to commit, and gets its id.
+    let transaction = one.transaction().await.unwrap();
+    let theirs: i64 = transaction.query_one(CALL, &[]).await.unwrap().get(0);
+    let waiting = tokio::spawn(async move { two.query_one(CALL, &[]).await.unwrap().get::<_, i64>(0) });
+    crate::support::worker::until_true(
+        &db.client().await,
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')",
+    )
+    .await;
+    transaction.commit().await.unwrap();
+    assert_eq!(waiting.await.unwrap(), theirs);
+}
+
+#[tokio::test]
+async fn enqueue_many_keeps_the_order_of_its_payloads() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let payloads: Vec<Value> = (0..500).map(|n| json!({ "n": n })).collect();
+    let rows = client
+        .query("SELECT rouse.enqueue_many('x', $1)", &[&payloads])
+        .await
+        .unwrap();
+    let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+    assert!(ids.is_sorted());
+    let rows = client
+        .query("SELECT payload FROM rouse.job WHERE id = ANY ($1) ORDER BY turn", &[&ids])
+        .await
+        .unwrap();
+    let stored: Vec<Value> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(stored, payloads);
+    let none = client
+        .query("SELECT rouse.enqueue_many('x', '{}'::jsonb[])", &[])
+        .await
+        .unwrap();
+    assert!(none.is_empty());
+}
+
+#[tokio::test]
+async fn a_queued_job_can_be_cancelled_and_its_history_says_so() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "x", json!({})).await;
+    let cancel = async |id: i64| -> bool {
+        client.query_one("SELECT rouse.cancel($1)", &[&id]).await.unwrap().get(0)
+    };
+    assert!(cancel(id).await);
+    assert!(cancel(id).await, "cancelling again changes nothing");
+    assert!(!cancel(id + 1000).await, "there is no such job");
+    let rows = client
+        .query("SELECT event FROM rouse.history($1)", &[&id])
+        .await
+        .unwrap();
+    let events: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(events, ["requested", "cancelled"]);
+    let result: Option<Value> = client
+        .query_one("SELECT rouse.result($1)", &[&id])
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(result, None);
+}
+
+#[tokio::test]
+async fn a_job_can_be_cancelled_where_no_worker_has_made_todays_partition() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "x", json!({})).await;
+    client
+        .batch_execute(
+            "DO $$ DECLARE t text; BEGIN
+                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished'::regclass LOOP
+                    EXECUTE 'DROP TABLE ' || t;
+                END LOOP;
+            END $$",
+        )
+        .await
+        .unwrap();
+    let done: bool = client
+        .query_one("SELECT rouse.cancel($1)", &[&id])
+        .await
+        .unwrap()
+        .get(0);
+    assert!(done);
+}
+
+#[tokio::test]
+async fn the_schema_refuses_rows_that_break_its_invariants() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "x", json!({})).await;
+    for change in [
+        "state = 'succeeded'",
+        "state = 'running'",
+        "fence = 1",
+        "worker = 1",
+        "lease_until = now()",
+        "lost = 1",
+        "attempt = -1",
+        "max_attempts = 0",
+        "available_at = 'infinity'",
+    ] {
+        let sql = format!("UPDATE rouse.job SET {change} WHERE id = {id}");
+        assert!(refused(&client, &sql).await.contains("(23514)"), "{change}");
+    }
+    for (state, result, error) in [
+        ("succeeded", "NULL", "NULL"),
+        ("failed", "NULL", "NULL"),
+        ("failed", "'1'", "'{}'"),
+        ("running", "NULL", "NULL"),
+    ] {
+        let sql = format!(
+            "INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload, result, error)
+             VALUES (1, 1, now(), now(), now(), 1, 0, '{state}', '{{}}', {result}, {error})"
+        );
+        assert!(refused(&client, &sql).await.contains("(23514)"), "{state}");
+    }
+}

@@ -1,0 +1,361 @@
+//! A folder of WebAssembly files becomes handlers, and the catalog keeps in step with it.
+
+use std::fs;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use rouse::job::{AbortReason, RunEnd};
+use rouse::sandbox::{AbortHandle, Catalog, HandlerSet};
+
+use crate::sandbox_guest::{
+    Handlers, echo, guest, guest_that, job, manifest, refusal, sandbox, version,
+};
+
+#[tokio::test]
+async fn a_module_in_the_folder_is_served() {
+    let handlers = Handlers::with(&[("echo.wasm", &echo("test.echo", "1.2.3"))]).await;
+    let handler = handlers.handler("test.echo");
+    assert_eq!(handler.manifest.version, "1.2.3");
+    assert_eq!(handler.module.file, "echo.wasm");
+    assert!(handlers.catalog.current().refused.is_empty());
+    let run = sandbox()
+        .run(&handler, job(r#"{"a":1}"#), AbortHandle::new())
+        .await;
+    assert_eq!(run.end, RunEnd::Returned(br#"{"a":1}"#.into()));
+}
+
+#[tokio::test]
+async fn each_broken_file_is_refused_with_its_name_and_the_rest_serves() {
+    let good = echo("test.echo", "1");
+    let truncated = &good[..good.len() / 2];
+    let foreign_import =
+        wat::parse_str(r#"(module (import "env" "launch" (func)) (func (export "go") call 0))"#)
+            .unwrap();
+    let foreign_component =
+        wat::parse_str(r#"(component (import "acme:rocket/launch@1.0.0" (instance)))"#).unwrap();
+    let empty_component = wat::parse_str("(component)").unwrap();
+    let files: [(&str, &[u8]); 9] = [
+        ("echo.wasm", &good),
+        ("empty.wasm", b""),
+        ("text.wasm", b"not WebAssembly at all"),
+        ("truncated.wasm", truncated),
+        ("foreign-module.wasm", &foreign_import),
+        ("foreign-component.wasm", &foreign_component),
+        ("empty-component.wasm", &empty_component),
+        ("compiled.cwasm", b"\x7fELF"),
+        ("compiled.wasm", b"\x7fELF\x02\x01\x01"),
+    ];
+    let handlers = Handlers::with(&files).await;
+    for (file, words) in [
+        ("empty.wasm", "it is empty"),
+        ("text.wasm", "it is no WebAssembly; build with"),
+        ("truncated.wasm", "it cannot be made a component"),
+        ("foreign-module.wasm", "env"),
+        (
+            "foreign-component.wasm",
+            "it does not export rouse:handler/handlers@0.1.0",
+        ),
+        (
+            "empty-component.wasm",
+            "it does not export rouse:handler/handlers@0.1.0",
+        ),
+        (
+            "compiled.cwasm",
+            "it is compiled code, which cannot be trusted",
+        ),
+        (
+            "compiled.wasm",
+            "it is compiled code, which cannot be trusted",
+        ),
+    ] {
+        let why = handlers.refusal(file);
+        assert!(why.contains(words), "{file}: {why}");
+    }
+    assert_eq!(handlers.catalog.current().refused.len(), 8);
+    let run = sandbox()
+        .run(&handlers.handler("test.echo"), job("1"), AbortHandle::new())
+        .await;
+    assert_eq!(run.end, RunEnd::Returned(b"1".into()));
+}
+
+#[tokio::test]
+async fn other_files_in_the_folder_are_left_alone() {
+    let good = echo("test.echo", "1");
+    let handlers = Handlers::with(&[
+        ("echo.wasm", &good),
+        (".echo.wasm.tmp.wasm", b"half"),
+        ("echo.wasm.part", b"half"),
+        ("README.md", b"handlers"),
+    ])
+    .await;
+    fs::create_dir(handlers.path("folder.wasm")).unwrap();
+    assert!(handlers.catalog.current().refused.is_empty());
+    assert_eq!(handlers.catalog.current().handlers.len(), 1);
+}
+
+#[tokio::test]
+async fn a_describe_that_loops_waits_traps_or_talks_rubbish_is_refused_and_the_rest_serves() {
+    let loops = guest_that("(loop $ever (br $ever)) unreachable", "", "unreachable");
+    let waits = guest_that("(call $wait_for_abort) unreachable", "", "unreachable");
+    let traps = guest_that("unreachable", "", "unreachable");
+    let panics = guest_that(
+        "(call $panicked (i32.const 4096) (i32.const 4) (i32.const 4100) (i32.const 8)) unreachable",
+        "oopslib.rs:7",
+        "unreachable",
+    );
+    let greedy = guest_that(
+        "(loop $ever (br_if $ever (i32.ne (i32.const -1) (memory.grow (i32.const 16))))) unreachable",
+        "",
+        "unreachable",
+    );
+    let rubbish = guest("no JSON", "unreachable");
+    let bad_name = guest(&manifest("Bad Name", "1"), "unreachable");
+    let started = Instant::now();
+    let handlers = Handlers::with(&[
+        ("bad-name.wasm", &bad_name),
+        ("greedy.wasm", &greedy),
+        ("loops.wasm", &loops),
+        ("panics.wasm", &panics),
+        ("rubbish.wasm", &rubbish),
+        ("traps.wasm", &traps),
+        ("waits.wasm", &waits),
+        ("zecho.wasm", &echo("test.echo", "1")),
+    ])
+    .await;
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        started.elapsed()
+    );
+    for (file, words) in [
+        ("bad-name.wasm", "Bad Name"),
+        ("greedy.wasm", "more than 32 MiB"),
+        ("loops.wasm", "more than 500 ms"),
+        ("panics.wasm", "oops at lib.rs:7"),
+        ("rubbish.wasm", "does not parse"),
+        ("traps.wasm", "unreachable"),
+        ("waits.wasm", "more than 2 s"),
+    ] {
+        let why = handlers.refusal(file);
+        assert!(why.contains(words), "{file}: {why}");
+    }
+    handlers.handler("test.echo");
+}
+
+#[tokio::test]
+async fn of_two_files_with_one_handler_name_the_later_is_refused_and_both_are_named() {
+    let handlers = Handlers::watched(&[
+        ("a.wasm", &echo("test.echo", "1")),
+        ("b.wasm", &echo("test.echo", "2")),
+    ])
+    .await;
+    assert_eq!(handlers.handler("test.echo").module.file, "a.wasm");
+    let why = handlers.refusal("b.wasm");
+    assert!(why.contains("a.wasm") && why.contains("test.echo"), "{why}");
+
+    // The first one goes away: the refused one is next.
+    fs::remove_file(handlers.path("a.wasm")).unwrap();
+    handlers
+        .until("b.wasm serves", |set| {
+            version(set, "test.echo").as_deref() == Some("2")
+        })
+        .await;
+    assert!(handlers.catalog.current().refused.is_empty());
+
+    // Now the other one comes later, although it comes first by name.
+    handlers.write("a.wasm", &echo("test.echo", "3"));
+    handlers
+        .until("a.wasm is refused", |set| refusal(set, "a.wasm").is_some())
+        .await;
+    assert_eq!(handlers.handler("test.echo").module.file, "b.wasm");
+}
+
+#[tokio::test]
+async fn a_module_that_shares_one_name_is_refused_whole() {
+    let two = r#"{"handlers":[{"name":"test.new"},{"name":"test.echo"}]}"#;
+    let handlers = Handlers::with(&[
+        ("a.wasm", &echo("test.echo", "1")),
+        ("b.wasm", &guest(two, "unreachable")),
+    ])
+    .await;
+    assert!(handlers.catalog.current().get("test.new").is_none());
+    assert!(handlers.refusal("b.wasm").contains("test.echo"));
+}
+
+#[tokio::test]
+async fn changes_of_the_folder_are_noticed_within_a_second() {
+    let handlers = Handlers::watched(&[]).await;
+    let noticed = async |what: &str, is: &dyn Fn(&HandlerSet) -> bool| {
+        let started = Instant::now();
+        handlers.until(what, is).await;
+        let took = started.elapsed();
+        assert!(took < Duration::from_secs(1), "{what} after {took:?}");
+    };
+    handlers.write(
+        "echo.wasm",
+        b"no WebAssembly, so that nothing has to be compiled",
+    );
+    noticed("a new file", &|set| refusal(set, "echo.wasm").is_some()).await;
+    handlers.write("echo.wasm", b"");
+    noticed("a change", &|set| {
+        refusal(set, "echo.wasm").is_some_and(|why| why.contains("empty"))
+    })
+    .await;
+    fs::remove_file(handlers.path("echo.wasm")).unwrap();
+    noticed("a removal", &|set| set.refused.is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_new_file_is_served_and_a_removed_one_withdrawn() {
+    let handlers = Handlers::watched(&[]).await;
+    handlers.write("echo.wasm", &echo("test.echo", "1"));
+    handlers
+        .until("it serves", |set| set.get("test.echo").is_some())
+        .await;
+    fs::remove_file(handlers.path("echo.wasm")).unwrap();
+    handlers
+        .until("it is withdrawn", |set| set.get("test.echo").is_none())
+        .await;
+}
+
+#[tokio::test]
+async fn a_replaced_module_takes_new_jobs_while_the_old_one_drains() {
+    let waits = guest(
+        &manifest("test.echo", "1"),
+        "(call $wait_for_abort) (call $return_ok (local.get $payload) (local.get $payload_len))",
+    );
+    let handlers = Handlers::watched(&[("echo.wasm", &waits)]).await;
+    let abort = AbortHandle::new();
+    let old = tokio::spawn(sandbox().run(&handlers.handler("test.echo"), job("1"), abort.clone()));
+
+    handlers.write(".new", &echo("test.echo", "2"));
+    fs::rename(handlers.path(".new"), handlers.path("echo.wasm")).unwrap();
+    handlers
+        .until("version 2 serves", |set| {
+            version(set, "test.echo").as_deref() == Some("2")
+        })
+        .await;
+    let new = sandbox()
+        .run(&handlers.handler("test.echo"), job("2"), AbortHandle::new())
+        .await;
+    assert_eq!(new.end, RunEnd::Returned(b"2".into()));
+
+    // The old attempt has been there all the time, and goes on until it is told to stop.
+    fs::remove_file(handlers.path("echo.wasm")).unwrap();
+    handlers
+        .until("it is withdrawn", |set| set.get("test.echo").is_none())
+        .await;
+    assert!(!old.is_finished());
+    abort.abort(AbortReason::Shutdown, Duration::from_secs(5));
+    assert_eq!(
+        old.await.unwrap().end,
+        RunEnd::Aborted(AbortReason::Shutdown)
+    );
+}
+
+#[tokio::test]
+async fn the_last_good_version_serves_while_a_broken_one_is_refused() {
+    let handlers = Handlers::watched(&[("echo.wasm", &echo("test.echo", "1"))]).await;
+    handlers.write("echo.wasm", b"\0asm rubbish");
+    handlers
+        .until("it is refused", |set| refusal(set, "echo.wasm").is_some())
+        .await;
+    let set = handlers.catalog.current();
+    assert_eq!(version(&set, "test.echo").as_deref(), Some("1"));
+    assert!(set.refused[0].last_good_serves);
+
+    handlers.write("echo.wasm", &echo("test.echo", "2"));
+    handlers
+        .until("version 2 serves", |set| {
+            version(set, "test.echo").as_deref() == Some("2")
+        })
+        .await;
+    assert!(handlers.catalog.current().refused.is_empty());
+}
+
+#[tokio::test]
+async fn going_back_to_the_version_that_serves_ends_the_refusal() {
+    let good = echo("test.echo", "1");
+    let handlers = Handlers::watched(&[("echo.wasm", &good)]).await;
+    let module = handlers.handler("test.echo").module.clone();
+    handlers.write("echo.wasm", b"broken");
+    handlers
+        .until("it is refused", |set| refusal(set, "echo.wasm").is_some())
+        .await;
+    handlers.write("echo.wasm", &good);
+    handlers
+        .until("it is accepted", |set| set.refused.is_empty())
+        .await;
+    // Not compiled again: it is the very same module.
+    assert!(std::sync::Arc::ptr_eq(
+        &module,
+        &handlers.handler("test.echo").module
+    ));
+}
+
+#[tokio::test]
+async fn a_file_that_is_being_written_is_not_loaded_half() {
+    let handlers = Handlers::watched(&[]).await;
+    let bytes = echo("test.echo", "1");
+    let mut changed = handlers.catalog.changed();
+    let mut file = fs::File::create(handlers.path("echo.wasm")).unwrap();
+    // A writer that is slow, but never quiet for 200 ms.
+    for piece in bytes.chunks(bytes.len() / 10 + 1) {
+        file.write_all(piece).unwrap();
+        file.flush().unwrap();
+        tokio::time::sleep(Duration::from_millis(40)).await;
+    }
+    drop(file);
+    while handlers.catalog.current().get("test.echo").is_none() {
+        changed.changed().await.unwrap();
+        let refused = &handlers.catalog.current().refused;
+        assert!(refused.is_empty(), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn files_that_are_swapped_atomically_are_never_missing() {
+    let versions: Vec<Vec<u8>> = (0..2).map(|n| echo("test.echo", &n.to_string())).collect();
+    let handlers = Handlers::watched(&[("echo.wasm", &versions[0])]).await;
+    for swap in 1..=6 {
+        let new = swap % 2;
+        handlers.write(".new", &versions[new]);
+        fs::rename(handlers.path(".new"), handlers.path("echo.wasm")).unwrap();
+        let mut changed = handlers.catalog.changed();
+        loop {
+            let set = handlers.catalog.current();
+            assert!(set.refused.is_empty(), "{:?}", set.refused);
+            let now = version(&set, "test.echo").expect("one version serves at any time");
+            if now == new.to_string() {
+                break;
+            }
+            changed.changed().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_renamed_file_goes_on_serving() {
+    let handlers = Handlers::watched(&[("a.wasm", &echo("test.echo", "1"))]).await;
+    fs::rename(handlers.path("a.wasm"), handlers.path("b.wasm")).unwrap();
+    handlers
+        .until("b.wasm serves", |set| {
+            set.get("test.echo")
+                .is_some_and(|handler| handler.module.file == "b.wasm")
+        })
+        .await;
+    assert!(handlers.catalog.current().refused.is_empty());
+}
+
+#[tokio::test]
+async fn a_folder_that_is_not_there_is_an_error_that_says_what_to_do() {
+    let error = Catalog::open(sandbox(), "/nowhere/handlers")
+        .await
+        .err()
+        .expect("an error");
+    let message = error.to_string();
+    assert!(
+        message.contains("/nowhere/handlers") && message.contains("--handlers"),
+        "{message}"
+    );
+}

@@ -1,0 +1,98 @@
+//! Who may do what.
+
+use serde_json::json;
+use tokio_postgres::error::SqlState;
+
+use crate::support::TestDb;
+use crate::support::worker::enqueue;
+
+/// Runs the call as one of the roles.
+async fn may(db: &TestDb, role: &str, call: &str) -> bool {
+    let mut client = db.client().await;
+    let transaction = client.transaction().await.unwrap();
+    transaction
+        .batch_execute(&format!("SET LOCAL ROLE {role}"))
+        .await
+        .unwrap();
+    match transaction.query(call, &[]).await {
+        Ok(_) => true,
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => false,
+        Err(error) => panic!("{role}: {call}: {error:?}"),
+    }
+}
+
+const ENQUEUE: &str = "SELECT rouse.enqueue('x')";
+const MANY: &str = "SELECT rouse.enqueue_many('x', '{1}'::jsonb[])";
+const CANCEL: &str = "SELECT rouse.cancel(1)";
+const JOB: &str = "SELECT * FROM rouse.job(1)";
+const HISTORY: &str = "SELECT * FROM rouse.history(1)";
+const CLAIM: &str = "SELECT * FROM rouse.claim(1, 1, '{}', '{}', '{}', 1)";
+const SETTLE: &str = "SELECT * FROM rouse.settle('{}', '{}', '{}', '{}', '{}', '{}', '{}', false)";
+const RENEW: &str = "SELECT * FROM rouse.renew('{}', '{}', '{}')";
+const REGISTER: &str = "SELECT rouse.register('w', 'h', 'v', '{}')";
+const TABLE: &str = "SELECT * FROM rouse.job";
+const VIEW: &str = "SELECT * FROM rouse.jobs";
+const WRITE: &str = "DELETE FROM rouse.job";
+const DROP: &str = "SELECT rouse.drop_partitions('7 days')";
+const INSIDE: &str = "SELECT rouse._settle('{}', '{}', '{}', '{}', '{}', '{}', '{}')";
+
+#[tokio::test]
+async fn each_role_may_do_its_own_part_and_nothing_else() {
+    let db = TestDb::new().await;
+    for (role, allowed) in [
+        ("rouse_producer", &[ENQUEUE, MANY, CANCEL, JOB, HISTORY][..]),
+        ("rouse_worker", &[CLAIM, SETTLE, RENEW, REGISTER, DROP, JOB, HISTORY]),
+        ("rouse_observer", &[TABLE, VIEW, JOB, HISTORY]),
+    ] {
+        for call in [
+            ENQUEUE, MANY, CANCEL, JOB, HISTORY, CLAIM, SETTLE, RENEW, REGISTER, TABLE, VIEW, WRITE,
+            DROP, INSIDE,
+        ] {
+            assert_eq!(
+                may(&db, role, call).await,
+                allowed.contains(&call),
+                "{role}: {call}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn whoever_has_no_role_may_do_nothing() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // Roles belong to the whole server, which other tests share.
+    client
+        .batch_execute("DO $$ BEGIN CREATE ROLE roles_nobody; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+        .await
+        .unwrap();
+    for call in [ENQUEUE, CANCEL, JOB, CLAIM, SETTLE, TABLE] {
+        assert!(!may(&db, "roles_nobody", call).await, "{call}");
+    }
+}
+
+#[tokio::test]
+async fn a_producers_objects_cannot_stand_in_for_those_that_the_functions_use() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // A function in a schema of the caller's own, ahead in the search path.
+    client
+        .batch_execute(
+            "CREATE SCHEMA evil;
+             CREATE FUNCTION evil.length(text) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN RAISE 'trapped'; END $$;
+             CREATE FUNCTION evil.nextval(regclass) RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RAISE 'trapped'; END $$;
+             SET search_path = evil, pg_catalog",
+        )
+        .await
+        .unwrap();
+    enqueue(&client, "x", json!({})).await;
+    let pinned = client
+        .query_one(
+            "SELECT count(*) FROM pg_catalog.pg_proc WHERE pronamespace = 'rouse'::regnamespace AND prosecdef
+             AND NOT coalesce(proconfig @> ARRAY['search_path=pg_catalog, pg_temp'], false)",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!(pinned.get::<_, i64>(0), 0, "every SECURITY DEFINER function pins its search_path");
+}

@@ -1,0 +1,344 @@
+//! Each way in which an attempt can end, and each limit that it can hit.
+
+use std::time::{Duration, Instant};
+
+use rouse::job::{AbortReason, Failure, RunEnd};
+use rouse::sandbox::AbortHandle;
+
+use crate::sandbox_guest::{
+    Handlers, MEMORY_BYTES_MAX, RESULT_BYTES_MAX, echo, granted_dir, guest, guest_of_wasip1, job,
+    manifest, run, run_with, sandbox,
+};
+
+/// A guest that never stops computing.
+const SPIN: &str = "(loop $ever (br $ever)) unreachable";
+
+#[tokio::test]
+async fn what_the_handler_returns_is_the_result() {
+    let handlers = Handlers::with(&[("echo.wasm", &echo("test.echo", "1"))]).await;
+    let run = sandbox()
+        .run(
+            &handlers.handler("test.echo"),
+            job("[1,2]"),
+            AbortHandle::new(),
+        )
+        .await;
+    assert_eq!(run.end, RunEnd::Returned(b"[1,2]".into()));
+    assert!(run.cpu > Duration::ZERO && run.cpu <= run.wall + Duration::from_millis(50));
+    assert!(run.memory_bytes_peak >= 4 << 16);
+}
+
+#[tokio::test]
+async fn an_error_of_the_handler_comes_in_its_own_words() {
+    let guest = guest(
+        r#"{"handlers":[{"name":"test.it"}]}"#,
+        "(call $return_error (local.get $payload) (local.get $payload_len) (i32.const 1))",
+    );
+    let handlers = Handlers::with(&[("guest.wasm", &guest)]).await;
+    let run = sandbox()
+        .run(
+            &handlers.handler("test.it"),
+            job("boom"),
+            AbortHandle::new(),
+        )
+        .await;
+    assert_eq!(
+        run.end,
+        RunEnd::Failed(Failure {
+            kind: "boom".into(),
+            message: "boom".into(),
+            details: None,
+            permanent: true,
+            retry_after: Some(Duration::from_millis(1500)),
+        })
+    );
+}
+
+#[tokio::test]
+async fn a_trap_is_told_with_its_cause_and_a_backtrace() {
+    let RunEnd::Trapped { message, backtrace } = run("unreachable").await.end else {
+        panic!("a trap");
+    };
+    assert!(message.contains("unreachable"), "{message}");
+    assert!(backtrace[0].contains("run"), "{backtrace:?}");
+}
+
+#[tokio::test]
+async fn a_panic_is_told_with_its_message_and_location() {
+    let body = r#"
+        (i64.store (i32.const 256) (i64.const 0x73646c6f6866)) ;; "fholds"
+        (call $panicked (i32.const 256) (i32.const 6) (i32.const 256) (i32.const 3))
+        unreachable"#;
+    let RunEnd::Panicked {
+        message,
+        location,
+        backtrace,
+    } = run(body).await.end
+    else {
+        panic!("a panic");
+    };
+    assert_eq!((message.as_str(), location.as_str()), ("fholds", "fho"));
+    assert!(!backtrace.is_empty());
+}
+
+#[tokio::test]
+async fn endless_recursion_is_a_trap() {
+    let run = run("(call $recurse) unreachable").await;
+    let RunEnd::Trapped { message, .. } = run.end else {
+        panic!("a trap, not {:?}", run.end);
+    };
+    assert!(message.contains("stack"), "{message}");
+}
+
+#[tokio::test]
+async fn a_guest_that_asks_for_too_much_memory_and_gives_up_is_out_of_memory() {
+    let body = "(loop $more (br_if $more (i32.ne (i32.const -1) (memory.grow (i32.const 16)))))
+        unreachable";
+    let run = run(body).await;
+    assert_eq!(
+        run.end,
+        RunEnd::OutOfMemory {
+            limit_bytes: MEMORY_BYTES_MAX
+        }
+    );
+    assert!(run.memory_bytes_peak <= MEMORY_BYTES_MAX);
+}
+
+#[tokio::test]
+async fn a_guest_that_gets_over_a_denial_of_memory_goes_on() {
+    let body = "(if (i32.ne (i32.const -1) (memory.grow (i32.const 60000))) (then unreachable))
+        (call $return_ok (local.get $payload) (local.get $payload_len))";
+    assert_eq!(run(body).await.end, RunEnd::Returned(b"{}".into()));
+    // A trap that comes later, after memory was granted again, has another cause.
+    let body = "(drop (memory.grow (i32.const 60000))) (drop (memory.grow (i32.const 1)))
+        unreachable";
+    assert!(matches!(run(body).await.end, RunEnd::Trapped { .. }));
+}
+
+#[tokio::test]
+async fn a_result_that_is_too_large_is_measured() {
+    let body = |bytes: usize| {
+        format!(
+            "(drop (memory.grow (i32.const 400))) (call $return_ok (i32.const 0) (i32.const {bytes}))"
+        )
+    };
+    let too_large = |bytes| RunEnd::OutputTooLarge {
+        bytes,
+        limit_bytes: RESULT_BYTES_MAX,
+    };
+    let end = run(&body(RESULT_BYTES_MAX)).await.end;
+    assert!(matches!(end, RunEnd::Returned(bytes) if bytes.len() == RESULT_BYTES_MAX));
+    assert_eq!(
+        run(&body(RESULT_BYTES_MAX + 1)).await.end,
+        too_large(RESULT_BYTES_MAX + 1)
+    );
+    // So large that the host does not even take it: its size is a lower bound.
+    assert_eq!(run(&body(20 << 20)).await.end, too_large(8 << 20));
+}
+
+#[tokio::test]
+async fn a_log_line_that_is_too_large_for_one_call_is_a_trap() {
+    let body = "(drop (memory.grow (i32.const 400)))
+        (call $log (i32.const 2) (i32.const 0) (i32.const 20000000)) unreachable";
+    let RunEnd::Trapped { message, .. } = run(body).await.end else {
+        panic!("a trap");
+    };
+    assert!(message.contains("too much in one call"), "{message}");
+}
+
+#[tokio::test]
+async fn a_guest_that_hoards_handles_is_stopped() {
+    let body = "(loop $ever (drop (call $abort)) (br $ever)) unreachable";
+    let RunEnd::Trapped { message, .. } = run(body).await.end else {
+        panic!("a trap");
+    };
+    assert!(message.contains("table"), "{message}");
+}
+
+#[tokio::test]
+async fn a_guest_that_waits_hears_of_the_abort_and_its_result_is_dropped() {
+    let abort = AbortHandle::new();
+    let body = "(call $wait_for_abort)
+        (call $return_ok (local.get $payload) (local.get $payload_len))";
+    let started = Instant::now();
+    let running = tokio::spawn({
+        let abort = abort.clone();
+        async move { run_with(body, abort).await }
+    });
+    abort.abort(AbortReason::TimedOut, Duration::from_secs(60));
+    let run = running.await.unwrap();
+    assert_eq!(run.end, RunEnd::Aborted(AbortReason::TimedOut));
+    assert!(
+        started.elapsed() < Duration::from_secs(30),
+        "it did not wait for its grace"
+    );
+}
+
+#[tokio::test]
+async fn a_guest_that_computes_on_is_stopped_after_its_grace() {
+    let handlers = Handlers::with(&[("guest.wasm", &guest(&manifest("test.it", "1"), SPIN))]).await;
+    let abort = AbortHandle::new();
+    let running =
+        tokio::spawn(sandbox().run(&handlers.handler("test.it"), job("1"), abort.clone()));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!running.is_finished());
+    let started = Instant::now();
+    abort.abort(AbortReason::Cancelled, Duration::from_millis(200));
+    let run = running.await.unwrap();
+    assert_eq!(run.end, RunEnd::Aborted(AbortReason::Cancelled));
+    assert!(started.elapsed() >= Duration::from_millis(200));
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        started.elapsed()
+    );
+    assert!(run.cpu > Duration::ZERO);
+}
+
+#[tokio::test]
+async fn a_lost_lease_stops_a_guest_that_waits_at_once() {
+    // It waits a second time, for a signal that has turned already, for ever.
+    let handlers = Handlers::with(&[(
+        "guest.wasm",
+        &guest(
+            &manifest("test.it", "1"),
+            "(loop $ever (call $wait_for_abort) (br $ever)) unreachable",
+        ),
+    )])
+    .await;
+    let abort = AbortHandle::new();
+    let running =
+        tokio::spawn(sandbox().run(&handlers.handler("test.it"), job("1"), abort.clone()));
+    let started = Instant::now();
+    abort.abort(AbortReason::TakenByAnotherWorker, Duration::ZERO);
+    assert_eq!(
+        running.await.unwrap().end,
+        RunEnd::Aborted(AbortReason::TakenByAnotherWorker)
+    );
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        started.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn an_attempt_that_is_aborted_before_it_starts_does_not_run() {
+    let abort = AbortHandle::new();
+    abort.abort(AbortReason::Shutdown, Duration::ZERO);
+    let run = run_with(SPIN, abort).await;
+    assert_eq!(run.end, RunEnd::Aborted(AbortReason::Shutdown));
+    assert_eq!(run.cpu, Duration::ZERO);
+}
+
+#[tokio::test]
+async fn guests_that_compute_share_the_threads_with_those_that_do_not() {
+    let handlers = Handlers::with(&[
+        ("echo.wasm", &echo("test.echo", "1")),
+        ("spin.wasm", &guest(&manifest("test.spin", "1"), SPIN)),
+    ])
+    .await;
+    let abort = AbortHandle::new();
+    let spinning: Vec<_> = (0..8)
+        .map(|_| {
+            tokio::spawn(sandbox().run(&handlers.handler("test.spin"), job("1"), abort.clone()))
+        })
+        .collect();
+    for _ in 0..5 {
+        let run = sandbox().run(&handlers.handler("test.echo"), job("1"), AbortHandle::new());
+        let run = tokio::time::timeout(Duration::from_secs(10), run).await;
+        assert_eq!(
+            run.expect("it gets its turn").end,
+            RunEnd::Returned(b"1".into())
+        );
+    }
+    abort.abort(AbortReason::Shutdown, Duration::ZERO);
+    for spinning in spinning {
+        assert_eq!(
+            spinning.await.unwrap().end,
+            RunEnd::Aborted(AbortReason::Shutdown)
+        );
+    }
+}
+
+#[tokio::test]
+async fn dropping_a_run_stops_its_guest() {
+    let handlers = Handlers::with(&[("guest.wasm", &guest(&manifest("test.it", "1"), SPIN))]).await;
+    let handler = handlers.handler("test.it");
+    // More than fit at once: were they not stopped, the later ones would never start.
+    for _ in 0..40 {
+        let run = sandbox().run(&handler, job("1"), AbortHandle::new());
+        assert!(
+            tokio::time::timeout(Duration::from_millis(20), run)
+                .await
+                .is_err()
+        );
+    }
+    let echo = Handlers::with(&[("echo.wasm", &echo("test.echo", "1"))]).await;
+    let run = sandbox().run(&echo.handler("test.echo"), job("1"), AbortHandle::new());
+    let run = tokio::time::timeout(Duration::from_secs(10), run)
+        .await
+        .expect("there is room");
+    assert_eq!(run.end, RunEnd::Returned(b"1".into()));
+}
+
+#[tokio::test]
+async fn a_granted_directory_that_is_not_there_is_named() {
+    let handlers = Handlers::with(&[("lost.wasm", &echo("test.lost", "1"))]).await;
+    let run = sandbox()
+        .run(&handlers.handler("test.lost"), job("1"), AbortHandle::new())
+        .await;
+    let RunEnd::Unrunnable(why) = run.end else {
+        panic!("unrunnable, not {:?}", run.end);
+    };
+    assert!(why.contains("nowhere") && why.contains("/data"), "{why}");
+}
+
+#[tokio::test]
+async fn after_the_abort_an_attempt_changes_no_file_any_more() {
+    // Opens `kept`, writes `a`, and waits; then writes `b` and makes the directory `late`.
+    let imports = r#"
+        (import "wasi_snapshot_preview1" "path_open" (func $path_open
+            (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))
+        (import "wasi_snapshot_preview1" "fd_write" (func $fd_write
+            (param i32 i32 i32 i32) (result i32)))
+        (import "wasi_snapshot_preview1" "path_create_directory" (func $path_create_directory
+            (param i32 i32 i32) (result i32)))"#;
+    let body = r#"
+        (i32.store (i32.const 300) (i32.const 0x7470656b)) ;; "kept"
+        (i32.store (i32.const 304) (i32.const 0x6574616c)) ;; "late"
+        (i32.store (i32.const 308) (i32.const 0x6261)) ;; "ab"
+        (if (call $path_open (i32.const 3) (i32.const 0) (i32.const 300) (i32.const 4)
+                (i32.const 1) (i64.const 64) (i64.const 0) (i32.const 0) (i32.const 340))
+            (then unreachable))
+        (i32.store (i32.const 320) (i32.const 308))
+        (i32.store (i32.const 324) (i32.const 1))
+        (if (call $fd_write (i32.load (i32.const 340)) (i32.const 320) (i32.const 1) (i32.const 344))
+            (then unreachable))
+        (call $wait_for_abort)
+        (i32.store (i32.const 320) (i32.const 309))
+        (drop (call $fd_write (i32.load (i32.const 340)) (i32.const 320) (i32.const 1) (i32.const 344)))
+        (drop (call $path_create_directory (i32.const 3) (i32.const 304) (i32.const 4)))
+        (call $return_ok (local.get $payload) (local.get $payload_len))"#;
+    let guest = guest_of_wasip1(imports, &manifest("test.files", "1"), body);
+    let handlers = Handlers::with(&[("files.wasm", &guest)]).await;
+    let abort = AbortHandle::new();
+    let running =
+        tokio::spawn(sandbox().run(&handlers.handler("test.files"), job("1"), abort.clone()));
+    let kept = granted_dir().join("kept");
+    while std::fs::read_to_string(&kept).ok().as_deref() != Some("a") {
+        assert!(!running.is_finished(), "{:?}", running.await);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+
+    let started = Instant::now();
+    abort.abort(AbortReason::TakenByAnotherWorker, Duration::from_secs(60));
+    let run = running.await.unwrap();
+    assert_eq!(run.end, RunEnd::Aborted(AbortReason::TakenByAnotherWorker));
+    assert!(
+        started.elapsed() < Duration::from_secs(30),
+        "it came to its end by itself"
+    );
+    assert_eq!(std::fs::read_to_string(&kept).unwrap(), "a");
+    assert!(!granted_dir().join("late").exists());
+}

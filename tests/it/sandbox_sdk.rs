@@ -1,0 +1,315 @@
+//! Guests that were built with the SDK, in the sandbox.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
+use rouse::sandbox::{AbortHandle, Catalog, JobInput, Run};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+use crate::sandbox_guest::{MEMORY_BYTES_MAX, granted_dir, job, sandbox};
+
+/// Where `cargo xtask test` has put the guests.
+fn guests(release: &str) -> PathBuf {
+    let dir = std::env::var_os("ROUSE_TEST_GUESTS").map_or_else(
+        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/test-guests"),
+        PathBuf::from,
+    );
+    let dir = dir.join(release);
+    assert!(
+        dir.is_dir(),
+        "there are no guests in {}; run the tests with `cargo xtask test`",
+        dir.display()
+    );
+    dir
+}
+
+/// All guests of wasm32-wasip2, compiled once for all tests.
+async fn catalog() -> &'static Catalog {
+    static CATALOG: OnceCell<Catalog> = OnceCell::const_new();
+    CATALOG
+        .get_or_init(|| async {
+            Catalog::open(sandbox(), guests("p2"))
+                .await
+                .expect("a catalog")
+        })
+        .await
+}
+
+async fn run_with(handler: &str, payload: Value, abort: AbortHandle) -> Run {
+    let set = catalog().await.current();
+    let handler = set
+        .get(handler)
+        .unwrap_or_else(|| panic!("{handler}; {:?}", set.refused));
+    sandbox()
+        .run(handler, job(&payload.to_string()), abort)
+        .await
+}
+
+async fn run(handler: &str, payload: Value) -> RunEnd {
+    run_with(handler, payload, AbortHandle::new()).await.end
+}
+
+/// What the handler returned, as JSON.
+async fn result(handler: &str, payload: Value) -> Value {
+    match run(handler, payload).await {
+        RunEnd::Returned(bytes) => serde_json::from_slice(&bytes).expect("JSON"),
+        end => panic!("a result, not {end:?}"),
+    }
+}
+
+/// The message of the handler's error.
+async fn failure(handler: &str, payload: Value) -> String {
+    match run(handler, payload).await {
+        RunEnd::Failed(failure) => failure.message,
+        end => panic!("a failure, not {end:?}"),
+    }
+}
+
+#[tokio::test]
+async fn all_guests_are_served_and_say_what_they_want() {
+    let set = catalog().await.current();
+    assert!(set.refused.is_empty(), "{:?}", set.refused);
+    let echo = set.get("test.echo").expect("it is served");
+    assert_eq!(echo.manifest.version, "9.8.7");
+    assert_eq!(echo.manifest.lease, Duration::from_secs(20));
+    assert_eq!(echo.manifest.concurrency, Some(3));
+    assert_eq!(echo.manifest.capabilities, ["dir"]);
+    assert!(
+        set.get("text.stats")
+            .is_some_and(|stats| stats.manifest.input_schema.is_object())
+    );
+}
+
+#[tokio::test]
+async fn a_guest_is_told_all_of_its_job() {
+    let set = catalog().await.current();
+    let input = JobInput {
+        id: JobId(i64::MAX),
+        queue: "mail".into(),
+        tenant: Some("acme".into()),
+        source: None,
+        attempt: Attempt(3),
+        max_attempts: 7,
+        requested_at_ms: 1_700_000_000_123,
+        payload: r#"{"ü":[1,null]}"#.into(),
+    };
+    let run = sandbox()
+        .run(set.get("test.echo").unwrap(), input, AbortHandle::new())
+        .await;
+    let RunEnd::Returned(bytes) = run.end else {
+        panic!("a result, not {:?}", run.end);
+    };
+    assert_eq!(
+        serde_json::from_slice::<Value>(&bytes).unwrap(),
+        json!({
+            "payload": {"ü": [1, null]}, "id": i64::MAX, "handler": "test.echo", "queue": "mail",
+            "tenant": "acme", "source": null, "attempt": 3, "max_attempts": 7,
+            "requested_at_ms": 1_700_000_000_123_i64,
+        })
+    );
+}
+
+#[tokio::test]
+async fn a_core_module_of_wasip1_runs_like_a_component_of_wasip2() {
+    let p1 = Catalog::open(sandbox(), guests("p1"))
+        .await
+        .expect("a catalog");
+    let p1 = p1.current();
+    assert!(p1.refused.is_empty(), "{:?}", p1.refused);
+    let handler = p1.get("text.stats").expect("it is served");
+    let payload = json!({"text": "one two two"});
+    let run = sandbox()
+        .run(handler, job(&payload.to_string()), AbortHandle::new())
+        .await;
+    let RunEnd::Returned(bytes) = run.end else {
+        panic!("a result, not {:?}", run.end);
+    };
+    let from_p1: Value = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!(from_p1, result("text.stats", payload).await);
+}
+
+#[tokio::test]
+async fn nothing_is_granted_by_default() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let seen = result("test.env", json!({ "connect_to": address })).await;
+    assert_eq!(seen["vars"], json!([]));
+    assert_eq!(seen["args"], json!([]));
+    assert_eq!(seen["stdin_bytes"], 0);
+    for denied in ["root", "here", "passwd", "tcp", "listen", "udp"] {
+        assert!(seen[denied]["error"].is_string(), "{denied}: {seen}");
+    }
+}
+
+#[tokio::test]
+async fn a_read_grant_reads_and_does_not_write() {
+    let read = |path: &str| json!({ "path": path });
+    assert_eq!(
+        result("test.read-file", read("/data/greeting.txt")).await,
+        "hello"
+    );
+    for out in [
+        "/data/../etc/passwd",
+        "/data/out/passwd",
+        "/etc/passwd",
+        "greeting.txt",
+    ] {
+        failure("test.read-file", read(out)).await;
+    }
+    let text = json!({ "path": "/data/new.txt", "text": "new" });
+    result("test.write-file", text).await;
+    assert_eq!(
+        std::fs::read_to_string(granted_dir().join("new.txt")).unwrap(),
+        "new"
+    );
+    failure(
+        "test.write-file",
+        json!({ "path": "/data/out/evil", "text": "x" }),
+    )
+    .await;
+    failure("test.write-file", json!({ "path": "/evil", "text": "x" })).await;
+}
+
+#[tokio::test]
+async fn a_panic_of_rust_is_told_with_its_place_in_the_source() {
+    let end = run("test.panic", json!({ "message": "the roof is on fire" })).await;
+    let RunEnd::Panicked {
+        message,
+        location,
+        backtrace,
+    } = end
+    else {
+        panic!("a panic, not {end:?}");
+    };
+    assert_eq!(message, "the roof is on fire");
+    assert!(location.contains("failing.rs:"), "{location}");
+    assert!(
+        backtrace.iter().any(|frame| frame.contains("failing.rs:")),
+        "{backtrace:#?}"
+    );
+}
+
+#[tokio::test]
+async fn a_trap_of_rust_is_told_with_its_place_in_the_source() {
+    let end = run("test.trap", Value::Null).await;
+    let RunEnd::Trapped { message, backtrace } = end else {
+        panic!("a trap, not {end:?}");
+    };
+    assert!(message.contains("unreachable"), "{message}");
+    assert!(
+        backtrace.iter().any(|frame| frame.contains("failing.rs:")),
+        "{backtrace:#?}"
+    );
+}
+
+#[tokio::test]
+async fn every_attempt_starts_afresh() {
+    for _ in 0..3 {
+        assert_eq!(result("test.state", Value::Null).await, 1);
+    }
+}
+
+#[tokio::test]
+async fn rust_that_runs_out_of_memory_is_out_of_memory() {
+    assert_eq!(
+        run("test.alloc", json!({ "bytes": 1_usize << 30 })).await,
+        RunEnd::OutOfMemory {
+            limit_bytes: MEMORY_BYTES_MAX
+        }
+    );
+    // Its own words, when it notices.
+    let gently = json!({ "bytes": 1_usize << 30, "gently": true });
+    assert!(
+        failure("test.alloc", gently)
+            .await
+            .contains("memory allocation failed")
+    );
+}
+
+#[tokio::test]
+async fn rust_that_recurses_too_deeply_traps() {
+    let end = run("test.recurse", json!({ "depth": 1_000_000 })).await;
+    assert!(matches!(end, RunEnd::Trapped { .. }), "{end:?}");
+}
+
+#[tokio::test]
+async fn a_guest_that_is_deaf_in_a_host_call_is_stopped_after_its_grace() {
+    let abort = AbortHandle::new();
+    abort_soon(&abort, Duration::from_millis(300));
+    let started = Instant::now();
+    let run = run_with("test.ignore-abort", Value::Null, abort).await;
+    assert_eq!(run.end, RunEnd::Aborted(AbortReason::Shutdown));
+    assert!(started.elapsed() >= Duration::from_millis(300));
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        started.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn a_guest_that_awaits_the_abort_stops_by_itself() {
+    let abort = AbortHandle::new();
+    abort_soon(&abort, Duration::from_secs(60));
+    let started = Instant::now();
+    let run = run_with("test.wait-abort", json!({ "log": true }), abort).await;
+    assert_eq!(run.end, RunEnd::Aborted(AbortReason::Shutdown));
+    assert!(
+        started.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        started.elapsed()
+    );
+}
+
+/// Aborts an attempt that has got to run for a moment.
+fn abort_soon(abort: &AbortHandle, grace: Duration) {
+    let abort = abort.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        abort.abort(AbortReason::Shutdown, grace);
+    });
+}
+
+#[tokio::test]
+async fn a_sleeping_guest_uses_no_processor() {
+    let run = run_with("test.sleep", json!({ "ms": 300 }), AbortHandle::new()).await;
+    assert_eq!(run.end, RunEnd::Returned(b"300".into()));
+    assert!(run.wall >= Duration::from_millis(300));
+    assert!(run.cpu < Duration::from_millis(100), "{:?}", run.cpu);
+}
+
+#[tokio::test]
+async fn a_guest_that_prints_without_end_goes_on() {
+    let printed = result(
+        "test.print",
+        json!({ "line": "x".repeat(1000), "times": 2000 }),
+    )
+    .await;
+    assert_eq!(printed, 2000);
+}
+
+#[tokio::test]
+async fn many_attempts_run_side_by_side() {
+    let set = catalog().await.current();
+    let handler = Arc::clone(set.get("test.sleep").unwrap());
+    let started = Instant::now();
+    let runs: Vec<_> = (0..sandbox().attempts_max())
+        .map(|_| {
+            let job = job(&json!({ "ms": 500 }).to_string());
+            tokio::spawn(sandbox().run(&handler, job, AbortHandle::new()))
+        })
+        .collect();
+    for run in runs {
+        assert_eq!(run.await.unwrap().end, RunEnd::Returned(b"500".into()));
+    }
+    // One after the other would take 8 s.
+    assert!(
+        started.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        started.elapsed()
+    );
+}

@@ -1,0 +1,407 @@
+//! Claims, fences, settlements: what two workers may and may not do to each other.
+
+use std::time::Duration;
+
+use rouse::job::{AbortReason, Fence, Incarnation, JobId, LaneId, State};
+use rouse::store::{
+    ClaimOrder, ClaimedJob, Fate, JsonText, Locked, Refusal, Renewal, Settlement, Store,
+};
+use serde_json::json;
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::worker::{enqueue, show};
+
+const WORKER: Incarnation = Incarnation(1);
+
+fn result(text: &str) -> Fate {
+    Fate::Succeeded(JsonText(text.into()))
+}
+
+fn settlement(job: &ClaimedJob, fate: Fate) -> Settlement {
+    Settlement {
+        id: job.id,
+        fence: job.fence,
+        started_after: Some(Duration::from_millis(1)),
+        fate,
+    }
+}
+
+async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
+    let lanes = store.lanes_after(i64::MIN).await.unwrap();
+    lanes
+        .iter()
+        .map(|lane| ClaimOrder {
+            lane: lane.id,
+            after: i64::MIN,
+            lease_ms,
+        })
+        .collect()
+}
+
+async fn claim(store: &Store, wanted: usize) -> Vec<ClaimedJob> {
+    let orders = orders(store, 60_000).await;
+    store
+        .claim(WORKER, Fence(rand()), &orders, wanted)
+        .await
+        .unwrap()
+}
+
+fn rand() -> i64 {
+    use std::hash::{BuildHasher as _, RandomState};
+    RandomState::new().hash_one(0) as i64
+}
+
+async fn events(client: &Client, id: i64) -> Vec<String> {
+    let rows = client
+        .query("SELECT event FROM rouse.history($1)", &[&id])
+        .await
+        .unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+#[tokio::test]
+async fn jobs_of_a_lane_are_claimed_in_their_order_and_only_once() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    let mut ids = Vec::new();
+    for n in 0..10 {
+        ids.push(enqueue(&client, "x", json!({ "n": n })).await);
+    }
+    let first: Vec<i64> = claim(&store, 4).await.iter().map(|job| job.id.0).collect();
+    let second: Vec<i64> = claim(&store, 100).await.iter().map(|job| job.id.0).collect();
+    assert_eq!(first, ids[..4]);
+    assert_eq!(second, ids[4..]);
+    assert!(claim(&store, 100).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_claim_skips_what_another_is_claiming_at_this_moment() {
+    let db = TestDb::new().await;
+    let (mut other, store) = (db.client().await, db.store());
+    let ids = [enqueue(&other, "x", json!(1)).await, enqueue(&other, "x", json!(2)).await];
+    let transaction = other.transaction().await.unwrap();
+    transaction
+        .execute("SELECT FROM rouse.job WHERE id = $1 FOR UPDATE", &[&ids[0]])
+        .await
+        .unwrap();
+    let got: Vec<i64> = claim(&store, 10).await.iter().map(|job| job.id.0).collect();
+    assert_eq!(got, [ids[1]]);
+    transaction.rollback().await.unwrap();
+}
+
+#[tokio::test]
+async fn only_the_owner_of_the_fence_can_settle() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    let id = enqueue(&client, "x", json!({})).await;
+    let job = claim(&store, 1).await.remove(0);
+    let mut stale = settlement(&job, result("\"stale\""));
+    stale.fence = Fence(job.fence.0 ^ 1);
+    let settled = store.settle(&[stale], Locked::Wait).await.unwrap();
+    assert!(settled.accepted.is_empty());
+    assert_eq!(show(&client, id).await.state, "running");
+
+    let settled = store.settle(&[settlement(&job, result("\"mine\""))], Locked::Wait).await.unwrap();
+    assert!(settled.accepted.contains(&JobId(id)));
+    let again = store.settle(&[settlement(&job, result("\"again\""))], Locked::Wait).await.unwrap();
+    assert!(again.accepted.is_empty(), "a job is settled once");
+    assert_eq!(show(&client, id).await.result, Some(json!("mine")));
+}
+
+#[tokio::test]
+async fn a_batch_tells_which_jobs_were_accepted_and_which_had_lost_their_lease() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    for n in 0..3 {
+        enqueue(&client, "x", json!(n)).await;
+    }
+    let jobs = claim(&store, 3).await;
+    let cancelled: bool = client
+        .query_one("SELECT rouse.cancel($1)", &[&jobs[1].id.0])
+        .await
+        .unwrap()
+        .get(0);
+    assert!(cancelled);
+    let batch: Vec<_> = jobs.iter().map(|job| settlement(job, result("1"))).collect();
+    let settled = store.settle(&batch, Locked::Wait).await.unwrap();
+    assert_eq!(settled.accepted.len(), 2);
+    assert!(!settled.accepted.contains(&jobs[1].id));
+    assert_eq!(show(&client, jobs[1].id.0).await.state, "cancelled");
+    assert_eq!(events(&client, jobs[1].id.0).await, ["requested", "claimed", "cancelled"]);
+}
+
+#[tokio::test]
+async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    let id = enqueue(&client, "x", json!({})).await;
+    let job = claim(&store, 1).await.remove(0);
+    let error = JsonText(r#"{"kind":"guest_error","message":"no"}"#.into());
+    let retry = settlement(&job, Fate::Retry(Duration::from_secs(3600), error));
+    store.settle(&[retry], Locked::Wait).await.unwrap();
+    let shown = show(&client, id).await;
+    assert_eq!((shown.state.as_str(), shown.attempt), ("queued", 1));
+    assert_eq!(shown.error.unwrap()["message"], "no");
+    assert!(claim(&store, 1).await.is_empty(), "its time has not come");
+    let promotion = store.promote().await.unwrap();
+    assert_eq!(promotion.promoted, 0);
+    let wait = promotion.next_due.expect("something waits");
+    assert!(wait > Duration::from_secs(3500) && wait <= Duration::from_secs(3600), "{wait:?}");
+
+    client
+        .execute("UPDATE rouse.job SET available_at = now() WHERE id = $1", &[&id])
+        .await
+        .unwrap();
+    assert_eq!(store.promote().await.unwrap().promoted, 1);
+    let second = claim(&store, 1).await.remove(0);
+    assert_eq!((second.attempt.0, second.lost), (2, 0));
+    assert!(second.turn > job.turn);
+    assert_ne!(second.fence, job.fence);
+    assert_eq!(events(&client, id).await, ["requested", "started", "failed", "claimed"]);
+}
+
+#[tokio::test]
+async fn a_claim_that_is_given_back_counts_as_never_made() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    let id = enqueue(&client, "x", json!({})).await;
+    let job = claim(&store, 1).await.remove(0);
+    store.settle(&[settlement(&job, Fate::Released)], Locked::Wait).await.unwrap();
+    let shown = show(&client, id).await;
+    assert_eq!((shown.state.as_str(), shown.attempt), ("queued", 0));
+    let again = claim(&store, 1).await.remove(0);
+    assert_eq!(again.attempt.0, 1);
+    assert!(again.turn > job.turn, "no cursor has passed its new turn");
+}
+
+#[tokio::test]
+async fn a_scheduled_job_is_never_claimed_before_its_time() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    client
+        .query("SELECT rouse.enqueue('x', run_at => now() + interval '1 hour')", &[])
+        .await
+        .unwrap();
+    assert_eq!(store.promote().await.unwrap().promoted, 0);
+    assert!(claim(&store, 1).await.is_empty());
+    // A time that has passed is no schedule.
+    client
+        .query("SELECT rouse.enqueue('x', run_at => now() - interval '1 hour')", &[])
+        .await
+        .unwrap();
+    assert_eq!(claim(&store, 2).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_result_that_postgres_cannot_store_fails_its_whole_batch_and_settles_none_of_it() {
+    // What the settler does about it is shown in worker.rs.
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    for n in 0..2 {
+        enqueue(&client, "x", json!(n)).await;
+    }
+    let jobs = claim(&store, 2).await;
+    let batch = [
+        settlement(&jobs[0], result("1")),
+        settlement(&jobs[1], result(r#""\u0000""#)),
+    ];
+    let error = store.settle(&batch, Locked::Wait).await.unwrap_err();
+    assert_eq!(error.code().unwrap().code(), "22P05");
+    assert!(!error.is_transient());
+    for job in &jobs {
+        assert_eq!(show(&client, job.id.0).await.state, "running");
+    }
+}
+
+#[tokio::test]
+async fn a_job_that_somebody_has_locked_is_left_out_and_the_others_are_settled() {
+    let db = TestDb::new().await;
+    let (mut other, store) = (db.client().await, db.store());
+    for n in 0..3 {
+        enqueue(&other, "x", json!(n)).await;
+    }
+    let jobs = claim(&store, 3).await;
+    let batch: Vec<_> = jobs.iter().map(|job| settlement(job, result("1"))).collect();
+    let transaction = other.transaction().await.unwrap();
+    transaction
+        .query("SELECT rouse.cancel($1)", &[&jobs[1].id.0])
+        .await
+        .unwrap();
+    let error = store.settle(&batch, Locked::Wait).await.unwrap_err();
+    assert_eq!(error.code().unwrap().code(), "55P03", "the wait is cut short");
+    let settled = store.settle(&batch, Locked::Skip).await.unwrap();
+    assert_eq!(settled.accepted.len(), 2);
+    assert_eq!(settled.locked.into_iter().collect::<Vec<_>>(), [jobs[1].id]);
+
+    transaction.rollback().await.unwrap();
+    let settled = store.settle(&batch, Locked::Skip).await.unwrap();
+    assert_eq!(settled.accepted.into_iter().collect::<Vec<_>>(), [jobs[1].id]);
+    assert!(settled.locked.is_empty());
+}
+
+#[tokio::test]
+async fn a_renewal_says_why_a_job_is_this_workers_no_more() {
+    let db = TestDb::new().await;
+    let (mut client, store) = (db.client().await, db.store());
+    for n in 0..5 {
+        enqueue(&client, "x", json!(n)).await;
+    }
+    let jobs = claim(&store, 5).await;
+    store.settle(&[settlement(&jobs[1], result("1"))], Locked::Wait).await.unwrap();
+    client.query("SELECT rouse.cancel($1)", &[&jobs[2].id.0]).await.unwrap();
+    client
+        .execute("UPDATE rouse.job SET fence = fence + 1 WHERE id = $1", &[&jobs[3].id.0])
+        .await
+        .unwrap();
+    client.execute("DELETE FROM rouse.job WHERE id = $1", &[&jobs[4].id.0]).await.unwrap();
+    let renewals: Vec<_> = jobs
+        .iter()
+        .map(|job| Renewal {
+            id: job.id,
+            fence: job.fence,
+            lease_ms: 120_000,
+        })
+        .collect();
+    let answers = store.renew(&renewals).await.unwrap();
+    let said: Vec<_> = jobs
+        .iter()
+        .map(|job| answers.iter().find(|(id, _)| *id == job.id).unwrap().1)
+        .collect();
+    assert_eq!(
+        said,
+        [
+            None,
+            Some(Refusal::Lost(AbortReason::AlreadyCompleted)),
+            Some(Refusal::Lost(AbortReason::Cancelled)),
+            Some(Refusal::Lost(AbortReason::TakenByAnotherWorker)),
+            Some(Refusal::Lost(AbortReason::NotFound)),
+        ]
+    );
+    let left: f64 = client
+        .query_one(
+            "SELECT extract(epoch FROM lease_until - clock_timestamp())::float8 FROM rouse.job WHERE id = $1",
+            &[&jobs[0].id.0],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert!(left > 110.0, "the lease is longer now: {left}");
+
+    // Somebody has it locked: no news, and no waiting.
+    let transaction = client.transaction().await.unwrap();
+    transaction
+        .execute("SELECT FROM rouse.job WHERE id = $1 FOR UPDATE", &[&jobs[0].id.0])
+        .await
+        .unwrap();
+    let answers = store.renew(&renewals[..1]).await.unwrap();
+    assert_eq!(answers, [(jobs[0].id, Some(Refusal::Busy))]);
+}
+
+async fn expire(client: &Client, id: JobId) {
+    client
+        .execute(
+            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE id = $1 AND state = 'running'",
+            &[&id.0],
+        )
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    let id = enqueue(&client, "x", json!({})).await;
+    let orders = orders(&store, 60_000).await;
+    let adopt = async || store.adopt(WORKER, Fence(rand()), &orders, 10, 3).await.unwrap();
+    let first = claim(&store, 1).await.remove(0);
+    assert!(adopt().await.is_empty(), "its lease has not run out");
+
+    expire(&client, first.id).await;
+    let second = adopt().await.remove(0);
+    assert_eq!((second.attempt.0, second.lost), (2, 1), "the first loss is taken up at once");
+    let stale = store.settle(&[settlement(&first, result("1"))], Locked::Wait).await.unwrap();
+    assert!(stale.accepted.is_empty(), "the old owner has no say any more");
+
+    expire(&client, first.id).await;
+    assert!(adopt().await.is_empty(), "after a second loss it waits");
+    assert_eq!(show(&client, id).await.state, "queued");
+    client
+        .execute("UPDATE rouse.job SET available_at = now() WHERE id = $1", &[&id])
+        .await
+        .unwrap();
+    store.promote().await.unwrap();
+    let third = claim(&store, 1).await.remove(0);
+    assert_eq!((third.attempt.0, third.lost), (3, 2));
+
+    expire(&client, first.id).await;
+    assert!(adopt().await.is_empty());
+    let shown = show(&client, id).await;
+    assert_eq!(shown.state, "failed");
+    let error = shown.error.unwrap();
+    assert_eq!(error["kind"], "lost");
+    assert!(error["message"].as_str().unwrap().contains("3 times"), "{error}");
+    assert_eq!(
+        events(&client, id).await,
+        ["requested", "claimed", "lost", "claimed", "lost", "claimed", "failed"]
+    );
+}
+
+#[tokio::test]
+async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    enqueue(&client, "x", json!({})).await;
+    let job = claim(&store, 1).await.remove(0);
+    expire(&client, job.id).await;
+    let other = [ClaimOrder {
+        lane: LaneId(job.lane.0 ^ 1),
+        after: 0,
+        lease_ms: 1000,
+    }];
+    let adopted = store.adopt(WORKER, Fence(1), &other, 10, 3).await.unwrap();
+    assert!(adopted.is_empty());
+}
+
+#[tokio::test]
+async fn old_partitions_are_dropped_and_one_that_is_being_read_is_left_for_later() {
+    let db = TestDb::new().await;
+    let (mut reader, client, store) = (db.client().await, db.client().await, db.store());
+    client
+        .batch_execute(
+            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+             CREATE TABLE rouse.attempt_20200101 PARTITION OF rouse.attempt FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')",
+        )
+        .await
+        .unwrap();
+    let transaction = reader.transaction().await.unwrap();
+    transaction.query("SELECT FROM rouse.finished", &[]).await.unwrap();
+    assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 1), "dropped, in use");
+    transaction.rollback().await.unwrap();
+    assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.drop_partitions(7).await.unwrap(), (0, 0), "recent ones stay");
+    assert_eq!(store.prepare_partitions().await.unwrap(), 0, "they are there already");
+}
+
+#[tokio::test]
+async fn a_final_error_is_kept_with_the_job() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    let id = enqueue(&client, "x", json!({})).await;
+    let job = claim(&store, 1).await.remove(0);
+    let error = JsonText(r#"{"kind":"timed_out","message":"too long"}"#.into());
+    let fate = Fate::Ended(State::TimedOut, error);
+    store.settle(&[settlement(&job, fate)], Locked::Wait).await.unwrap();
+    let shown = show(&client, id).await;
+    assert_eq!(shown.state, "timed_out");
+    assert_eq!(shown.error.unwrap()["message"], "too long");
+    let row = client
+        .query_one(
+            "SELECT requested_at <= claimed_at AND claimed_at < started_at FROM rouse.job($1)",
+            &[&id],
+        )
+        .await
+        .unwrap();
+    assert!(row.get::<_, bool>(0), "requested, claimed, started");
+}

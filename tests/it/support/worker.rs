@@ -1,0 +1,216 @@
+//! Workers inside the test process, on handlers that were built before.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rouse::sandbox::{Catalog, Sandbox, Settings as SandboxSettings};
+use rouse::worker::{self, Health, Override, Overrides, Parts, Settings, Stop};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::sync::OnceCell;
+use tokio::task::JoinHandle;
+use tokio_postgres::Client;
+
+use super::TestDb;
+
+/// Long enough for a busy machine; a test that waits so long has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The folder with the wasm files of `tests/guests`, `handlers` and `examples`.
+pub(crate) fn guests_dir() -> PathBuf {
+    let dir = std::env::var_os("ROUSE_TEST_GUESTS").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/test-guests")),
+        PathBuf::from,
+    );
+    let dir = dir.join("p2");
+    assert!(
+        dir.is_dir(),
+        "{} is missing: `cargo xtask test` builds the guests",
+        dir.display()
+    );
+    dir
+}
+
+/// One sandbox for all workers of the test binary: each one reserves address space.
+pub(crate) fn sandbox() -> Arc<Sandbox> {
+    static SANDBOX: OnceLock<Arc<Sandbox>> = OnceLock::new();
+    SANDBOX
+        .get_or_init(|| {
+            let settings = SandboxSettings {
+                attempts_max: 200,
+                memory_bytes_max: 32 << 20,
+                result_bytes_max: 1 << 20,
+                ..SandboxSettings::default()
+            };
+            Sandbox::start(settings).expect("a sandbox")
+        })
+        .clone()
+}
+
+/// All guests, compiled once for the test binary.
+pub(crate) async fn catalog() -> Arc<Catalog> {
+    static CATALOG: OnceCell<Arc<Catalog>> = OnceCell::const_new();
+    CATALOG
+        .get_or_init(|| async {
+            let catalog = Catalog::open(sandbox(), guests_dir()).await;
+            Arc::new(catalog.expect("the guests load"))
+        })
+        .await
+        .clone()
+}
+
+/// A worker in this process.
+pub(crate) struct TestWorker {
+    stop: Stop,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl TestWorker {
+    /// Starts a worker on all guests.
+    pub(crate) async fn start(db: &TestDb, settings: Settings) -> Self {
+        Self::start_on(db, settings, catalog().await)
+    }
+
+    /// Starts a worker on these handlers.
+    pub(crate) fn start_on(db: &TestDb, settings: Settings, catalog: Arc<Catalog>) -> Self {
+        let stop = Stop::default();
+        let parts = Parts {
+            store: db.store(),
+            connector: db.connector(),
+            sandbox: sandbox(),
+            catalog,
+        };
+        let task = tokio::spawn(worker::run(settings, parts, Health::default(), stop.clone()));
+        Self { stop, task }
+    }
+
+    /// Tells it to stop and waits until everything that ran is settled.
+    pub(crate) async fn drain(self) {
+        self.stop.drain();
+        self.ended().await;
+    }
+
+    /// Tells it to stop at once, and waits.
+    pub(crate) async fn stop_now(self) {
+        self.stop.now();
+        self.ended().await;
+    }
+
+    async fn ended(self) {
+        tokio::time::timeout(PATIENCE, self.task)
+            .await
+            .expect("the worker ends")
+            .expect("the worker does not panic")
+            .expect("the worker ends well");
+    }
+}
+
+/// Enqueues through SQL, as a producer would.
+pub(crate) async fn enqueue(client: &Client, handler: &str, payload: Value) -> i64 {
+    client
+        .query_one("SELECT rouse.enqueue($1, $2)", &[&handler, &payload])
+        .await
+        .expect("it is enqueued")
+        .get(0)
+}
+
+/// One job, as the database shows it.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    pub(crate) state: String,
+    pub(crate) attempt: i32,
+    pub(crate) result: Option<Value>,
+    pub(crate) error: Option<Value>,
+}
+
+/// What the database says of a job now.
+pub(crate) async fn show(client: &Client, id: i64) -> Shown {
+    let row = client
+        .query_one(
+            "SELECT state::text, attempt, result, error FROM rouse.job($1)",
+            &[&id],
+        )
+        .await
+        .unwrap_or_else(|error| panic!("job {id}: {error:?}"));
+    Shown {
+        state: row.get(0),
+        attempt: row.get(1),
+        result: row.get(2),
+        error: row.get(3),
+    }
+}
+
+/// Waits until the job is as wanted. There is nothing to wait on but the database itself.
+pub(crate) async fn until(client: &Client, id: i64, wanted: impl Fn(&Shown) -> bool) -> Shown {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let shown = show(client, id).await;
+        if wanted(&shown) {
+            return shown;
+        }
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "job {id} is still {shown:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits until the job has ended.
+pub(crate) async fn ended(client: &Client, id: i64) -> Shown {
+    until(client, id, |job| job.state != "queued" && job.state != "running").await
+}
+
+/// Waits until the SQL, a boolean, is true.
+pub(crate) async fn until_true(client: &Client, sql: &str) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let row = client.query_one(sql, &[]).await;
+        if row.unwrap_or_else(|error| panic!("{sql}: {error:?}")).get(0) {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "still false: {sql}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A catalog of these modules alone.
+pub(crate) async fn catalog_of(modules: &[(&str, &[u8])]) -> Arc<Catalog> {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, bytes) in modules {
+        std::fs::write(folder.path().join(name), bytes).expect("a module");
+    }
+    let catalog = Catalog::open(sandbox(), folder.path()).await;
+    Arc::new(catalog.expect("the modules load"))
+}
+
+/// A watched folder with copies of these guests.
+pub(crate) async fn watched(guests: &[&str]) -> (Arc<Catalog>, TempDir) {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in guests {
+        std::fs::copy(guests_dir().join(name), folder.path().join(name)).expect("a guest");
+    }
+    let catalog = Catalog::open(sandbox(), folder.path()).await.expect("the guests load");
+    catalog.watch();
+    (Arc::new(catalog), folder)
+}
+
+/// The operator's lease for handlers of this name or pattern.
+pub(crate) fn lease(pattern: &str, secs: u64) -> Overrides {
+    let set = Override {
+        lease: Some(Duration::from_secs(secs)),
+        ..Override::default()
+    };
+    Overrides([(pattern.to_string(), set)].into())
+}
+
+/// The operator's run timeout for handlers of this name or pattern, with a short grace.
+pub(crate) fn timeout(pattern: &str, timeout: Duration) -> Overrides {
+    let set = Override {
+        timeout: Some(timeout),
+        grace: Some(Duration::from_millis(200)),
+        ..Override::default()
+    };
+    Overrides([(pattern.to_string(), set)].into())
+}

@@ -1,0 +1,92 @@
+//! What the server does without Rouse: a plain table, claimed and deleted in batches.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
+
+use crate::database;
+
+/// As many connections as the best queues use to reach their best figures.
+const CONNECTIONS: usize = 4;
+/// The median is reported: one run of 20,000 rows lasts less than a second.
+const RUNS: usize = 3;
+
+const FILL: &str = "\
+    DROP TABLE IF EXISTS public.probe;
+    CREATE TABLE public.probe (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload jsonb NOT NULL);";
+
+/// One statement claims 100 rows that nobody else has and deletes them; the payloads come to the client.
+const DRAIN: &str = "\
+    DELETE FROM public.probe WHERE id = ANY (ARRAY(
+        SELECT id FROM public.probe ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED))
+    RETURNING id, payload";
+
+/// Rows per second in each run, slowest first.
+pub(super) struct Probe {
+    pub(super) runs: Vec<f64>,
+}
+
+impl Probe {
+    pub(super) fn median(&self) -> f64 {
+        self.runs[self.runs.len() / 2]
+    }
+}
+
+/// Fills a table with `rows` payloads and drains it, [`RUNS`] times. `payload` is SQL over `n`.
+pub(super) async fn run(url: &str, rows: i64, payload: &str) -> Result<Probe> {
+    let client = database::connect(url).await?;
+    let mut runs = Vec::new();
+    for _ in 0..RUNS {
+        client
+            .batch_execute(FILL)
+            .await
+            .context("create the probe's table")?;
+        client
+            .execute(
+                &format!("INSERT INTO public.probe (payload) SELECT {payload} FROM generate_series(1, $1::bigint) AS n"),
+                &[&rows],
+            )
+            .await
+            .context("fill the probe's table")?;
+        client.batch_execute("VACUUM ANALYZE public.probe").await?;
+        runs.push(drain(url, rows).await?);
+    }
+    client.batch_execute("DROP TABLE public.probe").await?;
+    runs.sort_by(f64::total_cmp);
+    Ok(Probe { runs })
+}
+
+async fn drain(url: &str, rows: i64) -> Result<f64> {
+    let start = Arc::new(Barrier::new(CONNECTIONS + 1));
+    let mut workers = JoinSet::new();
+    for _ in 0..CONNECTIONS {
+        let client = database::connect(url).await?;
+        let statement = client.prepare(DRAIN).await.context("prepare the probe")?;
+        let start = start.clone();
+        workers.spawn(async move {
+            start.wait().await;
+            let mut taken = 0;
+            loop {
+                match client.query(&statement, &[]).await?.len() {
+                    0 => return Ok::<_, tokio_postgres::Error>(taken),
+                    count => taken += count,
+                }
+            }
+        });
+    }
+    start.wait().await;
+    let started = Instant::now();
+    let mut taken = 0;
+    while let Some(worker) = workers.join_next().await {
+        taken += worker?.context("drain the probe's table")?;
+    }
+    let elapsed = started.elapsed();
+    ensure!(
+        i64::try_from(taken)? == rows,
+        "the probe took {taken} of {rows} rows"
+    );
+    Ok(rows as f64 / elapsed.as_secs_f64())
+}

@@ -1,0 +1,111 @@
+//! Checks that docs/conformance.md has every row of the specification and names only files that exist.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+
+const TABLE: &str = "docs/conformance.md";
+
+/// The letters of the specification's parts, with the number of rows of each.
+const PARTS: [(char, u32); 7] = [
+    ('C', 9),
+    ('H', 10),
+    ('A', 11),
+    ('S', 7),
+    ('D', 7),
+    ('Q', 10),
+    ('B', 10),
+];
+
+pub(crate) fn check(root: &Path) -> Result<()> {
+    let text = fs::read_to_string(root.join(TABLE)).with_context(|| format!("read {TABLE}"))?;
+    let faults = faults(&text, |file| root.join(file).exists());
+    if !faults.is_empty() {
+        bail!("{TABLE}: {}", faults.join("; "));
+    }
+    Ok(())
+}
+
+fn faults(text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let rows: Vec<Vec<&str>> = text.lines().filter_map(cells).collect();
+    let mut faults = Vec::new();
+    for (part, count) in PARTS {
+        for number in 1..=count {
+            let id = format!("{part}{number}");
+            match rows.iter().filter(|row| row[0] == id).count() {
+                0 => faults.push(format!("row {id} is missing")),
+                1 => {}
+                _ => faults.push(format!("row {id} is there more than once")),
+            }
+        }
+    }
+    for row in rows {
+        for file in row.iter().flat_map(|cell| files(cell)) {
+            if !exists(file) {
+                faults.push(format!("row {} names {file}, which does not exist", row[0]));
+            }
+        }
+    }
+    faults
+}
+
+/// The cells of a line of the table; no cells for its head and for lines outside of it.
+fn cells(line: &str) -> Option<Vec<&str>> {
+    let inner = line.trim().strip_prefix('|')?.strip_suffix('|')?;
+    let cells: Vec<_> = inner.split('|').map(str::trim).collect();
+    let (letter, number) = cells[0].split_at_checked(1)?;
+    let is_id =
+        letter.starts_with(|c: char| c.is_ascii_uppercase()) && number.parse::<u32>().is_ok();
+    is_id.then_some(cells)
+}
+
+/// What stands in backticks and looks like a path: it has a slash, or ends like a file of ours.
+fn files(cell: &str) -> impl Iterator<Item = &str> {
+    const ENDINGS: [&str; 7] = [".rs", ".sql", ".wit", ".md", ".toml", ".sh", ".html"];
+    cell.split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|code| !code.contains(char::is_whitespace))
+        .filter(|code| ENDINGS.iter().any(|ending| code.ends_with(ending)) || code.ends_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whole_table() -> String {
+        PARTS
+            .iter()
+            .flat_map(|(part, count)| {
+                (1..=*count).map(move |n| format!("| {part}{n} | w | not yet | |\n"))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_table_with_every_row_has_no_faults() {
+        assert_eq!(faults(&whole_table(), |_| false), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_missing_and_a_repeated_row_are_faults() {
+        let table = whole_table().replace("| Q10 |", "| Q9 |");
+        assert_eq!(
+            faults(&table, |_| true),
+            ["row Q9 is there more than once", "row Q10 is missing"]
+        );
+    }
+
+    #[test]
+    fn a_file_that_does_not_exist_is_a_fault_and_other_code_is_none() {
+        let table = whole_table().replace(
+            "| C1 | w | not yet | |",
+            "| C1 | `rouse dev` | `host/src/cli/dev.rs`, `host/src/gone.rs` | `it::a_test` |",
+        );
+        assert_eq!(
+            faults(&table, |file| file == "host/src/cli/dev.rs"),
+            ["row C1 names host/src/gone.rs, which does not exist"]
+        );
+    }
+}

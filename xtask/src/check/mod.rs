@@ -1,0 +1,147 @@
+//! `cargo xtask check`: everything that CI asks of the source besides the tests.
+
+mod conformance;
+mod dependencies;
+mod pages;
+
+use std::fmt;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+
+use crate::workspace::{self, Workspace};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Install cargo-deny into ~/.cache/rouse/tools where it is missing (always so when CI is set)
+    #[arg(long)]
+    install: bool,
+}
+
+/// How one step ended.
+enum End {
+    Passed,
+    /// Could not be done here; the sentence says why.
+    Skipped(String),
+    Failed(anyhow::Error),
+}
+
+struct Step<'a> {
+    name: &'static str,
+    run: Box<dyn FnOnce() -> Result<Option<String>> + 'a>,
+}
+
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> {
+    let install = options.install || std::env::var_os("CI").is_some();
+    let steps = [
+        step("format", || format(workspace)),
+        step("conformance table", || {
+            done(conformance::check(&workspace.root))
+        }),
+        step("pages", || done(pages::check(&workspace.root))),
+        step("licences, bans, sources", || {
+            done(dependencies::policy(workspace, install))
+        }),
+        step("advisories", || {
+            dependencies::advisories(workspace, install)
+        }),
+        step("lints", || lints(workspace)),
+        step("documentation", || documentation(workspace)),
+    ];
+
+    let count = steps.len();
+    let mut ends = Vec::new();
+    for (index, step) in steps.into_iter().enumerate() {
+        eprintln!("[{}/{count}] {} …", index + 1, step.name);
+        let started = Instant::now();
+        let end = match (step.run)() {
+            Ok(None) => End::Passed,
+            Ok(Some(why)) => End::Skipped(why),
+            Err(error) => End::Failed(error),
+        };
+        eprintln!(
+            "[{}/{count}] {}: {end}{}",
+            index + 1,
+            step.name,
+            took(started.elapsed())
+        );
+        ends.push((step.name, end));
+    }
+
+    eprintln!();
+    for (name, end) in &ends {
+        eprintln!("{name:<24} {end}");
+    }
+    let failed = ends
+        .iter()
+        .filter(|(_, end)| matches!(end, End::Failed(_)))
+        .count();
+    if failed > 0 {
+        eprintln!("{failed} of {count} checks failed");
+        return Ok(ExitCode::FAILURE);
+    }
+    eprintln!("no check failed");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn step<'a>(name: &'static str, run: impl FnOnce() -> Result<Option<String>> + 'a) -> Step<'a> {
+    Step {
+        name,
+        run: Box::new(run),
+    }
+}
+
+fn done(result: Result<()>) -> Result<Option<String>> {
+    result.map(|()| None)
+}
+
+fn format(workspace: &Workspace) -> Result<Option<String>> {
+    let mut command = workspace.cargo("fmt");
+    command.args(["--all", "--check"]);
+    succeed(command, "run `cargo fmt --all`")
+}
+
+fn lints(workspace: &Workspace) -> Result<Option<String>> {
+    let mut command = workspace.cargo("clippy");
+    command.args(["--workspace", "--all-targets", "--", "-D", "warnings"]);
+    succeed(command, "mend what clippy says above")
+}
+
+fn documentation(workspace: &Workspace) -> Result<Option<String>> {
+    let mut command = workspace.cargo("doc");
+    command
+        .args(["--workspace", "--no-deps"])
+        .env("RUSTDOCFLAGS", "-D warnings");
+    succeed(command, "mend what rustdoc says above")
+}
+
+fn succeed(mut command: std::process::Command, remedy: &str) -> Result<Option<String>> {
+    let shown = workspace::shown(&command);
+    let status = command
+        .status()
+        .with_context(|| format!("start `{shown}`"))?;
+    if !status.success() {
+        bail!("`{shown}` failed: {remedy}");
+    }
+    Ok(None)
+}
+
+/// Only for steps that one waits for.
+fn took(elapsed: Duration) -> String {
+    match elapsed.as_secs() {
+        0 => String::new(),
+        seconds => format!(" ({seconds} s)"),
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => write!(f, "ok"),
+            Self::Skipped(why) => write!(f, "SKIPPED: {why}"),
+            Self::Failed(error) => write!(f, "FAILED: {error:#}"),
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The real input of the demo, as jobs of three kinds.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+/// Prose of the clone; every sentence becomes a `text.stats` job.
+const PROSE: [&str; 6] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "LICENSE-APACHE",
+    "LICENSE-MIT",
+    "examples/data/README.md",
+];
+const TEXTS_MAX: usize = 240;
+
+const PHOTOS: [&str; 4] = [
+    "chelsea.png",
+    "coffee.png",
+    "rocket.jpg",
+    "hubble_deep_field.jpg",
+];
+const WIDTHS: [u32; 12] = [32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 400];
+
+const TABLE: &str = "examples/data/elnino.csv";
+const YEARS_PER_SLICE: usize = 3;
+
+/// What the two handlers that use files may see.
+pub(crate) fn config(root: &Path, thumbnails: &Path) -> String {
+    let data = root.join("examples/data");
+    let dir = |dir: &Path, at: &str, mode: &str| {
+        // A quoted Rust string is a TOML string too, as long as the path is printable.
+        format!("{{ dir = {dir:?}, at = {at:?}, mode = {mode:?} }}")
+    };
+    format!(
+        "[handlers.\"image.thumbnail\"]\ndirs = [{}, {}]\n\n[handlers.\"csv.summary\"]\ndirs = [{}]\n",
+        dir(&data, "/data", "read"),
+        dir(thumbnails, "/thumbnails", "read-write"),
+        dir(&data, "/data", "read"),
+    )
+}
+
+/// How many jobs there are, and how many files they leave.
+pub(crate) struct Expected {
+    pub(crate) jobs: i64,
+    pub(crate) thumbnails: usize,
+}
+
+/// Enqueues everything.
+pub(crate) async fn enqueue(client: &Client, root: &Path) -> Result<Expected> {
+    let texts = texts(root)?;
+    for text in &texts {
+        client
+            .query_one("SELECT rouse.enqueue('text.stats', $1::jsonb)", &[text])
+            .await
+            .context("enqueue a text")?;
+    }
+    println!(
+        "      {} × SELECT rouse.enqueue('text.stats', …): sentences of this project's own pages",
+        texts.len()
+    );
+
+    let mut count = texts.len();
+    for (handler, payloads, what) in [
+        ("image.thumbnail", thumbnails(), "4 photographs in 12 sizes"),
+        (
+            "csv.summary",
+            slices(root)?,
+            "61 years of sea temperature, whole and in slices",
+        ),
+    ] {
+        client
+            .query(
+                "SELECT rouse.enqueue_many($1, $2::jsonb[])",
+                &[&handler, &payloads],
+            )
+            .await
+            .with_context(|| format!("enqueue jobs for {handler}"))?;
+        println!(
+            "      SELECT rouse.enqueue_many('{handler}', …) with {} payloads: {what}",
+            payloads.len()
+        );
+        count += payloads.len();
+    }
+    Ok(Expected {
+        jobs: i64::try_from(count)?,
+        thumbnails: PHOTOS.len() * WIDTHS.len(),
+    })
+}
+
+fn texts(root: &Path) -> Result<Vec<Value>> {
+    let mut texts = Vec::new();
+    for page in PROSE {
+        let text = read(root, page)?;
+        for paragraph in text.split("\n\n") {
+            let words: Vec<_> = paragraph.split_whitespace().collect();
+            texts.extend(
+                words
+                    .join(" ")
+                    .split_inclusive(". ")
+                    .map(|sentence| json!({ "text": sentence.trim() })),
+            );
+        }
+    }
+    texts.truncate(TEXTS_MAX);
+    Ok(texts)
+}
+
+fn thumbnails() -> Vec<Value> {
+    PHOTOS
+        .iter()
+        .flat_map(|photo| WIDTHS.iter().map(move |width| (photo, width)))
+        .map(|(photo, width)| {
+            let name = photo.split('.').next().unwrap_or(photo);
+            json!({
+                "path": format!("/data/photos/{photo}"),
+                "out": format!("/thumbnails/{name}-{width}.jpg"),
+                "width_max": width,
+                "height_max": width,
+            })
+        })
+        .collect()
+}
+
+/// The whole table by its path, then slices of its rows by value.
+fn slices(root: &Path) -> Result<Vec<Value>> {
+    let table = read(root, TABLE)?;
+    let mut lines = table.lines();
+    let head = lines.next().context("the table is empty")?;
+    let rows: Vec<_> = lines.collect();
+    let mut payloads = vec![json!({ "path": "/data/elnino.csv" })];
+    payloads.extend(
+        rows.chunks(YEARS_PER_SLICE)
+            .map(|years| json!({ "csv": format!("{head}\n{}\n", years.join("\n")) })),
+    );
+    Ok(payloads)
+}
+
+fn read(root: &Path, file: &str) -> Result<String> {
+    fs::read_to_string(root.join(file)).with_context(|| format!("read {file}"))
+}
