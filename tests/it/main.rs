@@ -15,6 +15,7 @@ mod sandbox_run;
 mod sandbox_sdk;
 
 mod commands;
+mod harness;
 mod http;
 mod private_postgres;
 mod tls;

@@ -115,7 +115,7 @@ impl Binaries {
         let output = command.output().map_err(refused)?;
         let text = String::from_utf8_lossy(&output.stdout);
         text.split_whitespace()
-            .find_map(|word| leading_number(word))
+            .find_map(leading_number)
             .ok_or_else(|| {
                 let text = format!("it prints no version, {}", output.status);
                 refused(std::io::Error::other(text))

@@ -70,16 +70,29 @@ fn make_passable(dir: &Path) {
 
 /// Removes the directories of runs whose process is gone.
 fn remove_stale() {
-    for entry in fs::read_dir(env::temp_dir())
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    for entry in entries(&env::temp_dir()) {
         let name = entry.file_name();
-        let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        let owner = name.and_then(|name| name.to_str()?.strip_prefix(PREFIX));
         if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            for directory in entries(&entry).filter_map(|dir| socket_directory(&dir.join("pg"))) {
+                // As below.
+                let _ = fs::remove_dir_all(directory);
+            }
             // Another user's leftovers cannot be removed, and are no reason to fail.
-            let _ = fs::remove_dir_all(entry.path());
+            let _ = fs::remove_dir_all(entry);
         }
     }
+}
+
+fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let found = fs::read_dir(directory).into_iter().flatten().flatten();
+    found.map(|entry| entry.path())
+}
+
+/// Where the server that ran on these data had its socket: Postgres keeps its own command line.
+fn socket_directory(data_dir: &Path) -> Option<PathBuf> {
+    let line = fs::read_to_string(data_dir.join("cluster/postmaster.opts")).ok()?;
+    let words: Vec<_> = line.split('"').collect();
+    let found = words.iter().find(|word| word.starts_with("/tmp/rouse-"))?;
+    Some(PathBuf::from(found))
 }
