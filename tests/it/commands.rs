@@ -12,7 +12,13 @@ use crate::support::{Host, TestDb, scratch};
 /// A host that serves a database of the test's.
 fn serve(db: &TestDb, config: &Path, more: &[&str]) -> Host {
     let guests = guests_dir();
-    let mut args = vec!["serve", "--http", "off", "--handlers", guests.to_str().unwrap()];
+    let mut args = vec![
+        "serve",
+        "--http",
+        "off",
+        "--handlers",
+        guests.to_str().unwrap(),
+    ];
     args.extend(["--config", config.to_str().unwrap()]);
     args.extend(more);
     let host = Host::rouse(&args, &[("DATABASE_URL", &db.url())]);
@@ -59,7 +65,11 @@ async fn two_hosts_share_five_thousand_jobs_and_each_job_runs_exactly_once() {
         .await
         .unwrap();
     let counts: Vec<i64> = (0..5).map(|n| row.get(n)).collect();
-    assert_eq!(counts, [5000, 5000, 5000, 2, 0], "finished, jobs, first attempts, workers, failed attempts");
+    assert_eq!(
+        counts,
+        [5000, 5000, 5000, 2, 0],
+        "finished, jobs, first attempts, workers, failed attempts"
+    );
     for host in hosts {
         host.signal(libc::SIGTERM);
         let (status, output) = host.exit(PATIENCE);
@@ -99,7 +109,8 @@ async fn a_job_whose_worker_is_killed_runs_again_elsewhere_after_its_lease() {
         .query("SELECT event, worker FROM rouse.history($1)", &[&id])
         .await
         .unwrap();
-    let events: Vec<(String, Option<String>)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let events: Vec<(String, Option<String>)> =
+        rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     let event = |event: &str, worker: Option<&str>| (event.to_string(), worker.map(str::to_string));
     assert_eq!(
         events,
@@ -150,7 +161,14 @@ async fn dev_needs_nothing_and_leaves_nothing_running() {
     let guests = guests_dir();
     let port = crate::support::free_port().to_string();
     let args = [
-        "dev", "--json", "--data-dir", data.to_str().unwrap(), "--handlers", guests.to_str().unwrap(), "--pg-port", &port,
+        "dev",
+        "--json",
+        "--data-dir",
+        data.to_str().unwrap(),
+        "--handlers",
+        guests.to_str().unwrap(),
+        "--pg-port",
+        &port,
     ];
     let host = Host::rouse(&args, &[]);
     let ready = host.line(PATIENCE, |line| line.contains("\"ready\""));
@@ -160,11 +178,24 @@ async fn dev_needs_nothing_and_leaves_nothing_running() {
     let job = ended(&client, id).await;
     assert_eq!(job.result.unwrap()["words"], 1);
     let tcp = connect(ready["tcp_url"].as_str().unwrap()).await;
-    tcp.query("SELECT rouse.enqueue('noop')", &[]).await.unwrap();
-    assert!(ready["tcp_url"].as_str().unwrap().contains(&format!("@127.0.0.1:{port}/")));
+    tcp.query("SELECT rouse.enqueue('noop')", &[])
+        .await
+        .unwrap();
+    assert!(
+        ready["tcp_url"]
+            .as_str()
+            .unwrap()
+            .contains(&format!("@127.0.0.1:{port}/"))
+    );
 
     // The other commands find it from its folder, without a URL.
-    let show = Host::rouse(&["job", &id.to_string()], &[("ROUSE_DATA_DIR", data.to_str().unwrap()), ("DATABASE_URL", "")]);
+    let show = Host::rouse(
+        &["job", &id.to_string()],
+        &[
+            ("ROUSE_DATA_DIR", data.to_str().unwrap()),
+            ("DATABASE_URL", ""),
+        ],
+    );
     let (status, output) = show.exit(PATIENCE);
     assert!(status.success() && output.contains("succeeded"), "{output}");
 
@@ -178,7 +209,10 @@ async fn dev_needs_nothing_and_leaves_nothing_running() {
     host.signal(libc::SIGINT);
     let (status, output) = host.exit(PATIENCE);
     assert!(status.success(), "{output}");
-    assert!(!Path::new(&format!("/proc/{postmaster}")).exists(), "the server is gone");
+    assert!(
+        !Path::new(&format!("/proc/{postmaster}")).exists(),
+        "the server is gone"
+    );
 }
 
 #[tokio::test]
@@ -186,7 +220,12 @@ async fn dev_starts_again_after_a_kill_and_has_kept_its_jobs() {
     let dir = scratch("dev-killed");
     let (data, guests) = (dir.join("pg"), guests_dir());
     let args = [
-        "dev", "--json", "--data-dir", data.to_str().unwrap(), "--handlers", guests.to_str().unwrap(),
+        "dev",
+        "--json",
+        "--data-dir",
+        data.to_str().unwrap(),
+        "--handlers",
+        guests.to_str().unwrap(),
     ];
     let start = || {
         let host = Host::rouse(&args, &[]);
@@ -238,7 +277,10 @@ async fn a_granted_directory_is_seen_by_its_handler_and_by_no_other() {
         ended(&client, id).await.state
     };
     assert_eq!(write("/out/b.txt").await, "succeeded");
-    assert_eq!(std::fs::read_to_string(folder.join("out/b.txt")).unwrap(), "written");
+    assert_eq!(
+        std::fs::read_to_string(folder.join("out/b.txt")).unwrap(),
+        "written"
+    );
     assert_eq!(write("/in/b.txt").await, "failed");
     drop(host);
 }
@@ -252,7 +294,14 @@ async fn enqueue_and_job_work_from_the_shell() {
     let id = id.trim().to_string();
     let (code, shown) = run(&db, &["job", &id, "--wait", "--timeout", "20s"]);
     assert_eq!(code, 0, "{shown}");
-    for part in ["text.stats", "succeeded", "\"words\":2", "history", "requested", "started"] {
+    for part in [
+        "text.stats",
+        "succeeded",
+        "\"words\":2",
+        "history",
+        "requested",
+        "started",
+    ] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     let (code, record) = run(&db, &["job", &id, "--json"]);
@@ -261,7 +310,10 @@ async fn enqueue_and_job_work_from_the_shell() {
     assert_eq!(record["result"]["words"], 2);
     assert_eq!(record["history"].as_array().unwrap().len(), 3);
 
-    let (code, failed) = run(&db, &["enqueue", "test.fail", r#"{"as": "permanent"}"#, "--json"]);
+    let (code, failed) = run(
+        &db,
+        &["enqueue", "test.fail", r#"{"as": "permanent"}"#, "--json"],
+    );
     assert_eq!(code, 0);
     let failed: Value = serde_json::from_str(&failed).unwrap();
     let (code, shown) = run(&db, &["job", &failed["id"].to_string(), "--wait"]);
@@ -286,14 +338,33 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
     for (args, says) in [
         (&["enqueue", "noop", "{a: 1}"][..], "the payload is no JSON"),
         (&["enqueue", "No Such"], "is no handler name"),
-        (&["enqueue", "noop", "--priority", "urgent"], "priority must be high, normal or low"),
-        (&["handlers", "--handlers", "/nowhere"], "there is no folder /nowhere"),
-        (&["handlers", "--config", missing.to_str().unwrap()], "cannot read"),
+        (
+            &["enqueue", "noop", "--priority", "urgent"],
+            "priority must be high, normal or low",
+        ),
+        (
+            &["handlers", "--handlers", "/nowhere"],
+            "there is no folder /nowhere",
+        ),
+        (
+            &["handlers", "--config", missing.to_str().unwrap()],
+            "cannot read",
+        ),
         (&["handlers", "--config", bad.to_str().unwrap()], "slot"),
         (&["serve", "--http", "localhost"], "is no ADDRESS:PORT"),
-        (&["serve", "--poll-max", "2h"], "must be between 1ms and 60s"),
+        (
+            &["serve", "--poll-max", "2h"],
+            "must be between 1ms and 60s",
+        ),
         (&["job", "12", "--timeout", "1s"], "--wait"),
-        (&["serve", "--database-url", "postgres://h/d?sslmode=sometimes"], "sslmode"),
+        (
+            &[
+                "serve",
+                "--database-url",
+                "postgres://h/d?sslmode=sometimes",
+            ],
+            "sslmode",
+        ),
     ] {
         let (code, output) = run(&db, args);
         assert_ne!(code, 0, "{args:?}: {output}");
@@ -317,7 +388,10 @@ async fn handlers_lists_what_serves_and_what_is_refused() {
     let dir = folder.to_str().unwrap();
     let (code, listed) = run(&db, &["handlers", "--handlers", dir]);
     assert_eq!(code, 1, "a refused file is an error: {listed}");
-    assert!(listed.contains("noop.wasm") && listed.contains("refused broken.wasm"), "{listed}");
+    assert!(
+        listed.contains("noop.wasm") && listed.contains("refused broken.wasm"),
+        "{listed}"
+    );
     let (_, listed) = run(&db, &["handlers", "--handlers", dir, "--json"]);
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["handlers"][0]["name"], "noop");
@@ -333,7 +407,13 @@ async fn serve_answers_for_its_health_and_counts_what_it_does() {
     let address = format!("127.0.0.1:{port}");
     let guests = guests_dir();
     let host = Host::rouse(
-        &["serve", "--http", &address, "--handlers", guests.to_str().unwrap()],
+        &[
+            "serve",
+            "--http",
+            &address,
+            "--handlers",
+            guests.to_str().unwrap(),
+        ],
         &[("DATABASE_URL", &db.url())],
     );
     host.line(PATIENCE, |line| line.contains("worker started"));
@@ -344,10 +424,19 @@ async fn serve_answers_for_its_health_and_counts_what_it_does() {
     assert!(get("/readyz").await.0.contains("200"));
     let metrics = get("/metrics").await.1;
     assert!(metrics.contains("rouse_jobs_claimed_total 1"), "{metrics}");
-    assert!(metrics.contains("rouse_attempts_total{handler=\"noop\",outcome=\"succeeded\"} 1"), "{metrics}");
+    assert!(
+        metrics.contains("rouse_attempts_total{handler=\"noop\",outcome=\"succeeded\"} 1"),
+        "{metrics}"
+    );
 
     let second = Host::rouse(
-        &["serve", "--http", &address, "--handlers", guests.to_str().unwrap()],
+        &[
+            "serve",
+            "--http",
+            &address,
+            "--handlers",
+            guests.to_str().unwrap(),
+        ],
         &[("DATABASE_URL", &db.url())],
     );
     let (status, output) = second.exit(PATIENCE);

@@ -7,7 +7,9 @@ use crate::support::TestDb;
 use crate::support::worker::enqueue;
 
 async fn live_jobs(client: &Client) -> i64 {
-    let row = client.query_one("SELECT count(*) FROM rouse.job", &[]).await;
+    let row = client
+        .query_one("SELECT count(*) FROM rouse.job", &[])
+        .await;
     row.unwrap().get(0)
 }
 
@@ -17,7 +19,9 @@ async fn refused(client: &Client, call: &str) -> String {
         .query(call, &[])
         .await
         .expect_err(&format!("{call} has to be refused"));
-    let error = error.as_db_error().unwrap_or_else(|| panic!("{call}: {error:?}"));
+    let error = error
+        .as_db_error()
+        .unwrap_or_else(|| panic!("{call}: {error:?}"));
     format!("{} ({})", error.message(), error.code().code())
 }
 
@@ -25,10 +29,18 @@ async fn refused(client: &Client, call: &str) -> String {
 async fn everything_but_the_handler_has_a_default_and_arguments_can_be_named() {
     let db = TestDb::new().await;
     let client = db.client().await;
+    let enqueue = async |call: &str| -> i64 {
+        client
+            .query_one(&format!("SELECT {call}"), &[])
+            .await
+            .unwrap()
+            .get(0)
+    };
+    let id = enqueue("rouse.enqueue('x')").await;
     let row = client
         .query_one(
-            "SELECT queue, priority::text, payload, state::text, max_attempts, tenant FROM rouse.job(rouse.enqueue('x'))",
-            &[],
+            "SELECT queue, priority::text, payload, state::text, max_attempts, tenant FROM rouse.job($1)",
+            &[&id],
         )
         .await
         .unwrap();
@@ -39,12 +51,15 @@ async fn everything_but_the_handler_has_a_default_and_arguments_can_be_named() {
     assert_eq!(row.get::<_, Option<i32>>(4), None);
     assert_eq!(row.get::<_, Option<String>>(5), None);
 
+    let id = enqueue(
+        "rouse.enqueue('x', queue => 'mail', tenant => 't', source => 's', priority => 'high', tags => '{b,a,b}',
+            max_attempts => 3, unique_key => 'a/b')",
+    )
+    .await;
     let row = client
         .query_one(
-            "SELECT queue, tenant, source, priority::text, tags, max_attempts, unique_key FROM rouse.job(rouse.enqueue(
-                'x', queue => 'mail', tenant => 't', source => 's', priority => 'high', tags => '{b,a,b}',
-                max_attempts => 3, unique_key => 'a/b'))",
-            &[],
+            "SELECT queue, tenant, source, priority::text, tags, max_attempts, unique_key FROM rouse.job($1)",
+            &[&id],
         )
         .await
         .unwrap();
@@ -69,41 +84,125 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
     let client = db.client().await;
     for (call, says) in [
         ("rouse.enqueue(NULL)", "null is no handler name (22023)"),
-        ("rouse.enqueue('Email.Send')", "'Email.Send' is no handler name"),
+        (
+            "rouse.enqueue('Email.Send')",
+            "'Email.Send' is no handler name",
+        ),
         ("rouse.enqueue('')", "'' is no handler name"),
         ("rouse.enqueue('a..b')", "'a..b' is no handler name"),
         ("rouse.enqueue(repeat('a', 129))", "is no handler name"),
         ("rouse.enqueue(E'a\\nb')", "is no handler name"),
-        ("rouse.enqueue('x', NULL)", "payload must not be null (22023)"),
-        ("rouse.enqueue('x', '{\"a\"')", "invalid input syntax for type json"),
-        ("rouse.enqueue('x', '\"\\u0000\"')", "unsupported Unicode escape sequence"),
-        ("rouse.enqueue('x', to_jsonb(repeat('a', 262143)))", "the payload has 262145 bytes; queue default allows 262144 (54000)"),
+        (
+            "rouse.enqueue('x', NULL)",
+            "payload must not be null (22023)",
+        ),
+        (
+            "rouse.enqueue('x', '{\"a\"')",
+            "invalid input syntax for type json",
+        ),
+        (
+            "rouse.enqueue('x', '\"\\u0000\"')",
+            "unsupported Unicode escape sequence",
+        ),
+        (
+            "rouse.enqueue('x', to_jsonb(repeat('a', 262143)))",
+            "the payload has 262145 bytes; queue default allows 262144 (54000)",
+        ),
         // Small as it is stored, huge as it is handed to a handler.
-        ("rouse.enqueue('x', '[1e100000,1e100000,1e100000]')", "the payload has 300007 bytes"),
+        (
+            "rouse.enqueue('x', '[1e100000,1e100000,1e100000]')",
+            "the payload has 300009 bytes",
+        ),
         ("rouse.enqueue('x', queue => NULL)", "null is no queue name"),
-        ("rouse.enqueue('x', queue => 'a b')", "'a b' is no queue name"),
+        (
+            "rouse.enqueue('x', queue => 'a b')",
+            "'a b' is no queue name",
+        ),
         ("rouse.enqueue('x', queue => '')", "'' is no queue name"),
-        ("rouse.enqueue('x', priority => 'urgent')", "priority must be high, normal or low, not 'urgent'"),
-        ("rouse.enqueue('x', priority => NULL)", "priority must be high, normal or low, not null"),
-        ("rouse.enqueue('x', run_at => 'infinity')", "run_at must be a time, not infinity"),
-        ("rouse.enqueue('x', run_at => '-infinity')", "run_at must be a time, not -infinity"),
-        ("rouse.enqueue('x', max_attempts => 0)", "max_attempts must be between 1 and 1000, not 0"),
-        ("rouse.enqueue('x', max_attempts => -1)", "max_attempts must be between 1 and 1000, not -1"),
-        ("rouse.enqueue('x', tenant => '')", "tenant and source have 1 to 200 characters"),
-        ("rouse.enqueue('x', source => repeat('s', 201))", "tenant and source have 1 to 200 characters"),
-        ("rouse.enqueue('x', unique_key => '')", "unique_key has 1 to 512 characters"),
-        ("rouse.enqueue('x', unique_key => repeat('k', 513))", "unique_key has 1 to 512 characters"),
-        ("rouse.enqueue('x', tags => NULL)", "tags is a list of at most 16 words, not null"),
-        ("rouse.enqueue('x', tags => ARRAY['a', NULL])", "tags is a list of at most 16 words"),
-        ("rouse.enqueue('x', tags => ARRAY['a b'])", "tags is a list of at most 16 words"),
-        ("rouse.enqueue('x', tags => ARRAY[ARRAY['a'], ARRAY['b']])", "tags is a list of at most 16 words"),
-        ("rouse.enqueue('x', tags => array_fill('a'::text, ARRAY[17]))", "tags is a list of at most 16 words"),
-        ("rouse.enqueue('x', nonsense => 1)", "does not exist (42883)"),
-        ("rouse.enqueue_many('x', NULL)", "payloads must be a list of JSON values, not null"),
-        ("rouse.enqueue_many('x', ARRAY['1', NULL]::jsonb[])", "payload 2 is null"),
-        ("rouse.enqueue_many('x', ARRAY[ARRAY['1'], ARRAY['2']]::jsonb[])", "not a list of lists"),
-        ("rouse.enqueue_many('x', ARRAY['1', to_jsonb(repeat('a', 262143))])", "payload 2 is too large"),
-        ("rouse.enqueue_many('X', ARRAY['1']::jsonb[])", "'X' is no handler name"),
+        (
+            "rouse.enqueue('x', priority => 'urgent')",
+            "priority must be high, normal or low, not 'urgent'",
+        ),
+        (
+            "rouse.enqueue('x', priority => NULL)",
+            "priority must be high, normal or low, not null",
+        ),
+        (
+            "rouse.enqueue('x', run_at => 'infinity')",
+            "run_at must be a time, not infinity",
+        ),
+        (
+            "rouse.enqueue('x', run_at => '-infinity')",
+            "run_at must be a time, not -infinity",
+        ),
+        (
+            "rouse.enqueue('x', max_attempts => 0)",
+            "max_attempts must be between 1 and 1000, not 0",
+        ),
+        (
+            "rouse.enqueue('x', max_attempts => -1)",
+            "max_attempts must be between 1 and 1000, not -1",
+        ),
+        (
+            "rouse.enqueue('x', tenant => '')",
+            "tenant and source have 1 to 200 characters",
+        ),
+        (
+            "rouse.enqueue('x', source => repeat('s', 201))",
+            "tenant and source have 1 to 200 characters",
+        ),
+        (
+            "rouse.enqueue('x', unique_key => '')",
+            "unique_key has 1 to 512 characters",
+        ),
+        (
+            "rouse.enqueue('x', unique_key => repeat('k', 513))",
+            "unique_key has 1 to 512 characters",
+        ),
+        (
+            "rouse.enqueue('x', tags => NULL)",
+            "tags is a list of at most 16 words, not null",
+        ),
+        (
+            "rouse.enqueue('x', tags => ARRAY['a', NULL])",
+            "tags is a list of at most 16 words",
+        ),
+        (
+            "rouse.enqueue('x', tags => ARRAY['a b'])",
+            "tags is a list of at most 16 words",
+        ),
+        (
+            "rouse.enqueue('x', tags => ARRAY[ARRAY['a'], ARRAY['b']])",
+            "tags is a list of at most 16 words",
+        ),
+        (
+            "rouse.enqueue('x', tags => array_fill('a'::text, ARRAY[17]))",
+            "tags is a list of at most 16 words",
+        ),
+        (
+            "rouse.enqueue('x', nonsense => 1)",
+            "does not exist (42883)",
+        ),
+        (
+            "rouse.enqueue_many('x', NULL)",
+            "payloads must be a list of JSON values, not null",
+        ),
+        (
+            "rouse.enqueue_many('x', ARRAY['1', NULL]::jsonb[])",
+            "payload 2 is null",
+        ),
+        (
+            "rouse.enqueue_many('x', ARRAY[ARRAY['1'], ARRAY['2']]::jsonb[])",
+            "not a list of lists",
+        ),
+        (
+            "rouse.enqueue_many('x', ARRAY['1', to_jsonb(repeat('a', 262143))])",
+            "payload 2 is too large",
+        ),
+        (
+            "rouse.enqueue_many('X', ARRAY['1']::jsonb[])",
+            "'X' is no handler name",
+        ),
         ("rouse.cancel(NULL)", "id must not be null"),
     ] {
         let message = refused(&client, &format!("SELECT {call}")).await;
@@ -123,7 +222,10 @@ async fn the_largest_payload_that_is_allowed_is_taken_and_a_queue_can_allow_more
     let largest = Value::String("a".repeat(262_142));
     enqueue(&client, "x", largest).await;
     client
-        .execute("INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 400000)", &[])
+        .execute(
+            "INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 400000)",
+            &[],
+        )
         .await
         .unwrap();
     let wider = Value::String("a".repeat(399_998));
@@ -140,7 +242,10 @@ async fn a_rollback_leaves_nothing_and_nobody_sees_a_job_before_its_commit() {
     let (mut producer, other) = (db.client().await, db.client().await);
     let transaction = producer.transaction().await.unwrap();
     transaction
-        .query("SELECT rouse.enqueue('x'), rouse.enqueue('y', run_at => now() + interval '1 hour')", &[])
+        .query(
+            "SELECT rouse.enqueue('x'), rouse.enqueue('y', run_at => now() + interval '1 hour')",
+            &[],
+        )
         .await
         .unwrap();
     assert_eq!(live_jobs(&other).await, 0);
@@ -155,11 +260,20 @@ async fn two_producers_that_meet_a_new_lane_do_not_wait_for_each_other() {
     let db = TestDb::new().await;
     let (mut one, mut two) = (db.client().await, db.client().await);
     let first = one.transaction().await.unwrap();
-    first.query("SELECT rouse.enqueue('new.lane')", &[]).await.unwrap();
+    first
+        .query("SELECT rouse.enqueue('new.lane')", &[])
+        .await
+        .unwrap();
     // The first transaction stays open. A wait for it would end here.
     let second = two.transaction().await.unwrap();
-    second.batch_execute("SET LOCAL lock_timeout = '100ms'").await.unwrap();
-    second.query("SELECT rouse.enqueue('new.lane')", &[]).await.unwrap();
+    second
+        .batch_execute("SET LOCAL lock_timeout = '100ms'")
+        .await
+        .unwrap();
+    second
+        .query("SELECT rouse.enqueue('new.lane')", &[])
+        .await
+        .unwrap();
     second.commit().await.unwrap();
     first.commit().await.unwrap();
     let row = two
@@ -171,7 +285,11 @@ async fn two_producers_that_meet_a_new_lane_do_not_wait_for_each_other() {
         .await
         .unwrap();
     let counts: Vec<i64> = (0..4).map(|n| row.get(n)).collect();
-    assert_eq!(counts, [2, 1, 1, 2], "rows, lanes, lanes of jobs, jobs shown");
+    assert_eq!(
+        counts,
+        [2, 1, 1, 2],
+        "rows, lanes, lanes of jobs, jobs shown"
+    );
 }
 
 #[tokio::test]
@@ -183,16 +301,24 @@ async fn a_unique_key_returns_the_live_job_that_has_it() {
     let again: i64 = two.query_one(CALL, &[]).await.unwrap().get(0);
     assert_eq!(again, first);
     let other = "SELECT rouse.enqueue('y', unique_key => 'k')";
-    assert_ne!(two.query_one(other, &[]).await.unwrap().get::<_, i64>(0), first);
-    two.query("SELECT rouse.cancel($1)", &[&first]).await.unwrap();
+    assert_ne!(
+        two.query_one(other, &[]).await.unwrap().get::<_, i64>(0),
+        first
+    );
+    two.query("SELECT rouse.cancel($1)", &[&first])
+        .await
+        .unwrap();
     let third: i64 = two.query_one(CALL, &[]).await.unwrap().get(0);
     assert_ne!(third, first, "the key is free once the job has ended");
-    two.query("SELECT rouse.cancel($1)", &[&third]).await.unwrap();
+    two.query("SELECT rouse.cancel($1)", &[&third])
+        .await
+        .unwrap();
 
     // Two at once: the second waits for the first to commit, and gets its id.
     let transaction = one.transaction().await.unwrap();
     let theirs: i64 = transaction.query_one(CALL, &[]).await.unwrap().get(0);
-    let waiting = tokio::spawn(async move { two.query_one(CALL, &[]).await.unwrap().get::<_, i64>(0) });
+    let waiting =
+        tokio::spawn(async move { two.query_one(CALL, &[]).await.unwrap().get::<_, i64>(0) });
     crate::support::worker::until_true(
         &db.client().await,
         "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')",
@@ -214,7 +340,10 @@ async fn enqueue_many_keeps_the_order_of_its_payloads() {
     let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
     assert!(ids.is_sorted());
     let rows = client
-        .query("SELECT payload FROM rouse.job WHERE id = ANY ($1) ORDER BY turn", &[&ids])
+        .query(
+            "SELECT payload FROM rouse.job WHERE id = ANY ($1) ORDER BY turn",
+            &[&ids],
+        )
         .await
         .unwrap();
     let stored: Vec<Value> = rows.iter().map(|row| row.get(0)).collect();
@@ -232,7 +361,11 @@ async fn a_queued_job_can_be_cancelled_and_its_history_says_so() {
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({})).await;
     let cancel = async |id: i64| -> bool {
-        client.query_one("SELECT rouse.cancel($1)", &[&id]).await.unwrap().get(0)
+        client
+            .query_one("SELECT rouse.cancel($1)", &[&id])
+            .await
+            .unwrap()
+            .get(0)
     };
     assert!(cancel(id).await);
     assert!(cancel(id).await, "cancelling again changes nothing");

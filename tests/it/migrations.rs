@@ -32,8 +32,15 @@ async fn eight_hosts_that_migrate_an_empty_database_at_once_all_succeed() {
         applied.push(host.await.unwrap().expect("each host succeeds").applied);
     }
     applied.retain(|names| !names.is_empty());
-    assert_eq!(applied, [all()], "one host applied everything, the others nothing");
-    db.store().check_schema().await.expect("the database can be served");
+    assert_eq!(
+        applied,
+        [all()],
+        "one host applied everything, the others nothing"
+    );
+    db.store()
+        .check_schema()
+        .await
+        .expect("the database can be served");
 }
 
 #[tokio::test]
@@ -46,7 +53,10 @@ async fn eight_processes_that_migrate_at_once_all_succeed() {
         let (status, output) = host.exit(PATIENCE);
         assert!(status.success(), "{output}");
     }
-    db.store().check_schema().await.expect("the database can be served");
+    db.store()
+        .check_schema()
+        .await
+        .expect("the database can be served");
 }
 
 #[tokio::test]
@@ -63,14 +73,20 @@ async fn a_migration_that_was_changed_after_it_was_applied_is_an_error() {
     let db = TestDb::new().await;
     let mut client = db.client().await;
     client
-        .execute("UPDATE rouse.migration SET sha256 = 'another' WHERE version = 2", &[])
+        .execute(
+            "UPDATE rouse.migration SET sha256 = 'another' WHERE version = 2",
+            &[],
+        )
         .await
         .unwrap();
     for error in [
         migrate::run(&mut client).await.unwrap_err(),
         db.store().check_schema().await.unwrap_err(),
     ] {
-        assert!(matches!(&error, MigrateError::Drift { name, .. } if name == "0002_partitions"), "{error}");
+        assert!(
+            matches!(&error, MigrateError::Drift { name, .. } if name == "0002_partitions"),
+            "{error}"
+        );
     }
 }
 
@@ -78,10 +94,20 @@ async fn a_migration_that_was_changed_after_it_was_applied_is_an_error() {
 async fn a_newer_schema_is_served_unless_it_breaks_this_host() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let newer = "INSERT INTO rouse.migration (version, name, sha256, breaking) VALUES ($1, $2, 'x', $3)";
-    client.execute(newer, &[&900_i32, &"0900_adds_a_column", &false]).await.unwrap();
-    db.store().check_schema().await.expect("what is only added does not matter");
-    client.execute(newer, &[&901_i32, &"0901_renames_a_table", &true]).await.unwrap();
+    let newer =
+        "INSERT INTO rouse.migration (version, name, sha256, breaking) VALUES ($1, $2, 'x', $3)";
+    client
+        .execute(newer, &[&900_i32, &"0900_adds_a_column", &false])
+        .await
+        .unwrap();
+    db.store()
+        .check_schema()
+        .await
+        .expect("what is only added does not matter");
+    client
+        .execute(newer, &[&901_i32, &"0901_renames_a_table", &true])
+        .await
+        .unwrap();
     let error = db.store().check_schema().await.unwrap_err();
     assert!(error.to_string().contains("upgrade the host"), "{error}");
 }
@@ -97,47 +123,69 @@ async fn a_migration_that_fails_leaves_nothing_behind() {
         sql: "CREATE TABLE rouse.half (); SELECT 1 / 0",
         breaking: false,
     });
-    let error = migrate::run_these(&mut client, &migrations).await.unwrap_err();
-    assert!(error.to_string().contains("0099_fails: division by zero"), "{error}");
+    let error = migrate::run_these(&mut client, &migrations)
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("0099_fails: division by zero"),
+        "{error}"
+    );
     let left = client
         .query_one("SELECT to_regnamespace('rouse') IS NULL", &[])
         .await
         .unwrap();
     assert!(left.get::<_, bool>(0), "not even the schema is there");
-    migrate::run(&mut client).await.expect("the next run succeeds");
+    migrate::run(&mut client)
+        .await
+        .expect("the next run succeeds");
 }
 
 #[tokio::test]
 async fn a_user_who_may_not_create_roles_is_told_and_can_migrate_once_an_administrator_has() {
     // Roles belong to the whole server: this test needs one of its own, without any.
     let server = tokio::task::spawn_blocking(|| {
-        let settings = crate::support::postgres_settings(crate::support::scratch("plain-user").join("pg"));
+        let settings =
+            crate::support::postgres_settings(crate::support::scratch("plain-user").join("pg"));
         rouse::postgres::Server::start(&settings).expect("a server")
     })
     .await
     .unwrap();
     let admin = connect(&server.url("postgres")).await;
     admin
-        .batch_execute("CREATE ROLE plain LOGIN; CREATE DATABASE app OWNER plain")
+        .batch_execute("CREATE ROLE plain LOGIN")
+        .await
+        .unwrap();
+    admin
+        .batch_execute("CREATE DATABASE app OWNER plain")
         .await
         .unwrap();
     let url = server.url("app").replace("rouse@", "plain@");
     let error = migrate::run(&mut connect(&url).await).await.unwrap_err();
     assert!(matches!(error, MigrateError::NotAllowed(_)), "{error}");
-    assert!(error.to_string().contains("rouse migrate --roles-sql"), "{error}");
+    assert!(
+        error.to_string().contains("rouse migrate --roles-sql"),
+        "{error}"
+    );
 
     let host = Host::rouse(&["migrate", "--roles-sql"], &[]);
     let (status, sql) = host.exit(PATIENCE);
     assert!(status.success());
-    admin.batch_execute(&sql).await.expect("what is printed can be run");
+    admin
+        .batch_execute(&sql)
+        .await
+        .expect("what is printed can be run");
     admin
         .batch_execute("GRANT rouse_owner TO plain; GRANT CREATE ON DATABASE app TO rouse_owner")
         .await
         .unwrap();
-    let report = migrate::run(&mut connect(&url).await).await.expect("now it may");
+    let report = migrate::run(&mut connect(&url).await)
+        .await
+        .expect("now it may");
     assert_eq!(report.applied, all());
     drop(admin);
-    tokio::task::spawn_blocking(move || server.stop()).await.unwrap();
+    tokio::task::spawn_blocking(move || server.stop())
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -156,6 +204,8 @@ async fn a_host_that_waits_for_another_ones_migration_goes_on_when_that_one_dies
     )
     .await;
     drop(holder);
-    let report = tokio::time::timeout(Duration::from_secs(10), waiting).await.expect("it goes on");
+    let report = tokio::time::timeout(Duration::from_secs(10), waiting)
+        .await
+        .expect("it goes on");
     assert_eq!(report.unwrap().unwrap().applied, all());
 }

@@ -41,12 +41,15 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
     let db = TestDb::new().await;
     for (role, allowed) in [
         ("rouse_producer", &[ENQUEUE, MANY, CANCEL, JOB, HISTORY][..]),
-        ("rouse_worker", &[CLAIM, SETTLE, RENEW, REGISTER, DROP, JOB, HISTORY]),
+        (
+            "rouse_worker",
+            &[CLAIM, SETTLE, RENEW, REGISTER, DROP, JOB, HISTORY],
+        ),
         ("rouse_observer", &[TABLE, VIEW, JOB, HISTORY]),
     ] {
         for call in [
-            ENQUEUE, MANY, CANCEL, JOB, HISTORY, CLAIM, SETTLE, RENEW, REGISTER, TABLE, VIEW, WRITE,
-            DROP, INSIDE,
+            ENQUEUE, MANY, CANCEL, JOB, HISTORY, CLAIM, SETTLE, RENEW, REGISTER, TABLE, VIEW,
+            WRITE, DROP, INSIDE,
         ] {
             assert_eq!(
                 may(&db, role, call).await,
@@ -94,5 +97,9 @@ async fn a_producers_objects_cannot_stand_in_for_those_that_the_functions_use() 
         )
         .await
         .unwrap();
-    assert_eq!(pinned.get::<_, i64>(0), 0, "every SECURITY DEFINER function pins its search_path");
+    assert_eq!(
+        pinned.get::<_, i64>(0),
+        0,
+        "every SECURITY DEFINER function pins its search_path"
+    );
 }

@@ -179,7 +179,10 @@ pub(crate) fn echo(handler: &str, version: &str) -> Vec<u8> {
 pub(crate) fn returns(handler: &str, text: &str) -> Vec<u8> {
     let manifest = manifest(handler, "1");
     guest_that(
-        &format!("(call $text (i32.const 4096) (i32.const {}))", manifest.len()),
+        &format!(
+            "(call $text (i32.const 4096) (i32.const {}))",
+            manifest.len()
+        ),
         &format!("{manifest}{text}"),
         &format!(
             "(call $return_ok (i32.const {}) (i32.const {}))",

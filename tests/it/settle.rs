@@ -69,7 +69,11 @@ async fn jobs_of_a_lane_are_claimed_in_their_order_and_only_once() {
         ids.push(enqueue(&client, "x", json!({ "n": n })).await);
     }
     let first: Vec<i64> = claim(&store, 4).await.iter().map(|job| job.id.0).collect();
-    let second: Vec<i64> = claim(&store, 100).await.iter().map(|job| job.id.0).collect();
+    let second: Vec<i64> = claim(&store, 100)
+        .await
+        .iter()
+        .map(|job| job.id.0)
+        .collect();
     assert_eq!(first, ids[..4]);
     assert_eq!(second, ids[4..]);
     assert!(claim(&store, 100).await.is_empty());
@@ -79,7 +83,10 @@ async fn jobs_of_a_lane_are_claimed_in_their_order_and_only_once() {
 async fn a_claim_skips_what_another_is_claiming_at_this_moment() {
     let db = TestDb::new().await;
     let (mut other, store) = (db.client().await, db.store());
-    let ids = [enqueue(&other, "x", json!(1)).await, enqueue(&other, "x", json!(2)).await];
+    let ids = [
+        enqueue(&other, "x", json!(1)).await,
+        enqueue(&other, "x", json!(2)).await,
+    ];
     let transaction = other.transaction().await.unwrap();
     transaction
         .execute("SELECT FROM rouse.job WHERE id = $1 FOR UPDATE", &[&ids[0]])
@@ -102,9 +109,15 @@ async fn only_the_owner_of_the_fence_can_settle() {
     assert!(settled.accepted.is_empty());
     assert_eq!(show(&client, id).await.state, "running");
 
-    let settled = store.settle(&[settlement(&job, result("\"mine\""))], Locked::Wait).await.unwrap();
+    let settled = store
+        .settle(&[settlement(&job, result("\"mine\""))], Locked::Wait)
+        .await
+        .unwrap();
     assert!(settled.accepted.contains(&JobId(id)));
-    let again = store.settle(&[settlement(&job, result("\"again\""))], Locked::Wait).await.unwrap();
+    let again = store
+        .settle(&[settlement(&job, result("\"again\""))], Locked::Wait)
+        .await
+        .unwrap();
     assert!(again.accepted.is_empty(), "a job is settled once");
     assert_eq!(show(&client, id).await.result, Some(json!("mine")));
 }
@@ -123,12 +136,18 @@ async fn a_batch_tells_which_jobs_were_accepted_and_which_had_lost_their_lease()
         .unwrap()
         .get(0);
     assert!(cancelled);
-    let batch: Vec<_> = jobs.iter().map(|job| settlement(job, result("1"))).collect();
+    let batch: Vec<_> = jobs
+        .iter()
+        .map(|job| settlement(job, result("1")))
+        .collect();
     let settled = store.settle(&batch, Locked::Wait).await.unwrap();
     assert_eq!(settled.accepted.len(), 2);
     assert!(!settled.accepted.contains(&jobs[1].id));
     assert_eq!(show(&client, jobs[1].id.0).await.state, "cancelled");
-    assert_eq!(events(&client, jobs[1].id.0).await, ["requested", "claimed", "cancelled"]);
+    assert_eq!(
+        events(&client, jobs[1].id.0).await,
+        ["requested", "claimed", "cancelled"]
+    );
 }
 
 #[tokio::test]
@@ -147,10 +166,16 @@ async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
     let promotion = store.promote().await.unwrap();
     assert_eq!(promotion.promoted, 0);
     let wait = promotion.next_due.expect("something waits");
-    assert!(wait > Duration::from_secs(3500) && wait <= Duration::from_secs(3600), "{wait:?}");
+    assert!(
+        wait > Duration::from_secs(3500) && wait <= Duration::from_secs(3600),
+        "{wait:?}"
+    );
 
     client
-        .execute("UPDATE rouse.job SET available_at = now() WHERE id = $1", &[&id])
+        .execute(
+            "UPDATE rouse.job SET available_at = now() WHERE id = $1",
+            &[&id],
+        )
         .await
         .unwrap();
     assert_eq!(store.promote().await.unwrap().promoted, 1);
@@ -158,7 +183,10 @@ async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
     assert_eq!((second.attempt.0, second.lost), (2, 0));
     assert!(second.turn > job.turn);
     assert_ne!(second.fence, job.fence);
-    assert_eq!(events(&client, id).await, ["requested", "started", "failed", "claimed"]);
+    assert_eq!(
+        events(&client, id).await,
+        ["requested", "started", "failed", "claimed"]
+    );
 }
 
 #[tokio::test]
@@ -167,7 +195,10 @@ async fn a_claim_that_is_given_back_counts_as_never_made() {
     let (client, store) = (db.client().await, db.store());
     let id = enqueue(&client, "x", json!({})).await;
     let job = claim(&store, 1).await.remove(0);
-    store.settle(&[settlement(&job, Fate::Released)], Locked::Wait).await.unwrap();
+    store
+        .settle(&[settlement(&job, Fate::Released)], Locked::Wait)
+        .await
+        .unwrap();
     let shown = show(&client, id).await;
     assert_eq!((shown.state.as_str(), shown.attempt), ("queued", 0));
     let again = claim(&store, 1).await.remove(0);
@@ -180,14 +211,20 @@ async fn a_scheduled_job_is_never_claimed_before_its_time() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.store());
     client
-        .query("SELECT rouse.enqueue('x', run_at => now() + interval '1 hour')", &[])
+        .query(
+            "SELECT rouse.enqueue('x', run_at => now() + interval '1 hour')",
+            &[],
+        )
         .await
         .unwrap();
     assert_eq!(store.promote().await.unwrap().promoted, 0);
     assert!(claim(&store, 1).await.is_empty());
     // A time that has passed is no schedule.
     client
-        .query("SELECT rouse.enqueue('x', run_at => now() - interval '1 hour')", &[])
+        .query(
+            "SELECT rouse.enqueue('x', run_at => now() - interval '1 hour')",
+            &[],
+        )
         .await
         .unwrap();
     assert_eq!(claim(&store, 2).await.len(), 1);
@@ -222,21 +259,31 @@ async fn a_job_that_somebody_has_locked_is_left_out_and_the_others_are_settled()
         enqueue(&other, "x", json!(n)).await;
     }
     let jobs = claim(&store, 3).await;
-    let batch: Vec<_> = jobs.iter().map(|job| settlement(job, result("1"))).collect();
+    let batch: Vec<_> = jobs
+        .iter()
+        .map(|job| settlement(job, result("1")))
+        .collect();
     let transaction = other.transaction().await.unwrap();
     transaction
         .query("SELECT rouse.cancel($1)", &[&jobs[1].id.0])
         .await
         .unwrap();
     let error = store.settle(&batch, Locked::Wait).await.unwrap_err();
-    assert_eq!(error.code().unwrap().code(), "55P03", "the wait is cut short");
+    assert_eq!(
+        error.code().unwrap().code(),
+        "55P03",
+        "the wait is cut short"
+    );
     let settled = store.settle(&batch, Locked::Skip).await.unwrap();
     assert_eq!(settled.accepted.len(), 2);
     assert_eq!(settled.locked.into_iter().collect::<Vec<_>>(), [jobs[1].id]);
 
     transaction.rollback().await.unwrap();
     let settled = store.settle(&batch, Locked::Skip).await.unwrap();
-    assert_eq!(settled.accepted.into_iter().collect::<Vec<_>>(), [jobs[1].id]);
+    assert_eq!(
+        settled.accepted.into_iter().collect::<Vec<_>>(),
+        [jobs[1].id]
+    );
     assert!(settled.locked.is_empty());
 }
 
@@ -248,13 +295,25 @@ async fn a_renewal_says_why_a_job_is_this_workers_no_more() {
         enqueue(&client, "x", json!(n)).await;
     }
     let jobs = claim(&store, 5).await;
-    store.settle(&[settlement(&jobs[1], result("1"))], Locked::Wait).await.unwrap();
-    client.query("SELECT rouse.cancel($1)", &[&jobs[2].id.0]).await.unwrap();
-    client
-        .execute("UPDATE rouse.job SET fence = fence + 1 WHERE id = $1", &[&jobs[3].id.0])
+    store
+        .settle(&[settlement(&jobs[1], result("1"))], Locked::Wait)
         .await
         .unwrap();
-    client.execute("DELETE FROM rouse.job WHERE id = $1", &[&jobs[4].id.0]).await.unwrap();
+    client
+        .query("SELECT rouse.cancel($1)", &[&jobs[2].id.0])
+        .await
+        .unwrap();
+    client
+        .execute(
+            "UPDATE rouse.job SET fence = fence + 1 WHERE id = $1",
+            &[&jobs[3].id.0],
+        )
+        .await
+        .unwrap();
+    client
+        .execute("DELETE FROM rouse.job WHERE id = $1", &[&jobs[4].id.0])
+        .await
+        .unwrap();
     let renewals: Vec<_> = jobs
         .iter()
         .map(|job| Renewal {
@@ -291,7 +350,10 @@ async fn a_renewal_says_why_a_job_is_this_workers_no_more() {
     // Somebody has it locked: no news, and no waiting.
     let transaction = client.transaction().await.unwrap();
     transaction
-        .execute("SELECT FROM rouse.job WHERE id = $1 FOR UPDATE", &[&jobs[0].id.0])
+        .execute(
+            "SELECT FROM rouse.job WHERE id = $1 FOR UPDATE",
+            &[&jobs[0].id.0],
+        )
         .await
         .unwrap();
     let answers = store.renew(&renewals[..1]).await.unwrap();
@@ -314,21 +376,39 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
     let (client, store) = (db.client().await, db.store());
     let id = enqueue(&client, "x", json!({})).await;
     let orders = orders(&store, 60_000).await;
-    let adopt = async || store.adopt(WORKER, Fence(rand()), &orders, 10, 3).await.unwrap();
+    let adopt = async || {
+        store
+            .adopt(WORKER, Fence(rand()), &orders, 10, 3)
+            .await
+            .unwrap()
+    };
     let first = claim(&store, 1).await.remove(0);
     assert!(adopt().await.is_empty(), "its lease has not run out");
 
     expire(&client, first.id).await;
     let second = adopt().await.remove(0);
-    assert_eq!((second.attempt.0, second.lost), (2, 1), "the first loss is taken up at once");
-    let stale = store.settle(&[settlement(&first, result("1"))], Locked::Wait).await.unwrap();
-    assert!(stale.accepted.is_empty(), "the old owner has no say any more");
+    assert_eq!(
+        (second.attempt.0, second.lost),
+        (2, 1),
+        "the first loss is taken up at once"
+    );
+    let stale = store
+        .settle(&[settlement(&first, result("1"))], Locked::Wait)
+        .await
+        .unwrap();
+    assert!(
+        stale.accepted.is_empty(),
+        "the old owner has no say any more"
+    );
 
     expire(&client, first.id).await;
     assert!(adopt().await.is_empty(), "after a second loss it waits");
     assert_eq!(show(&client, id).await.state, "queued");
     client
-        .execute("UPDATE rouse.job SET available_at = now() WHERE id = $1", &[&id])
+        .execute(
+            "UPDATE rouse.job SET available_at = now() WHERE id = $1",
+            &[&id],
+        )
         .await
         .unwrap();
     store.promote().await.unwrap();
@@ -341,10 +421,21 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
     assert_eq!(shown.state, "failed");
     let error = shown.error.unwrap();
     assert_eq!(error["kind"], "lost");
-    assert!(error["message"].as_str().unwrap().contains("3 times"), "{error}");
+    assert!(
+        error["message"].as_str().unwrap().contains("3 times"),
+        "{error}"
+    );
     assert_eq!(
         events(&client, id).await,
-        ["requested", "claimed", "lost", "claimed", "lost", "claimed", "failed"]
+        [
+            "requested",
+            "claimed",
+            "lost",
+            "claimed",
+            "lost",
+            "claimed",
+            "failed"
+        ]
     );
 }
 
@@ -376,12 +467,27 @@ async fn old_partitions_are_dropped_and_one_that_is_being_read_is_left_for_later
         .await
         .unwrap();
     let transaction = reader.transaction().await.unwrap();
-    transaction.query("SELECT FROM rouse.finished", &[]).await.unwrap();
-    assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 1), "dropped, in use");
+    transaction
+        .query("SELECT FROM rouse.finished", &[])
+        .await
+        .unwrap();
+    assert_eq!(
+        store.drop_partitions(7).await.unwrap(),
+        (1, 1),
+        "dropped, in use"
+    );
     transaction.rollback().await.unwrap();
     assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 0));
-    assert_eq!(store.drop_partitions(7).await.unwrap(), (0, 0), "recent ones stay");
-    assert_eq!(store.prepare_partitions().await.unwrap(), 0, "they are there already");
+    assert_eq!(
+        store.drop_partitions(7).await.unwrap(),
+        (0, 0),
+        "recent ones stay"
+    );
+    assert_eq!(
+        store.prepare_partitions().await.unwrap(),
+        0,
+        "they are there already"
+    );
 }
 
 #[tokio::test]
@@ -392,7 +498,10 @@ async fn a_final_error_is_kept_with_the_job() {
     let job = claim(&store, 1).await.remove(0);
     let error = JsonText(r#"{"kind":"timed_out","message":"too long"}"#.into());
     let fate = Fate::Ended(State::TimedOut, error);
-    store.settle(&[settlement(&job, fate)], Locked::Wait).await.unwrap();
+    store
+        .settle(&[settlement(&job, fate)], Locked::Wait)
+        .await
+        .unwrap();
     let shown = show(&client, id).await;
     assert_eq!(shown.state, "timed_out");
     assert_eq!(shown.error.unwrap()["message"], "too long");

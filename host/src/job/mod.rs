@@ -16,3 +16,6 @@ pub use ids::{Attempt, Fence, Incarnation, JobId, LaneId};
 pub use outcome::{AttemptError, ErrorKind, Outcome, Tries, decide};
 pub use retry::RetryPolicy;
 pub use state::{Priority, State};
+
+#[cfg(test)]
+mod tests;

@@ -20,7 +20,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The folder with the wasm files of `tests/guests`, `handlers` and `examples`.
 pub(crate) fn guests_dir() -> PathBuf {
     let dir = std::env::var_os("ROUSE_TEST_GUESTS").map_or_else(
-        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/test-guests")),
+        || {
+            PathBuf::from(concat!(
+                env!("CARGO_MANIFEST_DIR"),
+                "/../target/test-guests"
+            ))
+        },
         PathBuf::from,
     );
     let dir = dir.join("p2");
@@ -81,7 +86,12 @@ impl TestWorker {
             sandbox: sandbox(),
             catalog,
         };
-        let task = tokio::spawn(worker::run(settings, parts, Health::default(), stop.clone()));
+        let task = tokio::spawn(worker::run(
+            settings,
+            parts,
+            Health::default(),
+            stop.clone(),
+        ));
         Self { stop, task }
     }
 
@@ -159,7 +169,10 @@ pub(crate) async fn until(client: &Client, id: i64, wanted: impl Fn(&Shown) -> b
 
 /// Waits until the job has ended.
 pub(crate) async fn ended(client: &Client, id: i64) -> Shown {
-    until(client, id, |job| job.state != "queued" && job.state != "running").await
+    until(client, id, |job| {
+        job.state != "queued" && job.state != "running"
+    })
+    .await
 }
 
 /// Waits until the SQL, a boolean, is true.
@@ -167,7 +180,10 @@ pub(crate) async fn until_true(client: &Client, sql: &str) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
         let row = client.query_one(sql, &[]).await;
-        if row.unwrap_or_else(|error| panic!("{sql}: {error:?}")).get(0) {
+        if row
+            .unwrap_or_else(|error| panic!("{sql}: {error:?}"))
+            .get(0)
+        {
             return;
         }
         assert!(tokio::time::Instant::now() < deadline, "still false: {sql}");
@@ -191,7 +207,9 @@ pub(crate) async fn watched(guests: &[&str]) -> (Arc<Catalog>, TempDir) {
     for name in guests {
         std::fs::copy(guests_dir().join(name), folder.path().join(name)).expect("a guest");
     }
-    let catalog = Catalog::open(sandbox(), folder.path()).await.expect("the guests load");
+    let catalog = Catalog::open(sandbox(), folder.path())
+        .await
+        .expect("the guests load");
     catalog.watch();
     (Arc::new(catalog), folder)
 }

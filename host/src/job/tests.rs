@@ -1,0 +1,190 @@
+//! The rules of jobs, over many values.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn failure(permanent: bool, retry_after: Option<Duration>) -> RunEnd {
+    RunEnd::Failed(Failure {
+        kind: "busy".into(),
+        message: "not\0now".into(),
+        details: Some(br#"{"a":"b\u0000c"}"#.to_vec()),
+        permanent,
+        retry_after,
+    })
+}
+
+fn ends() -> impl Strategy<Value = RunEnd> {
+    let text = "\\PC{0,20}";
+    prop_oneof![
+        Just(RunEnd::Returned(b"no json".to_vec())),
+        Just(RunEnd::Returned(vec![0xff, b'1'])),
+        Just(RunEnd::Returned(br#""\u0000""#.to_vec())),
+        Just(RunEnd::Returned(br#""\ud800""#.to_vec())),
+        any::<bool>().prop_map(|permanent| failure(permanent, None)),
+        (text, text).prop_map(|(message, location)| RunEnd::Panicked {
+            message,
+            location,
+            backtrace: vec!["frame\0".into()],
+        }),
+        text.prop_map(|message| RunEnd::Trapped {
+            message,
+            backtrace: Vec::new(),
+        }),
+        any::<usize>().prop_map(|limit_bytes| RunEnd::OutOfMemory { limit_bytes }),
+        any::<usize>().prop_map(|bytes| RunEnd::OutputTooLarge {
+            bytes,
+            limit_bytes: 1,
+        }),
+        Just(RunEnd::Aborted(AbortReason::TimedOut)),
+        text.prop_map(RunEnd::Unrunnable),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_job_is_tried_more_often_than_it_may(
+        end in ends(), failed in 1_u32..20, max in 1_u32..20, random in 0.0..1.0,
+    ) {
+        let outcome = decide(end, Tries { failed, max }, &RetryPolicy::default(), random);
+        match outcome {
+            Outcome::Retry { .. } => prop_assert!(failed < max),
+            Outcome::Ended { state, .. } => prop_assert!(state.is_final()),
+            Outcome::Succeeded(_) | Outcome::Released | Outcome::Dropped(_) => prop_assert!(false),
+        }
+    }
+
+    #[test]
+    fn no_text_of_a_guest_brings_a_nul_into_the_database(end in ends(), failed in 1_u32..3) {
+        let outcome = decide(end, Tries { failed, max: 2 }, &RetryPolicy::default(), 0.5);
+        let (Outcome::Retry { error, .. } | Outcome::Ended { error, .. }) = outcome else {
+            return Err(TestCaseError::fail("none of these succeeds"));
+        };
+        let text = serde_json::to_string(&error).expect("it can be written");
+        // An escaped backslash before it makes it plain text.
+        prop_assert!(!text.replace("\\\\", "").contains("\\u0000"), "{}", text);
+    }
+
+    #[test]
+    fn waits_grow_up_to_the_cap_and_jitter_stays_within_its_share(
+        failed in 1_u32..2000, random in 0.0..1.0,
+        initial_ms in 0_u64..100_000, max_ms in 0_u64..10_000_000, multiplier in 1.0..100.0, jitter in 0.0..1.0,
+    ) {
+        let policy = RetryPolicy {
+            max_attempts: 5,
+            initial: Duration::from_millis(initial_ms),
+            multiplier,
+            max: Duration::from_millis(max_ms),
+            jitter,
+        };
+        let exact = RetryPolicy { jitter: 0.0, ..policy.clone() };
+        let (this, next) = (exact.delay(failed, random), exact.delay(failed + 1, random));
+        prop_assert!(this <= next && next <= exact.max);
+        let delay = policy.delay(failed, random).as_secs_f64();
+        let (low, high) = (this.as_secs_f64() * (1.0 - jitter), this.as_secs_f64() * (1.0 + jitter));
+        prop_assert!(delay >= low - 1e-6 && delay <= high + 1e-6);
+    }
+
+    #[test]
+    fn results_pass_through_unchanged(number in any::<i64>(), text in "\\PC{0,20}") {
+        let bytes = serde_json::to_vec(&(number, &text)).expect("it can be written");
+        let tries = Tries { failed: 1, max: 1 };
+        let outcome = decide(RunEnd::Returned(bytes.clone()), tries, &RetryPolicy::default(), 0.0);
+        let Outcome::Succeeded(result) = outcome else {
+            return Err(TestCaseError::fail("it succeeds"));
+        };
+        prop_assert_eq!(result.get().as_bytes(), &bytes[..]);
+    }
+}
+
+#[test]
+fn the_default_backoff_is_ten_seconds_doubled_up_to_five_minutes() {
+    let policy = RetryPolicy::default();
+    let waits: Vec<u64> = (1..=7)
+        .map(|failed| policy.delay(failed, 0.5).as_secs())
+        .collect();
+    assert_eq!(waits, [10, 20, 40, 80, 160, 300, 300]);
+    assert_eq!(policy.max_attempts, 5);
+}
+
+#[test]
+fn a_permanent_error_is_never_retried_and_retry_after_is_obeyed() {
+    let tries = Tries { failed: 1, max: 9 };
+    let policy = RetryPolicy::default();
+    let outcome = decide(
+        failure(true, Some(Duration::from_secs(1))),
+        tries,
+        &policy,
+        0.0,
+    );
+    assert!(matches!(
+        outcome,
+        Outcome::Ended {
+            state: State::Failed,
+            ..
+        }
+    ));
+    let outcome = decide(
+        failure(false, Some(Duration::from_secs(77))),
+        tries,
+        &policy,
+        0.0,
+    );
+    assert!(matches!(outcome, Outcome::Retry { delay, .. } if delay.as_secs() == 77));
+}
+
+#[test]
+fn the_last_time_out_ends_the_job_as_timed_out() {
+    let end = RunEnd::Aborted(AbortReason::TimedOut);
+    let outcome = decide(
+        end,
+        Tries { failed: 3, max: 3 },
+        &RetryPolicy::default(),
+        0.0,
+    );
+    assert!(matches!(
+        outcome,
+        Outcome::Ended {
+            state: State::TimedOut,
+            ..
+        }
+    ));
+}
+
+#[test]
+fn nothing_is_said_about_a_job_whose_lease_is_lost_and_a_shutdown_gives_it_back() {
+    let tries = Tries { failed: 1, max: 1 };
+    let outcome = |reason| decide(RunEnd::Aborted(reason), tries, &RetryPolicy::default(), 0.0);
+    for reason in [
+        AbortReason::TakenByAnotherWorker,
+        AbortReason::AlreadyCompleted,
+        AbortReason::NotFound,
+        AbortReason::Error,
+        AbortReason::Cancelled,
+    ] {
+        assert!(reason.lease_is_lost());
+        assert!(matches!(outcome(reason), Outcome::Dropped(why) if why == reason));
+    }
+    assert!(matches!(outcome(AbortReason::Shutdown), Outcome::Released));
+}
+
+#[test]
+fn every_word_of_an_abort_reason_reads_back() {
+    for reason in [
+        "taken_by_another_worker",
+        "already_completed",
+        "not_found",
+        "error",
+        "timed_out",
+        "cancelled",
+        "shutdown",
+    ] {
+        assert_eq!(
+            AbortReason::parse(reason).map(AbortReason::as_str),
+            Some(reason)
+        );
+    }
+    assert_eq!(AbortReason::parse("busy"), None);
+}
