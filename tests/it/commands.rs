@@ -445,3 +445,10 @@ async fn serve_answers_for_its_health_and_counts_what_it_does() {
     host.signal(libc::SIGTERM);
     assert!(host.exit(PATIENCE).0.success());
 }
+
+#[test]
+fn the_help_teaches_where_to_start() {
+    let (status, output) = Host::rouse(&["--help"], &[]).exit(PATIENCE);
+    assert!(status.success());
+    insta::assert_snapshot!(output);
+}

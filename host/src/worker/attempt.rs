@@ -32,6 +32,7 @@ pub(super) struct Claim {
 
 /// Takes one claimed job from its claim to its settlement.
 pub(super) async fn run(shared: Arc<Shared>, claim: Claim) {
+    let _in_hand = InHand(shared.clone());
     if let Some(handler) = dispatch(&shared, &claim)
         && let Some(slot) = slot(&shared, &claim).await
     {
@@ -51,9 +52,17 @@ pub(super) async fn run(shared: Arc<Shared>, claim: Claim) {
     } else {
         settle(&shared, &claim, "", None, Outcome::Released).await;
     }
-    shared.ended.fetch_add(1, Ordering::Relaxed);
-    shared.in_hand.fetch_sub(1, Ordering::Relaxed);
-    shared.freed.notify_one();
+}
+
+/// A claimed job counts as in hand until this is dropped, whatever becomes of its attempt.
+struct InHand(Arc<Shared>);
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::Relaxed);
+        self.0.in_hand.fetch_sub(1, Ordering::Relaxed);
+        self.0.freed.notify_one();
+    }
 }
 
 /// The handler for the job: the one that the operator bound to its source, else the one that its

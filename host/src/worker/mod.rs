@@ -1,8 +1,8 @@
 //! Where store and sandbox meet: claims jobs, runs their attempts, settles the outcomes.
 //!
-//! One job's journey is [`attempt`]'s: claim → dispatch → sandbox run → `RunEnd` → `Outcome` → settle.
+//! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run → `RunEnd` → `Outcome` → settle.
 //! Around it run five loops, each in its own file: the claimer, the settler, the leases, the
-//! wakeups and the upkeep. They share [`Shared`] and nothing else.
+//! wakeups and the upkeep. They share `Shared` and nothing else.
 //!
 //! Promises: at least once (an attempt whose lease is lost may run twice); a job is settled at
 //! most once, by the owner of its fence; no time of this machine's clock decides anything.
