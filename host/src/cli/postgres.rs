@@ -9,14 +9,11 @@ use clap::Args as ClapArgs;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::target::data_dir;
+use super::target::{DATABASE, data_dir};
 use crate::config::Environment;
 use crate::postgres::{Server, Settings};
 use crate::store::connect::Connector;
 use crate::store::migrate;
-
-/// The database that the private Postgres is used for.
-pub(super) const DATABASE: &str = "rouse";
 
 /// Options of the private Postgres.
 #[derive(Debug, Clone, ClapArgs)]

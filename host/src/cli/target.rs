@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::Args;
 
-use super::postgres::DATABASE;
 use crate::config::Environment;
 use crate::postgres::running_url;
 use crate::store::Store;
 use crate::store::connect::{ConnectError, Connector};
+
+/// The database that the private Postgres is used for.
+pub(super) const DATABASE: &str = "rouse";
 
 /// Where `rouse dev` keeps its Postgres, seen from the working directory.
 pub(super) const DATA_DIR: &str = ".rouse/pg";
