@@ -81,11 +81,28 @@ fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyh
                 "  none yet: put *.wasm files there (`cargo xtask handlers` builds those of this repository, `rouse new NAME` starts one of your own)"
             )?;
         }
-        let example = names.first().map_or("text.stats", String::as_str);
+        let (handler, payload) = example(&names);
         writeln!(
             out,
-            "try: psql '{url}' -c \"SELECT rouse.enqueue('{example}', '{{}}')\""
+            "try: psql '{url}' -c \"SELECT rouse.enqueue('{handler}', '{payload}')\""
+        )?;
+        writeln!(
+            out,
+            "then: rouse job ID   (in this folder; Ctrl-C here stops everything)"
         )?;
     }
     out.flush().context("print that the host is ready")
+}
+
+/// A call that works, where there is a handler whose payload is known.
+fn example(names: &[String]) -> (&str, &str) {
+    let shipped = [
+        ("text.stats", r#"{"text": "hello"}"#),
+        ("noop", r#"{"n": 1}"#),
+    ];
+    shipped
+        .into_iter()
+        .find(|(handler, _)| names.iter().any(|name| name == handler))
+        .or_else(|| Some((names.first()?.as_str(), "{}")))
+        .unwrap_or(shipped[0])
 }

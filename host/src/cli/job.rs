@@ -106,8 +106,9 @@ fn show(job: &JobView) -> String {
         }
     }
     let mut text = table.trim_fmt();
+    text.push('\n');
     if let Some(error) = record.get("error").filter(|error| !error.is_null()) {
-        text.push_str("\n\nerror\n");
+        text.push_str("\nerror\n");
         for key in ["kind", "guest_kind", "message", "location", "details"] {
             if let Some(value) = error.get(key) {
                 text.push_str(&format!("  {key}: {}\n", cell(value)));
@@ -117,7 +118,7 @@ fn show(job: &JobView) -> String {
             text.push_str(&format!("    {}\n", cell(frame)));
         }
     }
-    text.push_str("\n\nhistory\n");
+    text.push_str("\nhistory\n");
     let mut history = Table::new();
     history.load_preset(presets::NOTHING);
     for event in record["history"].as_array().into_iter().flatten() {

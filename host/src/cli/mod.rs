@@ -65,10 +65,28 @@ enum Command {
     Postgres(postgres::Args),
 }
 
+impl Command {
+    /// What is logged where ROUSE_LOG says nothing; none: the usual. Who waits for one answer does
+    /// not want to read how it came about.
+    fn log_filter(&self) -> Option<&'static str> {
+        match self {
+            Self::Dev(_) | Self::Serve(_) | Self::Postgres(_) => None,
+            Self::Migrate(_)
+            | Self::Enqueue(_)
+            | Self::Job(_)
+            | Self::Handlers(_)
+            | Self::New(_) => Some("error"),
+        }
+    }
+}
+
 /// Parses the command line, runs one command, reports its error.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Err(error) = telemetry::init(cli.log_format, Environment.log_filter().as_deref()) {
+    let filter = Environment
+        .log_filter()
+        .or_else(|| cli.command.log_filter().map(Into::into));
+    if let Err(error) = telemetry::init(cli.log_format, filter.as_deref()) {
         eprintln!("rouse: {error}");
         return ExitCode::FAILURE;
     }
