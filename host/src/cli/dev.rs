@@ -68,27 +68,28 @@ fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyh
         let names = handlers.names();
         writeln!(
             out,
-            "ready: {} handlers from {}",
+            "ready:    {} handlers from {}",
             names.len(),
             folder.display()
         )?;
         for name in &names {
-            writeln!(out, "  {name}")?;
+            writeln!(out, "          {name}")?;
         }
         if names.is_empty() {
             writeln!(
                 out,
-                "  none yet: put *.wasm files there (`cargo xtask handlers` builds those of this repository, `rouse new NAME` starts one of your own)"
+                "          none yet: put *.wasm files there (`cargo xtask handlers` builds those of this repository, `rouse new NAME` starts one of your own)"
             )?;
         }
         let (handler, payload) = example(&names);
+        writeln!(out, "try:      psql '{url}'")?;
         writeln!(
             out,
-            "try: psql '{url}' -c \"SELECT rouse.enqueue('{handler}', '{payload}')\""
+            "          SELECT rouse.enqueue('{handler}', '{payload}');"
         )?;
         writeln!(
             out,
-            "then: rouse job ID   (in this folder; Ctrl-C here stops everything)"
+            "then:     rouse job ID   (in this folder; Ctrl-C here stops everything)"
         )?;
     }
     out.flush().context("print that the host is ready")
