@@ -16,13 +16,18 @@ const RUNS: usize = 3;
 
 const FILL: &str = "\
     DROP TABLE IF EXISTS public.probe;
-    CREATE TABLE public.probe (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload jsonb NOT NULL);";
+    CREATE TABLE public.probe (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, claimed_at timestamptz, payload jsonb NOT NULL);
+    CREATE INDEX ON public.probe (id) WHERE claimed_at IS NULL;";
 
-/// One statement claims 100 rows that nobody else has and deletes them; the payloads come to the client.
-const DRAIN: &str = "\
-    DELETE FROM public.probe WHERE id = ANY (ARRAY(
-        SELECT id FROM public.probe ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED))
+/// Claims 100 rows that nobody else has; their payloads come to the client. One commit.
+const CLAIM: &str = "\
+    UPDATE public.probe SET claimed_at = now() WHERE id = ANY (ARRAY(
+        SELECT id FROM public.probe WHERE claimed_at IS NULL ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED))
     RETURNING id, payload";
+
+/// Deletes what was claimed. Another commit: a queue that claims and settles in one would hold a
+/// transaction open while its jobs run.
+const DELETE: &str = "DELETE FROM public.probe WHERE id = ANY ($1)";
 
 /// Rows per second in each run, slowest first.
 pub(super) struct Probe {
@@ -64,16 +69,20 @@ async fn drain(url: &str, rows: i64) -> Result<f64> {
     let mut workers = JoinSet::new();
     for _ in 0..CONNECTIONS {
         let client = database::connect(url).await?;
-        let statement = client.prepare(DRAIN).await.context("prepare the probe")?;
+        let claim = client.prepare(CLAIM).await.context("prepare the probe")?;
+        let delete = client.prepare(DELETE).await.context("prepare the probe")?;
         let start = start.clone();
         workers.spawn(async move {
             start.wait().await;
             let mut taken = 0;
             loop {
-                match client.query(&statement, &[]).await?.len() {
-                    0 => return Ok::<_, tokio_postgres::Error>(taken),
-                    count => taken += count,
+                let claimed = client.query(&claim, &[]).await?;
+                if claimed.is_empty() {
+                    return Ok::<_, tokio_postgres::Error>(taken);
                 }
+                let ids: Vec<i64> = claimed.iter().map(|row| row.get(0)).collect();
+                client.execute(&delete, &[&ids]).await?;
+                taken += claimed.len();
             }
         });
     }
