@@ -1,6 +1,7 @@
 //! Listens for wakeups. A hint only: the poll finds what a lost notification would have said.
 
-use futures_util::future::poll_fn;
+use std::future::poll_fn;
+
 use tokio::sync::mpsc;
 use tokio_postgres::AsyncMessage;
 
