@@ -20,8 +20,15 @@ BEGIN
             END;
         END IF;
     END LOOP;
-    IF NOT pg_catalog.pg_has_role(CURRENT_USER, 'rouse_owner', 'MEMBER') THEN
-        EXECUTE pg_catalog.format('GRANT rouse_owner TO %I', CURRENT_USER);
+    -- Whoever migrates has to act as the owner. From Postgres 16 on, who created a role may grant it but
+    -- not act as it; before that, who created it could not do either.
+    IF NOT (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER) THEN
+        BEGIN
+            EXECUTE pg_catalog.format('GRANT rouse_owner TO %I', CURRENT_USER);
+        EXCEPTION
+            -- An administrator has granted it, or has to: the next statement tells.
+            WHEN insufficient_privilege THEN NULL;
+        END;
     END IF;
 END
 $$;

@@ -33,6 +33,8 @@ const REGISTER: &str = "SELECT rouse.register('w', 'h', 'v', '{}')";
 const TABLE: &str = "SELECT * FROM rouse.job";
 const VIEW: &str = "SELECT * FROM rouse.jobs";
 const WRITE: &str = "DELETE FROM rouse.job";
+const REWRITE: &str = "UPDATE rouse.finished SET result = NULL";
+const FORGET: &str = "DELETE FROM rouse.attempt";
 const DROP: &str = "SELECT rouse.drop_partitions('7 days')";
 const INSIDE: &str = "SELECT rouse._settle('{}', '{}', '{}', '{}', '{}', '{}', '{}')";
 
@@ -49,7 +51,7 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
     ] {
         for call in [
             ENQUEUE, MANY, CANCEL, JOB, HISTORY, CLAIM, SETTLE, RENEW, REGISTER, TABLE, VIEW,
-            WRITE, DROP, INSIDE,
+            WRITE, REWRITE, FORGET, DROP, INSIDE,
         ] {
             assert_eq!(
                 may(&db, role, call).await,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, ended, enqueue, show, until, until_true};
+use crate::support::worker::{TestWorker, ended, enqueue, show, until, until_true, until_within};
 
 /// A poll that never ends a wait within a test.
 const NEVER: Duration = Duration::from_secs(60);
@@ -226,7 +226,10 @@ async fn a_job_whose_producer_commits_late_is_still_found() {
         ended(&client, id).await;
     }
     transaction.commit().await.unwrap();
+    let committed = Instant::now();
     assert_eq!(ended(&client, early_turn).await.state, "succeeded");
+    // The short sweep finds it, not the one that comes every 30 s.
+    assert!(committed.elapsed() < Duration::from_secs(15));
     worker.drain().await;
 }
 
@@ -734,5 +737,107 @@ async fn an_outcome_can_be_settled_although_todays_partition_is_missing() {
         .unwrap();
     let second = enqueue(&client, "noop", json!({"n": 2})).await;
     assert_eq!(ended(&client, second).await.state, "succeeded");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_lane_that_is_committed_long_after_it_was_numbered_is_found() {
+    let db = TestDb::new().await;
+    let (mut late, client) = (db.client().await, db.client().await);
+    let worker = TestWorker::start(&db, settings()).await;
+    let transaction = late.transaction().await.unwrap();
+    let row = transaction
+        .query_one("SELECT rouse.enqueue('noop', queue => 'late')", &[])
+        .await
+        .unwrap();
+    // More lanes than the window in which the catalog is read again, and one that proves them read.
+    client
+        .query(
+            "SELECT rouse.enqueue('no.such.handler', queue => 'q' || n) FROM generate_series(1, 400) AS n",
+            &[],
+        )
+        .await
+        .unwrap();
+    let row_after = client
+        .query_one("SELECT rouse.enqueue('noop', queue => 'after')", &[])
+        .await
+        .unwrap();
+    ended(&client, row_after.get(0)).await;
+    transaction.commit().await.unwrap();
+    // The long sweep, every 30 s, reads the whole catalog.
+    let job = until_within(&client, row.get(0), Duration::from_secs(50), |job| {
+        job.state == "succeeded"
+    })
+    .await;
+    assert_eq!(job.attempt, 1);
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn an_orphan_goes_ahead_of_older_queued_jobs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut older = Vec::new();
+    for n in 0..5 {
+        older.push(enqueue(&client, "noop", json!({ "n": n })).await);
+    }
+    let orphan = enqueue(&client, "noop", json!({"n": 9})).await;
+    // As a worker that died leaves it.
+    client
+        .execute(
+            "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = 1,
+                claimed_at = now() - interval '2 min', lease_until = now() - interval '1 min' WHERE id = $1",
+            &[&orphan],
+        )
+        .await
+        .unwrap();
+    let one = Settings {
+        slots: 1,
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, one).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+    let rows = client
+        .query("SELECT id FROM rouse.finished ORDER BY started_at", &[])
+        .await
+        .unwrap();
+    let order: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(order[0], orphan, "then {older:?}");
+    assert_eq!(order[1..], older);
+}
+
+#[tokio::test]
+async fn a_drain_that_takes_too_long_aborts_what_runs_and_gives_it_back() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let impatient = Settings {
+        drain_timeout: Duration::from_millis(100),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, impatient).await;
+    let id = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, id, |job| job.state == "running").await;
+    worker.drain().await;
+    let job = show(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("queued", 0));
+}
+
+#[tokio::test]
+async fn the_operators_retries_count_before_those_of_the_module() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let strict = Settings {
+        overrides: crate::support::worker::tries("test.*", 3, Duration::from_millis(1)),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, strict).await;
+    let id = enqueue(&client, "test.flaky", json!({"fail_until": 100})).await;
+    let job = ended(&client, id).await;
+    assert_eq!(
+        (job.state.as_str(), job.attempt),
+        ("failed", 3),
+        "the module asks for 10"
+    );
     worker.drain().await;
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
+use crate::job::is_pattern;
 use crate::sandbox::{self, Grant, Grants, Mode};
 use crate::worker::{self, Override, Overrides};
 
@@ -186,6 +187,11 @@ impl File {
             return Err("queues is empty: leave it out to serve all queues".into());
         }
         for (handler, table) in &self.handlers {
+            if !is_pattern(handler) {
+                return Err(format!(
+                    "handlers.\"{handler}\" is neither a handler's name nor a pattern such as \"image.*\" or \"*\""
+                ));
+            }
             let name = |key: &str| format!("handlers.\"{handler}\".{key}");
             within(&name("lease"), ms(table.lease), 2000, 86_400_000, " ms")?;
             within(
@@ -347,6 +353,7 @@ mod tests {
             ("queues = []", "queues is empty"),
             ("worker_id = \"a b\"", "worker_id"),
             ("[handlers.x]\nlease = \"1s\"", "lease"),
+            ("[handlers.\"ima*\"]\nlease = \"5s\"", "ima*"),
             (
                 "[handlers.x]\ndirs = [{ dir = \"a\", at = \"/a\", mode = \"append\" }]",
                 "append",

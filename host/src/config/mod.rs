@@ -1,7 +1,8 @@
 //! Settings: as written, then checked.
 //!
-//! The only room that reads the environment. Order of precedence: command line, environment,
-//! `rouse.toml`, default.
+//! The only room that reads the environment. A setting comes from the command line, else from
+//! `rouse.toml`, else it has its default; the environment says where the database is
+//! (`DATABASE_URL`, `PG*`), where the private one lives (`ROUSE_DATA_DIR`) and what is logged.
 
 mod env;
 mod file;

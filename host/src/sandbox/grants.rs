@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::job;
+
 /// Whether a handler may change what is in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -28,13 +30,7 @@ pub struct Grant {
 impl Grant {
     /// True when this grant is for the handler of that name.
     pub fn covers(&self, handler: &str) -> bool {
-        match self.handler.strip_suffix('*') {
-            // `image.*` is for `image.thumbnail`, not for `image.` and not for `imagery.x`.
-            Some(prefix) if prefix.is_empty() || prefix.ends_with('.') => {
-                handler.len() > prefix.len() && handler.starts_with(prefix)
-            }
-            Some(_) | None => self.handler == handler,
-        }
+        job::pattern_covers(&self.handler, handler)
     }
 }
 

@@ -110,6 +110,12 @@ fn describe(error: &tokio_postgres::Error) -> String {
                 text.push_str("; ");
                 text.push_str(part);
             }
+            if *db.code() == SqlState::INSUFFICIENT_PRIVILEGE {
+                text.push_str(
+                    "; the login needs a role: GRANT rouse_worker to serve, rouse_producer to enqueue and cancel, \
+                     rouse_observer to read",
+                );
+            }
             text
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
-use metrics::{counter, gauge, histogram};
+use metrics::{gauge, histogram};
 use tokio::sync::OwnedSemaphorePermit;
 use tracing::debug;
 
@@ -12,7 +12,7 @@ use super::Shared;
 use super::boottime::BootTime;
 use super::leases::Lease;
 use super::policy::Policy;
-use super::settler::{Ended, Unsettled};
+use super::settler::{self, Ended, Unsettled};
 use crate::job::{AbortReason, Outcome, Tries, decide};
 use crate::sandbox::{AbortHandle, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Fate, JsonText, Lane, Settlement};
@@ -155,23 +155,21 @@ async fn settle(
     outcome: Outcome,
 ) {
     let job = &claim.job;
-    let (word, fate) = match outcome {
+    let fate = match outcome {
         Outcome::Succeeded(result) => {
             let text: Box<str> = result.into();
-            ("succeeded", Fate::Succeeded(JsonText(text.into())))
+            Fate::Succeeded(JsonText(text.into()))
         }
-        Outcome::Retry { delay, error } => ("retried", Fate::Retry(delay, json(&error))),
-        Outcome::Ended { state, error } => (state.as_str(), Fate::Ended(state, json(&error))),
-        Outcome::Released => ("released", Fate::Released),
+        Outcome::Retry { delay, error } => Fate::Retry(delay, json(&error)),
+        Outcome::Ended { state, error } => Fate::Ended(state, json(&error)),
+        Outcome::Released => Fate::Released,
         Outcome::Dropped(reason) => {
             debug!(job.id = %job.id, reason = reason.as_str(), "outcome dropped: the job is not this worker's any more");
-            counter!("rouse_attempts_total", "handler" => handler.to_string(), "outcome" => "dropped").increment(1);
+            settler::count(handler, "dropped");
             shared.leases.remove(job.id, job.fence);
             return;
         }
     };
-    counter!("rouse_attempts_total", "handler" => handler.to_string(), "outcome" => word)
-        .increment(1);
     let unsettled = Unsettled {
         settlement: Settlement {
             id: job.id,

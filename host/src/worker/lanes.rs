@@ -124,8 +124,10 @@ impl Lanes {
         }
     }
 
-    /// The long sweep: every cursor starts over.
+    /// The long sweep: every cursor starts over, and the catalog is read from its start, because a
+    /// lane may have been committed long after it was numbered.
     pub(super) fn restart(&mut self) {
+        self.catalog_end = 0;
         for known in self.known.values_mut() {
             known.cursor = i64::MIN;
             known.marks = [i64::MIN; 2];
@@ -188,6 +190,7 @@ mod tests {
         assert_eq!(order(&mut lanes), [(10, 100)]);
         lanes.restart();
         assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
+        assert!(lanes.read_after() < 0, "the catalog is read from its start");
     }
 
     #[test]

@@ -185,7 +185,7 @@ pub async fn run(
     around.close();
     around.wait().await;
     if let Err(error) = shared.store.unregister(shared.incarnation).await {
-        warn!(%error, "could not unregister; the other workers will see this one as stopped when its heartbeat ends");
+        warn!(%error, "could not unregister; rouse.worker goes on listing this one as it was");
     }
     info!(worker.id = %shared.settings.worker_id, "worker stopped");
     Ok(())

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::job::RetryPolicy;
+use crate::job::{RetryPolicy, pattern_covers};
 use crate::sandbox::HandlerManifest;
 
 /// The shortest lease: renewals come at under half of it, and need a round trip.
@@ -35,13 +35,9 @@ pub struct Overrides(pub BTreeMap<String, Override>);
 
 impl Overrides {
     fn of(&self, handler: &str) -> Override {
-        let fits = |pattern: &str| match pattern.strip_suffix('*') {
-            Some(start) => handler.starts_with(start),
-            None => pattern == handler,
-        };
         self.0
             .iter()
-            .filter(|(pattern, _)| fits(pattern))
+            .filter(|(pattern, _)| pattern_covers(pattern, handler))
             .max_by_key(|(pattern, _)| (!pattern.ends_with('*'), pattern.len()))
             .map(|(_, settings)| settings.clone())
             .unwrap_or_default()

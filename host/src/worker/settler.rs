@@ -179,10 +179,19 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     } = &one.settlement;
     shared.leases.remove(*id, *fence);
     if !accepted {
-        counter!("rouse_settlements_refused_total").increment(1);
+        count(&one.handler, "refused");
         info!(job.id = %id, handler = %one.handler, attempt = one.attempt.0, "outcome refused: the lease is lost");
         return;
     }
+    count(
+        &one.handler,
+        match fate {
+            Fate::Succeeded(_) => State::Succeeded.as_str(),
+            Fate::Ended(state, _) => state.as_str(),
+            Fate::Retry(..) => "retried",
+            Fate::Released => "released",
+        },
+    );
     match fate {
         Fate::Succeeded(_) => {
             debug!(job.id = %id, handler = %one.handler, attempt = one.attempt.0, "succeeded");
@@ -197,6 +206,12 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         }
         Fate::Released => debug!(job.id = %id, "given back"),
     }
+}
+
+/// Counts what became of an attempt; `refused`: its lease was lost, `dropped`: that was known already.
+pub(super) fn count(handler: &str, outcome: &'static str) {
+    counter!("rouse_attempts_total", "handler" => handler.to_string(), "outcome" => outcome)
+        .increment(1);
 }
 
 /// The day's partition is not there, because nobody was there to make it.

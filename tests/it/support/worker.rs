@@ -153,7 +153,17 @@ pub(crate) async fn show(client: &Client, id: i64) -> Shown {
 
 /// Waits until the job is as wanted. There is nothing to wait on but the database itself.
 pub(crate) async fn until(client: &Client, id: i64, wanted: impl Fn(&Shown) -> bool) -> Shown {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    until_within(client, id, PATIENCE, wanted).await
+}
+
+/// [`until`], for as long as this.
+pub(crate) async fn until_within(
+    client: &Client,
+    id: i64,
+    patience: Duration,
+    wanted: impl Fn(&Shown) -> bool,
+) -> Shown {
+    let deadline = tokio::time::Instant::now() + patience;
     loop {
         let shown = show(client, id).await;
         if wanted(&shown) {
@@ -228,6 +238,17 @@ pub(crate) fn timeout(pattern: &str, timeout: Duration) -> Overrides {
     let set = Override {
         timeout: Some(timeout),
         grace: Some(Duration::from_millis(200)),
+        ..Override::default()
+    };
+    Overrides([(pattern.to_string(), set)].into())
+}
+
+/// The operator's retries for handlers of this name or pattern.
+pub(crate) fn tries(pattern: &str, max_attempts: u32, wait: Duration) -> Overrides {
+    let set = Override {
+        max_attempts: Some(max_attempts),
+        retry_initial: Some(wait),
+        retry_max: Some(wait),
         ..Override::default()
     };
     Overrides([(pattern.to_string(), set)].into())
