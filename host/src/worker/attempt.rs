@@ -13,7 +13,7 @@ use super::boottime::BootTime;
 use super::leases::Lease;
 use super::policy::Policy;
 use super::settler::{Ended, Unsettled};
-use crate::job::{AbortReason, Outcome, Tries, decide};
+use crate::job::{AbortReason, Fence, JobId, Outcome, Tries, decide};
 use crate::sandbox::{AbortHandle, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Fate, JsonText, Lane, Settlement};
 
@@ -28,11 +28,17 @@ pub(super) struct Claim {
     pub(super) asked: BootTime,
     /// When it had arrived.
     pub(super) received: Instant,
+    /// How long it is good for, from `asked` on, without renewal.
+    pub(super) lease: Duration,
 }
 
 /// Takes one claimed job from its claim to its settlement.
 pub(super) async fn run(shared: Arc<Shared>, claim: Claim) {
-    let _in_hand = InHand(shared.clone());
+    let _in_hand = InHand {
+        shared: shared.clone(),
+        id: claim.job.id,
+        fence: claim.job.fence,
+    };
     if let Some(handler) = dispatch(&shared, &claim)
         && let Some(slot) = slot(&shared, &claim).await
     {
@@ -50,18 +56,27 @@ pub(super) async fn run(shared: Arc<Shared>, claim: Claim) {
         )
         .await;
     } else {
-        settle(&shared, &claim, "", None, Outcome::Released).await;
+        let handler = &claim.lane.handler;
+        settle(&shared, &claim, handler, None, Outcome::Released).await;
     }
 }
 
 /// A claimed job counts as in hand until this is dropped, whatever becomes of its attempt.
-struct InHand(Arc<Shared>);
+struct InHand {
+    shared: Arc<Shared>,
+    id: JobId,
+    fence: Fence,
+}
 
 impl Drop for InHand {
     fn drop(&mut self) {
-        self.0.ended.fetch_add(1, Ordering::Relaxed);
-        self.0.in_hand.fetch_sub(1, Ordering::Relaxed);
-        self.0.freed.notify_one();
+        if std::thread::panicking() {
+            // Nobody will settle it. Without renewals its lease runs out, and it is adopted.
+            self.shared.leases.remove(self.id, self.fence);
+        }
+        self.shared.ended.fetch_add(1, Ordering::Relaxed);
+        self.shared.in_hand.fetch_sub(1, Ordering::Relaxed);
+        self.shared.freed.notify_one();
     }
 }
 
@@ -104,7 +119,10 @@ async fn sandbox_run(
             lease: policy.lease,
             grace: policy.grace,
             abort: abort.clone(),
-            trusted_until: claim.asked.plus(policy.lease),
+            // What the claim was made for, which a new version of the handler, or one that the
+            // operator bound to the source, need not agree with.
+            trusted_until: claim.asked.plus(claim.lease),
+            over: false,
         },
     );
     let input = JobInput {
@@ -160,8 +178,13 @@ async fn settle(
             let text: Box<str> = result.into();
             ("succeeded", Fate::Succeeded(JsonText(text.into())))
         }
-        Outcome::Retry { delay, error } => ("retried", Fate::Retry(delay, json(&error))),
-        Outcome::Ended { state, error } => (state.as_str(), Fate::Ended(state, json(&error))),
+        Outcome::Retry { delay, error } => {
+            ("retried", Fate::Retry(delay, JsonText(error.to_json())))
+        }
+        Outcome::Ended { state, error } => (
+            state.as_str(),
+            Fate::Ended(state, JsonText(error.to_json())),
+        ),
         Outcome::Released => ("released", Fate::Released),
         Outcome::Dropped(reason) => {
             debug!(job.id = %job.id, reason = reason.as_str(), "outcome dropped: the job is not this worker's any more");
@@ -182,13 +205,18 @@ async fn settle(
         handler: handler.to_string(),
         attempt: job.attempt,
         asked: claim.asked,
+        replaced: false,
     };
-    // The settler outlives every attempt; were it gone, the lease would run out and the job be adopted.
-    let _ = shared.settlements.send(Ended::Settle(unsettled)).await;
-}
-
-fn json(error: &crate::job::AttemptError) -> JsonText {
-    JsonText(serde_json::to_string(error).expect("an AttemptError has only strings for keys"))
+    // The settler outlives every attempt. Were it gone, the lease must run out, so that the job is
+    // adopted.
+    if shared
+        .settlements
+        .send(Ended::Settle(unsettled))
+        .await
+        .is_err()
+    {
+        shared.leases.remove(job.id, job.fence);
+    }
 }
 
 /// Milliseconds since 1970; negative before.
