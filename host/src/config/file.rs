@@ -186,6 +186,13 @@ impl File {
             return Err("queues is empty: leave it out to serve all queues".into());
         }
         for (handler, table) in &self.handlers {
+            let start = handler.strip_suffix('*').unwrap_or(handler);
+            let whole = start.len() == handler.len() || start.is_empty() || start.ends_with('.');
+            if start.contains('*') || !whole {
+                return Err(format!(
+                    "handlers.\"{handler}\" fits no handler: write a name, or a pattern such as \"image.*\" or \"*\""
+                ));
+            }
             let name = |key: &str| format!("handlers.\"{handler}\".{key}");
             within(&name("lease"), ms(table.lease), 2000, 86_400_000, " ms")?;
             within(
@@ -347,6 +354,8 @@ mod tests {
             ("queues = []", "queues is empty"),
             ("worker_id = \"a b\"", "worker_id"),
             ("[handlers.x]\nlease = \"1s\"", "lease"),
+            ("[handlers.\"ima*\"]\nlease = \"9s\"", "fits no handler"),
+            ("[handlers.\"*.crop\"]\nlease = \"9s\"", "fits no handler"),
             (
                 "[handlers.x]\ndirs = [{ dir = \"a\", at = \"/a\", mode = \"append\" }]",
                 "append",

@@ -25,16 +25,14 @@ pub struct Grant {
     pub mode: Mode,
 }
 
-impl Grant {
-    /// True when this grant is for the handler of that name.
-    pub fn covers(&self, handler: &str) -> bool {
-        match self.handler.strip_suffix('*') {
-            // `image.*` is for `image.thumbnail`, not for `image.` and not for `imagery.x`.
-            Some(prefix) if prefix.is_empty() || prefix.ends_with('.') => {
-                handler.len() > prefix.len() && handler.starts_with(prefix)
-            }
-            Some(_) | None => self.handler == handler,
+/// True when a name or pattern of `rouse.toml` is for the handler of that name.
+pub fn covers(pattern: &str, handler: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        // `image.*` is for `image.thumbnail`, not for `image.` and not for `imagery.x`.
+        Some(prefix) if prefix.is_empty() || prefix.ends_with('.') => {
+            handler.len() > prefix.len() && handler.starts_with(prefix)
         }
+        Some(_) | None => pattern == handler,
     }
 }
 
@@ -47,7 +45,7 @@ impl Grants {
     pub fn of(&self, handler: &str) -> Vec<Grant> {
         self.0
             .iter()
-            .filter(|grant| grant.covers(handler))
+            .filter(|grant| covers(&grant.handler, handler))
             .cloned()
             .collect()
     }
@@ -56,16 +54,6 @@ impl Grants {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn covers(pattern: &str, handler: &str) -> bool {
-        Grant {
-            handler: pattern.into(),
-            dir: "photos".into(),
-            at: "/photos".into(),
-            mode: Mode::Read,
-        }
-        .covers(handler)
-    }
 
     #[test]
     fn a_name_covers_that_handler_alone() {

@@ -30,7 +30,7 @@ mod manifest;
 pub use abort::AbortHandle;
 pub use catalog::{Catalog, Handler, HandlerSet, Refusal};
 pub use engine::Sandbox;
-pub use grants::{Grant, Grants, Mode};
+pub use grants::{Grant, Grants, Mode, covers};
 pub use load::{Digest, Module};
 pub use manifest::{HandlerManifest, Manifest};
 pub use run::{JobInput, Run};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::job::RetryPolicy;
-use crate::sandbox::HandlerManifest;
+use crate::sandbox::{HandlerManifest, covers};
 
 /// The shortest lease: renewals come at under half of it, and need a round trip.
 pub(super) const LEASE_MIN: Duration = Duration::from_secs(2);
@@ -35,13 +35,9 @@ pub struct Overrides(pub BTreeMap<String, Override>);
 
 impl Overrides {
     fn of(&self, handler: &str) -> Override {
-        let fits = |pattern: &str| match pattern.strip_suffix('*') {
-            Some(start) => handler.starts_with(start),
-            None => pattern == handler,
-        };
         self.0
             .iter()
-            .filter(|(pattern, _)| fits(pattern))
+            .filter(|(pattern, _)| covers(pattern, handler))
             .max_by_key(|(pattern, _)| (!pattern.ends_with('*'), pattern.len()))
             .map(|(_, settings)| settings.clone())
             .unwrap_or_default()
