@@ -265,10 +265,7 @@ fn compare(recorded: &[Recorded], migrations: &[Migration]) -> Result<(), Migrat
 }
 
 fn digest(text: &str) -> String {
-    Sha256::digest(text.as_bytes())
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    format!("{:x}", Sha256::digest(text))
 }
 
 fn sql(what: &str) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
