@@ -3,7 +3,8 @@
 -- Makes the partitions of today and the next `ahead` days (UTC). Safe to run at any time: a table is
 -- created on its own and then attached, which lets inserts and reads of the others go on.
 CREATE FUNCTION rouse.prepare_partitions(ahead integer DEFAULT 7) RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' AS $$
 DECLARE
     parent text;
     day    date;
@@ -33,7 +34,7 @@ $$;
 -- were in use: those are dropped by a later call. Dropping waits for nobody for more than 50 ms,
 -- because whoever settles a job queues behind it meanwhile.
 CREATE FUNCTION rouse.drop_partitions(keep interval, OUT dropped integer, OUT in_use integer)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '50ms' AS $$
 DECLARE
     old record;
 BEGIN

@@ -11,7 +11,7 @@ DECLARE
     known    bigint;
     required text[];
 BEGIN
-    IF p_handler IS NULL OR p_handler !~ '^[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*$' OR length(p_handler) > 128 THEN
+    IF p_handler IS NULL OR p_handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(p_handler) > 128 THEN
         RAISE EXCEPTION 'rouse.enqueue: % is no handler name', coalesce(quote_literal(left(p_handler, 140)), 'null')
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'Handler names are lower-case words joined by dots, such as email.send; at most 128 characters.';

@@ -59,23 +59,31 @@ END
 $$;
 
 -- Gives scheduled jobs and retries that are due a fresh turn, at most `most` of them, and says how
--- many, and in how many milliseconds the next one is due (null: none waits). Served by job_due.
+-- many, and in how many milliseconds the next one is due (null: none waits). A job that is due and
+-- locked by somebody else is left to a later call: it does not count as the next one, because
+-- whoever waits for that would wait for no time at all. Served by job_due.
 CREATE FUNCTION rouse.promote(p_most integer, OUT promoted integer, OUT next_due_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
+DECLARE
+    at timestamptz := clock_timestamp();
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     WITH due AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j
-        WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at <= clock_timestamp()
+        WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at <= at
         ORDER BY j.available_at LIMIT p_most FOR NO KEY UPDATE SKIP LOCKED),
     moved AS (
         UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq') FROM due WHERE j.id = due.id RETURNING 1)
     SELECT count(*) INTO promoted FROM moved;
+    IF promoted = p_most THEN
+        next_due_ms := 0;
+        RETURN;
+    END IF;
     SELECT greatest(0, ceil(extract(epoch FROM j.available_at - clock_timestamp()) * 1000))::bigint INTO next_due_ms
     FROM rouse.job AS j
-    WHERE j.state = 'queued' AND j.turn IS NULL
+    WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at > at
     ORDER BY j.available_at LIMIT 1;
 END
 $$;

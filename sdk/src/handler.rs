@@ -32,7 +32,7 @@ pub struct Definition {
     pub timeout_ms: Option<u64>,
     /// From the abort signal to the hard stop, milliseconds.
     pub grace_ms: Option<u64>,
-    /// How many attempts one host runs at once.
+    /// How many attempts one host should run at once. Declared only: no host keeps to it yet.
     pub concurrency: Option<u32>,
     /// What the handler asks the operator for, for instance `dir`.
     pub capabilities: &'static [&'static str],

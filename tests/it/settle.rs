@@ -190,6 +190,25 @@ async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
 }
 
 #[tokio::test]
+async fn a_due_job_that_somebody_has_locked_is_not_what_a_worker_waits_for() {
+    let db = TestDb::new().await;
+    let (mut other, client, store) = (db.client().await, db.client().await, db.store());
+    let id = enqueue(&client, "x", json!({})).await;
+    let due = "UPDATE rouse.job SET turn = NULL, available_at = now() - interval '1 s'";
+    client.batch_execute(due).await.unwrap();
+    let transaction = other.transaction().await.unwrap();
+    transaction
+        .query("SELECT rouse.cancel($1)", &[&id])
+        .await
+        .unwrap();
+    let promotion = store.promote().await.unwrap();
+    // Due in no time would make the worker ask again at once, for as long as the lock is held.
+    assert_eq!((promotion.promoted, promotion.next_due), (0, None));
+    transaction.rollback().await.unwrap();
+    assert_eq!(store.promote().await.unwrap().promoted, 1);
+}
+
+#[tokio::test]
 async fn a_claim_that_is_given_back_counts_as_never_made() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.store());

@@ -293,6 +293,29 @@ async fn a_source_can_be_bound_to_a_handler_of_the_consumers_own() {
 }
 
 #[tokio::test]
+async fn a_job_bound_to_another_handler_is_renewed_by_the_lease_that_it_was_claimed_with() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let bound = Settings {
+        sources: [("legacy".to_string(), "test.sleep".to_string())].into(),
+        overrides: crate::support::worker::lease("noop", 2),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, bound).await;
+    let row = client
+        .query_one(
+            "SELECT rouse.enqueue('noop', '{\"ms\": 4000}', source => 'legacy')",
+            &[],
+        )
+        .await
+        .unwrap();
+    let job = ended(&client, row.get(0)).await;
+    // The handler's own lease is longer than that of the lane, which the database knows of.
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    worker.drain().await;
+}
+
+#[tokio::test]
 async fn high_priority_goes_first_and_within_a_priority_the_oldest() {
     let db = TestDb::new().await;
     let client = db.client().await;
@@ -498,6 +521,28 @@ async fn a_result_that_only_postgres_refuses_fails_alone_too() {
             "{error}"
         );
     }
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn an_outcome_that_cannot_be_written_holds_up_no_other_and_ends_with_its_lease() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let refused = enqueue(&client, "test.echo", json!({})).await;
+    let refuse = format!("ALTER TABLE rouse.finished ADD CONSTRAINT no CHECK (id <> {refused})");
+    client.batch_execute(&refuse).await.unwrap();
+    let short = Settings {
+        overrides: crate::support::worker::lease("test.echo", 2),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, short).await;
+    until(&client, refused, |job| job.state == "running").await;
+    for n in 0..5 {
+        let id = enqueue(&client, "noop", json!({ "n": n })).await;
+        assert_eq!(ended(&client, id).await.state, "succeeded");
+    }
+    // Its lease is not renewed for ever: another attempt begins.
+    until(&client, refused, |job| job.attempt > 1).await;
     worker.drain().await;
 }
 

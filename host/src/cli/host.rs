@@ -119,9 +119,7 @@ impl Host {
                 args.handlers.display()
             )
         })?;
-        let mut sandbox = file.sandbox(&folder, settings.slots);
-        sandbox.attempts_max = settings.slots;
-        let sandbox = Sandbox::start(sandbox)?;
+        let sandbox = Sandbox::start(file.sandbox(&folder, settings.slots))?;
         let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
         let catalog = Arc::new(catalog);
         settings.slots = settings.slots.min(sandbox.attempts_max());

@@ -51,17 +51,4 @@ impl AbortReason {
         .into_iter()
         .find(|reason| reason.as_str() == word)
     }
-
-    /// True where this worker may no longer say anything about the job: whatever the attempt
-    /// still returns is dropped, because the fence would refuse it anyway.
-    pub fn lease_is_lost(self) -> bool {
-        match self {
-            Self::TakenByAnotherWorker
-            | Self::AlreadyCompleted
-            | Self::NotFound
-            | Self::Error
-            | Self::Cancelled => true,
-            Self::TimedOut | Self::Shutdown => false,
-        }
-    }
 }

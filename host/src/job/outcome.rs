@@ -216,6 +216,11 @@ impl AttemptError {
             details: None,
         }
     }
+
+    /// As it is stored.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("an AttemptError has only strings for keys")
+    }
 }
 
 /// Checks that a result is JSON which `jsonb` can hold. Postgres refuses `\u0000` in text and

@@ -44,10 +44,7 @@ fn try_fetch(home: &Path) -> io::Result<()> {
         .args(["pack", PACKAGE, "--silent", "--ignore-scripts"])
         .current_dir(&unfinished))?;
     let archive = unfinished.join(name.trim_end());
-    let hash: String = Sha512::digest(fs::read(&archive)?)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let hash = format!("{:x}", Sha512::digest(fs::read(&archive)?));
     if hash != SHA512 {
         let text = format!("{PACKAGE} has another content than was pinned (sha512 {hash})");
         return Err(io::Error::other(text));

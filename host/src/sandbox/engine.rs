@@ -42,7 +42,7 @@ pub struct Sandbox {
     pub(super) settings: Settings,
     pub(super) budget: Arc<MemoryBudget>,
     /// One permit for each attempt that the pool can hold.
-    pub(super) attempts: Arc<Semaphore>,
+    pub(super) attempts: Semaphore,
     pub(super) describes: Semaphore,
     pub(super) ticker: Ticker,
     attempts_max: usize,
@@ -89,7 +89,7 @@ impl Sandbox {
             engine,
             settings,
             budget: MemoryBudget::new(size.memory_bytes_total_max),
-            attempts: Arc::new(Semaphore::new(attempts_max)),
+            attempts: Semaphore::new(attempts_max),
             describes: Semaphore::new(DESCRIBES_MAX),
             attempts_max,
             guests: Some(

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::job;
+use crate::job::pattern_covers;
 
 /// Whether a handler may change what is in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,13 +27,6 @@ pub struct Grant {
     pub mode: Mode,
 }
 
-impl Grant {
-    /// True when this grant is for the handler of that name.
-    pub fn covers(&self, handler: &str) -> bool {
-        job::pattern_covers(&self.handler, handler)
-    }
-}
-
 /// All grants of a host. Nothing is granted that is not in this list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grants(pub Vec<Grant>);
@@ -43,7 +36,7 @@ impl Grants {
     pub fn of(&self, handler: &str) -> Vec<Grant> {
         self.0
             .iter()
-            .filter(|grant| grant.covers(handler))
+            .filter(|grant| pattern_covers(&grant.handler, handler))
             .cloned()
             .collect()
     }
@@ -53,35 +46,25 @@ impl Grants {
 mod tests {
     use super::*;
 
-    fn covers(pattern: &str, handler: &str) -> bool {
-        Grant {
-            handler: pattern.into(),
-            dir: "photos".into(),
-            at: "/photos".into(),
-            mode: Mode::Read,
-        }
-        .covers(handler)
-    }
-
     #[test]
     fn a_name_covers_that_handler_alone() {
-        assert!(covers("image.thumbnail", "image.thumbnail"));
-        assert!(!covers("image.thumbnail", "image.thumbnails"));
-        assert!(!covers("image", "image.thumbnail"));
+        assert!(pattern_covers("image.thumbnail", "image.thumbnail"));
+        assert!(!pattern_covers("image.thumbnail", "image.thumbnails"));
+        assert!(!pattern_covers("image", "image.thumbnail"));
     }
 
     #[test]
     fn a_pattern_covers_what_comes_after_its_dot() {
-        assert!(covers("image.*", "image.thumbnail"));
-        assert!(covers("image.*", "image.exif.strip"));
-        assert!(!covers("image.*", "imagery.thumbnail"));
-        assert!(!covers("image.*", "image."));
-        assert!(covers("*", "image.thumbnail"));
+        assert!(pattern_covers("image.*", "image.thumbnail"));
+        assert!(pattern_covers("image.*", "image.exif.strip"));
+        assert!(!pattern_covers("image.*", "imagery.thumbnail"));
+        assert!(!pattern_covers("image.*", "image."));
+        assert!(pattern_covers("*", "image.thumbnail"));
     }
 
     #[test]
     fn a_star_in_the_middle_or_after_a_letter_covers_nothing() {
-        assert!(!covers("ima*", "image.thumbnail"));
-        assert!(!covers("*.thumbnail", "image.thumbnail"));
+        assert!(!pattern_covers("ima*", "image.thumbnail"));
+        assert!(!pattern_covers("*.thumbnail", "image.thumbnail"));
     }
 }

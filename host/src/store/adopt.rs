@@ -21,9 +21,7 @@ impl Store {
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let lost_max = i32::try_from(lost_max).unwrap_or(i32::MAX);
         let rows = self
-            .client()
-            .await?
-            .query_typed(
+            .query(
                 include_str!("adopt.sql"),
                 &[
                     (&worker.0, Type::INT8),

@@ -84,9 +84,7 @@ impl Store {
         let leases: Vec<i64> = orders.iter().map(|order| order.lease_ms).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
-            .client()
-            .await?
-            .query_typed(
+            .query(
                 include_str!("claim.sql"),
                 &[
                     (&worker.0, Type::INT8),

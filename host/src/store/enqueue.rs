@@ -36,9 +36,7 @@ impl Store {
         let queue = job.queue.as_deref().unwrap_or("default");
         let priority = job.priority.as_deref().unwrap_or("normal");
         let rows = self
-            .client()
-            .await?
-            .query_typed(
+            .query(
                 include_str!("enqueue.sql"),
                 &[
                     (&job.handler, Type::TEXT),

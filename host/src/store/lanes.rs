@@ -26,9 +26,7 @@ impl Store {
     /// The lanes that were catalogued after `seq`.
     pub async fn lanes_after(&self, seq: i64) -> Result<Vec<Lane>, StoreError> {
         let rows = self
-            .client()
-            .await?
-            .query_typed(include_str!("lanes.sql"), &[(&seq, Type::INT8)])
+            .query(include_str!("lanes.sql"), &[(&seq, Type::INT8)])
             .await?;
         Ok(rows
             .iter()

@@ -5,7 +5,7 @@
 
 use sha2::{Digest, Sha256};
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, GenericClient};
+use tokio_postgres::{Client, GenericClient, IsolationLevel};
 
 /// One file of `migrations/`.
 #[derive(Debug, Clone, Copy)]
@@ -90,6 +90,11 @@ pub enum MigrateError {
         "{0}; let an administrator run what `rouse migrate --roles-sql` prints, or migrate as a user that may"
     )]
     NotAllowed(String),
+    /// Handlers speak UTF-8, and one row in anything else would hold up its lane.
+    #[error(
+        "the database has the encoding {0}; Rouse needs one that was created with ENCODING 'UTF8'"
+    )]
+    Encoding(String),
     /// The database does not answer.
     #[error("{0}")]
     Unreachable(String),
@@ -121,7 +126,14 @@ pub async fn run_these(
     client: &mut Client,
     migrations: &[Migration],
 ) -> Result<Report, MigrateError> {
-    let transaction = client.transaction().await.map_err(sql("begin"))?;
+    // A stricter default of the database's would show the ledger as it was before the lock.
+    let transaction = client
+        .build_transaction()
+        .isolation_level(IsolationLevel::ReadCommitted)
+        .read_only(false)
+        .start()
+        .await
+        .map_err(sql("begin"))?;
     // Held until the commit. Whoever comes second finds the ledger complete.
     transaction
         .batch_execute("SELECT pg_advisory_xact_lock(hashtextextended('rouse.migrate', 0))")
@@ -205,11 +217,19 @@ async fn found(client: &impl GenericClient) -> Result<(), MigrateError> {
 }
 
 async fn ledger(client: &impl GenericClient) -> Result<Vec<Recorded>, MigrateError> {
-    let there = client
-        .query_typed("SELECT to_regclass('rouse.migration') IS NOT NULL", &[])
+    let rows = client
+        .query_typed(
+            "SELECT to_regclass('rouse.migration') IS NOT NULL, current_setting('server_encoding')",
+            &[],
+        )
         .await
         .map_err(sql("look for the ledger"))?;
-    if !there.first().is_some_and(|row| row.get(0)) {
+    let found = rows.first().expect("a SELECT without FROM returns one row");
+    let encoding: String = found.get(1);
+    if encoding != "UTF8" {
+        return Err(MigrateError::Encoding(encoding));
+    }
+    if !found.get::<_, bool>(0) {
         return Ok(Vec::new());
     }
     let rows = client
@@ -265,10 +285,7 @@ fn compare(recorded: &[Recorded], migrations: &[Migration]) -> Result<(), Migrat
 }
 
 fn digest(text: &str) -> String {
-    Sha256::digest(text.as_bytes())
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    format!("{:x}", Sha256::digest(text))
 }
 
 fn sql(what: &str) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {

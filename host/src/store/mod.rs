@@ -21,8 +21,12 @@ mod renew;
 mod settle;
 mod sleep;
 
-use deadpool_postgres::{Object, Pool};
+use std::time::Duration;
+
+use deadpool_postgres::{Object, Pool, PoolError};
+use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
 
 pub use claim::{ClaimOrder, ClaimedJob};
 pub use enqueue::Enqueue;
@@ -34,6 +38,10 @@ pub use read::JobView;
 pub use registration::Registration;
 pub use renew::{Refusal, Renewal};
 pub use settle::{Fate, Locked, Settled, Settlement};
+
+/// How long Postgres may take to answer. No statement of a host takes long; a connection that is
+/// silent for so long leads nowhere.
+const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
 /// The database, as the worker and the commands see it. Cheap to clone; every verb borrows a
 /// connection for one round trip.
@@ -84,10 +92,42 @@ impl Store {
     }
 
     async fn client(&self) -> Result<Object, StoreError> {
-        self.pool
-            .get()
-            .await
-            .map_err(|error| StoreError::Unreachable(describe_chain(&error)))
+        self.pool.get().await.map_err(|error| {
+            StoreError::Unreachable(match &error {
+                PoolError::Backend(error) => describe(error),
+                other => describe_chain(other),
+            })
+        })
+    }
+
+    /// One statement, unnamed, in one round trip.
+    async fn query(
+        &self,
+        sql: &str,
+        params: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Vec<Row>, StoreError> {
+        self.query_within(ANSWER_WITHIN, sql, params).await
+    }
+
+    /// [`query`](Self::query), with a patience of its own. A connection on which no answer came is
+    /// closed: whoever got it next would wait behind the same silence.
+    async fn query_within(
+        &self,
+        patience: Duration,
+        sql: &str,
+        params: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Vec<Row>, StoreError> {
+        let client = self.client().await?;
+        match tokio::time::timeout(patience, client.query_typed(sql, params)).await {
+            Ok(answer) => Ok(answer?),
+            Err(_) => {
+                drop(Object::take(client));
+                Err(StoreError::Unreachable(format!(
+                    "no answer within {} s",
+                    patience.as_secs()
+                )))
+            }
+        }
     }
 
     /// Refuses a database that is not migrated, or whose schema is newer than this host can serve.

@@ -7,11 +7,7 @@ use super::{Store, StoreError};
 impl Store {
     /// Makes the partitions of today and the next days; returns how many were missing.
     pub async fn prepare_partitions(&self) -> Result<i32, StoreError> {
-        let rows = self
-            .client()
-            .await?
-            .query_typed("SELECT rouse.prepare_partitions()", &[])
-            .await?;
+        let rows = self.query("SELECT rouse.prepare_partitions()", &[]).await?;
         let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))
     }
@@ -21,9 +17,7 @@ impl Store {
     pub async fn drop_partitions(&self, keep_days: u32) -> Result<(i32, i32), StoreError> {
         let days = i32::try_from(keep_days).unwrap_or(i32::MAX);
         let rows = self
-            .client()
-            .await?
-            .query_typed(
+            .query(
                 "SELECT dropped, in_use FROM rouse.drop_partitions(make_interval(days => $1))",
                 &[(&days, Type::INT4)],
             )

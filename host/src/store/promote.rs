@@ -22,9 +22,7 @@ impl Store {
     /// Promotes jobs whose time has come.
     pub async fn promote(&self) -> Result<Promotion, StoreError> {
         let row = self
-            .client()
-            .await?
-            .query_typed(include_str!("promote.sql"), &[(&PROMOTED_MAX, Type::INT4)])
+            .query(include_str!("promote.sql"), &[(&PROMOTED_MAX, Type::INT4)])
             .await?;
         let row = row
             .first()

@@ -19,9 +19,7 @@ impl Store {
     /// One job with its history; none where there is no such job (any more).
     pub async fn job(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
         let rows = self
-            .client()
-            .await?
-            .query_typed(include_str!("read.sql"), &[(&id.0, Type::INT8)])
+            .query(include_str!("read.sql"), &[(&id.0, Type::INT8)])
             .await?;
         Ok(rows.first().map(|row| JobView {
             state: row.get(0),

@@ -22,9 +22,7 @@ impl Store {
     /// Registers one life of a worker.
     pub async fn register(&self, worker: &Registration) -> Result<Incarnation, StoreError> {
         let rows = self
-            .client()
-            .await?
-            .query_typed(
+            .query(
                 "SELECT rouse.register($1, $2, $3, $4)",
                 &[
                     (&worker.worker_id, Type::TEXT),
@@ -44,21 +42,17 @@ impl Store {
         worker: Incarnation,
         handlers: &[String],
     ) -> Result<(), StoreError> {
-        self.client()
-            .await?
-            .query_typed(
-                "SELECT rouse.heartbeat($1, $2)",
-                &[(&worker.0, Type::INT8), (&handlers, Type::TEXT_ARRAY)],
-            )
-            .await?;
+        self.query(
+            "SELECT rouse.heartbeat($1, $2)",
+            &[(&worker.0, Type::INT8), (&handlers, Type::TEXT_ARRAY)],
+        )
+        .await?;
         Ok(())
     }
 
     /// Says that the worker has stopped.
     pub async fn unregister(&self, worker: Incarnation) -> Result<(), StoreError> {
-        self.client()
-            .await?
-            .query_typed("SELECT rouse.unregister($1)", &[(&worker.0, Type::INT8)])
+        self.query("SELECT rouse.unregister($1)", &[(&worker.0, Type::INT8)])
             .await?;
         Ok(())
     }

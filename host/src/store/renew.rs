@@ -1,9 +1,14 @@
 //! Extends the leases of long attempts, all in one statement.
 
+use std::time::Duration;
+
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
 use crate::job::{AbortReason, Fence, JobId};
+
+/// A renewal that takes longer is asked again on another connection.
+const RENEW_WITHIN: Duration = Duration::from_secs(1);
 
 /// One lease to extend.
 #[derive(Debug, Clone, Copy)]
@@ -35,9 +40,8 @@ impl Store {
         let fences: Vec<i64> = renewals.iter().map(|one| one.fence.0).collect();
         let leases: Vec<i64> = renewals.iter().map(|one| one.lease_ms).collect();
         let rows = self
-            .client()
-            .await?
-            .query_typed(
+            .query_within(
+                RENEW_WITHIN,
                 include_str!("renew.sql"),
                 &[
                     (&ids, Type::INT8_ARRAY),

@@ -85,9 +85,7 @@ impl Store {
             delays.push(delay.map(|delay| i64::try_from(delay.as_millis()).unwrap_or(i64::MAX)));
         }
         let rows = self
-            .client()
-            .await?
-            .query_typed(
+            .query(
                 include_str!("settle.sql"),
                 &[
                     (&ids, Type::INT8_ARRAY),

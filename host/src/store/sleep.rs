@@ -16,25 +16,21 @@ impl Store {
         how_long: Duration,
     ) -> Result<(), StoreError> {
         let ms = i64::try_from(how_long.as_millis()).unwrap_or(i64::MAX);
-        self.client()
-            .await?
-            .query_typed(
-                "SELECT rouse.sleep($1, $2, $3)",
-                &[
-                    (&worker.0, Type::INT8),
-                    (&queues, Type::TEXT_ARRAY),
-                    (&ms, Type::INT8),
-                ],
-            )
-            .await?;
+        self.query(
+            "SELECT rouse.sleep($1, $2, $3)",
+            &[
+                (&worker.0, Type::INT8),
+                (&queues, Type::TEXT_ARRAY),
+                (&ms, Type::INT8),
+            ],
+        )
+        .await?;
         Ok(())
     }
 
     /// The worker is busy: nobody needs to notify it.
     pub async fn awake(&self, worker: Incarnation) -> Result<(), StoreError> {
-        self.client()
-            .await?
-            .query_typed("SELECT rouse.awake($1)", &[(&worker.0, Type::INT8)])
+        self.query("SELECT rouse.awake($1)", &[(&worker.0, Type::INT8)])
             .await?;
         Ok(())
     }

@@ -13,7 +13,9 @@ use super::boottime::BootTime;
 use super::leases::Lease;
 use super::policy::Policy;
 use super::settler::{self, Ended, Unsettled};
-use crate::job::{AbortReason, Outcome, Tries, decide};
+use crate::job::{
+    AbortReason, AttemptError, ErrorKind, Fence, JobId, Outcome, RetryPolicy, Tries, decide,
+};
 use crate::sandbox::{AbortHandle, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Fate, JsonText, Lane, Settlement};
 
@@ -28,54 +30,91 @@ pub(super) struct Claim {
     pub(super) asked: BootTime,
     /// When it had arrived.
     pub(super) received: Instant,
+    /// How long it is good for, from `asked` on, without renewal.
+    pub(super) lease: Duration,
 }
 
 /// Takes one claimed job from its claim to its settlement.
 pub(super) async fn run(shared: Arc<Shared>, claim: Claim) {
-    let _in_hand = InHand(shared.clone());
-    if let Some(handler) = dispatch(&shared, &claim)
-        && let Some(slot) = slot(&shared, &claim).await
-    {
-        let policy = Policy::resolve(&handler.manifest, &shared.settings.overrides);
-        let started_after = claim.received.elapsed();
-        let run = sandbox_run(&shared, &claim, &handler, &policy).await;
-        drop(slot);
-        let outcome = outcome(&claim, run, &policy);
-        settle(
-            &shared,
-            &claim,
-            &handler.manifest.name,
-            Some(started_after),
-            outcome,
-        )
-        .await;
-    } else {
-        settle(&shared, &claim, "", None, Outcome::Released).await;
-    }
+    let _in_hand = InHand {
+        shared: shared.clone(),
+        id: claim.job.id,
+        fence: claim.job.fence,
+    };
+    let handler = match dispatch(&shared, &claim) {
+        Dispatch::To(handler) => handler,
+        Dispatch::Withdrawn => return give_back(&shared, &claim).await,
+        Dispatch::Unbound(why) => {
+            let error = AttemptError::new(ErrorKind::Unrunnable, why);
+            let delay = RetryPolicy::default().initial;
+            let outcome = Outcome::Retry { delay, error };
+            return settle(&shared, &claim, &claim.lane.handler, None, outcome).await;
+        }
+    };
+    let Some(slot) = slot(&shared, &claim).await else {
+        return give_back(&shared, &claim).await;
+    };
+    let policy = Policy::resolve(&handler.manifest, &shared.settings.overrides);
+    let started_after = Some(claim.received.elapsed());
+    let run = sandbox_run(&shared, &claim, &handler, &policy).await;
+    drop(slot);
+    let outcome = outcome(&claim, run, &policy);
+    settle(
+        &shared,
+        &claim,
+        &handler.manifest.name,
+        started_after,
+        outcome,
+    )
+    .await;
+}
+
+async fn give_back(shared: &Shared, claim: &Claim) {
+    settle(shared, claim, &claim.lane.handler, None, Outcome::Released).await;
 }
 
 /// A claimed job counts as in hand until this is dropped, whatever becomes of its attempt.
-struct InHand(Arc<Shared>);
+struct InHand {
+    shared: Arc<Shared>,
+    id: JobId,
+    fence: Fence,
+}
 
 impl Drop for InHand {
     fn drop(&mut self) {
-        self.0.ended.fetch_add(1, Ordering::Relaxed);
-        self.0.in_hand.fetch_sub(1, Ordering::Relaxed);
-        self.0.freed.notify_one();
+        if std::thread::panicking() {
+            // Nobody will settle it. Without renewals its lease runs out, and it is adopted.
+            self.shared.leases.remove(self.id, self.fence);
+        }
+        self.shared.ended.fetch_add(1, Ordering::Relaxed);
+        self.shared.in_hand.fetch_sub(1, Ordering::Relaxed);
+        self.shared.freed.notify_one();
     }
 }
 
+/// Where a claimed job goes.
+enum Dispatch {
+    To(Arc<Handler>),
+    /// The handler was withdrawn between the claim and now.
+    Withdrawn,
+    /// The operator bound the job's source to a handler that is not there.
+    Unbound(String),
+}
+
 /// The handler for the job: the one that the operator bound to its source, else the one that its
-/// producer named. None: it was withdrawn between the claim and now.
-fn dispatch(shared: &Shared, claim: &Claim) -> Option<Arc<Handler>> {
+/// producer named.
+fn dispatch(shared: &Shared, claim: &Claim) -> Dispatch {
     let handlers = shared.catalog.current();
-    let bound = claim
-        .job
-        .source
-        .as_ref()
-        .and_then(|source| shared.settings.sources.get(source))
-        .and_then(|name| handlers.get(name));
-    bound.or_else(|| handlers.get(&claim.lane.handler)).cloned()
+    let source = claim.job.source.as_ref();
+    let bound = source.and_then(|source| shared.settings.sources.get(source));
+    let name = bound.unwrap_or(&claim.lane.handler);
+    match (handlers.get(name), bound) {
+        (Some(handler), _) => Dispatch::To(handler.clone()),
+        (None, None) => Dispatch::Withdrawn,
+        (None, Some(bound)) => Dispatch::Unbound(format!(
+            "rouse.toml binds the source of this job to the handler {bound}, which this host does not have"
+        )),
+    }
 }
 
 /// A slot, or none when the job had better go to another worker: this one is full, or stopping.
@@ -104,7 +143,10 @@ async fn sandbox_run(
             lease: policy.lease,
             grace: policy.grace,
             abort: abort.clone(),
-            trusted_until: claim.asked.plus(policy.lease),
+            // What the claim was made for, which a new version of the handler, or one that the
+            // operator bound to the source, need not agree with.
+            trusted_until: claim.asked.plus(claim.lease),
+            over: false,
         },
     );
     let input = JobInput {
@@ -160,8 +202,8 @@ async fn settle(
             let text: Box<str> = result.into();
             Fate::Succeeded(JsonText(text.into()))
         }
-        Outcome::Retry { delay, error } => Fate::Retry(delay, json(&error)),
-        Outcome::Ended { state, error } => Fate::Ended(state, json(&error)),
+        Outcome::Retry { delay, error } => Fate::Retry(delay, JsonText(error.to_json())),
+        Outcome::Ended { state, error } => Fate::Ended(state, JsonText(error.to_json())),
         Outcome::Released => Fate::Released,
         Outcome::Dropped(reason) => {
             debug!(job.id = %job.id, reason = reason.as_str(), "outcome dropped: the job is not this worker's any more");
@@ -180,13 +222,18 @@ async fn settle(
         handler: handler.to_string(),
         attempt: job.attempt,
         asked: claim.asked,
+        replaced: false,
     };
-    // The settler outlives every attempt; were it gone, the lease would run out and the job be adopted.
-    let _ = shared.settlements.send(Ended::Settle(unsettled)).await;
-}
-
-fn json(error: &crate::job::AttemptError) -> JsonText {
-    JsonText(serde_json::to_string(error).expect("an AttemptError has only strings for keys"))
+    // The settler outlives every attempt. Were it gone, the lease must run out, so that the job is
+    // adopted.
+    if shared
+        .settlements
+        .send(Ended::Settle(unsettled))
+        .await
+        .is_err()
+    {
+        shared.leases.remove(job.id, job.fence);
+    }
 }
 
 /// Milliseconds since 1970; negative before.

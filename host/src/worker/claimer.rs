@@ -210,15 +210,16 @@ impl Claimer<'_> {
         self.shared.in_hand.fetch_add(count, Ordering::Relaxed);
         counter!("rouse_jobs_claimed_total").increment(count as u64);
         for job in jobs {
-            let lane = self
+            let (lane, lease) = self
                 .lanes
                 .get(job.lane)
-                .expect("claims are made from known lanes");
+                .expect("claims are made from lanes that are served");
             let claim = Claim {
                 job,
                 lane,
                 asked,
                 received,
+                lease,
             };
             self.shared
                 .attempts

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::job::LaneId;
 use crate::store::{ClaimOrder, Lane};
@@ -18,7 +19,7 @@ const CATALOG_WINDOW: i64 = 256;
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     known: HashMap<LaneId, Known>,
-    /// Lanes of this host's handlers, queues and tags, with their lease.
+    /// Lanes of this host's handlers, queues and tags, with their lease; in the order of their ids.
     served: Vec<(LaneId, i64)>,
     catalog_end: i64,
     rotation: usize,
@@ -38,9 +39,8 @@ impl Lanes {
         self.catalog_end - CATALOG_WINDOW
     }
 
-    /// Takes in what the catalog said; true when a lane is new.
-    pub(super) fn learn(&mut self, lanes: Vec<Lane>) -> bool {
-        let before = self.known.len();
+    /// Takes in what the catalog said.
+    pub(super) fn learn(&mut self, lanes: Vec<Lane>) {
         for lane in lanes {
             self.catalog_end = self.catalog_end.max(lane.seq);
             self.known.entry(lane.id).or_insert(Known {
@@ -49,7 +49,6 @@ impl Lanes {
                 marks: [i64::MIN; 2],
             });
         }
-        self.known.len() > before
     }
 
     /// Decides anew which lanes are served: those for which `lease_ms` gives a lease.
@@ -62,9 +61,13 @@ impl Lanes {
         self.served.sort_unstable();
     }
 
-    /// The lane of a claimed job.
-    pub(super) fn get(&self, id: LaneId) -> Option<Arc<Lane>> {
-        self.known.get(&id).map(|known| known.lane.clone())
+    /// The lane of a claimed job, and how long claims from it are good for; none where it is not
+    /// served.
+    pub(super) fn get(&self, id: LaneId) -> Option<(Arc<Lane>, Duration)> {
+        let place = self.served.binary_search_by_key(&id, |(lane, _)| *lane);
+        let (_, lease_ms) = self.served.get(place.ok()?)?;
+        let lease = Duration::from_millis(u64::try_from(*lease_ms).unwrap_or(0));
+        Some((self.known.get(&id)?.lane.clone(), lease))
     }
 
     /// How many claims it takes to look at every lane once.
@@ -196,9 +199,36 @@ mod tests {
     #[test]
     fn the_same_lane_catalogued_twice_is_one_lane() {
         let mut lanes = Lanes::default();
-        assert!(lanes.learn(vec![lane(1, 10, Priority::Normal)]));
-        assert!(!lanes.learn(vec![lane(2, 10, Priority::Normal)]));
+        lanes.learn(vec![lane(1, 10, Priority::Normal)]);
+        lanes.learn(vec![lane(2, 10, Priority::Normal)]);
+        lanes.serve(|_| Some(1000));
+        assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
         assert_eq!(lanes.read_after(), 2 - CATALOG_WINDOW);
+    }
+
+    #[test]
+    fn a_restart_reads_the_catalog_again_for_lanes_that_were_committed_very_late() {
+        let mut lanes = Lanes::default();
+        lanes.learn(vec![lane(1000, 10, Priority::Normal)]);
+        assert!(lanes.read_after() > 1);
+        lanes.restart();
+        assert!(lanes.read_after() < 1);
+        lanes.learn(vec![lane(1, 20, Priority::Normal)]);
+        lanes.serve(|_| Some(1000));
+        assert_eq!(lanes.all().len(), 2);
+    }
+
+    #[test]
+    fn a_claim_is_good_for_the_lease_that_its_lane_was_served_with() {
+        let mut lanes = Lanes::default();
+        lanes.learn(vec![
+            lane(1, 20, Priority::Normal),
+            lane(2, 10, Priority::Low),
+        ]);
+        lanes.serve(|lane| (lane.id.0 == 20).then_some(3000));
+        let lease = lanes.get(LaneId(20)).map(|(_, lease)| lease);
+        assert_eq!(lease, Some(Duration::from_secs(3)));
+        assert!(lanes.get(LaneId(10)).is_none(), "it is not served");
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub(super) struct Lease {
     pub(super) abort: AbortHandle,
     /// From before the database was asked, plus the lease.
     pub(super) trusted_until: BootTime,
+    /// Lost or given up: it is renewed no more.
+    pub(super) over: bool,
 }
 
 /// The leases of all running attempts.
@@ -45,7 +47,14 @@ impl Leases {
     }
 
     pub(super) fn insert(&self, id: JobId, lease: Lease) {
-        self.lock().insert(id, lease);
+        let before = self.lock().insert(id, lease);
+        // This worker has adopted its own job (after a suspension, for instance) before it noticed
+        // that it had lost it. From here on nobody could tell the earlier attempt to stop.
+        if let Some(before) = before {
+            before
+                .abort
+                .abort(AbortReason::TakenByAnotherWorker, Duration::ZERO);
+        }
     }
 
     pub(super) fn remove(&self, id: JobId, fence: Fence) {
@@ -68,13 +77,8 @@ impl Leases {
         self.lock()
             .iter()
             .filter(|(_, lease)| {
-                lease
-                    .abort
-                    .reason()
-                    .is_none_or(|reason| !reason.lease_is_lost())
-            })
-            .filter(|(_, lease)| {
-                now.plus(lease.lease.mul_f64(1.0 - RENEWED_AFTER)) >= lease.trusted_until
+                !lease.over
+                    && now.plus(lease.lease.mul_f64(1.0 - RENEWED_AFTER)) >= lease.trusted_until
             })
             .map(|(id, lease)| Renewal {
                 id: *id,
@@ -93,9 +97,11 @@ impl Leases {
     }
 
     fn lose(&self, id: JobId, fence: Fence, reason: AbortReason) {
-        if let Some(lease) = self.lock().get(&id)
+        if let Some(lease) = self.lock().get_mut(&id)
             && lease.fence == fence
+            && !lease.over
         {
+            lease.over = true;
             let grace = match reason {
                 // Whoever has it now is running already.
                 AbortReason::TakenByAnotherWorker => Duration::ZERO,
@@ -109,6 +115,15 @@ impl Leases {
             lease.abort.abort(reason, grace);
             counter!("rouse_lease_losses_total", "reason" => reason.as_str()).increment(1);
             warn!(job.id = %id, reason = reason.as_str(), "lease lost; the attempt is told to stop");
+        }
+    }
+
+    /// Stops renewing the lease of an attempt that has ended, so that it runs out.
+    pub(super) fn give_up(&self, id: JobId, fence: Fence) {
+        if let Some(lease) = self.lock().get_mut(&id)
+            && lease.fence == fence
+        {
+            lease.over = true;
         }
     }
 
@@ -127,7 +142,7 @@ impl Leases {
         let expired: Vec<(JobId, Fence)> = self
             .lock()
             .iter()
-            .filter(|(_, lease)| lease.trusted_until <= now && lease.abort.reason().is_none())
+            .filter(|(_, lease)| lease.trusted_until <= now && !lease.over)
             .map(|(id, lease)| (*id, lease.fence))
             .collect();
         for (id, fence) in expired {
@@ -143,11 +158,11 @@ pub(super) async fn renew_forever(shared: Arc<Shared>) {
         let asked = BootTime::now();
         let due = shared.leases.due(asked);
         if !due.is_empty() {
-            // A database that does not answer must not keep the distrust below from happening.
-            match tokio::time::timeout(TICK * 4, shared.store.renew(&due)).await {
-                Ok(Ok(answers)) => take_answers(&shared, &due, asked, answers),
-                Ok(Err(error)) => warn!(%error, "could not renew leases; trying again"),
-                Err(_) => warn!("renewing leases takes long; trying again"),
+            // A second at most: a database that does not answer must not keep the distrust below
+            // from happening.
+            match shared.store.renew(&due).await {
+                Ok(answers) => take_answers(&shared, &due, asked, answers),
+                Err(error) => warn!(%error, "could not renew leases; trying again"),
             }
         }
         shared.leases.distrust(BootTime::now());
@@ -173,5 +188,68 @@ fn take_answers(
             Some(Refusal::Busy) => {}
             Some(Refusal::Lost(reason)) => shared.leases.lose(id, renewal.fence, reason),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JOB: JobId = JobId(1);
+    const FENCE: Fence = Fence(7);
+
+    fn lease(fence: Fence, trusted_until: BootTime) -> (Lease, AbortHandle) {
+        let abort = AbortHandle::new();
+        let lease = Lease {
+            fence,
+            lease: Duration::from_secs(10),
+            grace: Duration::from_secs(5),
+            abort: abort.clone(),
+            trusted_until,
+            over: false,
+        };
+        (lease, abort)
+    }
+
+    #[test]
+    fn a_worker_that_adopts_its_own_job_stops_the_attempt_that_still_runs() {
+        let now = BootTime::now();
+        let leases = Leases::default();
+        let (first, told) = lease(FENCE, now);
+        leases.insert(JOB, first);
+        assert_eq!(told.reason(), None);
+        let (second, untold) = lease(Fence(8), now.plus(Duration::from_secs(10)));
+        leases.insert(JOB, second);
+        assert_eq!(told.reason(), Some(AbortReason::TakenByAnotherWorker));
+        assert_eq!(untold.reason(), None);
+    }
+
+    #[test]
+    fn a_lease_that_cannot_be_trusted_any_more_is_lost_once_and_renewed_no_more() {
+        let now = BootTime::now();
+        let leases = Leases::default();
+        let (lease, told) = lease(FENCE, now);
+        // A time-out that came first hides neither.
+        told.abort(AbortReason::TimedOut, Duration::from_secs(60));
+        leases.insert(JOB, lease);
+        assert_eq!(leases.due(now).len(), 1);
+        leases.distrust(now);
+        assert!(leases.due(now).is_empty());
+        assert!(told.grace_remaining() <= Some(Duration::from_secs(5)));
+        assert!(leases.is_lost(JOB, FENCE, now));
+    }
+
+    #[test]
+    fn a_lease_that_is_given_up_runs_out_without_being_renewed() {
+        let now = BootTime::now();
+        let leases = Leases::default();
+        let (lease, told) = lease(FENCE, now.plus(Duration::from_secs(3600)));
+        leases.insert(JOB, lease);
+        let late = now.plus(Duration::from_secs(3599));
+        assert_eq!(leases.due(late).len(), 1);
+        leases.give_up(JOB, FENCE);
+        assert!(leases.due(late).is_empty());
+        assert!(!leases.is_lost(JOB, FENCE, now), "it is good to its end");
+        assert_eq!(told.reason(), None);
     }
 }

@@ -21,6 +21,8 @@ use crate::store::{Fate, JsonText, Locked, Settlement, StoreError};
 pub(super) const QUEUE_MAX: usize = 2000;
 /// The most that one statement settles.
 const BATCH_MAX: usize = 500;
+/// The most results and errors in one statement: Postgres ends a connection that sends it 1 GiB.
+const BATCH_BYTES_MAX: usize = 64 << 20;
 /// The wait after a failure that may pass.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
@@ -39,19 +41,22 @@ pub(super) struct Unsettled {
     pub(super) attempt: Attempt,
     /// Before its claim was asked for.
     pub(super) asked: BootTime,
+    /// True: Postgres could not store what the handler said, and this stands in its place.
+    pub(super) replaced: bool,
 }
 
 /// Settles until there is no more.
 pub(super) async fn run(shared: Arc<Shared>, mut ended: mpsc::Receiver<Ended>) {
     let mut more = true;
     let mut received = Vec::new();
-    // Outcomes of jobs that somebody else's open transaction has locked.
-    let mut locked = Vec::new();
-    while more || !locked.is_empty() {
-        if locked.is_empty() {
+    // Outcomes that could not be written and hold up nobody: of jobs that somebody else's open
+    // transaction has locked, and those that the database refuses.
+    let mut later = Vec::new();
+    while more || !later.is_empty() {
+        if later.is_empty() {
             ended.recv_many(&mut received, BATCH_MAX).await;
         } else if more {
-            // Where nothing comes in the meantime, the locked ones are tried again all the same.
+            // Where nothing comes in the meantime, those are tried again all the same.
             let receiving = ended.recv_many(&mut received, BATCH_MAX);
             let _ = tokio::time::timeout(RETRY_AFTER, receiving).await;
         } else {
@@ -64,9 +69,10 @@ pub(super) async fn run(shared: Arc<Shared>, mut ended: mpsc::Receiver<Ended>) {
                 Ended::NoMore => more = false,
             }
         }
-        let again = std::mem::take(&mut locked);
-        settle(&shared, batch, Locked::Wait, &mut locked).await;
-        settle(&shared, again, Locked::Skip, &mut locked).await;
+        let again = std::mem::take(&mut later);
+        settle(&shared, batch, Locked::Wait, &mut later).await;
+        settle(&shared, again, Locked::Skip, &mut later).await;
+        keep_trying(&shared, &mut later);
     }
 }
 
@@ -76,11 +82,15 @@ async fn settle(
     shared: &Arc<Shared>,
     batch: Vec<Unsettled>,
     mut how: Locked,
-    locked: &mut Vec<Unsettled>,
+    later: &mut Vec<Unsettled>,
 ) {
     let mut parts = VecDeque::from([batch]);
     while let Some(mut part) = parts.pop_front() {
         if part.is_empty() {
+            continue;
+        }
+        if part.len() > 1 && part.iter().map(bytes).sum::<usize>() > BATCH_BYTES_MAX {
+            halve(part, &mut parts);
             continue;
         }
         let settlements: Vec<Settlement> = part.iter().map(|one| one.settlement.clone()).collect();
@@ -89,12 +99,11 @@ async fn settle(
                 histogram!("rouse_settle_batch_jobs").record(part.len() as f64);
                 for one in part {
                     if settled.locked.contains(&one.settlement.id) {
-                        locked.push(one);
+                        later.push(one);
                     } else {
                         report(shared, &one, settled.accepted.contains(&one.settlement.id));
                     }
                 }
-                keep_trying(shared, locked);
             }
             Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
                 debug!(%error, jobs = part.len(), "somebody has one of these jobs locked; settling the others");
@@ -117,46 +126,63 @@ async fn settle(
             }
             Err(error) if part.len() > 1 => {
                 debug!(%error, jobs = part.len(), "a batch was refused; settling its halves");
-                let half = part.split_off(part.len() / 2);
-                parts.push_front(half);
-                parts.push_front(part);
+                halve(part, &mut parts);
             }
-            Err(error) => alone(shared, part, error, &mut parts).await,
+            Err(error) => {
+                if let Some(one) = part.pop() {
+                    alone(shared, one, &error, &mut parts, later);
+                }
+            }
         }
     }
 }
 
-/// What becomes of the one outcome that the database refuses.
-async fn alone(
-    shared: &Arc<Shared>,
-    mut part: Vec<Unsettled>,
-    error: StoreError,
+/// Puts the halves of a batch in front of the line.
+fn halve(mut part: Vec<Unsettled>, parts: &mut VecDeque<Vec<Unsettled>>) {
+    let half = part.split_off(part.len() / 2);
+    parts.push_front(half);
+    parts.push_front(part);
+}
+
+/// The size of what a handler had to say.
+fn bytes(one: &Unsettled) -> usize {
+    match &one.settlement.fate {
+        Fate::Succeeded(text) | Fate::Ended(_, text) | Fate::Retry(_, text) => text.0.len(),
+        Fate::Released => 0,
+    }
+}
+
+/// What becomes of the one outcome that the database refuses. A value that it cannot store fails
+/// the job. Whatever else it is may pass, but is not waited for: it is tried again beside the
+/// others, and its lease is renewed no more, so that this ends with the lease at the latest.
+fn alone(
+    shared: &Shared,
+    mut one: Unsettled,
+    error: &StoreError,
     parts: &mut VecDeque<Vec<Unsettled>>,
+    later: &mut Vec<Unsettled>,
 ) {
-    let Some(one) = part.first_mut() else { return };
-    let id = one.settlement.id;
-    let substitute = match &one.settlement.fate {
+    let Settlement { id, fence, .. } = one.settlement;
+    let what = match &one.settlement.fate {
         Fate::Succeeded(_) => Some("its result"),
         Fate::Ended(..) | Fate::Retry(..) => Some("its error"),
         Fate::Released => None,
     };
-    match substitute {
-        Some(what) if is_data(&error) => {
+    match what {
+        Some(what) if is_data(error) && !one.replaced => {
             warn!(job.id = %id, handler = %one.handler, %error, "Postgres cannot store {what}; the job fails");
             let why = AttemptError::new(
                 ErrorKind::InvalidResult,
                 format!("Postgres cannot store {what}: {error}"),
             );
-            let why =
-                serde_json::to_string(&why).expect("an AttemptError has only strings for keys");
-            one.settlement.fate = Fate::Ended(State::Failed, JsonText(why));
-            parts.push_front(part);
+            one.settlement.fate = Fate::Ended(State::Failed, JsonText(why.to_json()));
+            one.replaced = true;
+            parts.push_front(vec![one]);
         }
         Some(_) | None => {
             error!(job.id = %id, handler = %one.handler, %error, "cannot settle; trying until the lease runs out");
-            tokio::time::sleep(RETRY_AFTER).await;
-            keep_trying(shared, &mut part);
-            parts.push_back(part);
+            shared.leases.give_up(id, fence);
+            later.push(one);
         }
     }
 }

@@ -26,13 +26,6 @@ pub struct Handler {
     pub(super) grants: Vec<Grant>,
 }
 
-impl Handler {
-    /// The directories that the operator has granted to it.
-    pub fn grants(&self) -> &[Grant] {
-        &self.grants
-    }
-}
-
 /// A file that is not served, or not in its newest version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {

@@ -65,7 +65,8 @@ pub struct HandlerManifest {
     pub timeout: Duration,
     /// From the abort signal to the hard stop. Default: 5 s.
     pub grace: Duration,
-    /// How many attempts one host runs at once; none: no limit of its own.
+    /// How many attempts one host should run at once; none: no limit of its own. Carried for the
+    /// gates of SPEC row H9; no host keeps to it yet.
     pub concurrency: Option<u32>,
     /// What it would like to be granted, for instance `dir`.
     pub capabilities: Vec<String>,

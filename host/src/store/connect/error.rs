@@ -2,6 +2,8 @@
 
 use std::{error::Error, io, path::PathBuf};
 
+use crate::store::describe_chain;
+
 /// Why there is no connection. Never has a password in it.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -108,7 +110,7 @@ pub enum ConnectError {
 
 impl ConnectError {
     pub(in crate::store) fn failed(target: String, source: tokio_postgres::Error) -> Self {
-        let why = chain(&source);
+        let why = describe_chain(&source);
         Self::Failed {
             target,
             next: next_step(&source),
@@ -116,14 +118,6 @@ impl ConnectError {
             source,
         }
     }
-}
-
-/// The messages of an error and of its causes: the first alone is only "db error".
-fn chain(error: &(dyn Error + 'static)) -> String {
-    std::iter::successors(Some(error), |error| (*error).source())
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
 }
 
 fn next_step(error: &tokio_postgres::Error) -> &'static str {
