@@ -452,3 +452,79 @@ fn the_help_teaches_where_to_start() {
     assert!(status.success());
     insta::assert_snapshot!(output);
 }
+
+#[tokio::test]
+async fn a_host_whose_database_hangs_stops_at_the_second_signal() {
+    let dir = scratch("hangs");
+    let settings = crate::support::postgres_settings(dir.join("pg"));
+    let server = tokio::task::spawn_blocking(move || rouse::postgres::Server::start(&settings))
+        .await
+        .unwrap()
+        .expect("a server");
+    let url = server.url("postgres");
+    rouse::store::migrate::run(&mut connect(&url).await)
+        .await
+        .unwrap();
+    let guests = guests_dir();
+    let host = Host::rouse(
+        &[
+            "serve",
+            "--http",
+            "off",
+            "--handlers",
+            guests.to_str().unwrap(),
+        ],
+        &[("DATABASE_URL", &url)],
+    );
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let client = connect(&url).await;
+    let rows = client
+        .query(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'rouse'",
+            &[],
+        )
+        .await
+        .unwrap();
+    let backends: Vec<i32> = rows.iter().map(|row| row.get(0)).collect();
+    assert!(!backends.is_empty());
+    let signal = |signal: &str| {
+        for pid in &backends {
+            let sent = std::process::Command::new("kill")
+                .args([signal, &pid.to_string()])
+                .status();
+            assert!(sent.unwrap().success());
+        }
+    };
+    signal("-STOP");
+    host.signal(libc::SIGTERM);
+    host.line(PATIENCE, |line| line.contains("stopping"));
+    host.signal(libc::SIGTERM);
+    let (_, output) = host.exit(Duration::from_secs(60));
+    signal("-CONT");
+    assert!(output.contains("worker stopped"), "{output}");
+    tokio::task::spawn_blocking(move || server.stop())
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn the_private_postgres_says_so_when_its_server_ends() {
+    let data = scratch("ends").join("pg");
+    let host = Host::rouse(
+        &["postgres", "--json", "--data-dir", data.to_str().unwrap()],
+        &[],
+    );
+    host.line(PATIENCE, |line| line.contains("\"ready\""));
+    let pid = std::fs::read_to_string(data.join("cluster/postmaster.pid")).unwrap();
+    let pid = pid.lines().next().unwrap();
+    let sent = std::process::Command::new("kill")
+        .args(["-INT", pid])
+        .status();
+    assert!(sent.unwrap().success());
+    let (status, output) = host.exit(PATIENCE);
+    assert!(!status.success());
+    assert!(
+        output.contains("the private Postgres has ended"),
+        "{output}"
+    );
+}

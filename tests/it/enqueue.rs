@@ -439,3 +439,17 @@ async fn the_schema_refuses_rows_that_break_its_invariants() {
         assert!(refused(&client, &sql).await.contains("(23514)"), "{state}");
     }
 }
+
+#[tokio::test]
+async fn names_are_checked_whatever_the_session_says_of_string_constants() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("SET standard_conforming_strings = off")
+        .await
+        .unwrap();
+    for name in ["a b", "a/b", "a\nb"] {
+        let enqueued = client.query_one("SELECT rouse.enqueue($1)", &[&name]).await;
+        assert!(enqueued.is_err(), "{name:?} is no handler name");
+    }
+}

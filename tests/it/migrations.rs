@@ -209,3 +209,65 @@ async fn a_host_that_waits_for_another_ones_migration_goes_on_when_that_one_dies
         .expect("it goes on");
     assert_eq!(report.unwrap().unwrap().applied, all());
 }
+
+#[tokio::test]
+async fn hosts_migrate_at_once_where_repeatable_read_is_the_databases_default() {
+    let db = TestDb::unmigrated().await;
+    db.client()
+        .await
+        .batch_execute(
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = ''repeatable read''', current_database()); END $$",
+        )
+        .await
+        .unwrap();
+    let hosts = (0..8).map(|_| {
+        let url = db.url();
+        tokio::spawn(async move { migrate::run(&mut connect(&url).await).await })
+    });
+    for host in hosts.collect::<Vec<_>>() {
+        host.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn partitions_start_at_midnight_utc_whatever_the_session_writes_dates_like() {
+    let db = TestDb::unmigrated().await;
+    let mut client = db.client().await;
+    client
+        .batch_execute("SET datestyle = 'Postgres, DMY'; SET timezone = 'Asia/Kolkata'")
+        .await
+        .unwrap();
+    migrate::run(&mut client).await.unwrap();
+    client
+        .batch_execute("SET datestyle = 'ISO'; SET timezone = 'UTC'")
+        .await
+        .unwrap();
+    let row = client
+        .query_one(
+            "SELECT count(*) FROM pg_class
+             WHERE relispartition AND relkind = 'r' AND pg_get_expr(relpartbound, oid) NOT LIKE '%00:00:00+00%00:00:00+00%'",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, i64>(0), 0, "misplaced partitions");
+}
+
+#[tokio::test]
+async fn a_database_that_is_not_in_utf8_is_refused_by_name() {
+    let db = TestDb::unmigrated().await;
+    let name = format!("ascii_{}", std::process::id());
+    db.client()
+        .await
+        .batch_execute(&format!(
+            "CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'"
+        ))
+        .await
+        .unwrap();
+    let url = db.url();
+    let (server, _) = url.rsplit_once('/').unwrap();
+    let mut client = connect(&format!("{server}/{name}")).await;
+    let error = migrate::run(&mut client).await.unwrap_err();
+    assert!(error.to_string().contains("SQL_ASCII"), "{error}");
+    assert!(error.to_string().contains("ENCODING 'UTF8'"), "{error}");
+}

@@ -497,10 +497,12 @@ async fn one_poisonous_result_fails_alone_and_never_its_batch() {
 async fn a_result_that_only_postgres_refuses_fails_alone_too() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // JSON by the book, but past what numeric can hold: the host cannot know, the settlement says so.
+    // JSON by the book, but nested deeper than Postgres can follow: the host cannot know, the
+    // settlement says so.
+    let deep = format!("{}{}", "[".repeat(20_000), "]".repeat(20_000));
     let catalog = crate::support::worker::catalog_of(&[(
         "huge.wasm",
-        &crate::sandbox_guest::returns("test.huge", "[1e999999]"),
+        &crate::sandbox_guest::returns("test.huge", &deep),
     )])
     .await;
     let worker = TestWorker::start_on(&db, settings(), catalog);
@@ -883,6 +885,65 @@ async fn the_operators_retries_count_before_those_of_the_module() {
         (job.state.as_str(), job.attempt),
         ("failed", 3),
         "the module asks for 10"
+    );
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_job_whose_source_is_bound_to_a_missing_handler_says_so_and_is_tried_again() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let bound = Settings {
+        sources: [("cron".to_string(), "no.such.handler".to_string())].into(),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, bound).await;
+    let row = client
+        .query_one("SELECT rouse.enqueue('noop', source => 'cron')", &[])
+        .await
+        .unwrap();
+    let job = until(&client, row.get(0), |job| job.error.is_some()).await;
+    assert_eq!(job.state, "queued");
+    let error = job.error.unwrap();
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("no.such.handler"),
+        "{error}"
+    );
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_job_that_is_committed_behind_the_cursors_is_found_by_its_notification() {
+    let db = TestDb::new().await;
+    let (mut late, client) = (db.client().await, db.client().await);
+    // Only a notification can end these waits.
+    let asleep = Settings {
+        poll_min: NEVER,
+        poll_max: NEVER,
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, asleep).await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    let transaction = late.transaction().await.unwrap();
+    let row = transaction
+        .query_one("SELECT rouse.enqueue('noop', '{\"n\": 1}')", &[])
+        .await
+        .unwrap();
+    // Enough looks, each more than a second after the one before, for the short sweep to forget.
+    for n in 0..4 {
+        let id = enqueue(&client, "noop", json!({ "n": n })).await;
+        ended(&client, id).await;
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+    }
+    transaction.commit().await.unwrap();
+    let committed = Instant::now();
+    assert_eq!(ended(&client, row.get(0)).await.state, "succeeded");
+    assert!(
+        committed.elapsed() < Duration::from_secs(10),
+        "a sweep did it"
     );
     worker.drain().await;
 }

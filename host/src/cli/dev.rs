@@ -36,7 +36,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let host = Host::prepare(&args.host, &args.http).await?;
     let connector = Connector::from_url(&private.url, &|name| Environment.get(name))?;
     say_ready(&args, &private.url, private.tcp_url.as_deref(), &host)?;
-    let done = host.work(connector).await;
+    let done = tokio::select! {
+        done = host.work(connector) => done,
+        error = private.died() => return Err(error),
+    };
     private.stop().await?;
     done?;
     Ok(ExitCode::SUCCESS)

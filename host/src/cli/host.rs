@@ -10,9 +10,9 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
-use crate::config::{Environment, File};
+use crate::config::{self, Environment, File};
 use crate::http::{self, Metrics, Pages, Readiness, Report};
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::Store;
@@ -43,7 +43,7 @@ pub(super) struct HostArgs {
     slots: Option<u16>,
 
     /// This worker's id: letters, digits, - and _; default: a random one
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = worker_id)]
     worker_id: Option<String>,
 
     /// Do not listen for notifications; the poll alone finds jobs
@@ -57,6 +57,10 @@ pub(super) struct HostArgs {
     /// After SIGTERM, how long running attempts may go on; default: 300s
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     drain_timeout: Option<std::time::Duration>,
+}
+
+fn worker_id(text: &str) -> Result<String, String> {
+    config::check_worker_id(text).map(|()| text.to_string())
 }
 
 fn poll_ceiling(text: &str) -> Result<std::time::Duration, String> {
@@ -119,7 +123,15 @@ impl Host {
                 args.handlers.display()
             )
         })?;
-        let sandbox = Sandbox::start(file.sandbox(&folder, settings.slots))?;
+        let limits = file.sandbox(&folder, settings.slots);
+        for grant in limits.grants.0.iter().filter(|grant| !grant.dir.is_dir()) {
+            warn!(
+                dir = %grant.dir.display(),
+                handler = grant.handler,
+                "rouse.toml grants a directory that is not there; attempts of the handler fail until it is"
+            );
+        }
+        let sandbox = Sandbox::start(limits)?;
         let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
         let catalog = Arc::new(catalog);
         settings.slots = settings.slots.min(sandbox.attempts_max());

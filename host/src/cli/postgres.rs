@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
@@ -14,6 +15,9 @@ use crate::config::Environment;
 use crate::postgres::{Server, Settings};
 use crate::store::connect::Connector;
 use crate::store::migrate;
+
+/// How often it is looked whether the server still runs.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Options of the private Postgres.
 #[derive(Debug, Clone, ClapArgs)]
@@ -77,6 +81,17 @@ impl PrivateArgs {
 }
 
 impl Private {
+    /// Returns when the server has ended although nobody told it to.
+    pub(super) async fn died(&self) -> anyhow::Error {
+        while self.server.is_running() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        anyhow::anyhow!(
+            "the private Postgres has ended; its log is {}",
+            self.server.log_path().display()
+        )
+    }
+
     /// Stops the server and waits for it.
     pub(super) async fn stop(self) -> anyhow::Result<()> {
         tokio::task::spawn_blocking(move || self.server.stop())
@@ -108,6 +123,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     tokio::select! {
         _ = term.recv() => {}
         _ = int.recv() => {}
+        error = private.died() => return Err(error),
     }
     private.stop().await?;
     Ok(ExitCode::SUCCESS)

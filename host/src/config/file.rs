@@ -31,6 +31,21 @@ pub enum ConfigError {
     },
 }
 
+/// The rule for worker ids, which the database holds to as well (SPEC row A1).
+pub fn check_worker_id(id: &str) -> Result<(), String> {
+    let fits = (1..=64).contains(&id.len())
+        && id
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    if fits {
+        Ok(())
+    } else {
+        Err(format!(
+            "a worker_id has 1 to 64 letters, digits, - and _, not {id:?}"
+        ))
+    }
+}
+
 /// `rouse.toml` as written. Every key may be left out.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -151,14 +166,20 @@ impl File {
     /// Rules that the types do not carry.
     fn check(&self) -> Result<(), String> {
         if let Some(id) = &self.worker_id {
-            let fits = (1..=64).contains(&id.len())
-                && id
-                    .bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
-            if !fits {
-                return Err(format!(
-                    "worker_id has 1 to 64 letters, digits, - and _, not {id:?}"
-                ));
+            check_worker_id(id)?;
+        }
+        for (key, words) in [("queues", &self.queues), ("tags", &self.tags)] {
+            for word in words.iter().flatten() {
+                let fits = (1..=128).contains(&word.len())
+                    && word.starts_with(|c: char| c.is_ascii_alphanumeric())
+                    && word
+                        .bytes()
+                        .all(|b| b.is_ascii_alphanumeric() || b"_.:-".contains(&b));
+                if !fits {
+                    return Err(format!(
+                        "{key}: {word:?} is no name: letters, digits and _ . : - ; at most 128 characters"
+                    ));
+                }
             }
         }
         let within = |name: &str, value: Option<u64>, min: u64, max: u64, unit: &str| match value {
@@ -351,6 +372,8 @@ mod tests {
             ("poll_max = \"5 minutes\"", "poll_max"),
             ("poll_max = \"soon\"", "no duration"),
             ("queues = []", "queues is empty"),
+            ("queues = [\"a b\"]", "\"a b\" is no name"),
+            ("tags = [\"\"]", "\"\" is no name"),
             ("worker_id = \"a b\"", "worker_id"),
             ("[handlers.x]\nlease = \"1s\"", "lease"),
             ("[handlers.\"ima*\"]\nlease = \"5s\"", "ima*"),

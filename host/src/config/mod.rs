@@ -8,4 +8,4 @@ mod env;
 mod file;
 
 pub use env::Environment;
-pub use file::{ConfigError, File};
+pub use file::{ConfigError, File, check_worker_id};

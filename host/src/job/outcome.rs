@@ -230,6 +230,11 @@ fn result_from(bytes: &[u8]) -> Result<Box<RawValue>, String> {
         std::str::from_utf8(bytes).map_err(|error| format!("the result is no UTF-8: {error}"))?;
     let raw: Box<RawValue> =
         serde_json::from_str(text).map_err(|error| format!("the result is no JSON: {error}"))?;
+    if let Some(exponent) = huge_exponent(text) {
+        return Err(format!(
+            "the result has a number with the exponent {exponent}: Postgres would write it out in full; the largest that is taken is {EXPONENT_MAX}"
+        ));
+    }
     // Only an escape can bring a NUL or a lone surrogate into a string, so results without
     // escapes, the ordinary case, are not parsed any further.
     if text.contains("\\u") {
@@ -243,6 +248,37 @@ fn result_from(bytes: &[u8]) -> Result<Box<RawValue>, String> {
         }
     }
     Ok(raw)
+}
+
+/// The largest power of ten in a result. `jsonb` keeps numbers exactly and shows them without an
+/// exponent: a few bytes of `1e131071` are 128 KiB each time that somebody looks.
+const EXPONENT_MAX: u32 = 400;
+
+/// The first exponent beyond the limit in this text, which is JSON.
+fn huge_exponent(text: &str) -> Option<&str> {
+    let bytes = text.as_bytes();
+    let (mut at, mut in_string) = (0, false);
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'\\' if in_string => at += 1,
+            b'"' => in_string = !in_string,
+            // Outside of strings, digits stand before an e only in a number.
+            b'e' | b'E' if !in_string && at > 0 && bytes[at - 1].is_ascii_digit() => {
+                let rest = text[at + 1..].trim_start_matches(['+', '-']);
+                let end = rest.find(|c: char| !c.is_ascii_digit());
+                let digits = &rest[..end.unwrap_or(rest.len())];
+                if digits
+                    .parse::<u32>()
+                    .map_or(true, |exponent| exponent > EXPONENT_MAX)
+                {
+                    return Some(digits);
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    None
 }
 
 fn has_nul(value: &Value) -> bool {

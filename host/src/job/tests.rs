@@ -100,6 +100,28 @@ proptest! {
 }
 
 #[test]
+fn a_number_that_postgres_would_write_out_in_full_is_no_result() {
+    let tries = Tries { failed: 1, max: 1 };
+    let outcome = |json: &str| {
+        let end = RunEnd::Returned(json.as_bytes().to_vec());
+        decide(end, tries, &RetryPolicy::default(), 0.0)
+    };
+    for good in [
+        r#"{"1e9999": "\\\"5e9999", "t": true}"#,
+        "[1e308, -2.5E-300, 12, false]",
+    ] {
+        assert!(matches!(outcome(good), Outcome::Succeeded(_)), "{good}");
+    }
+    for bad in [
+        "1e401",
+        "[0, 1E+131071]",
+        r#"{"a": -1.5e-99999999999999999999}"#,
+    ] {
+        assert!(matches!(outcome(bad), Outcome::Ended { .. }), "{bad}");
+    }
+}
+
+#[test]
 fn the_default_backoff_is_ten_seconds_doubled_up_to_five_minutes() {
     let policy = RetryPolicy::default();
     let waits: Vec<u64> = (1..=7)

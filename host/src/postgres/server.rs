@@ -101,6 +101,11 @@ impl Server {
         self.port.unwrap_or(SOCKET_PORT)
     }
 
+    /// True until the server has ended, for whatever reason.
+    pub fn is_running(&self) -> bool {
+        self.process.wait(Duration::ZERO).is_none()
+    }
+
     /// Stops the server: connections are cut, what was committed is written. Blocks until it has
     /// ended; after 30 s it is told to stop without the checkpoint.
     pub fn stop(self) {

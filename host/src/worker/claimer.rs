@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use metrics::counter;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::Shared;
 use super::attempt::{self, Claim};
@@ -27,7 +27,8 @@ use crate::store::{ClaimedJob, Lane, StoreError};
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// The long sweep: finds whatever the short one does not.
 const RESTART_EVERY: Duration = Duration::from_secs(30);
-/// A worker that has found jobs at every look for this long asks not to be notified any more.
+/// A worker that has found jobs at every look for this long, and has not waited so long in between,
+/// asks not to be notified any more.
 const BUSY_AFTER: Duration = Duration::from_millis(50);
 /// The wish to be notified is written again after this long.
 const SLEEP_RENEWED_EVERY: Duration = Duration::from_secs(20);
@@ -40,6 +41,7 @@ struct Claimer<'a> {
     sweep_at: Instant,
     restart_at: Instant,
     due_at: Option<Instant>,
+    behind_at: Instant,
     /// When the wish to be notified was last written; none: the producers think it is busy.
     asleep_since: Option<Instant>,
     busy_since: Option<Instant>,
@@ -56,6 +58,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         sweep_at: now,
         restart_at: now,
         due_at: Some(now),
+        behind_at: now,
         asleep_since: None,
         busy_since: None,
     };
@@ -68,13 +71,20 @@ impl Claimer<'_> {
         let mut failures = 0;
         // True after a wait: something may have changed outside.
         let mut fresh = true;
+        // True after a wait that a notification ended.
+        let mut woken = false;
         // Only the waits are cut short by a stop. A claim that were cut off would be made all the
         // same, and nobody would know of it until its lease runs out.
         loop {
             let Some(wanted) = stop.run_until_cancelled(self.wait_for_room()).await else {
                 return;
             };
-            match self.look(wanted, fresh).await {
+            // An order to stop at once cuts off the look too: the database may be what hangs.
+            let now = &self.shared.stop.now;
+            let Some(found) = now.run_until_cancelled(self.look(wanted, fresh)).await else {
+                return;
+            };
+            match found {
                 Ok(found) => {
                     if failures > 0 {
                         info!("the database answers again");
@@ -91,6 +101,10 @@ impl Claimer<'_> {
                         }
                     } else {
                         self.busy_since = None;
+                        if woken && self.look_behind_the_cursors() {
+                            fresh = false;
+                            continue;
+                        }
                         if self.fall_asleep().await {
                             // Once more, now that producers know: nothing can slip between.
                             fresh = true;
@@ -104,7 +118,9 @@ impl Claimer<'_> {
                     if failures > 0 {
                         let wait = reconnect_after(failures - 1, rand::random());
                         warn!(%error, wait_ms = wait.as_millis(), "cannot claim; trying again");
-                        let _ = stop.run_until_cancelled(tokio::time::sleep(wait)).await;
+                        // The listening connection stands again: so does the server.
+                        let back = tokio::time::timeout(wait, self.shared.look.notified());
+                        let _ = stop.run_until_cancelled(back).await;
                     }
                     failures += 1;
                     self.start_over();
@@ -112,7 +128,7 @@ impl Claimer<'_> {
                     continue;
                 }
             }
-            let _ = stop.run_until_cancelled(self.wait()).await;
+            woken = stop.run_until_cancelled(self.wait()).await == Some(true);
             fresh = true;
         }
     }
@@ -157,8 +173,16 @@ impl Claimer<'_> {
             self.due_at = promotion.next_due.map(|wait| Instant::now() + wait);
         }
         if sweep && self.lanes.rounds() > 0 {
-            found += self.adopt(wanted).await?;
+            // An orphan that cannot be adopted must not keep the others from being claimed.
+            match self.adopt(wanted).await {
+                Ok(adopted) => found += adopted,
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => {
+                    error!(%error, "cannot adopt jobs whose worker is gone; trying again in a second")
+                }
+            }
         }
+        self.lanes.begin_round();
         for _ in 0..self.lanes.rounds() {
             if found >= wanted {
                 break;
@@ -241,20 +265,42 @@ impl Claimer<'_> {
         });
     }
 
-    /// Waits for a notification, the poll, or the next job that is due, whichever comes first.
-    async fn wait(&mut self) {
+    /// Waits for a notification, the poll, or the next job that is due, whichever comes first; true
+    /// for a notification.
+    async fn wait(&mut self) -> bool {
+        let began = Instant::now();
         let mut wait = self.poll.wait(rand::random());
+        if self.asleep_since.is_none() && self.shared.listening.load(Ordering::Relaxed) {
+            // Producers do not know that this worker waits; the next look tells them if it finds nothing.
+            wait = wait.min(BUSY_AFTER);
+        }
         if let Some(due) = self.due_at {
             wait = wait.min(due.saturating_duration_since(Instant::now()));
         }
         // The timer may not fire before its time: S5 holds by the database's clock anyway.
-        if tokio::time::timeout(wait, self.shared.look.notified())
+        let woken = tokio::time::timeout(wait, self.shared.look.notified())
             .await
-            .is_ok()
-        {
+            .is_ok();
+        if woken {
             debug!("woken");
             self.poll.reset();
         }
+        if began.elapsed() >= BUSY_AFTER {
+            self.busy_since = None;
+        }
+        woken
+    }
+
+    /// Somebody says that there is a job, and it is not where one was looked for: its producer may
+    /// have committed late, behind the cursors. At most once for each short sweep.
+    fn look_behind_the_cursors(&mut self) -> bool {
+        let now = Instant::now();
+        if now < self.behind_at {
+            return false;
+        }
+        self.behind_at = now + SWEEP_EVERY;
+        self.lanes.restart();
+        true
     }
 
     /// Asks producers for notifications; true when they did not know before.
@@ -263,6 +309,10 @@ impl Claimer<'_> {
         if !shared.listening.load(Ordering::Relaxed) {
             self.asleep_since = None;
             return false;
+        }
+        // The server may have been down in between, and forgets sleepers when it crashes.
+        if shared.listens_anew.swap(false, Ordering::Relaxed) {
+            self.asleep_since = None;
         }
         let news = self.asleep_since.is_none();
         if self

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::job::LaneId;
 use crate::store::{ClaimOrder, Lane};
 
-/// The most lanes that one claim looks at; more are taken in turn. An empty lane costs a claim
+/// The most lanes that one claim looks at; more are looked at by further claims. An empty lane costs a claim
 /// one look into the index.
 const LANES_PER_CLAIM: usize = 256;
 /// The catalog is read again from this far behind its known end, because a lane's row may be
@@ -22,7 +22,9 @@ pub(super) struct Lanes {
     /// Lanes of this host's handlers, queues and tags, with their lease; in the order of their ids.
     served: Vec<(LaneId, i64)>,
     catalog_end: i64,
-    rotation: usize,
+    /// The served lanes in the order of this look, and how many of them it has taken.
+    order: Vec<(LaneId, i64)>,
+    taken: usize,
 }
 
 #[derive(Debug)]
@@ -75,28 +77,36 @@ impl Lanes {
         self.served.len().div_ceil(LANES_PER_CLAIM)
     }
 
-    /// The lanes for the next claim: by priority, and within it the one that has come least far
-    /// first. Turns are numbered across lanes, so that one has the oldest jobs.
+    /// Puts the lanes in the order in which one look goes through them: by priority, and within it
+    /// the one that has come least far first. Turns are numbered across lanes, so that one has the
+    /// oldest jobs.
+    pub(super) fn begin_round(&mut self) {
+        let place = |(id, _): &(LaneId, i64)| {
+            self.known
+                .get(id)
+                .map(|known| (known.lane.priority, known.cursor))
+        };
+        self.order.clone_from(&self.served);
+        self.order.sort_by_cached_key(place);
+        self.taken = 0;
+    }
+
+    /// The lanes for the next claim of this look.
     pub(super) fn orders(&mut self) -> Vec<ClaimOrder> {
-        let chunk = self
-            .served
-            .chunks(LANES_PER_CLAIM)
-            .nth(self.rotation % self.rounds().max(1))
-            .unwrap_or_default();
-        self.rotation = self.rotation.wrapping_add(1);
-        let mut lanes: Vec<(&Known, i64)> = chunk
+        let rest = self.order.get(self.taken..).unwrap_or_default();
+        let orders: Vec<ClaimOrder> = rest
             .iter()
-            .filter_map(|(id, lease_ms)| Some((self.known.get(id)?, *lease_ms)))
-            .collect();
-        lanes.sort_by_key(|(known, _)| (known.lane.priority, known.cursor));
-        lanes
-            .into_iter()
-            .map(|(known, lease_ms)| ClaimOrder {
-                lane: known.lane.id,
-                after: known.cursor,
-                lease_ms,
+            .take(LANES_PER_CLAIM)
+            .filter_map(|(id, lease_ms)| {
+                Some(ClaimOrder {
+                    lane: *id,
+                    after: self.known.get(id)?.cursor,
+                    lease_ms: *lease_ms,
+                })
             })
-            .collect()
+            .collect();
+        self.taken += LANES_PER_CLAIM;
+        orders
     }
 
     /// Every served lane, for adoption.
@@ -155,6 +165,7 @@ mod tests {
     }
 
     fn order(lanes: &mut Lanes) -> Vec<(i64, i64)> {
+        lanes.begin_round();
         lanes
             .orders()
             .iter()
@@ -232,17 +243,21 @@ mod tests {
     }
 
     #[test]
-    fn more_lanes_than_a_claim_may_look_at_are_taken_in_turn() {
+    fn priority_holds_also_where_there_are_more_lanes_than_a_claim_may_look_at() {
         let mut lanes = Lanes::default();
         let many = i64::try_from(LANES_PER_CLAIM).unwrap() + 10;
-        lanes.learn((0..many).map(|n| lane(n, n, Priority::Normal)).collect());
+        lanes.learn((1..=many).map(|n| lane(n, n, Priority::Low)).collect());
+        lanes.learn(vec![lane(many + 1, many + 1, Priority::High)]);
         lanes.serve(|_| Some(1000));
         assert_eq!(lanes.rounds(), 2);
+        lanes.begin_round();
         let mut seen: Vec<i64> = (0..2)
             .flat_map(|_| lanes.orders())
             .map(|order| order.lane.0)
             .collect();
+        assert_eq!(seen.remove(0), many + 1);
         seen.sort_unstable();
-        assert_eq!(seen, (0..many).collect::<Vec<_>>());
+        assert_eq!(seen, (1..=many).collect::<Vec<_>>(), "each once");
+        assert!(lanes.orders().is_empty());
     }
 }

@@ -94,6 +94,8 @@ struct Shared {
     look: Notify,
     /// True while the listening connection stands.
     listening: AtomicBool,
+    /// True when it was made (again) and nobody has taken note.
+    listens_anew: AtomicBool,
     /// True while the last word from the database was a good one.
     database_answers: Arc<AtomicBool>,
     leases: leases::Leases,
@@ -151,6 +153,7 @@ pub async fn run(
         freed: Notify::new(),
         look: Notify::new(),
         listening: AtomicBool::new(false),
+        listens_anew: AtomicBool::new(false),
         database_answers: health.database_answers,
         leases: leases::Leases::default(),
         settlements,

@@ -110,6 +110,11 @@ async fn settle(
                 how = Locked::Skip;
                 parts.push_front(part);
             }
+            // What takes too long as a whole may do in halves.
+            Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) && part.len() > 1 => {
+                debug!(%error, jobs = part.len(), "a batch took too long; settling its halves");
+                halve(part, &mut parts);
+            }
             Err(error) if error.is_transient() => {
                 warn!(%error, jobs = part.len(), "cannot settle; trying again");
                 tokio::time::sleep(RETRY_AFTER).await;
@@ -190,9 +195,10 @@ fn alone(
 /// Gives up outcomes whose lease cannot be trusted any more: another worker will run those jobs.
 fn keep_trying(shared: &Shared, part: &mut Vec<Unsettled>) {
     part.retain(|one| {
-        let lost = shared.leases.is_lost(one.settlement.id, one.settlement.fence, one.asked);
+        let lost = shared.stop.now.is_cancelled()
+            || shared.leases.is_lost(one.settlement.id, one.settlement.fence, one.asked);
         if lost {
-            error!(job.id = %one.settlement.id, handler = %one.handler, "outcome given up: the lease ran out before it could be written");
+            error!(job.id = %one.settlement.id, handler = %one.handler, "outcome given up: it could not be written before the lease ran out, or the host had to stop; the job runs again");
             shared.leases.remove(one.settlement.id, one.settlement.fence);
         }
         !lost

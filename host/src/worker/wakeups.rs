@@ -21,6 +21,7 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
             Ok(mut listener) => {
                 failures = 0;
                 shared.listening.store(true, Ordering::Relaxed);
+                shared.listens_anew.store(true, Ordering::Relaxed);
                 // Whatever was notified while nobody listened is found by this look.
                 shared.look.notify_one();
                 while let Some(queue) = listener.next().await {
