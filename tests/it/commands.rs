@@ -324,6 +324,13 @@ async fn enqueue_and_job_work_from_the_shell() {
     assert_eq!(code, 0);
     let (code, _) = run(&db, &["job", late.trim(), "--wait", "--timeout", "100ms"]);
     assert_eq!(code, 5, "it has not ended in time");
+    let (_, nobodys) = run(&db, &["enqueue", "no.such.handler"]);
+    let (code, said) = run(&db, &["job", nobodys.trim()]);
+    assert_eq!(code, 0);
+    assert!(
+        said.contains("no worker that runs now has the handler no.such.handler"),
+        "{said}"
+    );
     let (code, said) = run(&db, &["job", "999999"]);
     assert_eq!(code, 3);
     assert!(said.contains("no job 999999"), "{said}");
@@ -352,6 +359,10 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
         ),
         (&["handlers", "--config", bad.to_str().unwrap()], "slot"),
         (&["serve", "--http", "localhost"], "is no ADDRESS:PORT"),
+        (
+            &["serve", "--http", "off", "--handlers", "/nowhere"],
+            "there is no handlers folder /nowhere",
+        ),
         (
             &["serve", "--poll-max", "2h"],
             "must be between 1ms and 60s",
@@ -527,4 +538,17 @@ async fn the_private_postgres_says_so_when_its_server_ends() {
         output.contains("the private Postgres has ended"),
         "{output}"
     );
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_early_ends_the_command_quietly() {
+    let mut child = std::process::Command::new(crate::support::rouse_binary())
+        .args(["migrate", "--roles-sql"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }

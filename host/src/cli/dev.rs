@@ -32,6 +32,9 @@ pub(super) struct Args {
 
 /// Serves until a signal, then stops the private Postgres too.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let handlers = &args.host.handlers;
+    std::fs::create_dir_all(handlers)
+        .with_context(|| format!("cannot make the handlers folder {}", handlers.display()))?;
     let private = args.private.start().await?;
     let host = Host::prepare(&args.host, &args.http).await?;
     let connector = Connector::from_url(&private.url, &|name| Environment.get(name))?;
@@ -47,7 +50,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyhow::Result<()> {
     let handlers = host.catalog.current();
-    let folder: PathBuf = std::path::absolute(&args.host.handlers)?;
+    let folder: PathBuf = std::fs::canonicalize(&args.host.handlers)?;
     let mut out = std::io::stdout().lock();
     if args.json {
         let event = json!({
@@ -78,28 +81,29 @@ fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyh
         for name in &names {
             writeln!(out, "          {name}")?;
         }
-        if names.is_empty() {
-            writeln!(
+        match example(&names) {
+            None => writeln!(
                 out,
                 "          none yet: put *.wasm files there (`cargo xtask handlers` builds those of this repository, `rouse new NAME` starts one of your own)"
-            )?;
+            )?,
+            Some((handler, payload)) => {
+                writeln!(out, "try:      psql '{url}'")?;
+                writeln!(
+                    out,
+                    "          SELECT rouse.enqueue('{handler}', '{payload}');"
+                )?;
+                writeln!(
+                    out,
+                    "then:     rouse job ID   (in this folder; Ctrl-C here stops everything)"
+                )?;
+            }
         }
-        let (handler, payload) = example(&names);
-        writeln!(out, "try:      psql '{url}'")?;
-        writeln!(
-            out,
-            "          SELECT rouse.enqueue('{handler}', '{payload}');"
-        )?;
-        writeln!(
-            out,
-            "then:     rouse job ID   (in this folder; Ctrl-C here stops everything)"
-        )?;
     }
     out.flush().context("print that the host is ready")
 }
 
 /// A call that works, where there is a handler whose payload is known.
-fn example(names: &[String]) -> (&str, &str) {
+fn example(names: &[String]) -> Option<(&str, &str)> {
     let shipped = [
         ("text.stats", r#"{"text": "hello"}"#),
         ("noop", r#"{"n": 1}"#),
@@ -108,5 +112,4 @@ fn example(names: &[String]) -> (&str, &str) {
         .into_iter()
         .find(|(handler, _)| names.iter().any(|name| name == handler))
         .or_else(|| Some((names.first()?.as_str(), "{}")))
-        .unwrap_or(shipped[0])
 }

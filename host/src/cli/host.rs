@@ -117,12 +117,6 @@ impl Host {
             }
         };
         let metrics = http::install_metrics()?;
-        std::fs::create_dir_all(&args.handlers).with_context(|| {
-            format!(
-                "cannot make the handlers folder {}",
-                args.handlers.display()
-            )
-        })?;
         let limits = file.sandbox(&folder, settings.slots);
         for grant in limits.grants.0.iter().filter(|grant| !grant.dir.is_dir()) {
             warn!(

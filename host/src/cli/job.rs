@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::target::Target;
 use super::text::plain;
 use crate::job::JobId;
-use crate::store::JobView;
+use crate::store::{JobView, Store};
 
 /// How often a waiting command looks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -52,6 +52,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.store()?;
     store.check_schema().await?;
     let deadline = tokio::time::Instant::now() + args.timeout;
+    let mut told = false;
     let (job, code) = loop {
         let Some(job) = store.job(JobId(args.id)).await? else {
             eprintln!(
@@ -60,6 +61,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             );
             return Ok(ExitCode::from(EXIT_UNKNOWN));
         };
+        if job.state == "queued" && !told {
+            told = true;
+            tell_if_nobody_has_it(&store, &job).await?;
+        }
         match job.state.as_str() {
             _ if !args.wait => break (job, 0),
             "succeeded" => break (job, 0),
@@ -77,6 +82,18 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}", show(&job));
     }
     Ok(ExitCode::from(code))
+}
+
+/// A wrong name and a worker that is not there look the same from here: the job waits.
+async fn tell_if_nobody_has_it(store: &Store, job: &JobView) -> anyhow::Result<()> {
+    let handler = job.record["handler"].as_str().unwrap_or_default();
+    if store.handler_is_served(handler).await? == Some(false) {
+        eprintln!(
+            "rouse: no worker that runs now has the handler {}; the job waits for one (`rouse handlers` lists those of a folder)",
+            plain(handler)
+        );
+    }
+    Ok(())
 }
 
 fn show(job: &JobView) -> String {

@@ -80,6 +80,18 @@ impl Command {
     }
 }
 
+/// `rouse job 1 | head -1` ends when `head` has. Not for hosts: they write to sockets, too.
+fn end_quietly_with_the_reader() {
+    #[expect(
+        unsafe_code,
+        reason = "the standard library ignores SIGPIPE and cannot be told not to"
+    )]
+    // SAFETY: called before any thread is started; the default action needs no handler.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+    }
+}
+
 /// Parses the command line, runs one command, reports its error.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -89,6 +101,9 @@ pub fn main() -> ExitCode {
     if let Err(error) = telemetry::init(cli.log_format, filter.as_deref()) {
         eprintln!("rouse: {error}");
         return ExitCode::FAILURE;
+    }
+    if cli.command.log_filter().is_some() {
+        end_quietly_with_the_reader();
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::host::{Host, HostArgs};
 use super::target::Target;
-use crate::store::Store;
+use crate::store::migrate;
 
 /// Options of `rouse serve`.
 #[derive(Debug, ClapArgs)]
@@ -26,7 +26,7 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let connector = args.target.connector()?;
     // Before anything is compiled: the mistakes of the first day.
-    Store::new(connector.pool(1)).check_schema().await?;
+    migrate::check(&connector.client().await?).await?;
     let host = Host::prepare(&args.host, &args.http).await?;
     let handlers = host.catalog.current();
     info!(
@@ -35,6 +35,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         folder = %args.host.handlers.display(),
         "serving"
     );
+    if handlers.names().is_empty() {
+        warn!(folder = %args.host.handlers.display(), "no handler serves; put *.wasm files there");
+    }
     if let Some(address) = host.http_address() {
         info!("health and metrics on http://{address}");
     }

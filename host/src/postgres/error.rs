@@ -84,7 +84,8 @@ pub enum StartError {
     },
     /// Another host has the data directory.
     #[error(
-        "another rouse ({holder}) is using {data_dir}: stop it, or choose another ROUSE_DATA_DIR"
+        "another rouse ({holder}) is using {data_dir}: commands such as `rouse job` in this folder reach it already; \
+         to start another, stop it or choose another --data-dir (ROUSE_DATA_DIR)"
     )]
     Locked {
         /// The data directory.

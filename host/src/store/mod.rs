@@ -58,7 +58,14 @@ pub enum StoreError {
     Unreachable(String),
     /// Postgres refused the statement, or the connection broke under it.
     #[error("{}", describe(.0))]
-    Refused(#[from] tokio_postgres::Error),
+    Refused(tokio_postgres::Error),
+}
+
+// Not `#[from]`: the text says all that the source would say again.
+impl From<tokio_postgres::Error> for StoreError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Self::Refused(error)
+    }
 }
 
 impl StoreError {

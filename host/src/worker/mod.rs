@@ -171,9 +171,15 @@ pub async fn run(
     spawn(Box::pin(upkeep::run_forever(shared.clone())));
     spawn(Box::pin(wakeups::watch_handlers(shared.clone())));
     spawn(Box::pin(wakeups::listen_forever(shared.clone(), connector)));
-    let settler = tokio::spawn(settler::run(shared.clone(), ended));
+    let mut settler = tokio::spawn(settler::run(shared.clone(), ended));
 
-    claimer::run(&shared).await;
+    tokio::select! {
+        () = claimer::run(&shared) => {}
+        // A host that can settle nothing had better not claim anything.
+        ended = &mut settler => anyhow::bail!(
+            "the settler has ended before its time ({ended:?}); the jobs are taken over when their leases run out"
+        ),
+    }
     shared.attempts.close();
     wait_for_attempts(&shared).await;
     // Every attempt has sent its outcome; the settler ends once it has written them all.

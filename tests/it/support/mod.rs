@@ -8,4 +8,4 @@ pub(crate) mod worker;
 
 pub(crate) use cluster::{free_port, postgres_settings, scratch};
 pub(crate) use database::TestDb;
-pub(crate) use host::Host;
+pub(crate) use host::{Host, rouse_binary};
