@@ -7,6 +7,8 @@ mod migrations;
 mod roles;
 mod settle;
 
+mod outcomes;
+mod stopping;
 mod worker;
 
 mod folder;

@@ -251,7 +251,7 @@ async fn a_scheduled_job_is_never_claimed_before_its_time() {
 
 #[tokio::test]
 async fn a_result_that_postgres_cannot_store_fails_its_whole_batch_and_settles_none_of_it() {
-    // What the settler does about it is shown in worker.rs.
+    // What the settler does about it is shown in outcomes.rs.
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.store());
     for n in 0..2 {

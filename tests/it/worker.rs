@@ -1,10 +1,9 @@
-//! A whole worker: from an enqueue in SQL to the outcome in SQL.
+//! How a worker finds the jobs that are its own, and in which order.
 
 use std::time::{Duration, Instant};
 
 use rouse::worker::Settings;
 use serde_json::{Value, json};
-use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::worker::{TestWorker, ended, enqueue, show, until, until_true, until_within};
@@ -14,13 +13,6 @@ const NEVER: Duration = Duration::from_secs(60);
 
 fn settings() -> Settings {
     Settings::default()
-}
-
-async fn settled(client: &Client) -> bool {
-    let row = client
-        .query_one("SELECT NOT EXISTS (SELECT FROM rouse.job)", &[])
-        .await;
-    row.unwrap().get(0)
 }
 
 #[tokio::test]
@@ -293,30 +285,7 @@ async fn a_source_can_be_bound_to_a_handler_of_the_consumers_own() {
 }
 
 #[tokio::test]
-async fn a_job_bound_to_another_handler_is_renewed_by_the_lease_that_it_was_claimed_with() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let bound = Settings {
-        sources: [("legacy".to_string(), "test.sleep".to_string())].into(),
-        overrides: crate::support::worker::lease("noop", 2),
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, bound).await;
-    let row = client
-        .query_one(
-            "SELECT rouse.enqueue('noop', '{\"ms\": 4000}', source => 'legacy')",
-            &[],
-        )
-        .await
-        .unwrap();
-    let job = ended(&client, row.get(0)).await;
-    // The handler's own lease is longer than that of the lane, which the database knows of.
-    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn high_priority_goes_first_and_within_a_priority_the_oldest() {
+async fn high_priority_goes_first_and_within_a_lane_the_oldest() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut expected = Vec::new();
@@ -344,7 +313,7 @@ async fn high_priority_goes_first_and_within_a_priority_the_oldest() {
     worker.drain().await;
     let rows = client
         .query(
-            "SELECT id, priority::text FROM rouse.jobs ORDER BY started_at",
+            "SELECT id, priority::text, handler FROM rouse.jobs ORDER BY started_at",
             &[],
         )
         .await
@@ -358,433 +327,15 @@ async fn high_priority_goes_first_and_within_a_priority_the_oldest() {
     );
     let first: i64 = rows[0].get(0);
     assert_eq!(first, expected[0]);
-}
-
-#[tokio::test]
-async fn an_error_is_retried_with_backoff_and_the_job_then_succeeds() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let worker = TestWorker::start(&db, settings()).await;
-    let id = enqueue(&client, "test.flaky", json!({"fail_until": 2})).await;
-    let job = ended(&client, id).await;
-    assert_eq!(
-        (job.state.as_str(), job.attempt, job.result),
-        ("succeeded", 3, Some(json!(3)))
-    );
-    let rows = client
-        .query(
-            "SELECT event, attempt, detail->>'message' FROM rouse.history($1)",
-            &[&id],
-        )
-        .await
-        .unwrap();
-    let events: Vec<(String, Option<i32>, Option<String>)> = rows
-        .iter()
-        .map(|row| (row.get(0), row.get(1), row.get(2)))
-        .collect();
-    let event = |name: &str, attempt, message: Option<&str>| {
-        (name.to_string(), attempt, message.map(str::to_string))
-    };
-    assert_eq!(
-        events,
-        [
-            event("requested", None, None),
-            event("started", Some(1), None),
-            event("failed", Some(1), Some("attempt 1 fails")),
-            event("started", Some(2), None),
-            event("failed", Some(2), Some("attempt 2 fails")),
-            event("started", Some(3), None),
-            event("succeeded", Some(3), None),
-        ]
-    );
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn the_attempts_of_the_job_count_before_those_of_the_handler() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let worker = TestWorker::start(&db, settings()).await;
-    let row = client
-        .query_one(
-            "SELECT rouse.enqueue('test.flaky', '{\"fail_until\": 100}', max_attempts => 2)",
-            &[],
-        )
-        .await
-        .unwrap();
-    let job = ended(&client, row.get(0)).await;
-    assert_eq!((job.state.as_str(), job.attempt), ("failed", 2));
-    assert_eq!(job.error.unwrap()["guest_kind"], "flaky");
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn a_permanent_error_a_panic_and_a_trap_are_kept_with_their_message_and_place() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let worker = TestWorker::start(&db, settings()).await;
-    let permanent = enqueue(&client, "test.fail", json!({"as": "permanent"})).await;
-    let job = ended(&client, permanent).await;
-    assert_eq!(
-        (job.state.as_str(), job.attempt),
-        ("failed", 1),
-        "never again"
-    );
-    let error = job.error.unwrap();
-    assert_eq!(
-        (&error["kind"], &error["guest_kind"], &error["message"]),
-        (&json!("guest_error"), &json!("hopeless"), &json!("never"))
-    );
-
-    let one_try = async |handler: &str| -> Value {
-        let row = client
-            .query_one("SELECT rouse.enqueue($1, max_attempts => 1)", &[&handler])
-            .await
-            .unwrap();
-        let job = ended(&client, row.get(0)).await;
-        assert_eq!(job.state, "failed");
-        job.error.unwrap()
-    };
-    let panic = one_try("test.panic").await;
-    assert_eq!(panic["kind"], "panic");
-    assert!(
-        panic["location"].as_str().unwrap().contains("failing.rs:"),
-        "{panic}"
-    );
-    assert!(
-        !panic["backtrace"].as_array().unwrap().is_empty(),
-        "{panic}"
-    );
-    let trap = one_try("test.trap").await;
-    assert_eq!(trap["kind"], "trap");
-    assert!(
-        trap["message"].as_str().unwrap().contains("unreachable"),
-        "{trap}"
-    );
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn one_poisonous_result_fails_alone_and_never_its_batch() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    // Everything is queued before the worker starts, so that outcomes are settled together.
-    let nul = enqueue(&client, "test.nul-result", json!({})).await;
-    let big = enqueue(&client, "test.big-result", json!({"bytes": 2 << 20})).await;
-    let nul_error = enqueue(&client, "test.fail", json!({"as": "nul"})).await;
-    let mut good = Vec::new();
-    for n in 0..50 {
-        good.push(enqueue(&client, "noop", json!({ "n": n })).await);
+    for lane in rows.chunk_by(|one, other| one.get::<_, String>(1) == other.get::<_, String>(1)) {
+        for handler in ["noop", "test.echo"] {
+            let of_lane = lane.iter().filter(|row| row.get::<_, String>(2) == handler);
+            assert!(
+                of_lane.map(|row| row.get::<_, i64>(0)).is_sorted(),
+                "{handler}"
+            );
+        }
     }
-    let worker = TestWorker::start(&db, settings()).await;
-    for id in good {
-        assert_eq!(ended(&client, id).await.state, "succeeded");
-    }
-    let error = ended(&client, nul).await.error.unwrap();
-    assert_eq!(error["kind"], "invalid_result");
-    assert!(
-        error["message"].as_str().unwrap().contains("NUL"),
-        "{error}"
-    );
-    let error = ended(&client, big).await.error.unwrap();
-    assert_eq!(error["kind"], "output_too_large");
-    let error = ended(&client, nul_error).await.error.unwrap();
-    assert_eq!(error["message"], "before\u{fffd}after");
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn a_result_that_only_postgres_refuses_fails_alone_too() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    // JSON by the book, but nested deeper than Postgres can follow: the host cannot know, the
-    // settlement says so.
-    let deep = format!("{}{}", "[".repeat(20_000), "]".repeat(20_000));
-    let catalog = crate::support::worker::catalog_of(&[(
-        "huge.wasm",
-        &crate::sandbox_guest::returns("test.huge", &deep),
-    )])
-    .await;
-    let worker = TestWorker::start_on(&db, settings(), catalog);
-    let mut ids = Vec::new();
-    for _ in 0..8 {
-        ids.push(enqueue(&client, "test.huge", json!({})).await);
-    }
-    for id in ids {
-        let job = ended(&client, id).await;
-        assert_eq!(job.state, "failed");
-        let error = job.error.unwrap();
-        assert_eq!(error["kind"], "invalid_result");
-        assert!(
-            error["message"]
-                .as_str()
-                .unwrap()
-                .contains("Postgres cannot store"),
-            "{error}"
-        );
-    }
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn an_outcome_that_cannot_be_written_holds_up_no_other_and_ends_with_its_lease() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let refused = enqueue(&client, "test.echo", json!({})).await;
-    let refuse = format!("ALTER TABLE rouse.finished ADD CONSTRAINT no CHECK (id <> {refused})");
-    client.batch_execute(&refuse).await.unwrap();
-    let short = Settings {
-        overrides: crate::support::worker::lease("test.echo", 2),
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, short).await;
-    until(&client, refused, |job| job.state == "running").await;
-    for n in 0..5 {
-        let id = enqueue(&client, "noop", json!({ "n": n })).await;
-        assert_eq!(ended(&client, id).await.state, "succeeded");
-    }
-    // Its lease is not renewed for ever: another attempt begins.
-    until(&client, refused, |job| job.attempt > 1).await;
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn an_open_cancellation_holds_up_no_other_settlement() {
-    let db = TestDb::new().await;
-    let (mut other, client) = (db.client().await, db.client().await);
-    let worker = TestWorker::start(&db, settings()).await;
-    let locked = enqueue(&client, "test.sleep", json!({"ms": 200})).await;
-    until(&client, locked, |job| job.state == "running").await;
-    let transaction = other.transaction().await.unwrap();
-    transaction
-        .query("SELECT rouse.cancel($1)", &[&locked])
-        .await
-        .unwrap();
-    for n in 0..5 {
-        let id = enqueue(&client, "noop", json!({ "n": n })).await;
-        assert_eq!(ended(&client, id).await.state, "succeeded");
-    }
-    assert_eq!(
-        show(&client, locked).await.state,
-        "running",
-        "as everybody else sees it"
-    );
-    transaction.rollback().await.unwrap();
-    assert_eq!(ended(&client, locked).await.state, "succeeded");
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn a_running_job_can_be_cancelled_and_its_outcome_is_refused() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let worker = TestWorker::start(&db, settings()).await;
-    let id = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
-    until(&client, id, |job| job.state == "running").await;
-    let cancelled: bool = client
-        .query_one("SELECT rouse.cancel($1)", &[&id])
-        .await
-        .unwrap()
-        .get(0);
-    assert!(cancelled);
-    worker.drain().await;
-    let job = show(&client, id).await;
-    assert_eq!((job.state.as_str(), job.result), ("cancelled", None));
-}
-
-#[tokio::test]
-async fn a_lease_that_is_lost_aborts_the_attempt_with_the_reason() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let short = Settings {
-        overrides: crate::support::worker::lease("test.wait-abort", 2),
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, short).await;
-    let id = enqueue(&client, "test.wait-abort", json!({})).await;
-    until(&client, id, |job| job.state == "running").await;
-    client
-        .query("SELECT rouse.cancel($1)", &[&id])
-        .await
-        .unwrap();
-    // Without the abort, which the renewal finds, this handler would wait for ever.
-    worker.drain().await;
-    assert_eq!(show(&client, id).await.state, "cancelled");
-}
-
-#[tokio::test]
-async fn a_long_attempt_keeps_its_lease_by_renewing_it() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let short = Settings {
-        overrides: crate::support::worker::lease("test.sleep", 2),
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, short.clone()).await;
-    let rival = TestWorker::start(&db, short).await;
-    let id = enqueue(&client, "test.sleep", json!({"ms": 5000})).await;
-    let job = ended(&client, id).await;
-    assert_eq!(
-        (job.state.as_str(), job.attempt),
-        ("succeeded", 1),
-        "nobody took it over"
-    );
-    worker.drain().await;
-    rival.drain().await;
-}
-
-#[tokio::test]
-async fn an_attempt_that_runs_too_long_is_stopped_and_the_job_ends_as_timed_out() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let hurried = Settings {
-        overrides: crate::support::worker::timeout("test.*", Duration::from_millis(200)),
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, hurried).await;
-    for handler in ["test.spin", "test.ignore-abort"] {
-        let id = enqueue(&client, handler, json!({})).await;
-        let job = ended(&client, id).await;
-        assert_eq!(job.state, "timed_out", "{handler}");
-        assert_eq!(job.error.unwrap()["kind"], "timed_out");
-    }
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn a_worker_that_drains_finishes_what_runs_and_claims_nothing_more() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let one = Settings {
-        slots: 1,
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, one).await;
-    let running = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
-    until(&client, running, |job| job.state == "running").await;
-    let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
-    worker.drain().await;
-    assert_eq!(show(&client, running).await.state, "succeeded");
-    let job = show(&client, waiting).await;
-    assert_eq!((job.state.as_str(), job.attempt), ("queued", 0));
-    let stopped: bool = client
-        .query_one("SELECT stopped_at IS NOT NULL FROM rouse.worker", &[])
-        .await
-        .unwrap()
-        .get(0);
-    assert!(stopped);
-}
-
-#[tokio::test]
-async fn a_worker_that_must_stop_at_once_gives_its_jobs_back_unspent() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let worker = TestWorker::start(&db, settings()).await;
-    let id = enqueue(&client, "test.wait-abort", json!({})).await;
-    until(&client, id, |job| job.state == "running").await;
-    worker.stop_now().await;
-    let job = show(&client, id).await;
-    assert_eq!(
-        (job.state.as_str(), job.attempt),
-        ("queued", 0),
-        "the attempt does not count"
-    );
-}
-
-#[tokio::test]
-async fn claims_that_cannot_start_soon_are_given_back() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    // Short jobs first, so that the worker claims ahead; then long ones that fill its slots.
-    for n in 0..300 {
-        enqueue(&client, "noop", json!({ "n": n })).await;
-    }
-    let mut long = Vec::new();
-    for _ in 0..20 {
-        long.push(enqueue(&client, "test.sleep", json!({"ms": 1500})).await);
-    }
-    let two = Settings {
-        slots: 2,
-        ..settings()
-    };
-    let greedy = TestWorker::start(&db, two.clone()).await;
-    until_true(
-        &client,
-        "SELECT count(*) >= 2 FROM rouse.jobs WHERE handler = 'test.sleep' AND state = 'running'",
-    )
-    .await;
-    let many = Settings {
-        slots: 20,
-        ..settings()
-    };
-    let helper = TestWorker::start(&db, many).await;
-    for id in long {
-        let job = ended(&client, id).await;
-        assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
-    }
-    assert!(settled(&client).await);
-    greedy.drain().await;
-    helper.drain().await;
-}
-
-#[tokio::test]
-async fn a_handler_that_is_removed_drains_and_its_waiting_jobs_wait_on() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let (catalog, folder) =
-        crate::support::worker::watched(&["test_guests.wasm", "noop.wasm"]).await;
-    let worker = TestWorker::start_on(&db, settings(), catalog.clone());
-    let running = enqueue(&client, "test.sleep", json!({"ms": 1000})).await;
-    until(&client, running, |job| job.state == "running").await;
-    let mut changes = catalog.changed();
-    std::fs::remove_file(folder.path().join("test_guests.wasm")).unwrap();
-    changes
-        .wait_for(|_| catalog.current().get("test.sleep").is_none())
-        .await
-        .unwrap();
-    let waiting = enqueue(&client, "test.sleep", json!({"ms": 1})).await;
-    assert_eq!(
-        ended(&client, running).await.state,
-        "succeeded",
-        "it drains"
-    );
-    let other = enqueue(&client, "noop", json!({"n": 1})).await;
-    assert_eq!(
-        ended(&client, other).await.state,
-        "succeeded",
-        "the rest serve"
-    );
-    assert_eq!(show(&client, waiting).await.state, "queued");
-    // It comes back, and the job that waited runs.
-    std::fs::copy(
-        crate::support::worker::guests_dir().join("test_guests.wasm"),
-        folder.path().join("test_guests.wasm"),
-    )
-    .unwrap();
-    assert_eq!(ended(&client, waiting).await.state, "succeeded");
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn an_outcome_can_be_settled_although_todays_partition_is_missing() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let worker = TestWorker::start(&db, settings()).await;
-    let first = enqueue(&client, "noop", json!({"n": 1})).await;
-    ended(&client, first).await;
-    client
-        .batch_execute(
-            "DO $$ DECLARE t text; BEGIN
-                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished'::regclass LOOP
-                    EXECUTE 'DROP TABLE ' || t;
-                END LOOP;
-            END $$",
-        )
-        .await
-        .unwrap();
-    let second = enqueue(&client, "noop", json!({"n": 2})).await;
-    assert_eq!(ended(&client, second).await.state, "succeeded");
-    worker.drain().await;
 }
 
 #[tokio::test]
@@ -852,41 +403,6 @@ async fn an_orphan_goes_ahead_of_older_queued_jobs() {
     let order: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
     assert_eq!(order[0], orphan, "then {older:?}");
     assert_eq!(order[1..], older);
-}
-
-#[tokio::test]
-async fn a_drain_that_takes_too_long_aborts_what_runs_and_gives_it_back() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let impatient = Settings {
-        drain_timeout: Duration::from_millis(100),
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, impatient).await;
-    let id = enqueue(&client, "test.wait-abort", json!({})).await;
-    until(&client, id, |job| job.state == "running").await;
-    worker.drain().await;
-    let job = show(&client, id).await;
-    assert_eq!((job.state.as_str(), job.attempt), ("queued", 0));
-}
-
-#[tokio::test]
-async fn the_operators_retries_count_before_those_of_the_module() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let strict = Settings {
-        overrides: crate::support::worker::tries("test.*", 3, Duration::from_millis(1)),
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, strict).await;
-    let id = enqueue(&client, "test.flaky", json!({"fail_until": 100})).await;
-    let job = ended(&client, id).await;
-    assert_eq!(
-        (job.state.as_str(), job.attempt),
-        ("failed", 3),
-        "the module asks for 10"
-    );
-    worker.drain().await;
 }
 
 #[tokio::test]

@@ -1,0 +1,268 @@
+//! What becomes of a job when an attempt has ended.
+
+use std::time::Duration;
+
+use rouse::worker::Settings;
+use serde_json::{Value, json};
+
+use crate::support::TestDb;
+use crate::support::worker::{TestWorker, ended, enqueue, show, until};
+
+fn settings() -> Settings {
+    Settings::default()
+}
+
+#[tokio::test]
+async fn an_error_is_retried_with_backoff_and_the_job_then_succeeds() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, settings()).await;
+    let id = enqueue(&client, "test.flaky", json!({"fail_until": 2})).await;
+    let job = ended(&client, id).await;
+    assert_eq!(
+        (job.state.as_str(), job.attempt, job.result),
+        ("succeeded", 3, Some(json!(3)))
+    );
+    let rows = client
+        .query(
+            "SELECT event, attempt, detail->>'message' FROM rouse.history($1)",
+            &[&id],
+        )
+        .await
+        .unwrap();
+    let events: Vec<(String, Option<i32>, Option<String>)> = rows
+        .iter()
+        .map(|row| (row.get(0), row.get(1), row.get(2)))
+        .collect();
+    let event = |name: &str, attempt, message: Option<&str>| {
+        (name.to_string(), attempt, message.map(str::to_string))
+    };
+    assert_eq!(
+        events,
+        [
+            event("requested", None, None),
+            event("started", Some(1), None),
+            event("failed", Some(1), Some("attempt 1 fails")),
+            event("started", Some(2), None),
+            event("failed", Some(2), Some("attempt 2 fails")),
+            event("started", Some(3), None),
+            event("succeeded", Some(3), None),
+        ]
+    );
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn the_attempts_of_the_job_count_before_those_of_the_handler() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, settings()).await;
+    let row = client
+        .query_one(
+            "SELECT rouse.enqueue('test.flaky', '{\"fail_until\": 100}', max_attempts => 2)",
+            &[],
+        )
+        .await
+        .unwrap();
+    let job = ended(&client, row.get(0)).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("failed", 2));
+    assert_eq!(job.error.unwrap()["guest_kind"], "flaky");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_permanent_error_a_panic_and_a_trap_are_kept_with_their_message_and_place() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, settings()).await;
+    let permanent = enqueue(&client, "test.fail", json!({"as": "permanent"})).await;
+    let job = ended(&client, permanent).await;
+    assert_eq!(
+        (job.state.as_str(), job.attempt),
+        ("failed", 1),
+        "never again"
+    );
+    let error = job.error.unwrap();
+    assert_eq!(
+        (&error["kind"], &error["guest_kind"], &error["message"]),
+        (&json!("guest_error"), &json!("hopeless"), &json!("never"))
+    );
+
+    let one_try = async |handler: &str| -> Value {
+        let row = client
+            .query_one("SELECT rouse.enqueue($1, max_attempts => 1)", &[&handler])
+            .await
+            .unwrap();
+        let job = ended(&client, row.get(0)).await;
+        assert_eq!(job.state, "failed");
+        job.error.unwrap()
+    };
+    let panic = one_try("test.panic").await;
+    assert_eq!(panic["kind"], "panic");
+    assert!(
+        panic["location"].as_str().unwrap().contains("failing.rs:"),
+        "{panic}"
+    );
+    assert!(
+        !panic["backtrace"].as_array().unwrap().is_empty(),
+        "{panic}"
+    );
+    let trap = one_try("test.trap").await;
+    assert_eq!(trap["kind"], "trap");
+    assert!(
+        trap["message"].as_str().unwrap().contains("unreachable"),
+        "{trap}"
+    );
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn one_poisonous_result_fails_alone_and_never_its_batch() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // Everything is queued before the worker starts, so that outcomes are settled together.
+    let nul = enqueue(&client, "test.nul-result", json!({})).await;
+    let big = enqueue(&client, "test.big-result", json!({"bytes": 2 << 20})).await;
+    let nul_error = enqueue(&client, "test.fail", json!({"as": "nul"})).await;
+    let mut good = Vec::new();
+    for n in 0..50 {
+        good.push(enqueue(&client, "noop", json!({ "n": n })).await);
+    }
+    let worker = TestWorker::start(&db, settings()).await;
+    for id in good {
+        assert_eq!(ended(&client, id).await.state, "succeeded");
+    }
+    let error = ended(&client, nul).await.error.unwrap();
+    assert_eq!(error["kind"], "invalid_result");
+    assert!(
+        error["message"].as_str().unwrap().contains("NUL"),
+        "{error}"
+    );
+    let error = ended(&client, big).await.error.unwrap();
+    assert_eq!(error["kind"], "output_too_large");
+    let error = ended(&client, nul_error).await.error.unwrap();
+    assert_eq!(error["message"], "before\u{fffd}after");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_result_that_only_postgres_refuses_fails_alone_too() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // JSON by the book, but nested deeper than Postgres can follow: the host cannot know, the
+    // settlement says so.
+    let deep = format!("{}{}", "[".repeat(20_000), "]".repeat(20_000));
+    let catalog = crate::support::worker::catalog_of(&[(
+        "huge.wasm",
+        &crate::sandbox_guest::returns("test.huge", &deep),
+    )])
+    .await;
+    let worker = TestWorker::start_on(&db, settings(), catalog);
+    let mut ids = Vec::new();
+    for _ in 0..8 {
+        ids.push(enqueue(&client, "test.huge", json!({})).await);
+    }
+    for id in ids {
+        let job = ended(&client, id).await;
+        assert_eq!(job.state, "failed");
+        let error = job.error.unwrap();
+        assert_eq!(error["kind"], "invalid_result");
+        assert!(
+            error["message"]
+                .as_str()
+                .unwrap()
+                .contains("Postgres cannot store"),
+            "{error}"
+        );
+    }
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn an_outcome_that_cannot_be_written_holds_up_no_other_and_ends_with_its_lease() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let refused = enqueue(&client, "test.echo", json!({})).await;
+    let refuse = format!("ALTER TABLE rouse.finished ADD CONSTRAINT no CHECK (id <> {refused})");
+    client.batch_execute(&refuse).await.unwrap();
+    let short = Settings {
+        overrides: crate::support::worker::lease("test.echo", 2),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, short).await;
+    until(&client, refused, |job| job.state == "running").await;
+    for n in 0..5 {
+        let id = enqueue(&client, "noop", json!({ "n": n })).await;
+        assert_eq!(ended(&client, id).await.state, "succeeded");
+    }
+    // Its lease is not renewed for ever: another attempt begins.
+    until(&client, refused, |job| job.attempt > 1).await;
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn an_open_cancellation_holds_up_no_other_settlement() {
+    let db = TestDb::new().await;
+    let (mut other, client) = (db.client().await, db.client().await);
+    let worker = TestWorker::start(&db, settings()).await;
+    let locked = enqueue(&client, "test.sleep", json!({"ms": 200})).await;
+    until(&client, locked, |job| job.state == "running").await;
+    let transaction = other.transaction().await.unwrap();
+    transaction
+        .query("SELECT rouse.cancel($1)", &[&locked])
+        .await
+        .unwrap();
+    for n in 0..5 {
+        let id = enqueue(&client, "noop", json!({ "n": n })).await;
+        assert_eq!(ended(&client, id).await.state, "succeeded");
+    }
+    assert_eq!(
+        show(&client, locked).await.state,
+        "running",
+        "as everybody else sees it"
+    );
+    transaction.rollback().await.unwrap();
+    assert_eq!(ended(&client, locked).await.state, "succeeded");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn an_outcome_can_be_settled_although_todays_partition_is_missing() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, settings()).await;
+    let first = enqueue(&client, "noop", json!({"n": 1})).await;
+    ended(&client, first).await;
+    client
+        .batch_execute(
+            "DO $$ DECLARE t text; BEGIN
+                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished'::regclass LOOP
+                    EXECUTE 'DROP TABLE ' || t;
+                END LOOP;
+            END $$",
+        )
+        .await
+        .unwrap();
+    let second = enqueue(&client, "noop", json!({"n": 2})).await;
+    assert_eq!(ended(&client, second).await.state, "succeeded");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn the_operators_retries_count_before_those_of_the_module() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let strict = Settings {
+        overrides: crate::support::worker::tries("test.*", 3, Duration::from_millis(1)),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, strict).await;
+    let id = enqueue(&client, "test.flaky", json!({"fail_until": 100})).await;
+    let job = ended(&client, id).await;
+    assert_eq!(
+        (job.state.as_str(), job.attempt),
+        ("failed", 3),
+        "the module asks for 10"
+    );
+    worker.drain().await;
+}

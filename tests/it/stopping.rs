@@ -1,0 +1,244 @@
+//! Attempts, claims and workers that have to stop.
+
+use std::time::Duration;
+
+use rouse::worker::Settings;
+use serde_json::json;
+
+use crate::support::TestDb;
+use crate::support::worker::{TestWorker, ended, enqueue, show, until, until_true};
+
+fn settings() -> Settings {
+    Settings::default()
+}
+
+#[tokio::test]
+async fn a_job_bound_to_another_handler_is_renewed_by_the_lease_that_it_was_claimed_with() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let bound = Settings {
+        sources: [("legacy".to_string(), "test.sleep".to_string())].into(),
+        overrides: crate::support::worker::lease("noop", 2),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, bound).await;
+    let row = client
+        .query_one(
+            "SELECT rouse.enqueue('noop', '{\"ms\": 4000}', source => 'legacy')",
+            &[],
+        )
+        .await
+        .unwrap();
+    let job = ended(&client, row.get(0)).await;
+    // The handler's own lease is longer than that of the lane, which the database knows of.
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_running_job_can_be_cancelled_and_its_outcome_is_refused() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, settings()).await;
+    let id = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
+    until(&client, id, |job| job.state == "running").await;
+    let cancelled: bool = client
+        .query_one("SELECT rouse.cancel($1)", &[&id])
+        .await
+        .unwrap()
+        .get(0);
+    assert!(cancelled);
+    worker.drain().await;
+    let job = show(&client, id).await;
+    assert_eq!((job.state.as_str(), job.result), ("cancelled", None));
+}
+
+#[tokio::test]
+async fn a_lease_that_is_lost_aborts_the_attempt_with_the_reason() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let short = Settings {
+        overrides: crate::support::worker::lease("test.wait-abort", 2),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, short).await;
+    let id = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, id, |job| job.state == "running").await;
+    client
+        .query("SELECT rouse.cancel($1)", &[&id])
+        .await
+        .unwrap();
+    // Without the abort, which the renewal finds, this handler would wait for ever.
+    worker.drain().await;
+    assert_eq!(show(&client, id).await.state, "cancelled");
+}
+
+#[tokio::test]
+async fn a_long_attempt_keeps_its_lease_by_renewing_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let short = Settings {
+        overrides: crate::support::worker::lease("test.sleep", 2),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, short.clone()).await;
+    let rival = TestWorker::start(&db, short).await;
+    let id = enqueue(&client, "test.sleep", json!({"ms": 5000})).await;
+    let job = ended(&client, id).await;
+    assert_eq!(
+        (job.state.as_str(), job.attempt),
+        ("succeeded", 1),
+        "nobody took it over"
+    );
+    worker.drain().await;
+    rival.drain().await;
+}
+
+#[tokio::test]
+async fn an_attempt_that_runs_too_long_is_stopped_and_the_job_ends_as_timed_out() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let hurried = Settings {
+        overrides: crate::support::worker::timeout("test.*", Duration::from_millis(200)),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, hurried).await;
+    for handler in ["test.spin", "test.ignore-abort"] {
+        let id = enqueue(&client, handler, json!({})).await;
+        let job = ended(&client, id).await;
+        assert_eq!(job.state, "timed_out", "{handler}");
+        assert_eq!(job.error.unwrap()["kind"], "timed_out");
+    }
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_drains_finishes_what_runs_and_claims_nothing_more() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let one = Settings {
+        slots: 1,
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, one).await;
+    let running = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
+    until(&client, running, |job| job.state == "running").await;
+    let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
+    worker.drain().await;
+    assert_eq!(show(&client, running).await.state, "succeeded");
+    let job = show(&client, waiting).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("queued", 0));
+    let stopped: bool = client
+        .query_one("SELECT stopped_at IS NOT NULL FROM rouse.worker", &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert!(stopped);
+}
+
+#[tokio::test]
+async fn a_worker_that_must_stop_at_once_gives_its_jobs_back_unspent() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, settings()).await;
+    let id = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, id, |job| job.state == "running").await;
+    worker.stop_now().await;
+    let job = show(&client, id).await;
+    assert_eq!(
+        (job.state.as_str(), job.attempt),
+        ("queued", 0),
+        "the attempt does not count"
+    );
+}
+
+#[tokio::test]
+async fn claims_that_cannot_start_soon_are_given_back() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // Short jobs first, so that the worker claims ahead; then long ones that fill its slots.
+    for n in 0..300 {
+        enqueue(&client, "noop", json!({ "n": n })).await;
+    }
+    let mut long = Vec::new();
+    for _ in 0..20 {
+        long.push(enqueue(&client, "test.sleep", json!({"ms": 1500})).await);
+    }
+    let two = Settings {
+        slots: 2,
+        ..settings()
+    };
+    let greedy = TestWorker::start(&db, two.clone()).await;
+    // What was claimed ahead and cannot start comes back, with a fresh turn.
+    until_true(
+        &client,
+        "SELECT EXISTS (SELECT FROM rouse.job WHERE state = 'queued' AND turn <> id AND attempt = 0)",
+    )
+    .await;
+    let many = Settings {
+        slots: 20,
+        ..settings()
+    };
+    let helper = TestWorker::start(&db, many).await;
+    for id in long {
+        let job = ended(&client, id).await;
+        assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    }
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    greedy.drain().await;
+    helper.drain().await;
+}
+
+#[tokio::test]
+async fn a_handler_that_is_removed_drains_and_its_waiting_jobs_wait_on() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (catalog, folder) =
+        crate::support::worker::watched(&["test_guests.wasm", "noop.wasm"]).await;
+    let worker = TestWorker::start_on(&db, settings(), catalog.clone());
+    let running = enqueue(&client, "test.sleep", json!({"ms": 1000})).await;
+    until(&client, running, |job| job.state == "running").await;
+    let mut changes = catalog.changed();
+    std::fs::remove_file(folder.path().join("test_guests.wasm")).unwrap();
+    changes
+        .wait_for(|_| catalog.current().get("test.sleep").is_none())
+        .await
+        .unwrap();
+    let waiting = enqueue(&client, "test.sleep", json!({"ms": 1})).await;
+    assert_eq!(
+        ended(&client, running).await.state,
+        "succeeded",
+        "it drains"
+    );
+    let other = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(
+        ended(&client, other).await.state,
+        "succeeded",
+        "the rest serve"
+    );
+    assert_eq!(show(&client, waiting).await.state, "queued");
+    // It comes back, and the job that waited runs.
+    std::fs::copy(
+        crate::support::worker::guests_dir().join("test_guests.wasm"),
+        folder.path().join("test_guests.wasm"),
+    )
+    .unwrap();
+    assert_eq!(ended(&client, waiting).await.state, "succeeded");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_drain_that_takes_too_long_aborts_what_runs_and_gives_it_back() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let impatient = Settings {
+        drain_timeout: Duration::from_millis(100),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, impatient).await;
+    let id = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, id, |job| job.state == "running").await;
+    worker.drain().await;
+    let job = show(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("queued", 0));
+}
