@@ -329,9 +329,15 @@ fn entry_keeps_a_server_until_it_is_killed() {
 
 /// This test binary again, as a host that keeps a server.
 fn entry(data_dir: &Path) -> Command {
-    // A copy, because the target directory may be closed to other users.
+    // A copy, because the target directory may be closed to other users. Made by another process:
+    // a file that this one has open for writing is held open by every child that another test
+    // is just starting, and cannot be executed meanwhile.
     let program = scratch("entry").join("it");
-    fs::copy(env::current_exe().unwrap(), &program).unwrap();
+    let copied = Command::new("cp")
+        .arg(env::current_exe().unwrap())
+        .arg(&program)
+        .status();
+    assert!(copied.unwrap().success());
     let mut command = Command::new(program);
     command
         .args(["--ignored", "--exact", ENTRY, "--nocapture"])
