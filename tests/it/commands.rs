@@ -21,7 +21,8 @@ fn serve(db: &TestDb, config: &Path, more: &[&str]) -> Host {
     ];
     args.extend(["--config", config.to_str().unwrap()]);
     args.extend(more);
-    let host = Host::rouse(&args, &[("DATABASE_URL", &db.url())]);
+    let log = ("ROUSE_LOG", "info,rouse::worker::attempt=debug");
+    let host = Host::rouse(&args, &[("DATABASE_URL", &db.url()), log]);
     host.line(PATIENCE, |line| line.contains("worker started"));
     host
 }
@@ -83,7 +84,8 @@ async fn sigterm_stops_claiming_finishes_what_runs_and_exits_with_zero() {
     let client = db.client().await;
     let host = serve(&db, &config(""), &["--slots", "1"]);
     let running = enqueue(&client, "test.sleep", json!({"ms": 1000})).await;
-    until(&client, running, |job| job.state == "running").await;
+    // A claim that has not started yet would be given back.
+    host.line(PATIENCE, |line| line.contains("attempt started"));
     host.signal(libc::SIGTERM);
     host.line(PATIENCE, |line| line.contains("stopping"));
     let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
