@@ -10,6 +10,7 @@ use rouse::sandbox::{AbortHandle, Catalog, HandlerSet};
 use crate::sandbox_guest::{
     Handlers, echo, guest, guest_that, job, manifest, refusal, sandbox, version,
 };
+use crate::support::attempt;
 
 #[tokio::test]
 async fn a_module_in_the_folder_is_served() {
@@ -18,9 +19,7 @@ async fn a_module_in_the_folder_is_served() {
     assert_eq!(handler.manifest.version, "1.2.3");
     assert_eq!(handler.module.file, "echo.wasm");
     assert!(handlers.catalog.current().refused.is_empty());
-    let run = sandbox()
-        .run(&handler, job(r#"{"a":1}"#), AbortHandle::new())
-        .await;
+    let run = attempt(&sandbox(), &handler, job(r#"{"a":1}"#), AbortHandle::new()).await;
     assert_eq!(run.end, RunEnd::Returned(br#"{"a":1}"#.into()));
 }
 
@@ -72,9 +71,13 @@ async fn each_broken_file_is_refused_with_its_name_and_the_rest_serves() {
         assert!(why.contains(words), "{file}: {why}");
     }
     assert_eq!(handlers.catalog.current().refused.len(), 8);
-    let run = sandbox()
-        .run(&handlers.handler("test.echo"), job("1"), AbortHandle::new())
-        .await;
+    let run = attempt(
+        &sandbox(),
+        &handlers.handler("test.echo"),
+        job("1"),
+        AbortHandle::new(),
+    )
+    .await;
     assert_eq!(run.end, RunEnd::Returned(b"1".into()));
 }
 
@@ -221,7 +224,12 @@ async fn a_replaced_module_takes_new_jobs_while_the_old_one_drains() {
     );
     let handlers = Handlers::watched(&[("echo.wasm", &waits)]).await;
     let abort = AbortHandle::new();
-    let old = tokio::spawn(sandbox().run(&handlers.handler("test.echo"), job("1"), abort.clone()));
+    let old = attempt(
+        &sandbox(),
+        &handlers.handler("test.echo"),
+        job("1"),
+        abort.clone(),
+    );
 
     handlers.write(".new", &echo("test.echo", "2"));
     fs::rename(handlers.path(".new"), handlers.path("echo.wasm")).unwrap();
@@ -230,9 +238,13 @@ async fn a_replaced_module_takes_new_jobs_while_the_old_one_drains() {
             version(set, "test.echo").as_deref() == Some("2")
         })
         .await;
-    let new = sandbox()
-        .run(&handlers.handler("test.echo"), job("2"), AbortHandle::new())
-        .await;
+    let new = attempt(
+        &sandbox(),
+        &handlers.handler("test.echo"),
+        job("2"),
+        AbortHandle::new(),
+    )
+    .await;
     assert_eq!(new.end, RunEnd::Returned(b"2".into()));
 
     // The old attempt has been there all the time, and goes on until it is told to stop.
@@ -242,10 +254,7 @@ async fn a_replaced_module_takes_new_jobs_while_the_old_one_drains() {
         .await;
     assert!(!old.is_finished());
     abort.abort(AbortReason::Shutdown, Duration::from_secs(5));
-    assert_eq!(
-        old.await.unwrap().end,
-        RunEnd::Aborted(AbortReason::Shutdown)
-    );
+    assert_eq!(old.await.end, RunEnd::Aborted(AbortReason::Shutdown));
 }
 
 #[tokio::test]

@@ -14,6 +14,8 @@ use tokio::time::timeout;
 use wit_component::{StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
+use crate::support::attempt;
+
 /// Memory of one attempt in these tests.
 pub(crate) const MEMORY_BYTES_MAX: usize = 32 << 20;
 /// Size of a result in these tests.
@@ -283,6 +285,6 @@ pub(crate) async fn run(body: &str) -> Run {
 
 pub(crate) async fn run_with(body: &str, abort: AbortHandle) -> Run {
     let handlers = Handlers::with(&[("guest.wasm", &guest(&manifest("test.it", "1"), body))]).await;
-    let running = sandbox().run(&handlers.handler("test.it"), job("{}"), abort);
+    let running = attempt(&sandbox(), &handlers.handler("test.it"), job("{}"), abort);
     timeout(PATIENCE, running).await.expect("the run ends")
 }

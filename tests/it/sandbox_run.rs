@@ -9,6 +9,7 @@ use crate::sandbox_guest::{
     Handlers, MEMORY_BYTES_MAX, RESULT_BYTES_MAX, echo, granted_dir, guest, guest_of_wasip1, job,
     manifest, run, run_with, sandbox,
 };
+use crate::support::attempt;
 
 /// A guest that never stops computing.
 const SPIN: &str = "(loop $ever (br $ever)) unreachable";
@@ -16,13 +17,13 @@ const SPIN: &str = "(loop $ever (br $ever)) unreachable";
 #[tokio::test]
 async fn what_the_handler_returns_is_the_result() {
     let handlers = Handlers::with(&[("echo.wasm", &echo("test.echo", "1"))]).await;
-    let run = sandbox()
-        .run(
-            &handlers.handler("test.echo"),
-            job("[1,2]"),
-            AbortHandle::new(),
-        )
-        .await;
+    let run = attempt(
+        &sandbox(),
+        &handlers.handler("test.echo"),
+        job("[1,2]"),
+        AbortHandle::new(),
+    )
+    .await;
     assert_eq!(run.end, RunEnd::Returned(b"[1,2]".into()));
     assert!(run.cpu > Duration::ZERO && run.cpu <= run.wall + Duration::from_millis(50));
     assert!(run.memory_bytes_peak >= 4 << 16);
@@ -35,13 +36,13 @@ async fn an_error_of_the_handler_comes_in_its_own_words() {
         "(call $return_error (local.get $payload) (local.get $payload_len) (i32.const 1))",
     );
     let handlers = Handlers::with(&[("guest.wasm", &guest)]).await;
-    let run = sandbox()
-        .run(
-            &handlers.handler("test.it"),
-            job("boom"),
-            AbortHandle::new(),
-        )
-        .await;
+    let run = attempt(
+        &sandbox(),
+        &handlers.handler("test.it"),
+        job("boom"),
+        AbortHandle::new(),
+    )
+    .await;
     assert_eq!(
         run.end,
         RunEnd::Failed(Failure {
@@ -178,13 +179,17 @@ async fn a_guest_that_waits_hears_of_the_abort_and_its_result_is_dropped() {
 async fn a_guest_that_computes_on_is_stopped_after_its_grace() {
     let handlers = Handlers::with(&[("guest.wasm", &guest(&manifest("test.it", "1"), SPIN))]).await;
     let abort = AbortHandle::new();
-    let running =
-        tokio::spawn(sandbox().run(&handlers.handler("test.it"), job("1"), abort.clone()));
+    let running = attempt(
+        &sandbox(),
+        &handlers.handler("test.it"),
+        job("1"),
+        abort.clone(),
+    );
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(!running.is_finished());
     let started = Instant::now();
     abort.abort(AbortReason::Cancelled, Duration::from_millis(200));
-    let run = running.await.unwrap();
+    let run = running.await;
     assert_eq!(run.end, RunEnd::Aborted(AbortReason::Cancelled));
     assert!(started.elapsed() >= Duration::from_millis(200));
     assert!(
@@ -207,12 +212,16 @@ async fn a_lost_lease_stops_a_guest_that_waits_at_once() {
     )])
     .await;
     let abort = AbortHandle::new();
-    let running =
-        tokio::spawn(sandbox().run(&handlers.handler("test.it"), job("1"), abort.clone()));
+    let running = attempt(
+        &sandbox(),
+        &handlers.handler("test.it"),
+        job("1"),
+        abort.clone(),
+    );
     let started = Instant::now();
     abort.abort(AbortReason::TakenByAnotherWorker, Duration::ZERO);
     assert_eq!(
-        running.await.unwrap().end,
+        running.await.end,
         RunEnd::Aborted(AbortReason::TakenByAnotherWorker)
     );
     assert!(
@@ -241,11 +250,21 @@ async fn guests_that_compute_share_the_threads_with_those_that_do_not() {
     let abort = AbortHandle::new();
     let spinning: Vec<_> = (0..8)
         .map(|_| {
-            tokio::spawn(sandbox().run(&handlers.handler("test.spin"), job("1"), abort.clone()))
+            attempt(
+                &sandbox(),
+                &handlers.handler("test.spin"),
+                job("1"),
+                abort.clone(),
+            )
         })
         .collect();
     for _ in 0..5 {
-        let run = sandbox().run(&handlers.handler("test.echo"), job("1"), AbortHandle::new());
+        let run = attempt(
+            &sandbox(),
+            &handlers.handler("test.echo"),
+            job("1"),
+            AbortHandle::new(),
+        );
         let run = tokio::time::timeout(Duration::from_secs(10), run).await;
         assert_eq!(
             run.expect("it gets its turn").end,
@@ -254,10 +273,7 @@ async fn guests_that_compute_share_the_threads_with_those_that_do_not() {
     }
     abort.abort(AbortReason::Shutdown, Duration::ZERO);
     for spinning in spinning {
-        assert_eq!(
-            spinning.await.unwrap().end,
-            RunEnd::Aborted(AbortReason::Shutdown)
-        );
+        assert_eq!(spinning.await.end, RunEnd::Aborted(AbortReason::Shutdown));
     }
 }
 
@@ -267,7 +283,7 @@ async fn dropping_a_run_stops_its_guest() {
     let handler = handlers.handler("test.it");
     // More than fit at once: were they not stopped, the later ones would never start.
     for _ in 0..40 {
-        let run = sandbox().run(&handler, job("1"), AbortHandle::new());
+        let run = attempt(&sandbox(), &handler, job("1"), AbortHandle::new());
         assert!(
             tokio::time::timeout(Duration::from_millis(20), run)
                 .await
@@ -275,7 +291,12 @@ async fn dropping_a_run_stops_its_guest() {
         );
     }
     let echo = Handlers::with(&[("echo.wasm", &echo("test.echo", "1"))]).await;
-    let run = sandbox().run(&echo.handler("test.echo"), job("1"), AbortHandle::new());
+    let run = attempt(
+        &sandbox(),
+        &echo.handler("test.echo"),
+        job("1"),
+        AbortHandle::new(),
+    );
     let run = tokio::time::timeout(Duration::from_secs(10), run)
         .await
         .expect("there is room");
@@ -285,9 +306,13 @@ async fn dropping_a_run_stops_its_guest() {
 #[tokio::test]
 async fn a_granted_directory_that_is_not_there_is_named() {
     let handlers = Handlers::with(&[("lost.wasm", &echo("test.lost", "1"))]).await;
-    let run = sandbox()
-        .run(&handlers.handler("test.lost"), job("1"), AbortHandle::new())
-        .await;
+    let run = attempt(
+        &sandbox(),
+        &handlers.handler("test.lost"),
+        job("1"),
+        AbortHandle::new(),
+    )
+    .await;
     let RunEnd::Unrunnable(why) = run.end else {
         panic!("unrunnable, not {:?}", run.end);
     };
@@ -323,8 +348,12 @@ async fn after_the_abort_an_attempt_changes_no_file_any_more() {
     let guest = guest_of_wasip1(imports, &manifest("test.files", "1"), body);
     let handlers = Handlers::with(&[("files.wasm", &guest)]).await;
     let abort = AbortHandle::new();
-    let running =
-        tokio::spawn(sandbox().run(&handlers.handler("test.files"), job("1"), abort.clone()));
+    let running = attempt(
+        &sandbox(),
+        &handlers.handler("test.files"),
+        job("1"),
+        abort.clone(),
+    );
     let kept = granted_dir().join("kept");
     while std::fs::read_to_string(&kept).ok().as_deref() != Some("a") {
         assert!(!running.is_finished(), "{:?}", running.await);
@@ -333,7 +362,7 @@ async fn after_the_abort_an_attempt_changes_no_file_any_more() {
 
     let started = Instant::now();
     abort.abort(AbortReason::TakenByAnotherWorker, Duration::from_secs(60));
-    let run = running.await.unwrap();
+    let run = running.await;
     assert_eq!(run.end, RunEnd::Aborted(AbortReason::TakenByAnotherWorker));
     assert!(
         started.elapsed() < Duration::from_secs(30),

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use crate::sandbox_guest::{MEMORY_BYTES_MAX, granted_dir, job, sandbox};
+use crate::support::attempt;
 
 /// Where `cargo xtask test` has put the guests.
 fn guests(release: &str) -> PathBuf {
@@ -44,9 +45,7 @@ async fn run_with(handler: &str, payload: Value, abort: AbortHandle) -> Run {
     let handler = set
         .get(handler)
         .unwrap_or_else(|| panic!("{handler}; {:?}", set.refused));
-    sandbox()
-        .run(handler, job(&payload.to_string()), abort)
-        .await
+    attempt(&sandbox(), handler, job(&payload.to_string()), abort).await
 }
 
 async fn run(handler: &str, payload: Value) -> RunEnd {
@@ -97,9 +96,13 @@ async fn a_guest_is_told_all_of_its_job() {
         requested_at_ms: 1_700_000_000_123,
         payload: r#"{"ü":[1,null]}"#.into(),
     };
-    let run = sandbox()
-        .run(set.get("test.echo").unwrap(), input, AbortHandle::new())
-        .await;
+    let run = attempt(
+        &sandbox(),
+        set.get("test.echo").unwrap(),
+        input,
+        AbortHandle::new(),
+    )
+    .await;
     let RunEnd::Returned(bytes) = run.end else {
         panic!("a result, not {:?}", run.end);
     };
@@ -122,9 +125,13 @@ async fn a_core_module_of_wasip1_runs_like_a_component_of_wasip2() {
     assert!(p1.refused.is_empty(), "{:?}", p1.refused);
     let handler = p1.get("text.stats").expect("it is served");
     let payload = json!({"text": "one two two"});
-    let run = sandbox()
-        .run(handler, job(&payload.to_string()), AbortHandle::new())
-        .await;
+    let run = attempt(
+        &sandbox(),
+        handler,
+        job(&payload.to_string()),
+        AbortHandle::new(),
+    )
+    .await;
     let RunEnd::Returned(bytes) = run.end else {
         panic!("a result, not {:?}", run.end);
     };
@@ -300,11 +307,11 @@ async fn many_attempts_run_side_by_side() {
     let runs: Vec<_> = (0..sandbox().attempts_max())
         .map(|_| {
             let job = job(&json!({ "ms": 500 }).to_string());
-            tokio::spawn(sandbox().run(&handler, job, AbortHandle::new()))
+            attempt(&sandbox(), &handler, job, AbortHandle::new())
         })
         .collect();
     for run in runs {
-        assert_eq!(run.await.unwrap().end, RunEnd::Returned(b"500".into()));
+        assert_eq!(run.await.end, RunEnd::Returned(b"500".into()));
     }
     // One after the other would take 8 s.
     assert!(

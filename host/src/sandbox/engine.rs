@@ -113,7 +113,8 @@ impl Sandbox {
         &self.settings
     }
 
-    pub(super) fn guests(&self) -> &Handle {
+    /// The threads for guests. Whoever awaits [`run`](Self::run) does so in a task of these.
+    pub fn guests(&self) -> &Handle {
         self.guests
             .as_ref()
             .expect("the runtime is taken only by drop")

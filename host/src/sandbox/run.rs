@@ -1,11 +1,12 @@
 //! One attempt at one job, in an instance of its own.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use tokio::task::JoinHandle;
 use wasmtime::Store;
 
 use super::bindings::exports::rouse::handler::handlers::JobInfo;
@@ -15,7 +16,7 @@ use super::limits::{self, AttemptLimiter};
 use super::meter::metered;
 use super::state::AttemptState;
 use super::{AbortHandle, Handler, Sandbox};
-use crate::job::{AbortReason, Attempt, JobId, RunEnd};
+use crate::job::{Attempt, JobId, RunEnd};
 
 /// What a guest is told of its job. The handler's name comes from the handler.
 #[derive(Debug, Clone)]
@@ -52,13 +53,16 @@ pub struct Run {
 }
 
 impl Sandbox {
-    /// Runs one attempt on the threads for guests, and says how it ended. Never fails and never
+    /// Runs one attempt in the task that awaits it, and says how it ended. Never fails and never
     /// panics: whatever the guest does is a [`RunEnd`].
+    ///
+    /// The task has to be one of [`guests`](Self::guests): the guest computes in it.
     ///
     /// Once `abort` has turned, the end is [`RunEnd::Aborted`], also when the guest returned
     /// something within its grace. The caller applies the run timeout, through `abort`.
     ///
-    /// Cancel-safe: when the future is dropped, the guest is stopped at its next tick.
+    /// Cancel-safe: dropping the future ends the guest. A guest that computes lets go of the task at
+    /// its next tick, so that it can be dropped.
     pub fn run(
         self: &Arc<Self>,
         handler: &Arc<Handler>,
@@ -69,31 +73,14 @@ impl Sandbox {
         let sandbox = self.clone();
         let handler = handler.clone();
         async move {
-            let attempt = sandbox.clone().attempt(handler, job, abort.clone());
-            let mut task = Stopping(sandbox.guests().spawn(attempt));
-            let mut run = (&mut task.0).await.unwrap_or_else(|error| {
-                let end = if error.is_panic() {
-                    tracing::error!(
-                        "the host panicked while it ran a guest; this is a fault of Rouse"
-                    );
-                    RunEnd::Unrunnable("the host panicked while it ran the handler".into())
-                } else {
-                    // The threads for guests have been shut down.
-                    RunEnd::Aborted(AbortReason::Shutdown)
-                };
-                Run::without_guest(end)
-            });
+            let attempt = sandbox.attempt(&handler, job, abort);
+            let mut run = caught(attempt).await.unwrap_or_else(Run::of_a_panic);
             run.wall = started.elapsed();
             run
         }
     }
 
-    async fn attempt(
-        self: Arc<Self>,
-        handler: Arc<Handler>,
-        job: JobInput,
-        abort: AbortHandle,
-    ) -> Run {
+    async fn attempt(&self, handler: &Handler, job: JobInput, abort: AbortHandle) -> Run {
         // Free at once for a worker that keeps to `attempts_max`.
         let permit = tokio::select! {
             biased;
@@ -123,7 +110,7 @@ impl Sandbox {
         let mut store = Store::new(&self.engine, state);
         limits::limit(&mut store, self.settings.result_bytes_max);
         let killed_or_done = {
-            let call = pin!(call(&mut store, &handler, job));
+            let call = pin!(call(&mut store, handler, job));
             // Dropping the call is what ends a guest that waits in a host call; one that
             // computes is interrupted by its epoch.
             tokio::select! {
@@ -148,6 +135,13 @@ impl Sandbox {
 }
 
 impl Run {
+    fn of_a_panic() -> Self {
+        tracing::error!("the host panicked while it ran a guest; this is a fault of Rouse");
+        Self::without_guest(RunEnd::Unrunnable(
+            "the host panicked while it ran the handler".into(),
+        ))
+    }
+
     fn without_guest(end: RunEnd) -> Self {
         Self {
             end,
@@ -156,6 +150,17 @@ impl Run {
             memory_bytes_peak: 0,
         }
     }
+}
+
+/// Awaits a future; none when it panics. Nothing that an attempt touched is used after a panic but
+/// atomics and locks that heal, so that it is safe to go on.
+async fn caught<F: Future>(future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    poll_fn(|context| {
+        let poll = AssertUnwindSafe(|| future.as_mut().poll(context).map(Some));
+        catch_unwind(poll).unwrap_or(Poll::Ready(None))
+    })
+    .await
 }
 
 async fn call(
@@ -188,11 +193,17 @@ async fn call(
         .map_err(Stop::Failed)
 }
 
-/// A task that ends when nobody waits for it any more.
-struct Stopping(JoinHandle<Run>);
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Drop for Stopping {
-    fn drop(&mut self) {
-        self.0.abort();
+    #[tokio::test]
+    async fn a_panic_of_the_host_stays_within_its_attempt() {
+        assert_eq!(caught(async { 7 }).await, Some(7));
+        let panics = async {
+            tokio::task::yield_now().await;
+            panic!("a fault of Rouse");
+        };
+        assert_eq!(caught(panics).await, None::<()>);
     }
 }

@@ -161,14 +161,16 @@ async fn sandbox_run(
     };
     debug!(job.id = %job.id, handler = %handler.manifest.name, attempt = job.attempt.0, "attempt started");
     gauge!("rouse_attempts_running").increment(1);
-    let mut running = std::pin::pin!(shared.sandbox.run(handler, input, abort.clone()));
+    let attempt = shared.sandbox.run(handler, input, abort.clone());
+    let mut running = shared.sandbox.guests().spawn(attempt);
     let run = tokio::select! {
         run = &mut running => run,
         () = tokio::time::sleep(policy.timeout) => {
             abort.abort(AbortReason::TimedOut, policy.grace);
             running.await
         }
-    };
+    }
+    .expect("a run does not panic, and the threads for guests outlive the worker");
     gauge!("rouse_attempts_running").decrement(1);
     histogram!("rouse_attempt_seconds", "handler" => handler.manifest.name.clone())
         .record(run.wall.as_secs_f64());

@@ -1,11 +1,13 @@
 //! What the tests stand on: a private Postgres, a database per test, the `rouse` binary as a child.
 
+mod attempt;
 mod cluster;
 pub(crate) mod database;
 mod host;
 
 pub(crate) mod worker;
 
+pub(crate) use attempt::attempt;
 pub(crate) use cluster::{free_port, postgres_settings, scratch};
 pub(crate) use database::TestDb;
 pub(crate) use host::{Host, rouse_binary};
