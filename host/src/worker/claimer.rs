@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use metrics::counter;
 use tracing::{debug, error, info, warn};
 
 use super::Shared;
-use super::attempt::{self, Claim};
+use super::attempt::Claim;
 use super::boottime::BootTime;
 use super::lanes::Lanes;
 use super::policy::Policy;
 use super::poll::Poll;
 use super::prefetch::Prefetch;
+use super::slots;
 use super::wakeups::reconnect_after;
 use crate::job::Fence;
 use crate::store::{ClaimedJob, Lane, StoreError};
@@ -135,16 +135,13 @@ impl Claimer<'_> {
 
     /// Waits until there is room for a worthwhile claim; returns how many jobs it is for.
     async fn wait_for_room(&mut self) -> usize {
+        let slots = &self.shared.slots;
         loop {
-            let freed = self.shared.freed.notified();
-            let ended = self.shared.ended.load(Ordering::Relaxed);
-            let ahead = self.prefetch.jobs(ended, Instant::now());
-            let in_hand = self.shared.in_hand.load(Ordering::Relaxed);
-            let room = (self.shared.settings.slots + ahead).saturating_sub(in_hand);
-            if room >= (ahead / 2).max(1) {
+            let ahead = self.prefetch.jobs(slots.ended(), Instant::now());
+            if let Some(room) = slots.room(ahead) {
                 return room;
             }
-            freed.await;
+            slots.freed().await;
         }
     }
 
@@ -231,24 +228,24 @@ impl Claimer<'_> {
     fn dispatch(&self, jobs: Vec<ClaimedJob>, asked: BootTime) -> usize {
         let received = Instant::now();
         let count = jobs.len();
-        self.shared.in_hand.fetch_add(count, Ordering::Relaxed);
-        counter!("rouse_jobs_claimed_total").increment(count as u64);
-        for job in jobs {
-            let (lane, lease) = self
-                .lanes
-                .get(job.lane)
-                .expect("claims are made from lanes that are served");
-            let claim = Claim {
-                job,
-                lane,
-                asked,
-                received,
-                lease,
-            };
-            self.shared
-                .attempts
-                .spawn(attempt::run(self.shared.clone(), claim));
-        }
+        self.shared.meters.claimed.increment(count as u64);
+        let claims = jobs
+            .into_iter()
+            .map(|job| {
+                let (lane, lease) = self
+                    .lanes
+                    .get(job.lane)
+                    .expect("claims are made from lanes that are served");
+                Claim {
+                    job,
+                    lane,
+                    asked,
+                    received,
+                    lease,
+                }
+            })
+            .collect();
+        slots::start(self.shared, claims);
         count
     }
 
