@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
@@ -87,7 +87,7 @@ struct Shared {
     slots: slots::Slots,
     meters: meters::Meters,
     /// Somebody wants the claimer to look now.
-    look: Notify,
+    wakeups: wakeups::Wakeups,
     /// True while the listening connection stands.
     listening: AtomicBool,
     /// True when it was made (again) and nobody has taken note.
@@ -145,7 +145,7 @@ pub async fn run(
         sandbox,
         catalog,
         incarnation,
-        look: Notify::new(),
+        wakeups: wakeups::Wakeups::default(),
         listening: AtomicBool::new(false),
         listens_anew: AtomicBool::new(false),
         database_answers: health.database_answers,

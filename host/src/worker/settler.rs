@@ -231,7 +231,7 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         Fate::Retry(delay, why) => {
             info!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, delay_ms = delay.as_millis(), error = %why.0, "retry");
             // The claimer's sleep has to end when this job is due.
-            shared.look.notify_one();
+            shared.wakeups.ring(None);
         }
         Fate::Released => debug!(job.id = %id, "given back"),
     }
