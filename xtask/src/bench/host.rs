@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::Bench;
 use super::cpu::{self, HostCpu};
@@ -127,8 +128,18 @@ impl Host {
             .context("wait until the host sleeps")
     }
 
-    pub(super) fn pid(&self) -> u32 {
-        self.pid
+    /// It does nothing more until [`thaw`](Self::thaw).
+    pub(super) fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    pub(super) fn thaw(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.pid.try_into()?).context("a process has a number")?;
+        kill_process(pid, signal).with_context(|| format!("signal {}", self.worker_id))
     }
 
     pub(super) fn cpu(&self) -> Result<HostCpu> {

@@ -3,6 +3,10 @@
 mod drain;
 mod latency;
 
+mod enqueue;
+mod idle;
+
+mod plain;
 mod probe;
 mod round_trip;
 
@@ -45,6 +49,10 @@ enum Part {
     Drain(drain::Options),
     /// How long a job waits for its start on an idle host, with notifications and without
     Latency(latency::Options),
+    /// Enqueues a second over 1, 8 and 32 connections, beside plain INSERTs of the same row
+    Enqueue(enqueue::Options),
+    /// Processor time and statements of hosts that have nothing to do
+    Idle(idle::Options),
 }
 
 /// What every benchmark needs.
@@ -71,6 +79,8 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
         match options.part {
             Part::Drain(options) => drain::run(&bench, &options).await,
             Part::Latency(options) => latency::run(&bench, &options).await,
+            Part::Enqueue(options) => enqueue::run(&bench, &options).await,
+            Part::Idle(options) => idle::run(&bench, &options).await,
         }
     })?;
     bench.progress.end();

@@ -121,6 +121,18 @@ impl Server {
         Ok(folder)
     }
 
+    /// The server's own work on tables (autovacuum) pauses, where it would be counted as the hosts'.
+    pub(super) async fn suspend_housekeeping(&self) -> Result<()> {
+        self.observer
+            .batch_execute("ALTER SYSTEM SET autovacuum_naptime = '1h'")
+            .await
+            .context("set autovacuum_naptime")?;
+        self.observer
+            .batch_execute("SELECT pg_reload_conf()")
+            .await
+            .context("reload the settings of the server")
+    }
+
     /// Writes all that is dirty, so that the next measurement starts with nothing owed.
     pub(super) async fn settle_disk(&self) -> Result<()> {
         self.observer
