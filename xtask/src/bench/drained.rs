@@ -11,7 +11,10 @@ use super::{Bench, counts};
 /// One backlog, from the first claim to the last settlement.
 pub(super) struct Drained {
     pub(super) jobs: i64,
+    /// The first id and the last.
+    pub(super) ids: (i64, i64),
     pub(super) seconds: f64,
+    /// The longest time in which nothing was settled.
     pub(super) gap_ms: f64,
     /// Processor time for each job, microseconds.
     pub(super) cpu_postgres_us: f64,
@@ -80,6 +83,7 @@ pub(super) async fn drain(
     let jobs = backlog.jobs as f64;
     Ok(Drained {
         jobs: backlog.jobs,
+        ids: (backlog.first, backlog.last),
         seconds: times.seconds,
         gap_ms: times.gap_ms,
         cpu_postgres_us: postgres * 1e6 / jobs,

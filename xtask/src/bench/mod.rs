@@ -4,6 +4,9 @@ mod drain;
 mod latency;
 
 mod enqueue;
+
+mod decay;
+
 mod idle;
 
 mod plain;
@@ -51,6 +54,8 @@ enum Part {
     Latency(latency::Options),
     /// Enqueues a second over 1, 8 and 32 connections, beside plain INSERTs of the same row
     Enqueue(enqueue::Options),
+    /// Jobs per second with much pending, much finished, a transaction held open, partitions coming and going
+    Decay(decay::Options),
     /// Processor time and statements of hosts that have nothing to do
     Idle(idle::Options),
 }
@@ -80,10 +85,14 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
             Part::Drain(options) => drain::run(&bench, &options).await,
             Part::Latency(options) => latency::run(&bench, &options).await,
             Part::Enqueue(options) => enqueue::run(&bench, &options).await,
+            Part::Decay(options) => decay::run(&bench, &options).await,
             Part::Idle(options) => idle::run(&bench, &options).await,
         }
     })?;
     bench.progress.end();
     report.print(options.json);
-    Ok(ExitCode::SUCCESS)
+    Ok(match report.failures.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
 }
