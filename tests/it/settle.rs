@@ -163,7 +163,7 @@ async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
     assert_eq!((shown.state.as_str(), shown.attempt), ("queued", 1));
     assert_eq!(shown.error.unwrap()["message"], "no");
     assert!(claim(&store, 1).await.is_empty(), "its time has not come");
-    let promotion = store.promote().await.unwrap();
+    let promotion = store.promote(None).await.unwrap();
     assert_eq!(promotion.promoted, 0);
     let wait = promotion.next_due.expect("something waits");
     assert!(
@@ -178,7 +178,7 @@ async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
         )
         .await
         .unwrap();
-    assert_eq!(store.promote().await.unwrap().promoted, 1);
+    assert_eq!(store.promote(None).await.unwrap().promoted, 1);
     let second = claim(&store, 1).await.remove(0);
     assert_eq!((second.attempt.0, second.lost), (2, 0));
     assert!(second.turn > job.turn);
@@ -201,11 +201,11 @@ async fn a_due_job_that_somebody_has_locked_is_not_what_a_worker_waits_for() {
         .query("SELECT rouse.cancel($1)", &[&id])
         .await
         .unwrap();
-    let promotion = store.promote().await.unwrap();
+    let promotion = store.promote(None).await.unwrap();
     // Due in no time would make the worker ask again at once, for as long as the lock is held.
     assert_eq!((promotion.promoted, promotion.next_due), (0, None));
     transaction.rollback().await.unwrap();
-    assert_eq!(store.promote().await.unwrap().promoted, 1);
+    assert_eq!(store.promote(None).await.unwrap().promoted, 1);
 }
 
 #[tokio::test]
@@ -236,7 +236,7 @@ async fn a_scheduled_job_is_never_claimed_before_its_time() {
         )
         .await
         .unwrap();
-    assert_eq!(store.promote().await.unwrap().promoted, 0);
+    assert_eq!(store.promote(None).await.unwrap().promoted, 0);
     assert!(claim(&store, 1).await.is_empty());
     // A time that has passed is no schedule.
     client
@@ -397,7 +397,7 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
     let orders = orders(&store, 60_000).await;
     let adopt = async || {
         store
-            .adopt(WORKER, Fence(rand()), &orders, 10, 3)
+            .adopt(WORKER, Fence(rand()), &orders, 10, 3, None)
             .await
             .unwrap()
     };
@@ -430,7 +430,7 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
         )
         .await
         .unwrap();
-    store.promote().await.unwrap();
+    store.promote(None).await.unwrap();
     let third = claim(&store, 1).await.remove(0);
     assert_eq!((third.attempt.0, third.lost), (3, 2));
 
@@ -470,7 +470,7 @@ async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
         after: 0,
         lease_ms: 1000,
     }];
-    let adopted = store.adopt(WORKER, Fence(1), &other, 10, 3).await.unwrap();
+    let adopted = store.adopt(WORKER, Fence(1), &other, 10, 3, None).await.unwrap();
     assert!(adopted.is_empty());
 }
 

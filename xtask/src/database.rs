@@ -1,13 +1,24 @@
 //! A connection to the database of a `rouse` process.
 
 use anyhow::{Context as _, Result};
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{Client, Config, NoTls};
 
 /// Connects, and lets the connection work until the client is dropped.
 pub(crate) async fn connect(url: &str) -> Result<Client> {
-    let (client, connection) = tokio_postgres::connect(url, NoTls)
+    open(&url.parse().context("read the address of the database")?).await
+}
+
+/// As [`connect`], to another database of the same server.
+pub(crate) async fn connect_to(url: &str, database: &str) -> Result<Client> {
+    let mut config: Config = url.parse().context("read the address of the database")?;
+    open(config.dbname(database)).await
+}
+
+async fn open(config: &Config) -> Result<Client> {
+    let (client, connection) = config
+        .connect(NoTls)
         .await
-        .with_context(|| format!("connect to {url}"))?;
+        .with_context(|| format!("connect to {:?}", config.get_hosts()))?;
     // An error of the connection reaches the client as the error of its next query.
     tokio::spawn(connection);
     Ok(client)

@@ -55,9 +55,13 @@ enum Command {
         #[arg(long, default_value = "handlers-wasm")]
         out: PathBuf,
     },
-    /// Measure: each benchmark starts a private Postgres with fsync on
-    #[command(subcommand)]
-    Bench(bench::Bench),
+    /// Measure: each benchmark starts a private Postgres with fsync on, and probes it beside
+    #[command(after_help = "Examples:\n  \
+        cargo xtask bench drain                 the sizes of the published figures\n  \
+        cargo xtask bench drain --jobs 10000 --runs 1\n  \
+        cargo xtask bench latency --json\n\n\
+        docs/performance.md says what each figure means. Other work on the machine shows in all of them.")]
+    Bench(bench::Options),
 }
 
 fn main() -> ExitCode {
@@ -79,7 +83,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             let placed = guests::build_handlers(&workspace, &out)?;
             println!("{placed}");
         }
-        Command::Bench(bench) => bench::run(&workspace, bench)?,
+        Command::Bench(options) => return bench::run(&workspace, options),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,13 +1,16 @@
 //! Takes over jobs whose worker is gone.
 
+use std::time::Duration;
+
 use tokio_postgres::types::Type;
 
-use super::{ClaimOrder, ClaimedJob, Store, StoreError};
+use super::{ClaimOrder, ClaimedJob, Store, StoreError, millis};
 use crate::job::{Fence, Incarnation};
 
 impl Store {
     /// Claims up to `wanted` jobs of these lanes whose lease has run out. A job that has been lost
-    /// `lost_max` times is failed instead.
+    /// `lost_max` times is failed instead. `within`: only leases that ran out in the last so long by
+    /// the database's clock are looked at; none: all.
     pub async fn adopt(
         &self,
         worker: Incarnation,
@@ -15,6 +18,7 @@ impl Store {
         orders: &[ClaimOrder],
         wanted: usize,
         lost_max: u32,
+        within: Option<Duration>,
     ) -> Result<Vec<ClaimedJob>, StoreError> {
         let lanes: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
         let leases: Vec<i64> = orders.iter().map(|order| order.lease_ms).collect();
@@ -30,6 +34,7 @@ impl Store {
                     (&leases, Type::INT8_ARRAY),
                     (&wanted, Type::INT4),
                     (&lost_max, Type::INT4),
+                    (&within.map(millis), Type::INT8),
                 ],
             )
             .await?;

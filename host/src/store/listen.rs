@@ -5,14 +5,36 @@ use std::future::poll_fn;
 use tokio::sync::mpsc;
 use tokio_postgres::AsyncMessage;
 
+use crate::job::LaneId;
+
 use super::connect::{ConnectError, Connector};
 
-/// The channel on which `rouse.enqueue` wakes sleeping workers; the payload is the queue.
+/// The channel on which `rouse.enqueue` wakes sleeping workers; see [`Wakeup`].
 pub const WAKE_CHANNEL: &str = "rouse_wake";
+
+/// What a notification says: there is a job in this queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wakeup {
+    /// The queue.
+    pub queue: String,
+    /// The lane in which the job is ready; none: it waits for its time, or the lane was not said.
+    pub lane: Option<LaneId>,
+}
+
+impl Wakeup {
+    /// `queue lane`, or `queue`; queue names have no spaces.
+    fn parse(payload: &str) -> Self {
+        let (queue, lane) = payload.split_once(' ').unwrap_or((payload, ""));
+        Self {
+            queue: queue.to_string(),
+            lane: lane.parse().ok().map(LaneId),
+        }
+    }
+}
 
 /// One connection that listens.
 pub struct Listener {
-    notifications: mpsc::UnboundedReceiver<String>,
+    notifications: mpsc::UnboundedReceiver<Wakeup>,
     // Dropping the client would end the connection.
     _client: tokio_postgres::Client,
 }
@@ -26,7 +48,7 @@ impl Listener {
             // Ends with the connection; the dropped sender tells the listener.
             while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
                 if let AsyncMessage::Notification(note) = message
-                    && sender.send(note.payload().to_string()).is_err()
+                    && sender.send(Wakeup::parse(note.payload())).is_err()
                 {
                     break;
                 }
@@ -42,8 +64,8 @@ impl Listener {
         })
     }
 
-    /// The queue that the next notification names; none when the connection is gone.
-    pub async fn next(&mut self) -> Option<String> {
+    /// The next notification; none when the connection is gone.
+    pub async fn next(&mut self) -> Option<Wakeup> {
         self.notifications.recv().await
     }
 }

@@ -14,6 +14,7 @@ mod json;
 mod lanes;
 mod listen;
 mod partitions;
+mod peek;
 mod promote;
 mod read;
 mod registration;
@@ -32,7 +33,8 @@ pub use claim::{ClaimOrder, ClaimedJob};
 pub use enqueue::Enqueue;
 pub use json::JsonText;
 pub use lanes::Lane;
-pub use listen::{Listener, WAKE_CHANNEL};
+pub use listen::{Listener, WAKE_CHANNEL, Wakeup};
+pub use peek::{Looking, Peek};
 pub use promote::Promotion;
 pub use read::JobView;
 pub use registration::Registration;
@@ -145,6 +147,11 @@ impl Store {
             .map_err(|error| migrate::MigrateError::Unreachable(error.to_string()))?;
         migrate::check(&**client).await
     }
+}
+
+/// A duration as the functions of schema `rouse` take it.
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// What Postgres said, with detail and hint: `tokio_postgres::Error` alone says "db error".

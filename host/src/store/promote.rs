@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
-use super::{Store, StoreError};
+use super::{Store, StoreError, millis};
 
 /// How many jobs one call promotes at most: enough for bursts, and short enough to hold no lock for long.
 const PROMOTED_MAX: i32 = 1000;
@@ -19,10 +19,14 @@ pub struct Promotion {
 }
 
 impl Store {
-    /// Promotes jobs whose time has come.
-    pub async fn promote(&self) -> Result<Promotion, StoreError> {
+    /// Promotes jobs whose time has come, `within` the last so long by the database's clock (none: all).
+    pub async fn promote(&self, within: Option<Duration>) -> Result<Promotion, StoreError> {
+        let within_ms = within.map(millis);
         let row = self
-            .query(include_str!("promote.sql"), &[(&PROMOTED_MAX, Type::INT4)])
+            .query(
+                include_str!("promote.sql"),
+                &[(&PROMOTED_MAX, Type::INT4), (&within_ms, Type::INT8)],
+            )
             .await?;
         let row = row
             .first()

@@ -1,3 +1,3 @@
 -- Gives due jobs their turn, and says when the next one is due; see rouse.promote
--- (migrations/0004_claim.sql).
-SELECT promoted, next_due_ms FROM rouse.promote($1)
+-- (migrations/0007_looking.sql).
+SELECT promoted, next_due_ms FROM rouse.promote($1, $2)

@@ -1,26 +1,21 @@
 //! One job's journey: claim → dispatch → sandbox run → `RunEnd` → `Outcome` → settle.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
-use metrics::{gauge, histogram};
-use tokio::sync::OwnedSemaphorePermit;
 use tracing::debug;
 
 use super::Shared;
 use super::boottime::BootTime;
 use super::leases::Lease;
+use super::meters::HandlerMeters;
 use super::policy::Policy;
-use super::settler::{self, Ended, Unsettled};
+use super::settler::{Ended, Unsettled};
 use crate::job::{
     AbortReason, AttemptError, ErrorKind, Fence, JobId, Outcome, RetryPolicy, Tries, decide,
 };
 use crate::sandbox::{AbortHandle, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Fate, JsonText, Lane, Settlement};
-
-/// A claim that has not started within this long is given back, so that others can have it.
-const START_WITHIN: Duration = Duration::from_secs(1);
 
 /// A job, as it came from the database.
 pub(super) struct Claim {
@@ -34,62 +29,67 @@ pub(super) struct Claim {
     pub(super) lease: Duration,
 }
 
-/// Takes one claimed job from its claim to its settlement.
-pub(super) async fn run(shared: Arc<Shared>, claim: Claim) {
-    let _in_hand = InHand {
-        shared: shared.clone(),
-        id: claim.job.id,
-        fence: claim.job.fence,
+/// One slot: takes claims through their attempts, one after the other, until none waits.
+pub(super) async fn serve(shared: Arc<Shared>) {
+    let mut slot = Slot {
+        shared: &shared,
+        runs: None,
+        done: false,
     };
-    let handler = match dispatch(&shared, &claim) {
+    while let Some(claim) = shared.slots.next(slot.runs.is_some()) {
+        slot.runs = Some((claim.job.id, claim.job.fence));
+        run(&shared, claim).await;
+        // Jobs of a few microseconds would keep the thread from everything else.
+        tokio::task::consume_budget().await;
+    }
+    slot.done = true;
+}
+
+/// Frees a slot whose task ends in the middle of an attempt.
+struct Slot<'a> {
+    shared: &'a Shared,
+    runs: Option<(JobId, Fence)>,
+    done: bool,
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        if let Some((id, fence)) = self.runs {
+            // Nobody will settle it. Without renewals its lease runs out, and it is adopted.
+            self.shared.leases.remove(id, fence);
+        }
+        self.shared.slots.broke();
+    }
+}
+
+/// Takes one claimed job from its claim to its settlement.
+async fn run(shared: &Shared, mut claim: Claim) {
+    let handler = match dispatch(shared, &claim) {
         Dispatch::To(handler) => handler,
-        Dispatch::Withdrawn => return give_back(&shared, &claim).await,
+        Dispatch::Withdrawn => return give_back(shared, &claim).await,
         Dispatch::Unbound(why) => {
             let error = AttemptError::new(ErrorKind::Unrunnable, why);
             let delay = RetryPolicy::default().initial;
             let outcome = Outcome::Retry { delay, error };
-            return settle(&shared, &claim, &claim.lane.handler, None, outcome).await;
+            let meters = shared.meters.of(&claim.lane.handler);
+            return settle(shared, &claim, meters, None, outcome).await;
         }
-    };
-    let Some(slot) = slot(&shared, &claim).await else {
-        return give_back(&shared, &claim).await;
     };
     let policy = Policy::resolve(&handler.manifest, &shared.settings.overrides);
+    let meters = shared.meters.of(&handler.manifest.name);
     let started_after = Some(claim.received.elapsed());
-    let run = sandbox_run(&shared, &claim, &handler, &policy).await;
-    drop(slot);
+    let run = sandbox_run(shared, &mut claim, &handler, &policy, &meters).await;
     let outcome = outcome(&claim, run, &policy);
-    settle(
-        &shared,
-        &claim,
-        &handler.manifest.name,
-        started_after,
-        outcome,
-    )
-    .await;
+    settle(shared, &claim, meters, started_after, outcome).await;
 }
 
-async fn give_back(shared: &Shared, claim: &Claim) {
-    settle(shared, claim, &claim.lane.handler, None, Outcome::Released).await;
-}
-
-/// A claimed job counts as in hand until this is dropped, whatever becomes of its attempt.
-struct InHand {
-    shared: Arc<Shared>,
-    id: JobId,
-    fence: Fence,
-}
-
-impl Drop for InHand {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // Nobody will settle it. Without renewals its lease runs out, and it is adopted.
-            self.shared.leases.remove(self.id, self.fence);
-        }
-        self.shared.ended.fetch_add(1, Ordering::Relaxed);
-        self.shared.in_hand.fetch_sub(1, Ordering::Relaxed);
-        self.shared.freed.notify_one();
-    }
+/// Gives a claim back that has not started.
+pub(super) async fn give_back(shared: &Shared, claim: &Claim) {
+    let meters = shared.meters.of(&claim.lane.handler);
+    settle(shared, claim, meters, None, Outcome::Released).await;
 }
 
 /// Where a claimed job goes.
@@ -117,24 +117,14 @@ fn dispatch(shared: &Shared, claim: &Claim) -> Dispatch {
     }
 }
 
-/// A slot, or none when the job had better go to another worker: this one is full, or stopping.
-async fn slot(shared: &Shared, claim: &Claim) -> Option<OwnedSemaphorePermit> {
-    let patience = START_WITHIN.saturating_sub(claim.received.elapsed());
-    tokio::select! {
-        biased;
-        () = shared.stop.drain.cancelled() => None,
-        slot = shared.slots.clone().acquire_owned() => slot.ok(),
-        () = tokio::time::sleep(patience) => None,
-    }
-}
-
 async fn sandbox_run(
     shared: &Shared,
-    claim: &Claim,
+    claim: &mut Claim,
     handler: &Arc<Handler>,
     policy: &Policy,
+    meters: &HandlerMeters,
 ) -> Run {
-    let job = &claim.job;
+    let job = &mut claim.job;
     let abort = AbortHandle::new();
     shared.leases.insert(
         job.id,
@@ -157,25 +147,23 @@ async fn sandbox_run(
         attempt: job.attempt,
         max_attempts: job.max_attempts.unwrap_or(policy.retry.max_attempts),
         requested_at_ms: unix_ms(job.requested_at),
-        payload: job.payload.0.clone().into_bytes(),
+        payload: std::mem::take(&mut job.payload.0).into_bytes(),
     };
     debug!(job.id = %job.id, handler = %handler.manifest.name, attempt = job.attempt.0, "attempt started");
-    gauge!("rouse_attempts_running").increment(1);
-    let attempt = shared.sandbox.run(handler, input, abort.clone());
-    let mut running = shared.sandbox.guests().spawn(attempt);
+    shared.meters.running.increment(1);
+    let mut running = std::pin::pin!(shared.sandbox.run(handler, input, abort.clone()));
     let run = tokio::select! {
+        biased;
         run = &mut running => run,
         () = tokio::time::sleep(policy.timeout) => {
             abort.abort(AbortReason::TimedOut, policy.grace);
             running.await
         }
-    }
-    .expect("a run does not panic, and the threads for guests outlive the worker");
-    gauge!("rouse_attempts_running").decrement(1);
-    histogram!("rouse_attempt_seconds", "handler" => handler.manifest.name.clone())
-        .record(run.wall.as_secs_f64());
+    };
+    shared.meters.running.decrement(1);
+    meters.seconds.record(run.wall.as_secs_f64());
     if let Ok(waited) = job.claimed_at.duration_since(job.requested_at) {
-        histogram!("rouse_wait_seconds").record(waited.as_secs_f64());
+        shared.meters.wait_seconds.record(waited.as_secs_f64());
     }
     run
 }
@@ -194,7 +182,7 @@ fn outcome(claim: &Claim, run: Run, policy: &Policy) -> Outcome {
 async fn settle(
     shared: &Shared,
     claim: &Claim,
-    handler: &str,
+    meters: Arc<HandlerMeters>,
     started_after: Option<Duration>,
     outcome: Outcome,
 ) {
@@ -209,7 +197,7 @@ async fn settle(
         Outcome::Released => Fate::Released,
         Outcome::Dropped(reason) => {
             debug!(job.id = %job.id, reason = reason.as_str(), "outcome dropped: the job is not this worker's any more");
-            settler::count(handler, "dropped");
+            meters.count("dropped");
             shared.leases.remove(job.id, job.fence);
             return;
         }
@@ -221,7 +209,7 @@ async fn settle(
             started_after,
             fate,
         },
-        handler: handler.to_string(),
+        meters,
         attempt: job.attempt,
         asked: claim.asked,
         replaced: false,

@@ -1,14 +1,14 @@
-//! What the claimer knows of the lanes: which it serves, in which order, and from which turn on.
+//! What the claimer knows of the lanes: which it serves, which have jobs, and from which turn on.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::job::LaneId;
-use crate::store::{ClaimOrder, Lane};
+use crate::job::{LaneId, Priority};
+use crate::store::{ClaimOrder, ClaimedJob, Lane};
 
-/// The most lanes that one claim looks at; more are looked at by further claims. An empty lane costs a claim
-/// one look into the index.
+/// The most lanes that one claim looks at: an empty lane costs it one look into the index. Where
+/// more are served, claims go to those that are known to have jobs.
 const LANES_PER_CLAIM: usize = 256;
 /// The catalog is read again from this far behind its known end, because a lane's row may be
 /// committed after one that was numbered later.
@@ -19,20 +19,39 @@ const CATALOG_WINDOW: i64 = 256;
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     known: HashMap<LaneId, Known>,
-    /// Lanes of this host's handlers, queues and tags, with their lease; in the order of their ids.
-    served: Vec<(LaneId, i64)>,
+    /// How many of them are served.
+    served: usize,
+    /// Served lanes that had jobs when somebody last looked.
+    active: HashSet<LaneId>,
+    /// The newest rows of the catalog that were read: those in the window.
+    newest: BTreeSet<i64>,
     catalog_end: i64,
-    /// The served lanes in the order of this look, and how many of them it has taken.
-    order: Vec<(LaneId, i64)>,
-    taken: usize,
 }
 
 #[derive(Debug)]
 struct Known {
     lane: Arc<Lane>,
+    /// How long claims from it are good for; none: it is not served.
+    lease_ms: Option<i64>,
     cursor: i64,
     /// The cursor at the last two sweeps, the older one first.
     marks: [i64; 2],
+}
+
+impl Known {
+    fn order(&self) -> Option<ClaimOrder> {
+        Some(ClaimOrder {
+            lane: self.lane.id,
+            after: self.cursor,
+            lease_ms: self.lease_ms?,
+        })
+    }
+
+    /// The place in the order in which lanes are claimed from: by priority, and within it the lane
+    /// that has come least far first. Turns are numbered across lanes, so that one has the oldest jobs.
+    fn place(&self) -> (Priority, i64, LaneId) {
+        (self.lane.priority, self.cursor, self.lane.id)
+    }
 }
 
 impl Lanes {
@@ -41,88 +60,142 @@ impl Lanes {
         self.catalog_end - CATALOG_WINDOW
     }
 
-    /// Takes in what the catalog said.
-    pub(super) fn learn(&mut self, lanes: Vec<Lane>) {
+    /// How many rows of the catalog after that place have been read.
+    pub(super) fn read_rows(&self) -> usize {
+        self.newest.len()
+    }
+
+    /// From now on the whole catalog is unread: a lane may be committed long after it was numbered.
+    pub(super) fn forget_catalog(&mut self) {
+        self.catalog_end = 0;
+        self.newest.clear();
+    }
+
+    /// True for a lane of the catalog, as far as it was read.
+    pub(super) fn knows(&self, lane: LaneId) -> bool {
+        self.known.contains_key(&lane)
+    }
+
+    /// True for a lane that jobs are claimed from.
+    pub(super) fn serves(&self, lane: LaneId) -> bool {
+        let known = self.known.get(&lane);
+        known.is_some_and(|known| known.lease_ms.is_some())
+    }
+
+    /// Takes in what the catalog said; true where some of it is new. A new lane counts as one that
+    /// has jobs: it is catalogued with its first.
+    pub(super) fn learn(&mut self, lanes: Vec<Lane>) -> bool {
+        let before = self.known.len();
         for lane in lanes {
             self.catalog_end = self.catalog_end.max(lane.seq);
-            self.known.entry(lane.id).or_insert(Known {
-                lane: Arc::new(lane),
-                cursor: i64::MIN,
-                marks: [i64::MIN; 2],
+            self.newest.insert(lane.seq);
+            self.known.entry(lane.id).or_insert_with(|| {
+                self.active.insert(lane.id);
+                Known {
+                    lane: Arc::new(lane),
+                    lease_ms: None,
+                    cursor: i64::MIN,
+                    marks: [i64::MIN; 2],
+                }
             });
         }
+        self.newest = self.newest.split_off(&(self.read_after() + 1));
+        self.known.len() > before
     }
 
     /// Decides anew which lanes are served: those for which `lease_ms` gives a lease.
     pub(super) fn serve(&mut self, lease_ms: impl Fn(&Lane) -> Option<i64>) {
-        self.served = self
-            .known
-            .values()
-            .filter_map(|known| Some((known.lane.id, lease_ms(&known.lane)?)))
-            .collect();
-        self.served.sort_unstable();
+        for known in self.known.values_mut() {
+            let lease_ms = lease_ms(&known.lane);
+            if known.lease_ms.is_none() && lease_ms.is_some() {
+                self.active.insert(known.lane.id);
+            }
+            known.lease_ms = lease_ms;
+        }
+        let known = &self.known;
+        let served = |id: &LaneId| known.get(id).is_some_and(|lane| lane.lease_ms.is_some());
+        self.active.retain(served);
+        self.served = known.keys().filter(|id| served(id)).count();
+    }
+
+    /// Whether there is a lane that is known to have jobs.
+    pub(super) fn any_active(&self) -> bool {
+        !self.active.is_empty()
     }
 
     /// The lane of a claimed job, and how long claims from it are good for; none where it is not
     /// served.
     pub(super) fn get(&self, id: LaneId) -> Option<(Arc<Lane>, Duration)> {
-        let place = self.served.binary_search_by_key(&id, |(lane, _)| *lane);
-        let (_, lease_ms) = self.served.get(place.ok()?)?;
-        let lease = Duration::from_millis(u64::try_from(*lease_ms).unwrap_or(0));
-        Some((self.known.get(&id)?.lane.clone(), lease))
+        let known = self.known.get(&id)?;
+        let lease = Duration::from_millis(u64::try_from(known.lease_ms?).unwrap_or(0));
+        Some((known.lane.clone(), lease))
     }
 
-    /// How many claims it takes to look at every lane once.
-    pub(super) fn rounds(&self) -> usize {
-        self.served.len().div_ceil(LANES_PER_CLAIM)
+    /// Somebody says that there is a job in this lane. True where the lane is served.
+    pub(super) fn touch(&mut self, id: LaneId) -> bool {
+        let served = self.serves(id);
+        if served {
+            self.active.insert(id);
+        }
+        served
     }
 
-    /// Puts the lanes in the order in which one look goes through them: by priority, and within it
-    /// the one that has come least far first. Turns are numbered across lanes, so that one has the
-    /// oldest jobs.
-    pub(super) fn begin_round(&mut self) {
-        let place = |(id, _): &(LaneId, i64)| {
-            self.known
-                .get(id)
-                .map(|known| (known.lane.priority, known.cursor))
+    /// The lanes for the next claim, in order.
+    pub(super) fn orders(&self) -> Vec<ClaimOrder> {
+        let mut lanes: Vec<&Known> = if self.served > LANES_PER_CLAIM {
+            let active = self.active.iter();
+            active.filter_map(|id| self.known.get(id)).collect()
+        } else {
+            let known = self.known.values();
+            known.filter(|lane| lane.lease_ms.is_some()).collect()
         };
-        self.order.clone_from(&self.served);
-        self.order.sort_by_cached_key(place);
-        self.taken = 0;
+        if lanes.len() > LANES_PER_CLAIM {
+            lanes.select_nth_unstable_by_key(LANES_PER_CLAIM, |lane| lane.place());
+            lanes.truncate(LANES_PER_CLAIM);
+        }
+        lanes.sort_unstable_by_key(|lane| lane.place());
+        lanes.into_iter().filter_map(Known::order).collect()
     }
 
-    /// The lanes for the next claim of this look.
-    pub(super) fn orders(&mut self) -> Vec<ClaimOrder> {
-        let rest = self.order.get(self.taken..).unwrap_or_default();
-        let orders: Vec<ClaimOrder> = rest
-            .iter()
-            .take(LANES_PER_CLAIM)
-            .filter_map(|(id, lease_ms)| {
-                Some(ClaimOrder {
-                    lane: *id,
-                    after: self.known.get(id)?.cursor,
-                    lease_ms: *lease_ms,
-                })
-            })
+    /// Takes in what a claim of `wanted` jobs from these lanes found.
+    pub(super) fn claimed(&mut self, orders: &[ClaimOrder], jobs: &[ClaimedJob], wanted: usize) {
+        let mut gave = HashSet::new();
+        for job in jobs {
+            self.advance(job.lane, job.turn);
+            gave.insert(job.lane);
+        }
+        // A claim that was filled has not looked into the lanes behind the last that gave something.
+        let looked_at = if jobs.len() < wanted {
+            orders.len()
+        } else {
+            let last = orders.iter().rposition(|order| gave.contains(&order.lane));
+            last.map_or(0, |last| last + 1)
+        };
+        for order in &orders[..looked_at] {
+            if !gave.contains(&order.lane) {
+                self.active.remove(&order.lane);
+            }
+        }
+    }
+
+    /// Every served lane that is not known to have jobs, in the order in which to claim from them.
+    pub(super) fn idle(&self) -> Vec<ClaimOrder> {
+        let mut lanes: Vec<&Known> = self
+            .known
+            .values()
+            .filter(|known| !self.active.contains(&known.lane.id))
             .collect();
-        self.taken += LANES_PER_CLAIM;
-        orders
+        lanes.sort_unstable_by_key(|lane| lane.place());
+        lanes.into_iter().filter_map(Known::order).collect()
     }
 
     /// Every served lane, for adoption.
     pub(super) fn all(&self) -> Vec<ClaimOrder> {
-        self.served
-            .iter()
-            .map(|(lane, lease_ms)| ClaimOrder {
-                lane: *lane,
-                after: i64::MIN,
-                lease_ms: *lease_ms,
-            })
-            .collect()
+        self.known.values().filter_map(Known::order).collect()
     }
 
     /// A claim has come this far in the lane.
-    pub(super) fn advance(&mut self, lane: LaneId, turn: i64) {
+    fn advance(&mut self, lane: LaneId, turn: i64) {
         if let Some(known) = self.known.get_mut(&lane) {
             known.cursor = known.cursor.max(turn);
         }
@@ -137,10 +210,8 @@ impl Lanes {
         }
     }
 
-    /// The long sweep: every cursor starts over, and the catalog is read from its start, because a
-    /// lane may have been committed long after it was numbered.
+    /// The long sweep: every cursor starts over.
     pub(super) fn restart(&mut self) {
-        self.catalog_end = 0;
         for known in self.known.values_mut() {
             known.cursor = i64::MIN;
             known.marks = [i64::MIN; 2];
@@ -150,8 +221,11 @@ impl Lanes {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
-    use crate::job::Priority;
+    use crate::job::{Attempt, Fence, JobId};
+    use crate::store::JsonText;
 
     fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
         Lane {
@@ -164,8 +238,24 @@ mod tests {
         }
     }
 
-    fn order(lanes: &mut Lanes) -> Vec<(i64, i64)> {
-        lanes.begin_round();
+    fn job(lane: i64, turn: i64) -> ClaimedJob {
+        ClaimedJob {
+            id: JobId(turn),
+            fence: Fence(1),
+            lane: LaneId(lane),
+            turn,
+            attempt: Attempt(1),
+            lost: 0,
+            max_attempts: None,
+            tenant: None,
+            source: None,
+            requested_at: SystemTime::UNIX_EPOCH,
+            claimed_at: SystemTime::UNIX_EPOCH,
+            payload: JsonText("{}".into()),
+        }
+    }
+
+    fn order(lanes: &Lanes) -> Vec<(i64, i64)> {
         lanes
             .orders()
             .iter()
@@ -187,7 +277,7 @@ mod tests {
         lanes.advance(LaneId(30), 5);
         lanes.advance(LaneId(40), 99);
         lanes.advance(LaneId(10), 1);
-        assert_eq!(order(&mut lanes), [(40, 99), (30, 5), (20, 7), (10, 1)]);
+        assert_eq!(order(&lanes), [(40, 99), (30, 5), (20, 7), (10, 1)]);
     }
 
     #[test]
@@ -201,10 +291,9 @@ mod tests {
         lanes.rewind();
         lanes.advance(LaneId(10), 300);
         lanes.rewind();
-        assert_eq!(order(&mut lanes), [(10, 100)]);
+        assert_eq!(order(&lanes), [(10, 100)]);
         lanes.restart();
-        assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
-        assert!(lanes.read_after() < 0, "the catalog is read from its start");
+        assert_eq!(order(&lanes), [(10, i64::MIN)]);
     }
 
     #[test]
@@ -213,20 +302,21 @@ mod tests {
         lanes.learn(vec![lane(1, 10, Priority::Normal)]);
         lanes.learn(vec![lane(2, 10, Priority::Normal)]);
         lanes.serve(|_| Some(1000));
-        assert_eq!(order(&mut lanes), [(10, i64::MIN)]);
+        assert_eq!(order(&lanes), [(10, i64::MIN)]);
         assert_eq!(lanes.read_after(), 2 - CATALOG_WINDOW);
     }
 
     #[test]
-    fn a_restart_reads_the_catalog_again_for_lanes_that_were_committed_very_late() {
+    fn the_rows_of_the_catalog_that_were_read_are_counted_from_the_place_where_it_is_read_next() {
         let mut lanes = Lanes::default();
-        lanes.learn(vec![lane(1000, 10, Priority::Normal)]);
-        assert!(lanes.read_after() > 1);
-        lanes.restart();
-        assert!(lanes.read_after() < 1);
-        lanes.learn(vec![lane(1, 20, Priority::Normal)]);
-        lanes.serve(|_| Some(1000));
-        assert_eq!(lanes.all().len(), 2);
+        assert!(lanes.learn((1..=10).map(|n| lane(n, n, Priority::Low)).collect()));
+        assert_eq!((lanes.read_after(), lanes.read_rows()), (10 - CATALOG_WINDOW, 10));
+        let end = CATALOG_WINDOW + 5;
+        assert!(!lanes.learn(vec![lane(end, 1, Priority::Low)]), "known");
+        assert_eq!((lanes.read_after(), lanes.read_rows()), (5, 6));
+        lanes.forget_catalog();
+        assert_eq!((lanes.read_after(), lanes.read_rows()), (-CATALOG_WINDOW, 0));
+        assert!(lanes.knows(LaneId(10)), "only how far it was read is forgotten");
     }
 
     #[test]
@@ -242,22 +332,41 @@ mod tests {
         assert!(lanes.get(LaneId(10)).is_none(), "it is not served");
     }
 
-    #[test]
-    fn priority_holds_also_where_there_are_more_lanes_than_a_claim_may_look_at() {
+    /// More lanes than a claim looks at, low ones, of which none has jobs; their number.
+    fn many_idle() -> (Lanes, i64) {
         let mut lanes = Lanes::default();
         let many = i64::try_from(LANES_PER_CLAIM).unwrap() + 10;
         lanes.learn((1..=many).map(|n| lane(n, n, Priority::Low)).collect());
+        lanes.serve(|_| Some(1000));
+        while let orders @ [_, ..] = &*lanes.orders() {
+            lanes.claimed(orders, &[], 1);
+        }
+        (lanes, many)
+    }
+
+    #[test]
+    fn among_more_lanes_than_a_claim_looks_at_it_goes_to_those_that_have_jobs() {
+        let (mut lanes, many) = many_idle();
+        assert_eq!(lanes.idle().len(), usize::try_from(many).unwrap());
+        assert!(lanes.touch(LaneId(7)));
+        assert!(!lanes.touch(LaneId(many + 1)), "it is not known");
         lanes.learn(vec![lane(many + 1, many + 1, Priority::High)]);
         lanes.serve(|_| Some(1000));
-        assert_eq!(lanes.rounds(), 2);
-        lanes.begin_round();
-        let mut seen: Vec<i64> = (0..2)
-            .flat_map(|_| lanes.orders())
-            .map(|order| order.lane.0)
-            .collect();
-        assert_eq!(seen.remove(0), many + 1);
-        seen.sort_unstable();
-        assert_eq!(seen, (1..=many).collect::<Vec<_>>(), "each once");
-        assert!(lanes.orders().is_empty());
+        let ids = |lanes: &Lanes| order(lanes).iter().map(|(id, _)| *id).collect::<Vec<_>>();
+        assert_eq!(ids(&lanes), [many + 1, 7], "a new lane has jobs, and priority holds");
+        let orders = lanes.orders();
+        lanes.claimed(&orders, &[job(7, 70)], 2);
+        assert_eq!(order(&lanes), [(7, 70)], "the other one gave nothing");
+    }
+
+    #[test]
+    fn a_claim_that_was_filled_says_nothing_of_the_lanes_behind() {
+        let (mut lanes, _) = many_idle();
+        for id in [1, 2, 3] {
+            lanes.touch(LaneId(id));
+        }
+        let orders = lanes.orders();
+        lanes.claimed(&orders, &[job(2, 5)], 1);
+        assert_eq!(order(&lanes), [(3, i64::MIN), (2, 5)]);
     }
 }

@@ -12,20 +12,22 @@ mod boottime;
 mod claimer;
 mod lanes;
 mod leases;
+mod meters;
 mod policy;
 mod poll;
 mod prefetch;
 mod settings;
 mod settler;
+mod slots;
 mod upkeep;
 mod wakeups;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
@@ -82,16 +84,10 @@ struct Shared {
     sandbox: Arc<Sandbox>,
     catalog: Arc<Catalog>,
     incarnation: Incarnation,
-    /// One permit a running attempt.
-    slots: Arc<Semaphore>,
-    /// Jobs that were claimed and whose attempt has not ended.
-    in_hand: AtomicUsize,
-    /// Attempts ended so far; the claimer derives its prefetch from it.
-    ended: AtomicUsize,
-    /// An attempt has ended: there may be room for a claim.
-    freed: Notify,
+    slots: slots::Slots,
+    meters: meters::Meters,
     /// Somebody wants the claimer to look now.
-    look: Notify,
+    wakeups: wakeups::Wakeups,
     /// True while the listening connection stands.
     listening: AtomicBool,
     /// True when it was made (again) and nobody has taken note.
@@ -142,16 +138,14 @@ pub async fn run(
 
     let (settlements, ended) = mpsc::channel(settler::QUEUE_MAX);
     let shared = Arc::new(Shared {
-        slots: Arc::new(Semaphore::new(settings.slots)),
+        slots: slots::Slots::new(settings.slots),
+        meters: meters::Meters::new(),
         settings,
         store,
         sandbox,
         catalog,
         incarnation,
-        in_hand: AtomicUsize::new(0),
-        ended: AtomicUsize::new(0),
-        freed: Notify::new(),
-        look: Notify::new(),
+        wakeups: wakeups::Wakeups::default(),
         listening: AtomicBool::new(false),
         listens_anew: AtomicBool::new(false),
         database_answers: health.database_answers,
@@ -168,6 +162,7 @@ pub async fn run(
         around.spawn(async move { stop.run_until_cancelled(task).await });
     };
     spawn(Box::pin(leases::renew_forever(shared.clone())));
+    spawn(Box::pin(slots::give_back_late_claims(shared.clone())));
     spawn(Box::pin(upkeep::run_forever(shared.clone())));
     spawn(Box::pin(wakeups::watch_handlers(shared.clone())));
     spawn(Box::pin(wakeups::listen_forever(shared.clone(), connector)));
@@ -180,6 +175,7 @@ pub async fn run(
             "the settler has ended before its time ({ended:?}); the jobs are taken over when their leases run out"
         ),
     }
+    slots::give_back_all(&shared).await;
     shared.attempts.close();
     wait_for_attempts(&shared).await;
     // Every attempt has sent its outcome; the settler ends once it has written them all.
@@ -202,7 +198,7 @@ pub async fn run(
 
 /// Waits until nothing runs any more, for as long as the settings allow; then aborts the rest.
 async fn wait_for_attempts(shared: &Arc<Shared>) {
-    let running = shared.in_hand.load(Ordering::Relaxed);
+    let running = shared.slots.in_hand();
     if running > 0 {
         info!(running, "finishing what runs");
     }

@@ -7,13 +7,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use metrics::{counter, histogram};
 use tokio::sync::mpsc;
 use tokio_postgres::error::SqlState;
 use tracing::{debug, error, info, warn};
 
 use super::Shared;
 use super::boottime::BootTime;
+use super::meters::HandlerMeters;
 use crate::job::{Attempt, AttemptError, ErrorKind, State};
 use crate::store::{Fate, JsonText, Locked, Settlement, StoreError};
 
@@ -37,7 +37,7 @@ pub(super) enum Ended {
 /// An outcome that is not written yet.
 pub(super) struct Unsettled {
     pub(super) settlement: Settlement,
-    pub(super) handler: String,
+    pub(super) meters: Arc<HandlerMeters>,
     pub(super) attempt: Attempt,
     /// Before its claim was asked for.
     pub(super) asked: BootTime,
@@ -96,7 +96,7 @@ async fn settle(
         let settlements: Vec<Settlement> = part.iter().map(|one| one.settlement.clone()).collect();
         match shared.store.settle(&settlements, how).await {
             Ok(settled) => {
-                histogram!("rouse_settle_batch_jobs").record(part.len() as f64);
+                shared.meters.settle_batch_jobs.record(part.len() as f64);
                 for one in part {
                     if settled.locked.contains(&one.settlement.id) {
                         later.push(one);
@@ -175,7 +175,7 @@ fn alone(
     };
     match what {
         Some(what) if is_data(error) && !one.replaced => {
-            warn!(job.id = %id, handler = %one.handler, %error, "Postgres cannot store {what}; the job fails");
+            warn!(job.id = %id, handler = %one.meters.handler, %error, "Postgres cannot store {what}; the job fails");
             let why = AttemptError::new(
                 ErrorKind::InvalidResult,
                 format!("Postgres cannot store {what}: {error}"),
@@ -185,7 +185,7 @@ fn alone(
             parts.push_front(vec![one]);
         }
         Some(_) | None => {
-            error!(job.id = %id, handler = %one.handler, %error, "cannot settle; trying until the lease runs out");
+            error!(job.id = %id, handler = %one.meters.handler, %error, "cannot settle; trying until the lease runs out");
             shared.leases.give_up(id, fence);
             later.push(one);
         }
@@ -198,7 +198,7 @@ fn keep_trying(shared: &Shared, part: &mut Vec<Unsettled>) {
         let lost = shared.stop.now.is_cancelled()
             || shared.leases.is_lost(one.settlement.id, one.settlement.fence, one.asked);
         if lost {
-            error!(job.id = %one.settlement.id, handler = %one.handler, "outcome given up: it could not be written before the lease ran out, or the host had to stop; the job runs again");
+            error!(job.id = %one.settlement.id, handler = %one.meters.handler, "outcome given up: it could not be written before the lease ran out, or the host had to stop; the job runs again");
             shared.leases.remove(one.settlement.id, one.settlement.fence);
         }
         !lost
@@ -211,39 +211,30 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     } = &one.settlement;
     shared.leases.remove(*id, *fence);
     if !accepted {
-        count(&one.handler, "refused");
-        info!(job.id = %id, handler = %one.handler, attempt = one.attempt.0, "outcome refused: the lease is lost");
+        one.meters.count("refused");
+        info!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, "outcome refused: the lease is lost");
         return;
     }
-    count(
-        &one.handler,
-        match fate {
+    one.meters.count(match fate {
             Fate::Succeeded(_) => State::Succeeded.as_str(),
             Fate::Ended(state, _) => state.as_str(),
             Fate::Retry(..) => "retried",
             Fate::Released => "released",
-        },
-    );
+        });
     match fate {
         Fate::Succeeded(_) => {
-            debug!(job.id = %id, handler = %one.handler, attempt = one.attempt.0, "succeeded");
+            debug!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, "succeeded");
         }
         Fate::Ended(state, why) => {
-            warn!(job.id = %id, handler = %one.handler, attempt = one.attempt.0, error = %why.0, "{}", state.as_str());
+            warn!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, error = %why.0, "{}", state.as_str());
         }
         Fate::Retry(delay, why) => {
-            info!(job.id = %id, handler = %one.handler, attempt = one.attempt.0, delay_ms = delay.as_millis(), error = %why.0, "retry");
+            info!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, delay_ms = delay.as_millis(), error = %why.0, "retry");
             // The claimer's sleep has to end when this job is due.
-            shared.look.notify_one();
+            shared.wakeups.ring(None);
         }
         Fate::Released => debug!(job.id = %id, "given back"),
     }
-}
-
-/// Counts what became of an attempt; `refused`: its lease was lost, `dropped`: that was known already.
-pub(super) fn count(handler: &str, outcome: &'static str) {
-    counter!("rouse_attempts_total", "handler" => handler.to_string(), "outcome" => outcome)
-        .increment(1);
 }
 
 /// The day's partition is not there, because nobody was there to make it.

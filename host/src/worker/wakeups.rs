@@ -1,14 +1,66 @@
 //! What wakes the claimer from outside: notifications, and changes of the handlers folder.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use super::Shared;
-use crate::store::Listener;
+use crate::job::LaneId;
+use crate::store::{Listener, Wakeup};
 use crate::store::connect::Connector;
+
+/// Who rings for the claimer, and why.
+#[derive(Default)]
+pub(super) struct Wakeups {
+    rung: Notify,
+    noted: Mutex<Noted>,
+}
+
+#[derive(Default)]
+struct Noted {
+    /// There may be jobs in these lanes.
+    lanes: HashSet<LaneId>,
+    /// Something else may have changed.
+    other: bool,
+}
+
+impl Wakeups {
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        // Nothing panics while it holds the lock.
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wants the claimer to look now, into this lane; none: everywhere.
+    pub(super) fn ring(&self, lane: Option<LaneId>) {
+        match lane {
+            Some(lane) => _ = self.noted().lanes.insert(lane),
+            None => self.noted().other = true,
+        }
+        self.rung.notify_one();
+    }
+
+    /// Waits until somebody rings, or has rung since the last time.
+    pub(super) async fn rung(&self) {
+        self.rung.notified().await;
+    }
+
+    /// Drops what nobody here can use; true where anything is left to look for.
+    pub(super) fn keep(&self, useful: impl Fn(LaneId) -> bool) -> bool {
+        let mut noted = self.noted();
+        noted.lanes.retain(|lane| useful(*lane));
+        noted.other || !noted.lanes.is_empty()
+    }
+
+    /// Takes what was noted: the lanes to look into; none: everywhere.
+    pub(super) fn take(&self) -> Option<HashSet<LaneId>> {
+        let noted = std::mem::take(&mut *self.noted());
+        (!noted.other).then_some(noted.lanes)
+    }
+}
 
 /// Listens for as long as the worker lives; connects again after 1, 2, 4 … 60 s (SPEC row A7).
 pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
@@ -23,11 +75,11 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
                 shared.listening.store(true, Ordering::Relaxed);
                 shared.listens_anew.store(true, Ordering::Relaxed);
                 // Whatever was notified while nobody listened is found by this look.
-                shared.look.notify_one();
-                while let Some(queue) = listener.next().await {
+                shared.wakeups.ring(None);
+                while let Some(Wakeup { queue, lane }) = listener.next().await {
                     let queues = &shared.settings.queues;
                     if queues.is_empty() || queues.contains(&queue) {
-                        shared.look.notify_one();
+                        shared.wakeups.ring(lane);
                     }
                 }
                 shared.listening.store(false, Ordering::Relaxed);
@@ -44,7 +96,7 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
 pub(super) async fn watch_handlers(shared: Arc<Shared>) {
     let mut changes = shared.catalog.changed();
     while changes.changed().await.is_ok() {
-        shared.look.notify_one();
+        shared.wakeups.ring(None);
         let names = shared.catalog.current().names();
         if let Err(error) = shared.store.heartbeat(shared.incarnation, &names).await {
             warn!(%error, "could not publish the changed list of handlers; the next heartbeat does");

@@ -1,197 +1,201 @@
-//! How fast one host empties a queue of jobs that do nothing.
+//! How fast one host empties a queue of jobs that do nothing, and what each job costs.
 
-use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use serde_json::json;
-use tokio_postgres::Client;
 
-use super::{Server, probe, start_postgres};
-use crate::database;
-use crate::host_process::{self, HostProcess};
+use super::backlog::Work;
+use super::drained::{self, Drained};
+use super::host::{Host, HostOptions};
+use super::percentiles::median;
+use super::report::{Report, Unit};
+use super::server::Server;
+use super::{Bench, probe};
 
-/// About 100 bytes, as a typical job has; `n` is the number of the job.
-const PAYLOAD: &str = "jsonb_build_object('n', n, 'pad', repeat('x', 80))";
-const ENQUEUE_BATCH: i64 = 1_000;
-
-/// The host is given up when the queue has not changed for this long.
-const STALLED_AFTER: Duration = Duration::from_secs(60);
-/// The figures come from the database's clock, so that looking rarely costs no precision.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// All attempts have started by then; a small machine under load takes seconds for 200.
+const STARTED_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Args)]
-pub(crate) struct Options {
-    /// How many jobs are enqueued before the host starts
-    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(i64).range(1..=10_000_000))]
-    jobs: i64,
-    /// Print one JSON object on stdout, and nothing else there
+pub(super) struct Options {
+    /// Jobs in each run
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(i64).range(1..=10_000_000))]
+    pub(super) jobs: i64,
+    /// Runs; the median of each figure is reported
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub(super) runs: u16,
+    /// Let instances of `noop` serve many jobs (rouse.toml: instances = "reuse") instead of one each
     #[arg(long)]
-    json: bool,
+    pub(super) reuse: bool,
+    /// Attempts at the same time while the host's memory is read; 0 leaves this figure out
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(..=2_000))]
+    pub(super) attempts: u16,
 }
 
-/// From the first claim to the last settlement.
-struct Drained {
-    jobs: i64,
-    seconds: f64,
-}
-
-pub(super) async fn run(rouse: &Path, handlers: &Path, options: &Options) -> Result<()> {
-    let scratch = host_process::scratch_folder()?;
-    eprintln!(
-        "starting a private Postgres in {}",
-        scratch.path().display()
-    );
-    let (mut postgres, url) = start_postgres(rouse, &scratch.path().join("pg")).await?;
-    let (server, probe, drained) = postgres
-        .during(async {
-            let client = database::connect(&url).await?;
-            let server = Server::read(&client).await?;
-            eprintln!(
-                "probing: plain SQL takes {} rows out of a table",
-                options.jobs
+pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
+    Server::during(bench, async |server| {
+        let mut report = Report::new("drain");
+        report.settings = server.settings();
+        let work = Work::noop(options.jobs);
+        let mut host = HostOptions::new(&server.handlers(&bench.guests, &["noop"])?);
+        if options.reuse {
+            host.config = Some("[handlers.noop]\ninstances = \"reuse\"\n".to_owned());
+        }
+        let mut probes = probe::run(bench, server, work.jobs, &work.payload).await?;
+        let mut runs = Vec::new();
+        for run in 1..=options.runs {
+            let drained = drained::drain(bench, server, &host, 1, &work).await?;
+            bench.progress.note(&format!(
+                "run {run} of {}: {:.0} jobs/s",
+                options.runs,
+                drained.jobs_per_s()
+            ));
+            runs.push(drained);
+        }
+        probes.extend(probe::run(bench, server, work.jobs, &work.payload).await?);
+        add(&mut report, &prefix(options), &runs, median(probes)?)?;
+        if options.attempts > 0 {
+            let resident = resident(bench, server, options.attempts).await?;
+            let what = format!("memory of the host, {} attempts running", options.attempts);
+            report.add(
+                format!("{}.rss_running", prefix(options)),
+                what,
+                resident,
+                Unit::Bytes,
             );
-            let probe = probe::run(&url, options.jobs, PAYLOAD).await?;
-            eprintln!("enqueueing {} jobs", options.jobs);
-            enqueue(&client, options.jobs).await?;
-            eprintln!("draining with one host");
-            let drained = drain(rouse, handlers, &url, &client, options.jobs).await?;
-            Ok((server, probe, drained))
-        })
-        .await?;
-    postgres.stop().await?;
-    scratch
-        .close()
-        .context("remove the data of the benchmark")?;
-
-    let jobs_per_s = drained.jobs as f64 / drained.seconds;
-    let ratio = jobs_per_s / probe.median();
-    if options.json {
-        let report = json!({
-            "bench": "drain",
-            "jobs": drained.jobs,
-            "seconds": rounded(drained.seconds, 3),
-            "jobs_per_s": rounded(jobs_per_s, 1),
-            "probe_jobs_per_s": rounded(probe.median(), 1),
-            "probe_runs": probe.runs.iter().map(|run| rounded(*run, 1)).collect::<Vec<_>>(),
-            "ratio": rounded(ratio, 4),
-            "postgres": server.version,
-            "fsync": server.fsync,
-            "synchronous_commit": server.synchronous_commit,
-            "cores": std::thread::available_parallelism().map_or(1, usize::from),
-        });
-        println!("{report}");
-    } else {
-        println!("jobs                {:>12}", drained.jobs);
-        println!(
-            "drained in          {:>12.3} s, first claim to last settlement",
-            drained.seconds
-        );
-        println!("jobs/s              {jobs_per_s:>12.0}");
-        println!(
-            "probe, rows/s       {:>12.0}  median of {}",
-            probe.median(),
-            probe.runs.len()
-        );
-        println!("ratio               {ratio:>12.3}");
-        println!(
-            "Postgres {}, fsync {}, synchronous_commit {}",
-            server.version, server.fsync, server.synchronous_commit
-        );
-    }
-    Ok(())
-}
-
-async fn enqueue(client: &Client, jobs: i64) -> Result<()> {
-    let statement = client
-        .prepare(&format!(
-            "SELECT count(*) FROM rouse.enqueue_many('noop', ARRAY(
-                 SELECT {PAYLOAD} FROM generate_series($1::bigint, $2::bigint) AS n))"
-        ))
-        .await
-        .context("prepare the enqueueing")?;
-    let mut first = 1;
-    while first <= jobs {
-        let last = jobs.min(first + ENQUEUE_BATCH - 1);
-        client
-            .query_one(&statement, &[&first, &last])
-            .await
-            .context("enqueue a batch")?;
-        first = last + 1;
-    }
-    Ok(())
-}
-
-async fn drain(
-    rouse: &Path,
-    handlers: &Path,
-    url: &str,
-    client: &Client,
-    jobs: i64,
-) -> Result<Drained> {
-    let mut command = Command::new(rouse);
-    command
-        .args(["serve", "--http", "127.0.0.1:0", "--handlers"])
-        .arg(handlers)
-        .env("DATABASE_URL", url);
-    let mut host = HostProcess::start(command)?;
-    host.during(until_empty(client)).await?;
-    let status = host.stop().await?;
-    ensure!(
-        status.success(),
-        "`rouse serve` ended with {status}\n{}",
-        host.end().await
-    );
-    measure(client, jobs).await
-}
-
-/// Waits until no live job is left.
-async fn until_empty(client: &Client) -> Result<()> {
-    let mut left_before = i64::MAX;
-    let mut changed = Instant::now();
-    loop {
-        let asked = Instant::now();
-        let left: i64 = client
-            .query_one("SELECT count(*) FROM rouse.job", &[])
-            .await
-            .context("count the live jobs")?
-            .get(0);
-        if left == 0 {
-            return Ok(());
         }
-        if left != left_before {
-            left_before = left;
-            changed = Instant::now();
-        }
-        if changed.elapsed() > STALLED_AFTER {
-            bail!("{left} jobs are left, and none was settled for {STALLED_AFTER:?}");
-        }
-        // Counting a long queue costs the server time that the host should have.
-        tokio::time::sleep(LOOK_EVERY.max(asked.elapsed() * 20)).await;
-    }
-}
-
-async fn measure(client: &Client, jobs: i64) -> Result<Drained> {
-    let row = client
-        .query_one(
-            "SELECT count(*) FILTER (WHERE state::text = 'succeeded'),
-                    extract(epoch FROM max(finished_at) - min(claimed_at))::float8
-             FROM rouse.finished",
-            &[],
-        )
-        .await
-        .context("read the times of the jobs")?;
-    let succeeded: i64 = row.get(0);
-    ensure!(succeeded == jobs, "{succeeded} of {jobs} jobs succeeded");
-    Ok(Drained {
-        jobs,
-        seconds: row.get(1),
+        Ok(report)
     })
+    .await
 }
 
-fn rounded(value: f64, digits: i32) -> f64 {
-    let factor = 10_f64.powi(digits);
-    (value * factor).round() / factor
+fn prefix(options: &Options) -> String {
+    match options.reuse {
+        false => "drain".to_owned(),
+        true => "drain.reuse".to_owned(),
+    }
+}
+
+fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Result<()> {
+    let middle = |value: fn(&Drained) -> f64| median(runs.iter().map(value).collect());
+    let jobs_per_s = middle(Drained::jobs_per_s)?;
+    let mut figure = |name: &str, what: &str, value: f64, unit: Unit| {
+        report.add(format!("{prefix}.{name}"), what, value, unit);
+    };
+    figure(
+        "jobs",
+        "jobs in a run",
+        middle(|d| d.jobs as f64)?,
+        Unit::Count,
+    );
+    figure(
+        "seconds",
+        "first claim to last settlement",
+        middle(|d| d.seconds)?,
+        Unit::Seconds,
+    );
+    figure("jobs_per_s", "jobs", jobs_per_s, Unit::PerSecond);
+    figure(
+        "probe_per_s",
+        "probe: rows that plain SQL claims and deletes",
+        probe,
+        Unit::PerSecond,
+    );
+    figure(
+        "ratio",
+        "ratio to the probe",
+        jobs_per_s / probe,
+        Unit::Ratio,
+    );
+    let us = Unit::Microseconds;
+    figure(
+        "cpu_postgres",
+        "processor time for a job: Postgres",
+        middle(|d| d.cpu_postgres_us)?,
+        us,
+    );
+    figure(
+        "cpu_control",
+        "the host's threads but for guests",
+        middle(|d| d.cpu_control_us)?,
+        us,
+    );
+    figure(
+        "cpu_guests",
+        "the host's threads for guests",
+        middle(|d| d.cpu_guests_us)?,
+        us,
+    );
+    figure(
+        "wal",
+        "WAL for a job: claim and settle",
+        middle(|d| d.wal)?,
+        Unit::Bytes,
+    );
+    figure(
+        "wal_enqueue",
+        "WAL for a job: enqueue, in batches",
+        middle(|d| d.wal_enqueue)?,
+        Unit::Bytes,
+    );
+    figure(
+        "statements",
+        "round trips for 1,000 jobs",
+        middle(|d| d.statements)?,
+        Unit::Count,
+    );
+    figure(
+        "rss_peak",
+        "memory of the host at its peak",
+        middle(|d| d.rss_peak)?,
+        Unit::Bytes,
+    );
+    Ok(())
+}
+
+/// Memory of a host in which so many attempts run and wait, bytes.
+async fn resident(bench: &Bench, server: &Server, attempts: u16) -> Result<f64> {
+    bench.progress.step(&format!(
+        "letting {attempts} attempts wait at the same time"
+    ));
+    let mut options = HostOptions::new(&server.handlers(&bench.guests, &["test_guests"])?);
+    options.slots = Some(attempts);
+    options.drain_timeout = Some("0s");
+    let mut host = Host::start(bench, server, &options).await?;
+    let mut work = Work::noop(attempts.into());
+    work.handler = "test.race";
+    work.payload = "jsonb_build_object('ms', 3600000)".to_owned();
+    work.enqueue(&server.client, &bench.progress).await?;
+    host.during(async {
+        let began = std::time::Instant::now();
+        loop {
+            let running: i64 = server
+                .client
+                .query_one(
+                    "SELECT count(*) FROM rouse.job WHERE state::text = 'running'",
+                    &[],
+                )
+                .await?
+                .get(0);
+            if running == i64::from(attempts) {
+                // Claimed is not started; the last instances take milliseconds.
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                return Ok(());
+            }
+            if began.elapsed() > STARTED_WITHIN {
+                bail!("{running} of {attempts} attempts run after {STARTED_WITHIN:?}");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await
+    .context("wait until all attempts run")?;
+    let memory = host.memory()?;
+    host.stop().await?;
+    server
+        .client
+        .execute("DELETE FROM rouse.job", &[])
+        .await
+        .context("remove the jobs that waited")?;
+    Ok(memory.resident as f64)
 }

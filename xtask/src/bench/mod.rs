@@ -1,82 +1,98 @@
 //! `cargo xtask bench`: one file per measurement, each on a private Postgres that keeps its promises.
 
 mod drain;
+mod latency;
+
+mod enqueue;
+
+mod decay;
+
+mod idle;
+
+mod plain;
 mod probe;
+mod round_trip;
 
-use std::path::Path;
-use std::process::Command;
+mod backlog;
+mod drained;
+mod host;
+mod server;
 
-use anyhow::{Context as _, Result, bail};
-use clap::Subcommand;
-use tokio_postgres::Client;
+mod counts;
+mod cpu;
+mod percentiles;
+mod wal;
+
+mod progress;
+mod report;
+mod targets;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
 
 use crate::guests;
-use crate::host_process::HostProcess;
 use crate::workspace::Workspace;
+use progress::Progress;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    part: Part,
+    /// Print one JSON object on stdout, and nothing else there
+    #[arg(long, global = true)]
+    json: bool,
+}
 
 #[derive(Subcommand)]
-pub(crate) enum Bench {
-    /// Jobs per second that one host takes out of a full queue, beside what plain SQL does on that server
+enum Part {
+    /// Jobs per second that one host takes out of a full queue, and what a job costs
     Drain(drain::Options),
+    /// How long a job waits for its start on an idle host, with notifications and without
+    Latency(latency::Options),
+    /// Enqueues a second over 1, 8 and 32 connections, beside plain INSERTs of the same row
+    Enqueue(enqueue::Options),
+    /// Jobs per second with much pending, much finished, a transaction held open, partitions coming and going
+    Decay(decay::Options),
+    /// Processor time and statements of hosts that have nothing to do
+    Idle(idle::Options),
 }
 
-pub(crate) fn run(workspace: &Workspace, bench: Bench) -> Result<()> {
-    let rouse = workspace.build_rouse()?;
-    let handlers = workspace.root.join("handlers-wasm");
-    eprintln!("{}", guests::build_handlers(workspace, &handlers)?);
+/// What every benchmark needs.
+struct Bench {
+    /// The `rouse` binary.
+    rouse: PathBuf,
+    /// A folder with all guests.
+    guests: PathBuf,
+    progress: Progress,
+}
 
+pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
+    let bench = Bench {
+        rouse: workspace.build_rouse()?,
+        guests: guests::build_test_guests(workspace)?.join("p2"),
+        progress: Progress::new(),
+    };
+    // Clients share the machine with what they measure: one thread is enough for them.
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
         .enable_all()
         .build()?;
-    match bench {
-        Bench::Drain(options) => runtime.block_on(drain::run(&rouse, &handlers, &options)),
-    }
-}
-
-/// Starts only the private Postgres, migrated; returns it with its connection string.
-async fn start_postgres(rouse: &Path, data_dir: &Path) -> Result<(HostProcess, String)> {
-    let mut command = Command::new(rouse);
-    command
-        .args(["postgres", "--json", "--data-dir"])
-        .arg(data_dir);
-    let mut server = HostProcess::start(command)?;
-    let url = server
-        .ready()
-        .await?
-        .url
-        .context("`rouse postgres` did not say how to connect")?;
-    Ok((server, url))
-}
-
-/// What a figure depends on; measured on a server that may lose data it would mean nothing.
-struct Server {
-    version: String,
-    fsync: String,
-    synchronous_commit: String,
-}
-
-impl Server {
-    async fn read(client: &Client) -> Result<Self> {
-        let row = client
-            .query_one(
-                "SELECT current_setting('server_version'), current_setting('fsync'), \
-                        current_setting('synchronous_commit')",
-                &[],
-            )
-            .await
-            .context("read the settings of the server")?;
-        let server = Self {
-            version: row.get(0),
-            fsync: row.get(1),
-            synchronous_commit: row.get(2),
-        };
-        if server.fsync != "on" || server.synchronous_commit != "on" {
-            bail!(
-                "fsync is {} and synchronous_commit is {}: a benchmark needs both on",
-                server.fsync,
-                server.synchronous_commit
-            );
+    let report = runtime.block_on(async {
+        match options.part {
+            Part::Drain(options) => drain::run(&bench, &options).await,
+            Part::Latency(options) => latency::run(&bench, &options).await,
+            Part::Enqueue(options) => enqueue::run(&bench, &options).await,
+            Part::Decay(options) => decay::run(&bench, &options).await,
+            Part::Idle(options) => idle::run(&bench, &options).await,
         }
-        Ok(server)
-    }
+    })?;
+    bench.progress.end();
+    report.print(options.json);
+    Ok(match report.failures.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
 }

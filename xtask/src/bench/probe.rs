@@ -7,11 +7,13 @@ use anyhow::{Context as _, Result, ensure};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
+use super::Bench;
+use super::server::Server;
 use crate::database;
 
 /// As many connections as the best queues use to reach their best figures.
 const CONNECTIONS: usize = 4;
-/// The median is reported: one run of 20,000 rows lasts less than a second.
+/// A run lasts a second: one alone would say little.
 const RUNS: usize = 3;
 
 const FILL: &str = "\
@@ -29,20 +31,18 @@ const CLAIM: &str = "\
 /// transaction open while its jobs run.
 const DELETE: &str = "DELETE FROM public.probe WHERE id = ANY ($1)";
 
-/// Rows per second in each run, slowest first.
-pub(super) struct Probe {
-    pub(super) runs: Vec<f64>,
-}
-
-impl Probe {
-    pub(super) fn median(&self) -> f64 {
-        self.runs[self.runs.len() / 2]
-    }
-}
-
-/// Fills a table with `rows` payloads and drains it, [`RUNS`] times. `payload` is SQL over `n`.
-pub(super) async fn run(url: &str, rows: i64, payload: &str) -> Result<Probe> {
-    let client = database::connect(url).await?;
+/// Rows per second in each of [`RUNS`] runs, each of which fills a table with `rows` payloads and
+/// drains it. `payload` is SQL over `n`.
+pub(super) async fn run(
+    bench: &Bench,
+    server: &Server,
+    rows: i64,
+    payload: &str,
+) -> Result<Vec<f64>> {
+    let client = &server.client;
+    bench
+        .progress
+        .count("probing: plain SQL claims and deletes", RUNS as u64);
     let mut runs = Vec::new();
     for _ in 0..RUNS {
         client
@@ -57,11 +57,11 @@ pub(super) async fn run(url: &str, rows: i64, payload: &str) -> Result<Probe> {
             .await
             .context("fill the probe's table")?;
         client.batch_execute("VACUUM ANALYZE public.probe").await?;
-        runs.push(drain(url, rows).await?);
+        runs.push(drain(&server.url, rows).await?);
+        bench.progress.at(runs.len() as u64);
     }
     client.batch_execute("DROP TABLE public.probe").await?;
-    runs.sort_by(f64::total_cmp);
-    Ok(Probe { runs })
+    Ok(runs)
 }
 
 async fn drain(url: &str, rows: i64) -> Result<f64> {

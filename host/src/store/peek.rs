@@ -1,0 +1,81 @@
+//! Asks whether there is anything to do at all.
+
+use std::time::Duration;
+
+use tokio_postgres::types::Type;
+
+use super::{ClaimOrder, Store, StoreError, millis};
+use crate::job::LaneId;
+
+/// What a worker looks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Looking<'a> {
+    /// Lanes that may have jobs behind their cursors.
+    pub lanes: &'a [ClaimOrder],
+    /// From where on the catalog of lanes is looked at.
+    pub catalog_after: i64,
+    /// How many of its rows from there on the worker has read.
+    pub catalog_rows: usize,
+    /// Only leases that ran out in the last so long, by the database's clock; none: all.
+    pub orphaned_within: Option<Duration>,
+    /// Only jobs that became due in the last so long, by the database's clock; none: all.
+    pub due_within: Option<Duration>,
+    /// The most lanes to be named.
+    pub most: usize,
+}
+
+/// What there is to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peek {
+    /// Lanes that have ready jobs.
+    pub ready: Vec<LaneId>,
+    /// The catalog of lanes has rows that the worker has not read.
+    pub catalog_changed: bool,
+    /// The lease of some job has run out. Nobody has looked whose job it is.
+    pub orphans: bool,
+    /// A job waits for its turn whose time has come.
+    pub due: bool,
+    /// Until the next scheduled job or retry is due, by the database's clock; none: none waits.
+    pub next_due: Option<Duration>,
+}
+
+impl Store {
+    /// One read: it locks nothing, and waits for nobody.
+    pub async fn peek(&self, looking: &Looking<'_>) -> Result<Peek, StoreError> {
+        let lanes: Vec<i64> = looking.lanes.iter().map(|order| order.lane.0).collect();
+        let cursors: Vec<i64> = looking.lanes.iter().map(|order| order.after).collect();
+        let rows = self
+            .query(
+                include_str!("peek.sql"),
+                &[
+                    (&lanes, Type::INT8_ARRAY),
+                    (&cursors, Type::INT8_ARRAY),
+                    (&looking.catalog_after, Type::INT8),
+                    (
+                        &i64::try_from(looking.catalog_rows).unwrap_or(i64::MAX),
+                        Type::INT8,
+                    ),
+                    (&looking.orphaned_within.map(millis), Type::INT8),
+                    (&looking.due_within.map(millis), Type::INT8),
+                    (
+                        &i32::try_from(looking.most).unwrap_or(i32::MAX),
+                        Type::INT4,
+                    ),
+                ],
+            )
+            .await?;
+        let row = rows
+            .first()
+            .expect("a function with OUT parameters returns one row");
+        Ok(Peek {
+            ready: row.get::<_, Vec<i64>>(0).into_iter().map(LaneId).collect(),
+            catalog_changed: row.get(1),
+            orphans: row.get(2),
+            due: row.get(3),
+            next_due: row
+                .get::<_, Option<i64>>(4)
+                .and_then(|ms| u64::try_from(ms).ok())
+                .map(Duration::from_millis),
+        })
+    }
+}

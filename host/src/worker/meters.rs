@@ -1,0 +1,83 @@
+//! What is counted of attempts. The counters of a handler are looked up once, not for each job.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+/// What can become of an attempt, as `rouse_attempts_total` says it. `refused`: its lease was lost,
+/// and the database said so; `dropped`: the worker knew it already.
+const OUTCOMES: [&str; 8] = [
+    "succeeded",
+    "failed",
+    "timed_out",
+    "cancelled",
+    "retried",
+    "released",
+    "refused",
+    "dropped",
+];
+
+/// What is counted of all attempts.
+pub(super) struct Meters {
+    pub(super) claimed: Counter,
+    pub(super) running: Gauge,
+    pub(super) wait_seconds: Histogram,
+    pub(super) settle_batch_jobs: Histogram,
+    handlers: RwLock<HashMap<String, Arc<HandlerMeters>>>,
+}
+
+/// What is counted of one handler's attempts.
+pub(super) struct HandlerMeters {
+    pub(super) handler: String,
+    pub(super) seconds: Histogram,
+    outcomes: [Counter; OUTCOMES.len()],
+}
+
+impl Meters {
+    pub(super) fn new() -> Self {
+        Self {
+            claimed: counter!("rouse_jobs_claimed_total"),
+            running: gauge!("rouse_attempts_running"),
+            wait_seconds: histogram!("rouse_wait_seconds"),
+            settle_batch_jobs: histogram!("rouse_settle_batch_jobs"),
+            handlers: RwLock::default(),
+        }
+    }
+
+    /// The counters of this handler.
+    pub(super) fn of(&self, handler: &str) -> Arc<HandlerMeters> {
+        let known = self.handlers.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(meters) = known.get(handler) {
+            return meters.clone();
+        }
+        drop(known);
+        let mut known = self
+            .handlers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        known
+            .entry(handler.to_string())
+            .or_insert_with(|| {
+                Arc::new(HandlerMeters {
+                    handler: handler.to_string(),
+                    seconds: histogram!("rouse_attempt_seconds", "handler" => handler.to_string()),
+                    outcomes: OUTCOMES.map(|outcome| {
+                        counter!("rouse_attempts_total", "handler" => handler.to_string(), "outcome" => outcome)
+                    }),
+                })
+            })
+            .clone()
+    }
+}
+
+impl HandlerMeters {
+    /// Counts what became of an attempt: one of [`OUTCOMES`].
+    pub(super) fn count(&self, outcome: &str) {
+        let place = OUTCOMES.iter().position(|one| *one == outcome);
+        debug_assert!(place.is_some(), "{outcome} is no outcome");
+        if let Some(place) = place {
+            self.outcomes[place].increment(1);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Jobs that are enqueued together, and the wait until the last of them has finished.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tokio_postgres::Client;
+
+use super::progress::Progress;
+
+/// SQL over `n`, the number of the job: about 100 bytes of JSON, as a typical job has.
+pub(super) const PAYLOAD: &str = "jsonb_build_object('n', n, 'pad', repeat('x', 80))";
+const ENQUEUE_BATCH: i64 = 1_000;
+
+/// The hosts are given up when nothing has finished for this long.
+const STALLED_AFTER: Duration = Duration::from_secs(60);
+/// The figures come from the database's clock, so that looking rarely costs no precision.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What is enqueued.
+#[derive(Clone)]
+pub(super) struct Work {
+    pub(super) jobs: i64,
+    pub(super) handler: &'static str,
+    /// SQL over `n`.
+    pub(super) payload: String,
+    pub(super) priority: &'static str,
+    /// None: the queue `default`. Else round robin over the queues `q0`, `q1` …
+    pub(super) queues: Option<i64>,
+}
+
+impl Work {
+    /// Jobs for `noop` with 100 bytes each, in one lane.
+    pub(super) fn noop(jobs: i64) -> Self {
+        Self {
+            jobs,
+            handler: "noop",
+            payload: PAYLOAD.to_owned(),
+            priority: "normal",
+            queues: None,
+        }
+    }
+
+    /// Enqueues all of it; in the transaction that is open, if there is one.
+    pub(super) async fn enqueue(&self, client: &Client, progress: &Progress) -> Result<Backlog> {
+        let ids = match self.queues {
+            None => format!(
+                "rouse.enqueue_many('{}', ARRAY(SELECT {} FROM generate_series($1::bigint, $2::bigint) AS n),
+                                    priority => '{}')",
+                self.handler, self.payload, self.priority
+            ),
+            Some(queues) => format!(
+                "(SELECT rouse.enqueue('{}', {}, queue => 'q' || n % {queues}, priority => '{}') AS id
+                  FROM generate_series($1::bigint, $2::bigint) AS n)",
+                self.handler, self.payload, self.priority
+            ),
+        };
+        let statement = client
+            .prepare(&format!(
+                "SELECT min(id), max(id) FROM {ids} AS enqueued(id)"
+            ))
+            .await
+            .context("prepare the enqueueing")?;
+        progress.count(
+            &format!("enqueueing {} jobs", self.jobs),
+            self.jobs.unsigned_abs(),
+        );
+        let mut backlog = Backlog {
+            jobs: self.jobs,
+            first: i64::MAX,
+            last: 0,
+            statements: 1,
+        };
+        let mut from = 1;
+        while from <= self.jobs {
+            let to = self.jobs.min(from + ENQUEUE_BATCH - 1);
+            let row = client
+                .query_one(&statement, &[&from, &to])
+                .await
+                .context("enqueue a batch")?;
+            backlog.first = backlog.first.min(row.get(0));
+            backlog.last = backlog.last.max(row.get(1));
+            progress.at(to.unsigned_abs());
+            from = to + 1;
+        }
+        Ok(backlog)
+    }
+}
+
+/// Jobs whose ids are all in one range, in which no other job's is.
+pub(super) struct Backlog {
+    pub(super) jobs: i64,
+    pub(super) first: i64,
+    pub(super) last: i64,
+    /// How many statements the commit and the wait have run, as the server counts them.
+    pub(super) statements: i64,
+}
+
+/// From the first claim to the last settlement, by the database's clock.
+pub(super) struct Times {
+    pub(super) seconds: f64,
+    /// The longest time in which nothing was settled.
+    pub(super) gap_ms: f64,
+}
+
+impl Backlog {
+    /// Waits until all have finished.
+    pub(super) async fn until_done(&mut self, client: &Client, progress: &Progress) -> Result<()> {
+        progress.count("draining", self.jobs.unsigned_abs());
+        // How far it has come costs one look into an index; counting waits until the newest is there.
+        let reached = client
+            .prepare("SELECT coalesce(max(id), 0) FROM rouse.finished WHERE id BETWEEN $1 AND $2")
+            .await?;
+        let count = client
+            .prepare("SELECT count(*) FROM rouse.finished WHERE id BETWEEN $1 AND $2")
+            .await?;
+        self.statements += 2;
+        let (mut seen, mut changed) = (0, Instant::now());
+        loop {
+            let asked = Instant::now();
+            let (first, last) = (self.first, self.last);
+            let id: i64 = client.query_one(&reached, &[&first, &last]).await?.get(0);
+            self.statements += 1;
+            let mut now = id;
+            if id == last {
+                let finished: i64 = client.query_one(&count, &[&first, &last]).await?.get(0);
+                self.statements += 1;
+                if finished >= self.jobs {
+                    return Ok(());
+                }
+                now += finished;
+            }
+            if now != seen {
+                (seen, changed) = (now, Instant::now());
+            }
+            if changed.elapsed() > STALLED_AFTER {
+                bail!("no job of the backlog has finished for {STALLED_AFTER:?}");
+            }
+            progress.at((id - first + 1).clamp(0, self.jobs).unsigned_abs());
+            // What looking costs, the host does not have.
+            tokio::time::sleep(LOOK_EVERY.max(asked.elapsed() * 50)).await;
+        }
+    }
+
+    /// Reads when it was done; an error where a job has failed.
+    pub(super) async fn times(&self, client: &Client) -> Result<Times> {
+        let row = client
+            .query_one(
+                "SELECT count(*) FILTER (WHERE state::text = 'succeeded'),
+                        extract(epoch FROM max(finished_at) - min(claimed_at))::float8,
+                        (SELECT extract(epoch FROM max(gap)) * 1000 FROM (
+                            SELECT at - lag(at) OVER (ORDER BY at) AS gap FROM (
+                                SELECT DISTINCT finished_at AS at FROM rouse.finished
+                                WHERE id BETWEEN $1 AND $2) AS moments) AS gaps)::float8,
+                        (SELECT error::text FROM rouse.finished
+                         WHERE id BETWEEN $1 AND $2 AND error IS NOT NULL LIMIT 1)
+                 FROM rouse.finished WHERE id BETWEEN $1 AND $2",
+                &[&self.first, &self.last],
+            )
+            .await
+            .context("read the times of the jobs")?;
+        let succeeded: i64 = row.get(0);
+        ensure!(
+            succeeded == self.jobs,
+            "{succeeded} of {} jobs succeeded; one of the others: {}",
+            self.jobs,
+            row.get::<_, Option<String>>(3).unwrap_or_default()
+        );
+        Ok(Times {
+            seconds: row.get(1),
+            gap_ms: row.get::<_, Option<f64>>(2).unwrap_or(0.0),
+        })
+    }
+}

@@ -1,0 +1,146 @@
+//! What hosts cost that have nothing to do.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::host::{self, Host, HostOptions};
+use super::report::{Report, Unit};
+use super::server::Server;
+use super::{Bench, counts};
+
+#[derive(Args)]
+pub(super) struct Options {
+    /// How long is measured
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub(super) seconds: u32,
+    /// How long the hosts are left alone before
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=3_600))]
+    pub(super) settle: u32,
+    /// How long the server alone is measured
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=3_600))]
+    pub(super) alone: u32,
+    /// Numbers of hosts
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 10])]
+    pub(super) hosts: Vec<usize>,
+}
+
+/// What an idle host costs.
+pub(super) struct Idle {
+    /// Share of one processor, percent.
+    pub(super) host_percent: f64,
+    /// The same of Postgres, beyond what it takes without hosts.
+    pub(super) postgres_percent: f64,
+    pub(super) statements_per_s: f64,
+}
+
+pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
+    Server::during(bench, async |server| {
+        let mut report = Report::new("idle");
+        report.settings = server.settings();
+        server.suspend_housekeeping().await?;
+        let alone = alone(bench, server, options.alone).await?;
+        let what = "probe: Postgres without hosts";
+        report.add("idle.probe.postgres", what, alone, Unit::Percent);
+        for hosts in &options.hosts {
+            let idle = idle(
+                bench,
+                server,
+                *hosts,
+                options.settle,
+                options.seconds,
+                alone,
+            )
+            .await?;
+            let key = |name: &str| format!("idle.{hosts}.{name}");
+            let of = format!("of {hosts} idle host(s), for each");
+            let statements = idle.statements_per_s;
+            let (host, postgres) = (idle.host_percent, idle.postgres_percent);
+            report.add(
+                key("statements"),
+                format!("statements {of}"),
+                statements,
+                Unit::PerSecond,
+            );
+            report.add(
+                key("cpu"),
+                format!("processor {of}"),
+                host + postgres,
+                Unit::Percent,
+            );
+            report.add(key("cpu_host"), "of that, the host", host, Unit::Percent);
+            report.add(
+                key("cpu_postgres"),
+                "of that, Postgres",
+                postgres,
+                Unit::Percent,
+            );
+        }
+        Ok(report)
+    })
+    .await
+}
+
+/// Percent of a processor that the server takes for itself.
+pub(super) async fn alone(bench: &Bench, server: &Server, seconds: u32) -> Result<f64> {
+    let before = server.cpu()?;
+    wait(bench, "watching the server alone", seconds).await;
+    Ok((server.cpu()? - before) * 100.0 / f64::from(seconds))
+}
+
+/// Lets hosts be idle, and measures one of them on average.
+pub(super) async fn idle(
+    bench: &Bench,
+    server: &Server,
+    count: usize,
+    settle: u32,
+    seconds: u32,
+    alone: f64,
+) -> Result<Idle> {
+    bench.progress.step(&format!("starting {count} host(s)"));
+    let options = HostOptions::new(&server.handlers(&bench.guests, &["noop"])?);
+    let mut hosts = Host::start_many(bench, server, &options, count).await?;
+    let settling = async {
+        wait(bench, &format!("letting {count} host(s) settle"), settle).await;
+        Ok(())
+    };
+    host::during(&mut hosts, Box::pin(settling)).await?;
+
+    let (cpu_host, cpu_postgres) = (host::cpu_of(&hosts)?, server.cpu()?);
+    let statements = counts::statements(&server.observer).await?;
+    let watching = async {
+        wait(bench, &format!("watching {count} idle host(s)"), seconds).await;
+        Ok(())
+    };
+    host::during(&mut hosts, Box::pin(watching)).await?;
+    let cpu_host = host::cpu_of(&hosts)?.since(cpu_host).total;
+    let cpu_postgres = server.cpu()? - cpu_postgres;
+    // At the start of the window a session may have kept back the statements of its last look; at
+    // the end nothing is kept back, because hosts that are frozen let all sessions hand over.
+    for host in &hosts {
+        host.freeze()?;
+    }
+    bench.progress.step("letting the server add up its counts");
+    tokio::time::sleep(counts::IDLE_COUNTS_AFTER).await;
+    let statements = counts::statements(&server.observer).await? - statements;
+    for host in &hosts {
+        host.thaw()?;
+    }
+    host::stop_all(hosts).await?;
+
+    let (seconds, count) = (f64::from(seconds), count as f64);
+    Ok(Idle {
+        host_percent: cpu_host * 100.0 / seconds / count,
+        postgres_percent: (cpu_postgres * 100.0 / seconds - alone).max(0.0) / count,
+        statements_per_s: statements as f64 / seconds / count,
+    })
+}
+
+async fn wait(bench: &Bench, what: &str, seconds: u32) {
+    let length = Duration::from_secs(seconds.into());
+    bench
+        .progress
+        .during(what, length, tokio::time::sleep(length))
+        .await;
+}

@@ -1,0 +1,88 @@
+//! What a person sees while a benchmark runs: a bar in a terminal, lines elsewhere.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Writes to stderr only: stdout is for the result.
+pub(super) struct Progress {
+    bar: ProgressBar,
+    terminal: bool,
+}
+
+impl Progress {
+    pub(super) fn new() -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let bar = if terminal {
+            ProgressBar::no_length()
+        } else {
+            ProgressBar::hidden()
+        };
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar, terminal }
+    }
+
+    /// Something begins whose length is not known.
+    pub(super) fn step(&self, what: &str) {
+        self.begin(what, "{spinner} {elapsed} {msg}", None);
+    }
+
+    /// Something begins that counts up to `length`.
+    pub(super) fn count(&self, what: &str, length: u64) {
+        let template = "{spinner} {elapsed} {msg} {bar:30} {human_pos}/{human_len}";
+        self.begin(what, template, Some(length));
+    }
+
+    /// Something begins that takes this long; the bar then moves by itself.
+    pub(super) async fn during<T>(
+        &self,
+        what: &str,
+        length: Duration,
+        work: impl Future<Output = T>,
+    ) -> T {
+        let template = "{spinner} {elapsed} {msg} {bar:30} {pos}/{len} s";
+        self.begin(what, template, Some(length.as_secs()));
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return done,
+                () = tokio::time::sleep(Duration::from_secs(1)) => self.bar.inc(1),
+            }
+        }
+    }
+
+    /// How far it has come.
+    pub(super) fn at(&self, position: u64) {
+        self.bar.set_position(position);
+    }
+
+    /// A word that stays, above the bar.
+    pub(super) fn note(&self, text: &str) {
+        if self.terminal {
+            self.bar.println(text);
+        } else {
+            eprintln!("{text}");
+        }
+    }
+
+    /// Nothing more is to come: the bar leaves the screen to the result.
+    pub(super) fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    fn begin(&self, what: &str, template: &str, length: Option<u64>) {
+        if !self.terminal {
+            eprintln!("{what}");
+            return;
+        }
+        let style = ProgressStyle::with_template(template).expect("the templates above are valid");
+        self.bar.set_style(style);
+        self.bar.set_position(0);
+        match length {
+            Some(length) => self.bar.set_length(length),
+            None => self.bar.unset_length(),
+        }
+        self.bar.set_message(what.to_owned());
+    }
+}

@@ -1,0 +1,230 @@
+//! What a benchmark has found: a table for people, JSON for machines.
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::{Map, Value, json};
+
+use super::targets::{Target, Verdict};
+
+/// The unit of a figure; its value is kept in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    Ratio,
+    PerSecond,
+    Count,
+    Seconds,
+    Milliseconds,
+    Microseconds,
+    Bytes,
+    Percent,
+}
+
+/// One measured value.
+pub(super) struct Figure {
+    /// Words joined by dots, `drain.ratio`: stable, for scripts and targets.
+    pub(super) key: String,
+    /// For people.
+    pub(super) what: String,
+    pub(super) value: f64,
+    pub(super) unit: Unit,
+}
+
+/// The figures of one benchmark, or of several.
+#[derive(Default)]
+pub(super) struct Report {
+    pub(super) bench: &'static str,
+    /// What the figures depend on.
+    pub(super) settings: Value,
+    pub(super) figures: Vec<Figure>,
+    /// What could not be measured, and why.
+    pub(super) failures: Vec<String>,
+}
+
+impl Report {
+    pub(super) fn new(bench: &'static str) -> Self {
+        Self {
+            bench,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn add(
+        &mut self,
+        key: impl Into<String>,
+        what: impl Into<String>,
+        value: f64,
+        unit: Unit,
+    ) {
+        self.figures.push(Figure {
+            key: key.into(),
+            what: what.into(),
+            value,
+            unit,
+        });
+    }
+
+    pub(super) fn value(&self, key: &str) -> Option<f64> {
+        let figure = self.figures.iter().find(|figure| figure.key == key)?;
+        Some(figure.value)
+    }
+
+    /// Takes over what another one has found.
+    pub(super) fn absorb(&mut self, other: Self) {
+        self.settings = other.settings;
+        self.figures.extend(other.figures);
+        self.failures.extend(other.failures);
+    }
+
+    pub(super) fn print(&self, as_json: bool) {
+        if as_json {
+            println!("{}", self.to_json());
+            return;
+        }
+        println!("{}", self.to_table());
+        let settings = self.settings.as_object().into_iter().flatten();
+        let settings: Vec<_> = settings
+            .map(|(name, value)| format!("{name} {}", value.to_string().trim_matches('"')))
+            .collect();
+        println!("{}", settings.join(", "));
+        for failure in &self.failures {
+            println!("not measured: {failure}");
+        }
+    }
+
+    fn to_table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_FULL_CONDENSED);
+        table.set_header(["figure", "", "measured", "at least", "aim", "verdict"]);
+        for figure in &self.figures {
+            let target = Target::of(&figure.key);
+            let bound = |bound: fn(&Target) -> f64| {
+                target.map_or_else(String::new, |t| t.bound(bound(t), figure.unit))
+            };
+            table.add_row([
+                figure.key.clone(),
+                figure.what.clone(),
+                figure.unit.shown(figure.value),
+                bound(|target| target.at_least),
+                bound(|target| target.aim),
+                figure.verdict().map_or("", Verdict::word).to_owned(),
+            ]);
+        }
+        for column in table.column_iter_mut().skip(2).take(3) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+
+    fn to_json(&self) -> Value {
+        let figures: Map<String, Value> = self
+            .figures
+            .iter()
+            .map(|figure| (figure.key.clone(), figure.to_json()))
+            .collect();
+        json!({
+            "bench": self.bench,
+            "settings": self.settings,
+            "figures": figures,
+            "failures": self.failures,
+        })
+    }
+}
+
+impl Figure {
+    fn verdict(&self) -> Option<Verdict> {
+        Target::of(&self.key).map(|target| target.verdict(self.value))
+    }
+
+    fn to_json(&self) -> Value {
+        let mut json = json!({
+            "value": rounded(self.value),
+            "unit": self.unit.name(),
+            "what": self.what,
+        });
+        if let (Some(target), Some(verdict)) = (Target::of(&self.key), self.verdict()) {
+            json["at_least"] = target.at_least.into();
+            json["aim"] = target.aim.into();
+            json["verdict"] = verdict.word().into();
+        }
+        json
+    }
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ratio => "ratio",
+            Self::PerSecond => "per_s",
+            Self::Count => "count",
+            Self::Seconds => "s",
+            Self::Milliseconds => "ms",
+            Self::Microseconds => "us",
+            Self::Bytes => "bytes",
+            Self::Percent => "percent",
+        }
+    }
+
+    /// A value in this unit, for people.
+    pub(super) fn shown(self, value: f64) -> String {
+        match self {
+            Self::Ratio => format!("{value:.3}"),
+            Self::PerSecond if value >= 100.0 => format!("{} /s", grouped(value)),
+            Self::PerSecond => format!("{value:.2} /s"),
+            Self::Count if value >= 100.0 => grouped(value),
+            Self::Count => format!("{value:.1}"),
+            Self::Seconds => format!("{value:.2} s"),
+            Self::Milliseconds => format!("{value:.2} ms"),
+            Self::Microseconds => format!("{value:.1} µs"),
+            Self::Bytes if value >= 10e6 => format!("{:.0} MB", value / 1e6),
+            Self::Bytes => format!("{} B", grouped(value)),
+            Self::Percent => format!("{value:.2} %"),
+        }
+    }
+}
+
+/// With a comma after every three digits.
+fn grouped(value: f64) -> String {
+    let digits = format!("{:.0}", value.abs());
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if value < 0.0 {
+        format!("-{text}")
+    } else {
+        text
+    }
+}
+
+/// To five digits: more of them would pretend.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.4e}").parse().unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_shown_as_people_write_them() {
+        assert_eq!(Unit::PerSecond.shown(1_234_567.8), "1,234,568 /s");
+        assert_eq!(Unit::PerSecond.shown(0.5), "0.50 /s");
+        assert_eq!(Unit::Bytes.shown(921.6), "922 B");
+        assert_eq!(Unit::Bytes.shown(120e6), "120 MB");
+        assert_eq!(Unit::Count.shown(-1000.0), "-1000.0");
+        assert_eq!(rounded(0.123_456_78), 0.12346);
+    }
+
+    #[test]
+    fn a_figure_with_a_target_carries_its_verdict() {
+        let mut report = Report::new("drain");
+        report.add("drain.ratio", "ratio to the probe", 0.41, Unit::Ratio);
+        report.add("drain.jobs", "jobs", 5.0, Unit::Count);
+        let json = report.to_json();
+        assert_eq!(json["figures"]["drain.ratio"]["verdict"], "at least");
+        assert_eq!(json["figures"]["drain.jobs"].get("verdict"), None);
+        assert!(report.to_table().to_string().contains("≥ 0.550"));
+    }
+}

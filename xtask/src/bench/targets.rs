@@ -1,0 +1,141 @@
+//! What the figures are held against: the table of "As fast as the fastest", in its order.
+
+use super::report::Unit;
+
+/// One row of the table.
+pub(super) struct Target {
+    /// The figure that it is for.
+    pub(super) key: &'static str,
+    pub(super) at_least: f64,
+    pub(super) aim: f64,
+    pub(super) better: Better,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Better {
+    Higher,
+    Lower,
+}
+
+/// How a figure stands to its target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Aim,
+    AtLeast,
+    Missed,
+}
+
+const fn higher(key: &'static str, at_least: f64, aim: f64) -> Target {
+    Target {
+        key,
+        at_least,
+        aim,
+        better: Better::Higher,
+    }
+}
+
+const fn lower(key: &'static str, at_least: f64, aim: f64) -> Target {
+    Target {
+        key,
+        at_least,
+        aim,
+        better: Better::Lower,
+    }
+}
+
+/// In the units of the figures: milliseconds, microseconds, bytes, percent.
+pub(super) const TARGETS: [Target; 27] = [
+    higher("drain.ratio", 0.40, 0.55),
+    higher("drain.reuse.ratio", 0.60, 0.90),
+    lower("drain.cpu_postgres", 18.0, 12.0),
+    lower("drain.wal", 1.2 * 1024.0, 0.9 * 1024.0),
+    lower("latency.notify.acknowledged.p50", 0.8, 0.4),
+    lower("latency.notify.acknowledged.p99", 6.0, 3.0),
+    lower("latency.polling.acknowledged.p50", 15.0, 8.0),
+    higher("enqueue.busy.32.ratio", 0.75, 0.9),
+    higher("enqueue.asleep.32.ratio", 0.25, 0.5),
+    higher("enqueue.many.ratio", 0.6, 0.8),
+    higher("decay.held.ratio", 0.90, 0.98),
+    higher("decay.pending_unknown.ratio", 0.90, 0.98),
+    higher("decay.pending_unserved.ratio", 0.90, 0.98),
+    higher("decay.pending_low.ratio", 0.90, 0.98),
+    higher("decay.finished.ratio", 0.90, 0.98),
+    higher("scale.lanes_1000.ratio", 0.7, 0.95),
+    lower("scale.late_idle.worst", 1500.0, 50.0),
+    lower("scale.late_busy.worst", 1500.0, 50.0),
+    lower("scale.late_until.worst", 1500.0, 50.0),
+    lower("idle.1.statements", 2.0, 0.5),
+    lower("idle.1.cpu", 0.5, 0.1),
+    lower("idle.10.statements", 2.0, 0.5),
+    lower("idle.10.cpu", 0.5, 0.1),
+    lower("drain.reuse.cpu_postgres", 18.0, 12.0),
+    lower("drain.reuse.wal", 1.2 * 1024.0, 0.9 * 1024.0),
+    lower("drain.rss_running", MB_300, MB_120),
+    lower("drain.reuse.rss_running", MB_300, MB_120),
+];
+
+const MB_300: f64 = 300e6;
+const MB_120: f64 = 120e6;
+
+impl Target {
+    pub(super) fn of(key: &str) -> Option<&'static Self> {
+        TARGETS.iter().find(|target| target.key == key)
+    }
+
+    pub(super) fn verdict(&self, value: f64) -> Verdict {
+        let reaches = |bound: f64| match self.better {
+            Better::Higher => value >= bound,
+            Better::Lower => value <= bound,
+        };
+        if reaches(self.aim) {
+            Verdict::Aim
+        } else if reaches(self.at_least) {
+            Verdict::AtLeast
+        } else {
+            Verdict::Missed
+        }
+    }
+
+    /// A bound, with the sign that says which side of it is good.
+    pub(super) fn bound(&self, bound: f64, unit: Unit) -> String {
+        let sign = match self.better {
+            Better::Higher => "≥",
+            Better::Lower => "≤",
+        };
+        format!("{sign} {}", unit.shown(bound))
+    }
+}
+
+impl Verdict {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Aim => "aim",
+            Self::AtLeast => "at least",
+            Self::Missed => "MISSED",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_is_held_to_the_side_that_is_better() {
+        let ratio = higher("a", 0.4, 0.55);
+        assert_eq!(ratio.verdict(0.55), Verdict::Aim);
+        assert_eq!(ratio.verdict(0.54), Verdict::AtLeast);
+        assert_eq!(ratio.verdict(0.39), Verdict::Missed);
+        let delay = lower("b", 6.0, 3.0);
+        assert_eq!(delay.verdict(2.9), Verdict::Aim);
+        assert_eq!(delay.verdict(6.0), Verdict::AtLeast);
+        assert_eq!(delay.verdict(6.1), Verdict::Missed);
+    }
+
+    #[test]
+    fn no_figure_has_two_targets() {
+        for (index, target) in TARGETS.iter().enumerate() {
+            assert!(TARGETS[..index].iter().all(|other| other.key != target.key));
+        }
+    }
+}
