@@ -86,6 +86,12 @@ impl Entry {
 
 /// Reads a payload. The error says where in the payload it went wrong.
 pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
+    // Keeping track of the place costs several times as much as reading, so it is read again for
+    // that.
+    serde_json::from_slice(payload).or_else(|_| decode_with_path(payload))
+}
+
+fn decode_with_path<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
     let json = &mut serde_json::Deserializer::from_slice(payload);
     let value = serde_path_to_error::deserialize(&mut *json).map_err(|error| {
         let path = error.path().to_string();

@@ -1,5 +1,6 @@
 //! The module's side of the contract: imports, exports, panics, pollables.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,7 +64,7 @@ pub fn run(entries: &[Entry], job: JobInfo) -> Result<Vec<u8>, Failure> {
         max_attempts: job.max_attempts,
         requested_at_ms: job.requested_at_ms,
     };
-    let ctx = Ctx::new(job, Rc::new(Imports(Rc::new(context::abort()))));
+    let ctx = Ctx::new(job, Rc::new(Imports(OnceCell::new())));
     (entry.run)(&ctx, &payload).map_err(failure)
 }
 
@@ -90,8 +91,15 @@ fn report_panics() {
     }));
 }
 
-/// The host's imports, for one attempt.
-struct Imports(Rc<context::AbortSignal>);
+/// The host's imports, for one attempt. The signal is asked for by the first who looks at it: most
+/// handlers never do.
+struct Imports(OnceCell<Rc<context::AbortSignal>>);
+
+impl Imports {
+    fn signal(&self) -> &Rc<context::AbortSignal> {
+        self.0.get_or_init(|| Rc::new(context::abort()))
+    }
+}
 
 impl Host for Imports {
     fn log(&self, level: Level, message: String) {
@@ -110,7 +118,7 @@ impl Host for Imports {
     }
 
     fn abort_reason(&self) -> Option<AbortReason> {
-        self.0.reason().map(|reason| match reason {
+        self.signal().reason().map(|reason| match reason {
             context::AbortReason::TakenByAnotherWorker => AbortReason::TakenByAnotherWorker,
             context::AbortReason::AlreadyCompleted => AbortReason::AlreadyCompleted,
             context::AbortReason::NotFound => AbortReason::NotFound,
@@ -122,13 +130,15 @@ impl Host for Imports {
     }
 
     fn grace_remaining(&self) -> Option<Duration> {
-        self.0.grace_remaining_ms().map(Duration::from_millis)
+        self.signal()
+            .grace_remaining_ms()
+            .map(Duration::from_millis)
     }
 
     fn abort_source(&self) -> Source {
         Source {
-            pollable: self.0.subscribe(),
-            _owner: Some(Rc::clone(&self.0)),
+            pollable: self.signal().subscribe(),
+            _owner: Some(Rc::clone(self.signal())),
         }
     }
 }

@@ -304,6 +304,56 @@ async fn dropping_a_run_stops_its_guest() {
 }
 
 #[tokio::test]
+async fn an_attempt_sees_nothing_of_an_earlier_one() {
+    // Looks whether all is as at the start; then leaves marks wherever it can: in a global, in a
+    // table, over its data, and in 16 MiB more memory, far beyond what is cleared in place.
+    let own = r#"
+        (table $table 9000 20000 funcref)
+        (global $mark (mut i32) (i32.const 0))
+        (func $all_zero (param $at i32) (param $end i32)
+            (loop $next
+                (if (i64.ne (i64.load (local.get $at)) (i64.const 0)) (then unreachable))
+                (local.set $at (i32.add (local.get $at) (i32.const 8)))
+                (br_if $next (i32.lt_u (local.get $at) (local.get $end)))))
+        (elem declare func $all_zero)"#;
+    let body = r#"
+        (if (global.get $mark) (then unreachable))
+        (if (i32.ne (memory.size) (i32.const 4)) (then unreachable))
+        (if (i32.ne (i32.load (i32.const 4096)) (i32.const 0x6168227b)) (then unreachable)) ;; {"ha
+        (call $all_zero (i32.const 8192) (i32.const 131072))
+        (call $all_zero (i32.const 135168) (i32.const 262144))
+        (if (i32.ne (table.size $table) (i32.const 9000)) (then unreachable))
+        (if (i32.eqz (ref.is_null (table.get $table (i32.const 0)))) (then unreachable))
+        (if (i32.eqz (ref.is_null (table.get $table (i32.const 8999)))) (then unreachable))
+        (if (i32.ne (memory.grow (i32.const 256)) (i32.const 4)) (then unreachable))
+        (call $all_zero (i32.const 262144) (i32.const 17039360))
+        (if (i32.ne (table.grow $table (ref.func $all_zero) (i32.const 11000)) (i32.const 9000))
+            (then unreachable))
+
+        (global.set $mark (i32.const 1))
+        (table.fill $table (i32.const 0) (ref.func $all_zero) (i32.const 9000))
+        (memory.fill (i32.const 1024) (i32.const 255) (i32.const 17038336))
+        (i32.store8 (i32.const 300) (i32.const 0x31)) ;; 1
+        (call $return_ok (i32.const 300) (i32.const 1))"#;
+    let guest = guest_of_wasip1(own, &manifest("test.marks", "1"), body);
+    let handlers = Handlers::with(&[
+        ("marks.wasm", &guest),
+        ("echo.wasm", &echo("test.echo", "1")),
+    ])
+    .await;
+    // The same place in the pool, time after time; and one that another module had.
+    for name in ["test.marks", "test.marks", "test.echo"].repeat(10) {
+        let run = attempt(
+            &sandbox(),
+            &handlers.handler(name),
+            job("1"),
+            AbortHandle::new(),
+        );
+        assert_eq!(run.await.end, RunEnd::Returned(b"1".into()), "{name}");
+    }
+}
+
+#[tokio::test]
 async fn a_granted_directory_that_is_not_there_is_named() {
     let handlers = Handlers::with(&[("lost.wasm", &echo("test.lost", "1"))]).await;
     let run = attempt(

@@ -221,6 +221,17 @@ async fn every_attempt_starts_afresh() {
 }
 
 #[tokio::test]
+async fn a_small_guest_fits_into_what_is_cleared_in_place() {
+    let run = run_with("noop", json!({"n": 7}), AbortHandle::new()).await;
+    assert_eq!(run.end, RunEnd::Returned(br#"{"n":7}"#.into()));
+    assert!(
+        run.memory_bytes_peak <= 256 << 10,
+        "{}",
+        run.memory_bytes_peak
+    );
+}
+
+#[tokio::test]
 async fn rust_that_runs_out_of_memory_is_out_of_memory() {
     assert_eq!(
         run("test.alloc", json!({ "bytes": 1_usize << 30 })).await,

@@ -8,10 +8,14 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args as ClapArgs;
 
 /// What a new crate consists of: the path of each file, with its template.
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 5] = [
     ("Cargo.toml", include_str!("new/Cargo.toml.in")),
     ("src/lib.rs", include_str!("new/lib.rs.in")),
     ("README.md", include_str!("new/README.md.in")),
+    (
+        ".cargo/config.toml",
+        include_str!("new/cargo-config.toml.in"),
+    ),
     (".gitignore", "/target\n/handlers-wasm\n"),
 ];
 
@@ -147,7 +151,9 @@ pub fn new(name: &str, parent: &Path, sdk_path: Option<&Path>) -> Result<PathBuf
 
 fn write_all(part: &Path, fill: impl Fn(&str) -> String) -> Result<()> {
     fs::create_dir(part).with_context(|| format!("make {}", part.display()))?;
-    fs::create_dir(part.join("src")).context("make its src folder")?;
+    for folder in ["src", ".cargo"] {
+        fs::create_dir(part.join(folder)).with_context(|| format!("make its {folder} folder"))?;
+    }
     for (path, template) in FILES {
         fs::write(part.join(path), fill(template)).with_context(|| format!("write {path}"))?;
     }

@@ -1,9 +1,10 @@
 //! The signal that tells a running attempt to stop, with the hard stop behind it.
 
-use std::future::pending;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use crate::job::AbortReason;
 
@@ -15,8 +16,16 @@ const GRACE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// 1. at once, the guest's abort signal is ready, and calls of the guest with an effect outside
 ///    (log, progress, changes of files) are refused;
 /// 2. after the grace, the guest is stopped wherever it is, in WebAssembly or in a host call.
-#[derive(Debug, Clone)]
-pub struct AbortHandle(watch::Sender<Option<Turned>>);
+#[derive(Debug, Clone, Default)]
+pub struct AbortHandle(Arc<Signal>);
+
+// Made for each attempt and turned for next to none, so it is of the cheapest parts: tokio's
+// `watch` costs ten times as much.
+#[derive(Debug, Default)]
+struct Signal {
+    turned: Mutex<Option<Turned>>,
+    changed: Notify,
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Turned {
@@ -24,51 +33,47 @@ struct Turned {
     kill_at: Instant,
 }
 
-impl Default for AbortHandle {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl AbortHandle {
     /// A signal that has not turned.
     pub fn new() -> Self {
-        Self(watch::Sender::new(None))
+        Self::default()
     }
 
     /// Turns the signal. When it has turned already, the first reason stays, and the hard stop
     /// only ever moves closer: a lost lease ends the grace of a time-out.
     pub fn abort(&self, reason: AbortReason, grace: Duration) {
         let kill_at = Instant::now() + grace.min(GRACE_MAX);
-        self.0.send_if_modified(|turned| match turned {
-            None => {
-                *turned = Some(Turned { reason, kill_at });
-                true
-            }
-            Some(turned) if kill_at < turned.kill_at => {
-                turned.kill_at = kill_at;
-                true
-            }
-            Some(_) => false,
-        });
+        let mut turned = self.lock();
+        match &mut *turned {
+            None => *turned = Some(Turned { reason, kill_at }),
+            Some(turned) if kill_at < turned.kill_at => turned.kill_at = kill_at,
+            Some(_) => return,
+        }
+        drop(turned);
+        self.0.changed.notify_waiters();
     }
 
     /// Why the attempt has to stop; none while it may go on.
     pub fn reason(&self) -> Option<AbortReason> {
-        self.0.borrow().map(|turned| turned.reason)
+        self.lock().map(|turned| turned.reason)
     }
 
     /// How long until the hard stop; none while the attempt may go on.
     pub fn grace_remaining(&self) -> Option<Duration> {
-        let turned = *self.0.borrow();
+        let turned = *self.lock();
         turned.map(|turned| turned.kill_at.saturating_duration_since(Instant::now()))
     }
 
     /// Waits until the signal turns.
     pub async fn turned(&self) {
-        // `self` keeps a sender alive, so the channel cannot close while this waits.
-        if self.0.subscribe().wait_for(Option::is_some).await.is_err() {
-            pending().await
+        loop {
+            let mut changed = pin!(self.0.changed.notified());
+            // Waits from here on: a change between the look and the await is not missed.
+            changed.as_mut().enable();
+            if self.reason().is_some() {
+                return;
+            }
+            changed.await;
         }
     }
 
@@ -79,23 +84,24 @@ impl AbortHandle {
 
     /// Waits until the hard stop, also when it moves closer meanwhile.
     pub(super) async fn killed(&self) -> AbortReason {
-        let mut changes = self.0.subscribe();
         loop {
-            let turned = *changes.borrow_and_update();
-            let hard_stop = async {
-                match turned {
-                    Some(turned) => {
-                        tokio::time::sleep_until(turned.kill_at.into()).await;
-                        turned.reason
-                    }
-                    None => pending().await,
-                }
+            let mut changed = pin!(self.0.changed.notified());
+            changed.as_mut().enable();
+            let turned = *self.lock();
+            let Some(turned) = turned else {
+                changed.await;
+                continue;
             };
             tokio::select! {
-                reason = hard_stop => return reason,
-                _ = changes.changed() => {}
+                () = tokio::time::sleep_until(turned.kill_at.into()) => return turned.reason,
+                () = changed => {}
             }
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Turned>> {
+        // Nothing panics half-way through a change.
+        self.0.turned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

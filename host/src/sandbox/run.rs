@@ -82,10 +82,13 @@ impl Sandbox {
 
     async fn attempt(&self, handler: &Handler, job: JobInput, abort: AbortHandle) -> Run {
         // Free at once for a worker that keeps to `attempts_max`.
-        let permit = tokio::select! {
-            biased;
-            () = abort.turned() => None,
-            permit = self.attempts.acquire() => permit.ok(),
+        let permit = match self.attempts.try_acquire() {
+            Ok(permit) => Some(permit),
+            Err(_) => tokio::select! {
+                biased;
+                () = abort.turned() => None,
+                permit = self.attempts.acquire() => permit.ok(),
+            },
         };
         if let Some(reason) = abort.reason() {
             return Run::without_guest(RunEnd::Aborted(reason));
@@ -95,7 +98,7 @@ impl Sandbox {
 
         let speaker = Speaker::Attempt {
             job: job.id,
-            handler: handler.manifest.name.clone(),
+            handler: handler.name.clone(),
             attempt: job.attempt,
         };
         let log = GuestLog::new(speaker, abort.clone(), self.settings.log_bytes_max);
@@ -112,11 +115,12 @@ impl Sandbox {
         let killed_or_done = {
             let call = pin!(call(&mut store, handler, job));
             // Dropping the call is what ends a guest that waits in a host call; one that
-            // computes is interrupted by its epoch.
+            // computes is interrupted by its epoch. Most calls are done at once, and then nothing
+            // is set up for the hard stop.
             tokio::select! {
                 biased;
-                reason = abort.killed() => Err(reason),
                 done = metered(call, &mut cpu) => Ok(done),
+                reason = abort.killed() => Err(reason),
             }
         };
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use wasmtime::component::ResourceTable;
-use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxView, WasiView};
+use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 
 use super::capability::{GuestLog, GuestOutput, Stream};
 use super::limits::{AttemptLimiter, RANDOM_BYTES_MAX};
@@ -11,7 +11,9 @@ use super::{AbortHandle, Grant, Mode};
 
 /// What the host keeps beside one running instance.
 pub(super) struct AttemptState {
-    pub(super) wasi: WasiCtx,
+    /// None until the guest asks for something of WASI: most never do, and it costs as much as
+    /// the rest of this.
+    wasi: Option<WasiCtx>,
     pub(super) table: ResourceTable,
     pub(super) limiter: AttemptLimiter,
     pub(super) abort: AbortHandle,
@@ -39,30 +41,13 @@ impl AttemptState {
         abort: AbortHandle,
         log: Arc<GuestLog>,
     ) -> Result<Self, String> {
-        let mut wasi = WasiCtx::builder();
-        wasi.allow_tcp(false)
-            .allow_udp(false)
-            .allow_ip_name_lookup(false)
-            .max_random_size(RANDOM_BYTES_MAX)
-            .stdout(GuestOutput::new(log.clone(), Stream::Output))
-            .stderr(GuestOutput::new(log.clone(), Stream::Error));
-        for grant in grants {
-            let perms = match grant.mode {
-                Mode::Read => FsPerms::ReadOnly,
-                Mode::ReadWrite => FsPerms::ReadWrite,
-            };
-            wasi.preopened_dir(&grant.dir, &grant.at, perms)
-                .map_err(|error| {
-                    format!(
-                        "the directory {} that is granted at {} cannot be opened: {error:#}; \
-                         create it or change the grant",
-                        grant.dir.display(),
-                        grant.at
-                    )
-                })?;
-        }
+        // Opened before the guest runs, so that what is missing can be named.
+        let wasi = match grants {
+            [] => None,
+            grants => Some(granted(wasi(&log), grants)?),
+        };
         Ok(Self {
-            wasi: wasi.build(),
+            wasi,
             table: ResourceTable::new(),
             limiter,
             abort,
@@ -72,10 +57,43 @@ impl AttemptState {
     }
 }
 
+/// What everyone has: clocks, random numbers, and standard streams that end in the log.
+fn wasi(log: &Arc<GuestLog>) -> WasiCtxBuilder {
+    let mut wasi = WasiCtx::builder();
+    wasi.allow_tcp(false)
+        .allow_udp(false)
+        .allow_ip_name_lookup(false)
+        .max_random_size(RANDOM_BYTES_MAX)
+        .stdout(GuestOutput::new(log.clone(), Stream::Output))
+        .stderr(GuestOutput::new(log.clone(), Stream::Error));
+    wasi
+}
+
+/// The same with granted directories.
+fn granted(mut wasi: WasiCtxBuilder, grants: &[Grant]) -> Result<WasiCtx, String> {
+    for grant in grants {
+        let perms = match grant.mode {
+            Mode::Read => FsPerms::ReadOnly,
+            Mode::ReadWrite => FsPerms::ReadWrite,
+        };
+        wasi.preopened_dir(&grant.dir, &grant.at, perms)
+            .map_err(|error| {
+                format!(
+                    "the directory {} that is granted at {} cannot be opened: {error:#}; \
+                     create it or change the grant",
+                    grant.dir.display(),
+                    grant.at
+                )
+            })?;
+    }
+    Ok(wasi.build())
+}
+
 impl WasiView for AttemptState {
     fn ctx(&mut self) -> WasiCtxView<'_> {
+        let log = &self.log;
         WasiCtxView {
-            ctx: &mut self.wasi,
+            ctx: self.wasi.get_or_insert_with(|| wasi(log).build()),
             table: &mut self.table,
         }
     }

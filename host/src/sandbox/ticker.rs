@@ -24,7 +24,7 @@ struct TickerShared {
 }
 
 /// The epoch moves on as long as one of these lives.
-pub(super) struct Ticking(Arc<TickerShared>);
+pub(super) struct Ticking<'a>(&'a TickerShared);
 
 impl Ticker {
     pub(super) fn start(engine: Engine) -> anyhow::Result<Self> {
@@ -55,15 +55,15 @@ impl Ticker {
     }
 
     /// Moves the epoch on for as long as what it returns lives.
-    pub(super) fn tick(&self) -> Ticking {
+    pub(super) fn tick(&self) -> Ticking<'_> {
         if self.shared.running.fetch_add(1, Ordering::AcqRel) == 0 {
             self.thread.unpark();
         }
-        Ticking(self.shared.clone())
+        Ticking(&self.shared)
     }
 }
 
-impl Drop for Ticking {
+impl Drop for Ticking<'_> {
     fn drop(&mut self) {
         self.0.running.fetch_sub(1, Ordering::AcqRel);
     }

@@ -1,6 +1,6 @@
 //! What a guest says, on its way into the host's log.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tracing::Level;
 
@@ -20,7 +20,7 @@ pub(in crate::sandbox) enum Speaker {
     /// An attempt at a job.
     Attempt {
         job: JobId,
-        handler: String,
+        handler: Arc<str>,
         attempt: Attempt,
     },
     /// A module that is asked for its manifest: nobody listens.
@@ -81,7 +81,7 @@ impl GuestLog {
             tracing::event!(
                 target: "rouse::guest",
                 Level::INFO,
-                { job.id = job.0, handler, attempt = attempt.0, percent, step },
+                { job.id = job.0, handler = &**handler, attempt = attempt.0, percent, step },
                 "progress"
             );
         }
@@ -153,7 +153,7 @@ impl GuestLog {
                 tracing::event!(
                     target: "rouse::guest",
                     $level,
-                    { job.id = job.0, handler, attempt = attempt.0 },
+                    { job.id = job.0, handler = &**handler, attempt = attempt.0 },
                     "{line}"
                 )
             };
@@ -203,7 +203,6 @@ pub(in crate::sandbox) fn printable(text: &str, bytes_max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::sync::Arc;
     use std::time::Duration;
 
     use tracing_subscriber::fmt::MakeWriter;

@@ -89,6 +89,7 @@ impl Serving {
             .iter()
             .map(|manifest| {
                 Arc::new(Handler {
+                    name: manifest.name.as_str().into(),
                     manifest: manifest.clone(),
                     module: module.clone(),
                     grants: sandbox.settings().grants.of(&manifest.name),

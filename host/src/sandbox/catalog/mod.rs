@@ -23,6 +23,8 @@ pub struct Handler {
     pub manifest: HandlerManifest,
     /// The module that it is in.
     pub module: Arc<Module>,
+    /// The manifest's name once more: what an attempt says carries it.
+    pub(super) name: Arc<str>,
     pub(super) grants: Vec<Grant>,
 }
 
