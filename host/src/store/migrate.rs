@@ -39,6 +39,7 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(4, "0004_claim", breaking: false),
     migration!(5, "0005_settle", breaking: false),
     migration!(6, "0006_read", breaking: false),
+    migration!(7, "0007_wakeups_at_commit", breaking: false),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.

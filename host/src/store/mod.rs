@@ -32,7 +32,7 @@ pub use claim::{ClaimOrder, ClaimedJob};
 pub use enqueue::Enqueue;
 pub use json::JsonText;
 pub use lanes::Lane;
-pub use listen::{Listener, WAKE_CHANNEL};
+pub use listen::{Listener, WAKE_CHANNEL, Wakeup};
 pub use promote::Promotion;
 pub use read::JobView;
 pub use registration::Registration;

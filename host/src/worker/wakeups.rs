@@ -24,9 +24,9 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
                 shared.listens_anew.store(true, Ordering::Relaxed);
                 // Whatever was notified while nobody listened is found by this look.
                 shared.look.notify_one();
-                while let Some(queue) = listener.next().await {
+                while let Some(wakeup) = listener.next().await {
                     let queues = &shared.settings.queues;
-                    if queues.is_empty() || queues.contains(&queue) {
+                    if queues.is_empty() || queues.contains(&wakeup.queue) {
                         shared.look.notify_one();
                     }
                 }
