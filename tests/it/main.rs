@@ -6,6 +6,7 @@ mod enqueue;
 mod migrations;
 mod roles;
 mod settle;
+mod wakeups;
 
 mod outcomes;
 mod stopping;

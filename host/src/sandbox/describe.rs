@@ -22,7 +22,7 @@ const MEMORY_BYTES_MAX: usize = 32 << 20;
 const CPU_MAX: Duration = Duration::from_millis(500);
 
 /// For a module that waits instead of computing.
-const WALL_MAX: Duration = Duration::from_secs(2);
+const WALL_MAX: Duration = Duration::from_secs(5);
 
 /// Calls `describe` in a throwaway instance that has no grants, little memory and little time.
 /// Blocks; not for async code.
@@ -63,7 +63,7 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
     match called {
         Ok(Some(Ok(manifest))) => Ok(manifest),
         Ok(None) => Err("it computes for more than 500 ms instead of describing itself".into()),
-        Err(_) => Err("it takes more than 2 s to describe itself".into()),
+        Err(_) => Err("it takes more than 5 s to describe itself".into()),
         Ok(Some(Err(_))) if store.data().limiter.denial().is_some() => {
             Err("it needs more than 32 MiB of memory to describe itself".into())
         }

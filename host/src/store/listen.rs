@@ -5,29 +5,34 @@ use std::future::poll_fn;
 use tokio::sync::mpsc;
 use tokio_postgres::AsyncMessage;
 
+use super::connect::{ConnectError, Connector};
 use crate::job::LaneId;
 
-use super::connect::{ConnectError, Connector};
-
-/// The channel on which `rouse.enqueue` wakes sleeping workers; see [`Wakeup`].
+/// The channel on which sleeping workers are woken; see `rouse._notify`
+/// (`migrations/0009_wakeups_at_commit.sql`).
 pub const WAKE_CHANNEL: &str = "rouse_wake";
 
-/// What a notification says: there is a job in this queue.
+/// What a notification says: there is something to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wakeup {
-    /// The queue.
+    /// The queue that has it.
     pub queue: String,
-    /// The lane in which the job is ready; none: it waits for its time, or the lane was not said.
+    /// The lane that has a job which is ready; none: a job was scheduled for later.
     pub lane: Option<LaneId>,
 }
 
 impl Wakeup {
-    /// `queue lane`, or `queue`; queue names have no spaces.
-    fn parse(payload: &str) -> Self {
-        let (queue, lane) = payload.split_once(' ').unwrap_or((payload, ""));
-        Self {
-            queue: queue.to_string(),
-            lane: lane.parse().ok().map(LaneId),
+    /// `<queue> <lane>`, or `<queue>` alone. A queue's name has no space.
+    fn parse(note: &str) -> Self {
+        match note.split_once(' ') {
+            Some((queue, lane)) => Self {
+                queue: queue.to_string(),
+                lane: lane.parse().ok().map(LaneId),
+            },
+            None => Self {
+                queue: note.to_string(),
+                lane: None,
+            },
         }
     }
 }

@@ -41,6 +41,7 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(6, "0006_read", breaking: false),
     migration!(7, "0007_looking", breaking: true),
     migration!(8, "0008_settle_by_fence", breaking: false),
+    migration!(9, "0009_wakeups_at_commit", breaking: false),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.

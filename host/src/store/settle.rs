@@ -1,5 +1,6 @@
 //! Settles attempts in batches, behind their fences.
 
+use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -54,9 +55,9 @@ pub struct Settled {
 
 impl Store {
     /// Settles a batch in one statement and one commit. All or nothing: an error has settled none.
-    pub async fn settle(
+    pub async fn settle<S: Borrow<Settlement>>(
         &self,
-        batch: &[Settlement],
+        batch: &[S],
         locked: Locked,
     ) -> Result<Settled, StoreError> {
         let mut ids = Vec::with_capacity(batch.len());
@@ -66,7 +67,7 @@ impl Store {
         let mut results: Vec<Option<&JsonText>> = Vec::with_capacity(batch.len());
         let mut errors: Vec<Option<&JsonText>> = Vec::with_capacity(batch.len());
         let mut delays: Vec<Option<i64>> = Vec::with_capacity(batch.len());
-        for one in batch {
+        for one in batch.iter().map(Borrow::borrow) {
             ids.push(one.id.0);
             fences.push(one.fence.0);
             started.push(

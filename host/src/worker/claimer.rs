@@ -338,6 +338,8 @@ impl Claimer<'_> {
             .claim(shared.incarnation, fence, &orders, wanted)
             .await?;
         self.lanes.claimed(&orders, &jobs, wanted);
+        let bytes = jobs.iter().map(|job| job.payload.0.len()).sum();
+        self.prefetch.claimed(jobs.len(), bytes);
         Ok(self.dispatch(jobs, asked))
     }
 
@@ -406,7 +408,11 @@ impl Claimer<'_> {
                 self.shared.wakeups.rung().await;
                 // Jobs of other workers' lanes end no wait.
                 let lanes = &self.lanes;
-                if self.shared.wakeups.keep(|lane| !lanes.knows(lane) || lanes.serves(lane)) {
+                if self
+                    .shared
+                    .wakeups
+                    .keep(|lane| !lanes.knows(lane) || lanes.serves(lane))
+                {
                     return;
                 }
             }

@@ -1,7 +1,8 @@
 //! Writes outcomes: as many as have come up, in one statement.
 //!
-//! While one batch is being committed the next one gathers, so batches grow with the load and
-//! nothing waits for a timer. One outcome that Postgres cannot store fails alone.
+//! While one batch is being committed the next one gathers, so batches grow with the load; where
+//! claims wait for a slot, a batch waits 2 ms for what is about to end. One outcome that Postgres
+//! cannot store fails alone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,6 +22,9 @@ use crate::store::{Fate, JsonText, Locked, Settlement, StoreError};
 pub(super) const QUEUE_MAX: usize = 2000;
 /// The most that one statement settles.
 const BATCH_MAX: usize = 500;
+/// How long a batch gathers while there is more to run: a statement and a commit cost Postgres as
+/// much as ten or twenty outcomes.
+const GATHERED_FOR: Duration = Duration::from_millis(2);
 /// The most results and errors in one statement: Postgres ends a connection that sends it 1 GiB.
 const BATCH_BYTES_MAX: usize = 64 << 20;
 /// The wait after a failure that may pass.
@@ -55,6 +59,14 @@ pub(super) async fn run(shared: Arc<Shared>, mut ended: mpsc::Receiver<Ended>) {
     while more || !later.is_empty() {
         if later.is_empty() {
             ended.recv_many(&mut received, BATCH_MAX).await;
+            if received.len() < BATCH_MAX && shared.slots.are_full() {
+                tokio::time::sleep(GATHERED_FOR).await;
+                while received.len() < BATCH_MAX
+                    && let Ok(one) = ended.try_recv()
+                {
+                    received.push(one);
+                }
+            }
         } else if more {
             // Where nothing comes in the meantime, those are tried again all the same.
             let receiving = ended.recv_many(&mut received, BATCH_MAX);
@@ -93,7 +105,7 @@ async fn settle(
             halve(part, &mut parts);
             continue;
         }
-        let settlements: Vec<Settlement> = part.iter().map(|one| one.settlement.clone()).collect();
+        let settlements: Vec<&Settlement> = part.iter().map(|one| &one.settlement).collect();
         match shared.store.settle(&settlements, how).await {
             Ok(settled) => {
                 shared.meters.settle_batch_jobs.record(part.len() as f64);
@@ -216,11 +228,11 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         return;
     }
     one.meters.count(match fate {
-            Fate::Succeeded(_) => State::Succeeded.as_str(),
-            Fate::Ended(state, _) => state.as_str(),
-            Fate::Retry(..) => "retried",
-            Fate::Released => "released",
-        });
+        Fate::Succeeded(_) => State::Succeeded.as_str(),
+        Fate::Ended(state, _) => state.as_str(),
+        Fate::Retry(..) => "retried",
+        Fate::Released => "released",
+    });
     match fate {
         Fate::Succeeded(_) => {
             debug!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, "succeeded");

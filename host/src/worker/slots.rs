@@ -74,6 +74,11 @@ impl Slots {
         self.lock().in_hand()
     }
 
+    /// True while claims wait for a slot: attempts will go on ending.
+    pub(super) fn are_full(&self) -> bool {
+        !self.lock().waiting.is_empty()
+    }
+
     /// Attempts ended so far.
     pub(super) fn ended(&self) -> usize {
         self.lock().ended

@@ -1,0 +1,341 @@
+//! Who is notified of a job, when, and of what: decided at the commit of the producer.
+
+use std::time::Duration;
+
+use rouse::job::{Incarnation, LaneId};
+use rouse::store::{Listener, Wakeup};
+use serde_json::json;
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::worker::{enqueue, until_true};
+
+const WORKER: Incarnation = Incarnation(1);
+
+/// A worker sleeps on these queues.
+async fn asleep(db: &TestDb, queues: &[&str]) {
+    let queues: Vec<String> = queues.iter().map(ToString::to_string).collect();
+    db.store()
+        .sleep(WORKER, &queues, Duration::from_secs(60))
+        .await
+        .unwrap();
+}
+
+async fn listen(db: &TestDb) -> Listener {
+    Listener::start(&db.connector()).await.unwrap()
+}
+
+/// Everything that was notified so far. Notifications come in the order of their commits, so that
+/// one of our own is the last.
+async fn heard(listener: &mut Listener, client: &Client) -> Vec<Wakeup> {
+    client
+        .batch_execute("NOTIFY rouse_wake, 'the-end'")
+        .await
+        .unwrap();
+    let mut heard = Vec::new();
+    loop {
+        let wakeup = listener.next().await.expect("the connection stands");
+        if wakeup.queue == "the-end" {
+            return heard;
+        }
+        heard.push(wakeup);
+    }
+}
+
+async fn lane(client: &Client, handler: &str) -> LaneId {
+    let row = client
+        .query_one("SELECT id FROM rouse.lane WHERE handler = $1", &[&handler])
+        .await;
+    LaneId(row.unwrap().get(0))
+}
+
+fn ready(queue: &str, lane: LaneId) -> Wakeup {
+    Wakeup {
+        queue: queue.into(),
+        lane: Some(lane),
+    }
+}
+
+/// How many advisory locks are held in this database.
+const HELD: &str = "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
+     WHERE l.locktype = 'advisory' AND d.datname = current_database()";
+
+/// Holds the locks by which transactions that commit at this moment would mute the others, for
+/// this notification and the next ten seconds.
+async fn somebody_is_committing(client: &Client, note: &str) {
+    client
+        .query(
+            "SELECT pg_advisory_lock(hashtextextended('rouse.wake ' || $1 || ' ' || (tenth + n), 0))
+             FROM floor(extract(epoch FROM clock_timestamp()) * 10) AS tenth, generate_series(0, 100) AS n",
+            &[&note],
+        )
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_commit_wakes_whoever_sleeps_then_although_nobody_did_at_the_enqueue() {
+    let db = TestDb::new().await;
+    let (mut producer, client) = (db.client().await, db.client().await);
+    let mut listener = listen(&db).await;
+    let transaction = producer.transaction().await.unwrap();
+    transaction
+        .query("SELECT rouse.enqueue('x')", &[])
+        .await
+        .unwrap();
+    asleep(&db, &["*"]).await;
+    assert_eq!(heard(&mut listener, &client).await, []);
+    transaction.commit().await.unwrap();
+    let lane = lane(&client, "x").await;
+    assert_eq!(
+        heard(&mut listener, &client).await,
+        [ready("default", lane)]
+    );
+}
+
+#[tokio::test]
+async fn a_transaction_with_one_snapshot_wakes_those_who_fell_asleep_after_it() {
+    let db = TestDb::new().await;
+    let (producer, client) = (db.client().await, db.client().await);
+    let mut listener = listen(&db).await;
+    producer
+        .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT rouse.enqueue('x')")
+        .await
+        .unwrap();
+    asleep(&db, &["*"]).await;
+    until_true(
+        &producer,
+        "SELECT clock_timestamp() > now() + interval '50 ms'",
+    )
+    .await;
+    producer.batch_execute("COMMIT").await.unwrap();
+    let lane = lane(&client, "x").await;
+    assert_eq!(
+        heard(&mut listener, &client).await,
+        [ready("default", lane)]
+    );
+}
+
+#[tokio::test]
+async fn only_those_who_sleep_on_the_queue_or_on_all_of_them_are_woken() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut listener = listen(&db).await;
+    enqueue(&client, "x", json!({})).await;
+    assert_eq!(heard(&mut listener, &client).await, [], "nobody sleeps");
+    asleep(&db, &["mail"]).await;
+    enqueue(&client, "x", json!({})).await;
+    assert_eq!(heard(&mut listener, &client).await, [], "not on this queue");
+    client
+        .query("SELECT rouse.enqueue('y', queue => 'mail')", &[])
+        .await
+        .unwrap();
+    let lane = lane(&client, "y").await;
+    assert_eq!(heard(&mut listener, &client).await, [ready("mail", lane)]);
+    db.store().awake(WORKER).await.unwrap();
+    client
+        .query("SELECT rouse.enqueue('y', queue => 'mail')", &[])
+        .await
+        .unwrap();
+    assert_eq!(heard(&mut listener, &client).await, [], "it is awake again");
+}
+
+#[tokio::test]
+async fn a_notification_names_the_lane_of_a_ready_job_and_the_queue_alone_for_a_scheduled_one() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut listener = listen(&db).await;
+    asleep(&db, &["*"]).await;
+    client
+        .query(
+            "SELECT rouse.enqueue('x', run_at => now() + interval '1 hour', queue => 'later')",
+            &[],
+        )
+        .await
+        .unwrap();
+    let scheduled = Wakeup {
+        queue: "later".into(),
+        lane: None,
+    };
+    assert_eq!(heard(&mut listener, &client).await, [scheduled]);
+    client
+        .query("SELECT rouse.enqueue('y', unique_key => 'k')", &[])
+        .await
+        .unwrap();
+    let lane = lane(&client, "y").await;
+    assert_eq!(
+        heard(&mut listener, &client).await,
+        [ready("default", lane)]
+    );
+    client
+        .query("SELECT rouse.enqueue('y', unique_key => 'k')", &[])
+        .await
+        .unwrap();
+    assert_eq!(
+        heard(&mut listener, &client).await,
+        [],
+        "nothing was enqueued"
+    );
+}
+
+#[tokio::test]
+async fn a_transaction_notifies_once_for_each_lane_however_many_jobs_it_enqueues() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut listener = listen(&db).await;
+    asleep(&db, &["*"]).await;
+    client
+        .batch_execute(
+            "BEGIN;
+             SELECT rouse.enqueue_many('x', ARRAY['1', '2', '3']::jsonb[]);
+             SELECT rouse.enqueue('x');
+             SELECT rouse.enqueue('y');
+             COMMIT",
+        )
+        .await
+        .unwrap();
+    let (x, y) = (lane(&client, "x").await, lane(&client, "y").await);
+    assert_eq!(
+        heard(&mut listener, &client).await,
+        [ready("default", x), ready("default", y)]
+    );
+}
+
+#[tokio::test]
+async fn what_was_rolled_back_notifies_nobody() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut listener = listen(&db).await;
+    enqueue(&client, "x", json!({})).await;
+    enqueue(&client, "y", json!({})).await;
+    asleep(&db, &["*"]).await;
+    client
+        .batch_execute("BEGIN; SELECT rouse.enqueue('x'); ROLLBACK")
+        .await
+        .unwrap();
+    assert_eq!(heard(&mut listener, &client).await, []);
+    client
+        .batch_execute(
+            "BEGIN;
+             SAVEPOINT one; SELECT rouse.enqueue('x'); ROLLBACK TO SAVEPOINT one;
+             SELECT rouse.enqueue('y');
+             COMMIT",
+        )
+        .await
+        .unwrap();
+    let y = lane(&client, "y").await;
+    assert_eq!(heard(&mut listener, &client).await, [ready("default", y)]);
+}
+
+#[tokio::test]
+async fn of_two_that_commit_at_the_same_time_the_second_leaves_the_notification_to_the_first() {
+    let db = TestDb::new().await;
+    let (committing, client) = (db.client().await, db.client().await);
+    let mut listener = listen(&db).await;
+    enqueue(&client, "x", json!({})).await;
+    asleep(&db, &["*"]).await;
+    let lane = lane(&client, "x").await;
+    somebody_is_committing(&committing, &format!("default {lane}")).await;
+    enqueue(&client, "x", json!({})).await;
+    assert_eq!(heard(&mut listener, &client).await, []);
+    client
+        .query("SELECT rouse.enqueue('x', queue => 'other')", &[])
+        .await
+        .unwrap();
+    assert_eq!(
+        heard(&mut listener, &client).await.len(),
+        1,
+        "another lane's commit mutes nobody"
+    );
+    drop(committing);
+    until_true(&client, &format!("SELECT ({HELD}) = 0")).await;
+    enqueue(&client, "x", json!({})).await;
+    assert_eq!(
+        heard(&mut listener, &client).await,
+        [ready("default", lane)]
+    );
+}
+
+#[tokio::test]
+async fn a_job_that_was_enqueued_a_while_ago_notifies_whoever_else_is_committing() {
+    let db = TestDb::new().await;
+    let (committing, client) = (db.client().await, db.client().await);
+    let mut listener = listen(&db).await;
+    enqueue(&client, "x", json!({})).await;
+    asleep(&db, &["*"]).await;
+    let lane = lane(&client, "x").await;
+    somebody_is_committing(&committing, &format!("default {lane}")).await;
+    client
+        .batch_execute("BEGIN; SELECT rouse.enqueue('x')")
+        .await
+        .unwrap();
+    until_true(
+        &client,
+        "SELECT clock_timestamp() > max(requested_at) + interval '100 ms' FROM rouse.job",
+    )
+    .await;
+    client.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(
+        heard(&mut listener, &client).await,
+        [ready("default", lane)]
+    );
+}
+
+#[tokio::test]
+async fn a_transaction_that_decides_before_its_commit_mutes_the_others_for_a_tenth_of_a_second() {
+    let db = TestDb::new().await;
+    let (early, client) = (db.client().await, db.client().await);
+    let mut listener = listen(&db).await;
+    enqueue(&client, "x", json!({})).await;
+    asleep(&db, &["*"]).await;
+    early
+        .batch_execute("BEGIN; SET CONSTRAINTS ALL IMMEDIATE; SELECT rouse.enqueue('x')")
+        .await
+        .unwrap();
+    let held: i64 = client.query_one(HELD, &[]).await.unwrap().get(0);
+    assert_eq!(held, 1, "it holds the lock until its end");
+    let tenth = "SELECT floor(extract(epoch FROM clock_timestamp()) * 10)::bigint";
+    let tenth: i64 = client.query_one(tenth, &[]).await.unwrap().get(0);
+    let next =
+        format!("SELECT floor(extract(epoch FROM clock_timestamp()) * 10)::bigint > {tenth}");
+    until_true(&client, &next).await;
+    enqueue(&client, "x", json!({})).await;
+    let lane = lane(&client, "x").await;
+    assert_eq!(
+        heard(&mut listener, &client).await,
+        [ready("default", lane)]
+    );
+    early.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(
+        heard(&mut listener, &client).await,
+        [ready("default", lane)],
+        "its own notification comes with its commit"
+    );
+}
+
+#[tokio::test]
+async fn a_producer_may_commit_as_a_role_that_may_do_nothing() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut listener = listen(&db).await;
+    // Roles belong to the whole server, which other tests share.
+    client
+        .batch_execute("DO $$ BEGIN CREATE ROLE wakeups_nobody; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+        .await
+        .unwrap();
+    asleep(&db, &["*"]).await;
+    client
+        .batch_execute(
+            "BEGIN;
+             SET LOCAL ROLE rouse_producer; SELECT rouse.enqueue('x');
+             SET LOCAL ROLE wakeups_nobody;
+             COMMIT",
+        )
+        .await
+        .unwrap();
+    let lane = lane(&client, "x").await;
+    assert_eq!(
+        heard(&mut listener, &client).await,
+        [ready("default", lane)]
+    );
+}
