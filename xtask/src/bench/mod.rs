@@ -9,6 +9,8 @@ mod decay;
 
 mod idle;
 
+mod scale;
+
 mod plain;
 mod probe;
 mod round_trip;
@@ -58,6 +60,8 @@ enum Part {
     Decay(decay::Options),
     /// Processor time and statements of hosts that have nothing to do
     Idle(idle::Options),
+    /// More hosts, more lanes, larger payloads, long jobs, late commits
+    Scale(scale::Options),
 }
 
 /// What every benchmark needs.
@@ -87,6 +91,7 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
             Part::Enqueue(options) => enqueue::run(&bench, &options).await,
             Part::Decay(options) => decay::run(&bench, &options).await,
             Part::Idle(options) => idle::run(&bench, &options).await,
+            Part::Scale(options) => scale::run(&bench, &options).await,
         }
     })?;
     bench.progress.end();
