@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use tokio_postgres::Client;
 
 use super::Scale;
@@ -16,7 +16,7 @@ const SLOTS: u16 = 2;
 /// … of which the long jobs leave one.
 const LONG_JOBS: i64 = 3;
 /// Enough of them for hosts to claim ahead at full speed, and to go on for a while.
-const SHORT_JOBS_MAX: i64 = 20_000;
+const SHORT_JOBS: i64 = 20_000;
 
 /// The longest wait of a short job, alone and among long ones, which all short ones outlive.
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
@@ -35,7 +35,7 @@ async fn worst_wait_ms(scale: &Scale<'_>, long_jobs: i64) -> Result<f64> {
     options.slots = Some(SLOTS);
     options.drain_timeout = Some("0s");
     let mut hosts = Host::start_many(bench, server, &options, HOSTS).await?;
-    let short = Work::noop(scale.options.jobs.min(SHORT_JOBS_MAX));
+    let short = Work::noop(SHORT_JOBS);
     let mut long = Work::noop(long_jobs);
     long.handler = "test.race";
     long.payload = "jsonb_build_object('ms', 3600000)".to_owned();
@@ -57,11 +57,17 @@ async fn worst_wait_ms(scale: &Scale<'_>, long_jobs: i64) -> Result<f64> {
         .context("wait until all short jobs have finished")?;
     let row = client
         .query_one(
-            "SELECT extract(epoch FROM max(started_at - requested_at))::float8 * 1000
-             FROM rouse.finished WHERE id BETWEEN $1 AND $2",
+            "SELECT extract(epoch FROM max(started_at - requested_at))::float8 * 1000,
+                    (SELECT count(*) FROM rouse.job AS j
+                     WHERE j.state::text = 'running' AND j.claimed_at < max(f.finished_at))
+             FROM rouse.finished AS f WHERE f.id BETWEEN $1 AND $2",
             &[&backlog.first, &backlog.last],
         )
         .await?;
+    ensure!(
+        row.get::<_, i64>(1) == long_jobs,
+        "the short jobs were done before the long ones had started: raise SHORT_JOBS"
+    );
     host::stop_all(hosts).await?;
     client
         .batch_execute("TRUNCATE rouse.job, rouse.finished")
