@@ -14,7 +14,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -103,13 +103,14 @@ impl HostProcess {
     /// Does `work` while the process lives. When the work fails, when the process ends by itself, on
     /// Ctrl-C and on SIGTERM, the process is stopped, and the error has the end of its log.
     pub(crate) async fn during<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut interruption = Interruption::watch()?;
         let done = tokio::select! {
             done = work => done,
             status = self.child.wait() => match status {
                 Ok(status) => Err(anyhow!("`{}` ended by itself: {status}", self.name)),
                 Err(error) => Err(error.into()),
             },
-            signal = interruption() => Err(anyhow!("{}", signal?)),
+            signal = interruption.come() => Err(anyhow!("{signal}")),
         };
         match done {
             Ok(done) => Ok(done),
@@ -156,13 +157,35 @@ impl HostProcess {
     }
 }
 
-/// Waits for Ctrl-C or SIGTERM, and names it.
-async fn interruption() -> Result<&'static str> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    tokio::select! {
-        _ = interrupt.recv() => Ok("interrupted"),
-        _ = terminate.recv() => Ok("terminated"),
+/// Watches for Ctrl-C and SIGTERM.
+pub(crate) struct Interruption {
+    interrupt: Signals,
+    terminate: Signals,
+}
+
+impl Interruption {
+    pub(crate) fn watch() -> Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    /// Waits for one, and names it.
+    async fn come(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "interrupted",
+            _ = self.terminate.recv() => "terminated",
+        }
+    }
+
+    /// Whether there was one since the watch began.
+    pub(crate) async fn has_come(&mut self) -> bool {
+        tokio::select! {
+            biased;
+            _ = self.come() => true,
+            () = std::future::ready(()) => false,
+        }
     }
 }
 

@@ -105,6 +105,16 @@ pub(super) struct Times {
 impl Backlog {
     /// Waits until all have finished.
     pub(super) async fn until_done(&mut self, client: &Client, progress: &Progress) -> Result<()> {
+        self.watched(client, progress, &mut |_share| Ok(())).await
+    }
+
+    /// As [`until_done`](Self::until_done); `look` is told now and then which share has finished.
+    pub(super) async fn watched(
+        &mut self,
+        client: &Client,
+        progress: &Progress,
+        look: &mut (dyn FnMut(f64) -> Result<()> + Send),
+    ) -> Result<()> {
         progress.count("draining", self.jobs.unsigned_abs());
         // How far it has come costs one look into an index; counting waits until the newest is there.
         let reached = client
@@ -135,7 +145,9 @@ impl Backlog {
             if changed.elapsed() > STALLED_AFTER {
                 bail!("no job of the backlog has finished for {STALLED_AFTER:?}");
             }
-            progress.at((id - first + 1).clamp(0, self.jobs).unsigned_abs());
+            let done = (id - first + 1).clamp(0, self.jobs);
+            look(done as f64 / self.jobs as f64)?;
+            progress.at(done.unsigned_abs());
             // What looking costs, the host does not have.
             tokio::time::sleep(LOOK_EVERY.max(asked.elapsed() * 50)).await;
         }

@@ -79,6 +79,7 @@ fn prefix(options: &Options) -> String {
 fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Result<()> {
     let middle = |value: fn(&Drained) -> f64| median(runs.iter().map(value).collect());
     let jobs_per_s = middle(Drained::jobs_per_s)?;
+    let growths: Vec<f64> = runs.iter().filter_map(|run| run.rss_growth).collect();
     let mut figure = |name: &str, what: &str, value: f64, unit: Unit| {
         report.add(format!("{prefix}.{name}"), what, value, unit);
     };
@@ -150,6 +151,10 @@ fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Resul
         middle(|d| d.rss_peak)?,
         Unit::Bytes,
     );
+    if !growths.is_empty() {
+        let what = "and its growth from a tenth of the jobs to the end";
+        figure("rss_growth", what, median(growths)?, Unit::Bytes);
+    }
     Ok(())
 }
 

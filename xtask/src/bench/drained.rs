@@ -3,10 +3,13 @@
 use anyhow::Result;
 
 use super::backlog::Work;
-use super::host::{self, Host, HostOptions};
+use super::host::{self, Host, HostOptions, Memory};
 use super::server::Server;
 use super::wal::{Place, Records};
 use super::{Bench, counts};
+
+/// A host that has done this share has allocated what it keeps.
+const EARLY: f64 = 0.1;
 
 /// One backlog, from the first claim to the last settlement.
 pub(super) struct Drained {
@@ -28,6 +31,8 @@ pub(super) struct Drained {
     pub(super) statements: f64,
     /// Of the largest host, bytes.
     pub(super) rss_peak: f64,
+    /// From when a tenth was done to the end, all hosts together; none where it was over too soon.
+    pub(super) rss_growth: Option<f64>,
 }
 
 impl Drained {
@@ -67,10 +72,19 @@ pub(super) async fn drain(
     let (postgres, host) = (server.cpu()?, host::cpu_of(&hosts)?);
 
     client.batch_execute("COMMIT").await?;
-    let waiting = backlog.until_done(client, &bench.progress);
+    let pids: Vec<u32> = hosts.iter().map(Host::pid).collect();
+    let mut rss_early = None;
+    let mut look = |share: f64| {
+        if rss_early.is_none() && share >= EARLY {
+            rss_early = Some(resident(&pids)?);
+        }
+        Ok(())
+    };
+    let waiting = backlog.watched(client, &bench.progress, &mut look);
     host::during(&mut hosts, Box::pin(waiting)).await?;
 
     let (postgres, host) = (server.cpu()? - postgres, host::cpu_of(&hosts)?.since(host));
+    let rss_end = resident(&pids)?;
     let log_end = Place::now(&server.observer).await?;
     let mut rss_peak = 0;
     for host in &hosts {
@@ -94,5 +108,12 @@ pub(super) async fn drain(
         log: [log_begin, log_end],
         statements: statements as f64 * 1000.0 / jobs,
         rss_peak: rss_peak as f64,
+        rss_growth: rss_early.map(|early| rss_end - early),
     })
+}
+
+/// Memory of the hosts together, bytes.
+fn resident(pids: &[u32]) -> Result<f64> {
+    pids.iter()
+        .try_fold(0.0, |sum, pid| Ok(sum + Memory::of(*pid)?.resident as f64))
 }

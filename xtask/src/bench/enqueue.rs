@@ -82,7 +82,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
 }
 
 /// Connections with both statements prepared.
-struct Producers(Vec<Arc<Producer>>);
+pub(super) struct Producers(Vec<Arc<Producer>>);
 
 struct Producer {
     client: Client,
@@ -93,13 +93,13 @@ struct Producer {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+pub(super) enum What {
     Rouse,
     Plain,
 }
 
 impl Producers {
-    async fn connect(server: &Server, plain: &Plain, count: usize) -> Result<Self> {
+    pub(super) async fn connect(server: &Server, plain: &Plain, count: usize) -> Result<Self> {
         let mut producers = Vec::new();
         for _ in 0..count {
             let client = database::connect(&server.url).await?;
@@ -115,7 +115,12 @@ impl Producers {
     }
 
     /// Commits a second of so many connections, and how many they were.
-    async fn commits(&self, what: What, connections: usize, seconds: u32) -> Result<Rate> {
+    pub(super) async fn commits(
+        &self,
+        what: What,
+        connections: usize,
+        seconds: u32,
+    ) -> Result<Rate> {
         let start = Arc::new(Barrier::new(connections));
         let length = Duration::from_secs(seconds.into());
         let mut running = JoinSet::new();
@@ -173,9 +178,9 @@ impl Producers {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Rate {
+pub(super) struct Rate {
     rows: f64,
-    per_s: f64,
+    pub(super) per_s: f64,
 }
 
 fn payload(n: usize) -> Value {

@@ -55,6 +55,22 @@ pub(super) struct Memory {
     pub(super) resident_peak: u64,
 }
 
+impl Memory {
+    pub(super) fn of(pid: u32) -> Result<Self> {
+        let path = format!("/proc/{pid}/status");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        let bytes = |field: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+            let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+            Some(kib << 10)
+        };
+        Ok(Self {
+            resident: bytes("VmRSS:").with_context(|| format!("find VmRSS in {path}"))?,
+            resident_peak: bytes("VmHWM:").with_context(|| format!("find VmHWM in {path}"))?,
+        })
+    }
+}
+
 impl Host {
     /// Starts it and waits until it has loaded its handlers and registered.
     pub(super) async fn start(
@@ -147,17 +163,11 @@ impl Host {
     }
 
     pub(super) fn memory(&self) -> Result<Memory> {
-        let path = format!("/proc/{}/status", self.pid);
-        let text = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-        let bytes = |field: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(field))?;
-            let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
-            Some(kib << 10)
-        };
-        Ok(Memory {
-            resident: bytes("VmRSS:").with_context(|| format!("find VmRSS in {path}"))?,
-            resident_peak: bytes("VmHWM:").with_context(|| format!("find VmHWM in {path}"))?,
-        })
+        Memory::of(self.pid)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// Does `work` while the host lives; when the host ends by itself, its log is the error.

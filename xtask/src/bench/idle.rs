@@ -5,10 +5,14 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
+use super::backlog::Work;
 use super::host::{self, Host, HostOptions};
 use super::report::{Report, Unit};
 use super::server::Server;
-use super::{Bench, counts};
+use super::{Bench, counts, drained};
+
+/// Lanes that an idle host knows from earlier.
+const LANES: i64 = 3;
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -40,6 +44,13 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         let mut report = Report::new("idle");
         report.settings = server.settings();
         server.suspend_housekeeping().await?;
+        // A host that has never seen a job has no lanes to look at.
+        let mut before = Work::noop(LANES * 10);
+        before.queues = Some(LANES);
+        let host = HostOptions::new(&server.handlers(&bench.guests, &["noop"])?);
+        drained::drain(bench, server, &host, 1, &before).await?;
+        // What a start leaves behind is done by then.
+        wait(bench, "letting the server settle", options.alone / 3).await;
         let alone = alone(bench, server, options.alone).await?;
         let what = "probe: Postgres without hosts";
         report.add("idle.probe.postgres", what, alone, Unit::Percent);
@@ -83,7 +94,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
 }
 
 /// Percent of a processor that the server takes for itself.
-pub(super) async fn alone(bench: &Bench, server: &Server, seconds: u32) -> Result<f64> {
+async fn alone(bench: &Bench, server: &Server, seconds: u32) -> Result<f64> {
     let before = server.cpu()?;
     wait(bench, "watching the server alone", seconds).await;
     Ok((server.cpu()? - before) * 100.0 / f64::from(seconds))
@@ -107,6 +118,8 @@ pub(super) async fn idle(
     };
     host::during(&mut hosts, Box::pin(settling)).await?;
 
+    // What this benchmark itself has asked while the hosts started is counted by now.
+    counts::hand_over(&server.client).await?;
     let (cpu_host, cpu_postgres) = (host::cpu_of(&hosts)?, server.cpu()?);
     let statements = counts::statements(&server.observer).await?;
     let watching = async {
@@ -117,12 +130,11 @@ pub(super) async fn idle(
     let cpu_host = host::cpu_of(&hosts)?.since(cpu_host).total;
     let cpu_postgres = server.cpu()? - cpu_postgres;
     // At the start of the window a session may have kept back the statements of its last look; at
-    // the end nothing is kept back, because hosts that are frozen let all sessions hand over.
+    // the end nothing is kept back, and hosts that are frozen add nothing.
     for host in &hosts {
         host.freeze()?;
     }
-    bench.progress.step("letting the server add up its counts");
-    tokio::time::sleep(counts::IDLE_COUNTS_AFTER).await;
+    server.end_other_sessions().await?;
     let statements = counts::statements(&server.observer).await? - statements;
     for host in &hosts {
         host.thaw()?;

@@ -62,6 +62,16 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     .await
 }
 
+/// Waits of all jobs, milliseconds.
+pub(super) struct Waits {
+    /// From the call to the start.
+    pub(super) called: Vec<f64>,
+    /// From the acknowledgement to the start.
+    acknowledged: Vec<f64>,
+    /// From the acknowledgement to the settlement.
+    settled: Vec<f64>,
+}
+
 async fn measure(
     bench: &Bench,
     server: &Server,
@@ -70,6 +80,23 @@ async fn measure(
     no_notify: bool,
     report: &mut Report,
 ) -> Result<()> {
+    let waits = waits_of(bench, server, options, no_notify).await?;
+    let key = |part: &str| format!("latency.{name}.{part}");
+    let what = "enqueue call → handler start";
+    add(report, &key("called"), what, waits.called)?;
+    let what = "acknowledged enqueue → handler start";
+    add(report, &key("acknowledged"), what, waits.acknowledged)?;
+    let what = "acknowledged enqueue → outcome written";
+    add(report, &key("settled"), what, waits.settled)
+}
+
+/// Starts a host, enqueues at the given rate, and reads how long the jobs have waited.
+pub(super) async fn waits_of(
+    bench: &Bench,
+    server: &Server,
+    options: &Options,
+    no_notify: bool,
+) -> Result<Waits> {
     let mut host = HostOptions::new(&server.handlers(&bench.guests, &["noop"])?);
     host.no_notify = no_notify;
     bench.progress.step("starting a host");
@@ -77,7 +104,8 @@ async fn measure(
     if !no_notify {
         host.asleep(server).await?;
     }
-    let what = format!("enqueueing {} jobs a second ({name})", options.rate);
+    let way = if no_notify { "polling" } else { "notify" };
+    let what = format!("enqueueing {} jobs a second ({way})", options.rate);
     let length = Duration::from_secs(options.seconds.into());
     let enqueued = bench
         .progress
@@ -85,26 +113,7 @@ async fn measure(
         .await?;
     let waits = host.during(waits(server, &enqueued)).await?;
     host.stop().await?;
-    let [called, acknowledged, settled] = waits;
-    let key = |part: &str| format!("latency.{name}.{part}");
-    add(
-        report,
-        &key("called"),
-        "enqueue call → handler start",
-        called,
-    )?;
-    add(
-        report,
-        &key("acknowledged"),
-        "acknowledged enqueue → handler start",
-        acknowledged,
-    )?;
-    add(
-        report,
-        &key("settled"),
-        "acknowledged enqueue → outcome written",
-        settled,
-    )
+    Ok(waits)
 }
 
 async fn enqueue(server: &Server, options: &Options) -> Result<Vec<Enqueued>> {
@@ -129,11 +138,10 @@ async fn enqueue(server: &Server, options: &Options) -> Result<Vec<Enqueued>> {
     Ok(enqueued)
 }
 
-/// Milliseconds from the call to the start, from the acknowledgement to the start, and from the
-/// acknowledgement to the settlement. `started_at` is the database's time of the claim plus what the
-/// host measured from the answer to the start, so it is early by the answer's way back; the
-/// settlement is late by the run. The truth is between the two.
-async fn waits(server: &Server, enqueued: &[Enqueued]) -> Result<[Vec<f64>; 3]> {
+/// `started_at` is the database's time of the claim plus what the host measured from the answer to
+/// the start, so it is early by the answer's way back; the settlement is late by the run. The truth
+/// is between the two.
+async fn waits(server: &Server, enqueued: &[Enqueued]) -> Result<Waits> {
     let ids: Vec<i64> = enqueued.iter().map(|job| job.id).collect();
     let began = std::time::Instant::now();
     let rows = loop {
@@ -157,16 +165,24 @@ async fn waits(server: &Server, enqueued: &[Enqueued]) -> Result<[Vec<f64>; 3]> 
         );
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
-    let mut waits = [const { Vec::new() }; 3];
+    let mut waits = Waits {
+        called: Vec::new(),
+        acknowledged: Vec::new(),
+        settled: Vec::new(),
+    };
     for (row, job) in rows.iter().zip(enqueued) {
         ensure!(
             row.get::<_, i64>(0) == job.id,
             "the jobs are in the order of their ids"
         );
         let (started_at, finished_at): (SystemTime, SystemTime) = (row.get(1), row.get(2));
-        waits[0].push(ms_between(job.called_at, started_at));
-        waits[1].push(ms_between(job.acknowledged_at, started_at));
-        waits[2].push(ms_between(job.acknowledged_at, finished_at));
+        waits.called.push(ms_between(job.called_at, started_at));
+        waits
+            .acknowledged
+            .push(ms_between(job.acknowledged_at, started_at));
+        waits
+            .settled
+            .push(ms_between(job.acknowledged_at, finished_at));
     }
     Ok(waits)
 }

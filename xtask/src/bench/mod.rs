@@ -9,6 +9,12 @@ mod decay;
 
 mod idle;
 
+mod scale;
+
+mod all;
+mod levels;
+mod smoke;
+
 mod plain;
 mod probe;
 mod round_trip;
@@ -58,6 +64,12 @@ enum Part {
     Decay(decay::Options),
     /// Processor time and statements of hosts that have nothing to do
     Idle(idle::Options),
+    /// More hosts, more lanes, larger payloads, long jobs, late commits
+    Scale(scale::Options),
+    /// All of these, and one table at the end; about an hour on two cores
+    All(all::Options),
+    /// A minute of small measurements that fail where something has become far worse; part of CI
+    Smoke(smoke::Options),
 }
 
 /// What every benchmark needs.
@@ -87,6 +99,9 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
             Part::Enqueue(options) => enqueue::run(&bench, &options).await,
             Part::Decay(options) => decay::run(&bench, &options).await,
             Part::Idle(options) => idle::run(&bench, &options).await,
+            Part::Scale(options) => scale::run(&bench, &options).await,
+            Part::All(options) => all::run(&bench, &options).await,
+            Part::Smoke(options) => smoke::run(&bench, &workspace.root, &options).await,
         }
     })?;
     bench.progress.end();

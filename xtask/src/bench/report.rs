@@ -35,7 +35,7 @@ pub(super) struct Report {
     /// What the figures depend on.
     pub(super) settings: Value,
     pub(super) figures: Vec<Figure>,
-    /// What could not be measured, and why.
+    /// What could not be measured, or was far from what it has been.
     pub(super) failures: Vec<String>,
 }
 
@@ -86,7 +86,7 @@ impl Report {
             .collect();
         println!("{}", settings.join(", "));
         for failure in &self.failures {
-            println!("not measured: {failure}");
+            println!("FAILED: {failure}");
         }
     }
 
@@ -174,7 +174,7 @@ impl Unit {
             Self::Seconds => format!("{value:.2} s"),
             Self::Milliseconds => format!("{value:.2} ms"),
             Self::Microseconds => format!("{value:.1} µs"),
-            Self::Bytes if value >= 10e6 => format!("{:.0} MB", value / 1e6),
+            Self::Bytes if value.abs() >= 10e6 => format!("{:.0} MB", value / 1e6),
             Self::Bytes => format!("{} B", grouped(value)),
             Self::Percent => format!("{value:.2} %"),
         }

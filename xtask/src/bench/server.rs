@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_postgres::Client;
 
-use super::{Bench, cpu};
+use super::{Bench, counts, cpu};
 use crate::database;
 use crate::host_process::{self, HostProcess};
 
@@ -97,6 +97,11 @@ impl Server {
     /// Processor time of all processes of the server, the benchmark's own two excepted.
     pub(super) fn cpu(&self) -> Result<cpu::Seconds> {
         cpu::postgres(self.postmaster, &self.own_backends)
+    }
+
+    /// Ends the sessions of all others.
+    pub(super) async fn end_other_sessions(&self) -> Result<()> {
+        counts::end_sessions(&self.observer, &self.own_backends).await
     }
 
     /// What a figure depends on.
