@@ -65,12 +65,13 @@ DECLARE
     since timestamptz := coalesce(at - p_within_ms * interval '1 millisecond', '-infinity');
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
-    WITH due AS MATERIALIZED (
-        SELECT j.id FROM rouse.job AS j
-        WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at > since AND j.available_at <= at
-        ORDER BY j.available_at LIMIT p_most FOR NO KEY UPDATE SKIP LOCKED),
-    moved AS (
-        UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq') FROM due WHERE j.id = due.id RETURNING 1)
+    WITH moved AS (
+        UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq')
+        WHERE j.id = ANY (ARRAY(
+            SELECT d.id FROM rouse.job AS d
+            WHERE d.state = 'queued' AND d.turn IS NULL AND d.available_at > since AND d.available_at <= at
+            ORDER BY d.available_at LIMIT p_most FOR NO KEY UPDATE SKIP LOCKED))
+        RETURNING 1)
     SELECT count(*) INTO promoted FROM moved;
     IF promoted = p_most THEN
         next_due_ms := 0;
@@ -105,11 +106,11 @@ DECLARE
     why    jsonb;
 BEGIN
     FOR orphan IN
-        SELECT j.id, j.fence, j.attempt, j.lost, j.worker, j.claimed_at, asked.lease_ms, w.worker_id
+        SELECT j.id, j.fence, j.attempt, j.lost, j.worker, j.claimed_at,
+               p_lease_ms[array_position(p_lanes, j.lane)] AS lease_ms, w.worker_id
         FROM rouse.job AS j
-        JOIN unnest(p_lanes, p_lease_ms) AS asked(lane, lease_ms) ON asked.lane = j.lane
         LEFT JOIN rouse.worker AS w ON w.incarnation = j.worker
-        WHERE j.state = 'running' AND j.lease_until > since AND j.lease_until < at
+        WHERE j.lane = ANY (p_lanes) AND j.state = 'running' AND j.lease_until > since AND j.lease_until < at
         ORDER BY j.lease_until LIMIT p_wanted
         FOR NO KEY UPDATE OF j SKIP LOCKED
     LOOP

@@ -1,5 +1,6 @@
 //! Claims jobs in batches.
 
+use std::collections::HashMap;
 use std::time::SystemTime;
 
 use tokio_postgres::Row;
@@ -71,7 +72,8 @@ impl ClaimedJob {
 }
 
 impl Store {
-    /// Claims up to `wanted` jobs, from the lanes in the order given. One round trip.
+    /// Claims up to `wanted` jobs, from the lanes in the order given, and returns them in that order, each
+    /// lane by its turns. One round trip.
     pub async fn claim(
         &self,
         worker: Incarnation,
@@ -96,8 +98,16 @@ impl Store {
                 ],
             )
             .await?;
-        rows.iter()
+        let mut jobs = rows
+            .iter()
             .map(|row| ClaimedJob::from_row(row, fence))
-            .collect()
+            .collect::<Result<Vec<_>, _>>()?;
+        let place: HashMap<LaneId, usize> = orders
+            .iter()
+            .enumerate()
+            .map(|(place, order)| (order.lane, place))
+            .collect();
+        jobs.sort_unstable_by_key(|job| (place.get(&job.lane).copied(), job.turn));
+        Ok(jobs)
     }
 }

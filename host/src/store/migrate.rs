@@ -40,7 +40,7 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(5, "0005_settle", breaking: false),
     migration!(6, "0006_read", breaking: false),
     migration!(7, "0007_looking", breaking: true),
-    migration!(8, "0008_settle_by_fence", breaking: false),
+    migration!(8, "0008_no_statistics", breaking: false),
     migration!(9, "0009_wakeups_at_commit", breaking: false),
 ];
 
