@@ -470,7 +470,10 @@ async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
         after: 0,
         lease_ms: 1000,
     }];
-    let adopted = store.adopt(WORKER, Fence(1), &other, 10, 3, None).await.unwrap();
+    let adopted = store
+        .adopt(WORKER, Fence(1), &other, 10, 3, None)
+        .await
+        .unwrap();
     assert!(adopted.is_empty());
 }
 

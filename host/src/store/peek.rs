@@ -57,10 +57,7 @@ impl Store {
                     ),
                     (&looking.orphaned_within.map(millis), Type::INT8),
                     (&looking.due_within.map(millis), Type::INT8),
-                    (
-                        &i32::try_from(looking.most).unwrap_or(i32::MAX),
-                        Type::INT4,
-                    ),
+                    (&i32::try_from(looking.most).unwrap_or(i32::MAX), Type::INT4),
                 ],
             )
             .await?;

@@ -406,7 +406,11 @@ impl Claimer<'_> {
                 self.shared.wakeups.rung().await;
                 // Jobs of other workers' lanes end no wait.
                 let lanes = &self.lanes;
-                if self.shared.wakeups.keep(|lane| !lanes.knows(lane) || lanes.serves(lane)) {
+                if self
+                    .shared
+                    .wakeups
+                    .keep(|lane| !lanes.knows(lane) || lanes.serves(lane))
+                {
                     return;
                 }
             }

@@ -310,13 +310,22 @@ mod tests {
     fn the_rows_of_the_catalog_that_were_read_are_counted_from_the_place_where_it_is_read_next() {
         let mut lanes = Lanes::default();
         assert!(lanes.learn((1..=10).map(|n| lane(n, n, Priority::Low)).collect()));
-        assert_eq!((lanes.read_after(), lanes.read_rows()), (10 - CATALOG_WINDOW, 10));
+        assert_eq!(
+            (lanes.read_after(), lanes.read_rows()),
+            (10 - CATALOG_WINDOW, 10)
+        );
         let end = CATALOG_WINDOW + 5;
         assert!(!lanes.learn(vec![lane(end, 1, Priority::Low)]), "known");
         assert_eq!((lanes.read_after(), lanes.read_rows()), (5, 6));
         lanes.forget_catalog();
-        assert_eq!((lanes.read_after(), lanes.read_rows()), (-CATALOG_WINDOW, 0));
-        assert!(lanes.knows(LaneId(10)), "only how far it was read is forgotten");
+        assert_eq!(
+            (lanes.read_after(), lanes.read_rows()),
+            (-CATALOG_WINDOW, 0)
+        );
+        assert!(
+            lanes.knows(LaneId(10)),
+            "only how far it was read is forgotten"
+        );
     }
 
     #[test]
@@ -353,7 +362,11 @@ mod tests {
         lanes.learn(vec![lane(many + 1, many + 1, Priority::High)]);
         lanes.serve(|_| Some(1000));
         let ids = |lanes: &Lanes| order(lanes).iter().map(|(id, _)| *id).collect::<Vec<_>>();
-        assert_eq!(ids(&lanes), [many + 1, 7], "a new lane has jobs, and priority holds");
+        assert_eq!(
+            ids(&lanes),
+            [many + 1, 7],
+            "a new lane has jobs, and priority holds"
+        );
         let orders = lanes.orders();
         lanes.claimed(&orders, &[job(7, 70)], 2);
         assert_eq!(order(&lanes), [(7, 70)], "the other one gave nothing");

@@ -216,11 +216,11 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         return;
     }
     one.meters.count(match fate {
-            Fate::Succeeded(_) => State::Succeeded.as_str(),
-            Fate::Ended(state, _) => state.as_str(),
-            Fate::Retry(..) => "retried",
-            Fate::Released => "released",
-        });
+        Fate::Succeeded(_) => State::Succeeded.as_str(),
+        Fate::Ended(state, _) => state.as_str(),
+        Fate::Retry(..) => "retried",
+        Fate::Released => "released",
+    });
     match fate {
         Fate::Succeeded(_) => {
             debug!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, "succeeded");

@@ -10,8 +10,8 @@ use tracing::{info, warn};
 
 use super::Shared;
 use crate::job::LaneId;
-use crate::store::{Listener, Wakeup};
 use crate::store::connect::Connector;
+use crate::store::{Listener, Wakeup};
 
 /// Who rings for the claimer, and why.
 #[derive(Default)]
