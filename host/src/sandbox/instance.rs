@@ -49,21 +49,11 @@ impl Sandbox {
         log: GuestLog,
     ) -> Result<Instance, String> {
         let (grants, log) = (&handler.grants, Arc::new(log));
-        while handler.reuses {
-            let is_it = |serves: &Serves| {
-                Arc::ptr_eq(&serves.handler, handler) && serves.tenant.as_deref() == tenant
-            };
-            let Some((_, mut instance)) = self.idle.take(is_it) else {
-                break;
-            };
-            let state = instance.store.data_mut();
-            if state.limiter.resume() {
-                state.next(grants, abort.clone(), log)?;
-                limits::begin(&mut instance.store);
-                return Ok(instance);
-            }
+        if let Some(mut kept) = self.kept(handler, tenant) {
+            kept.store.data_mut().next(grants, abort.clone(), log)?;
+            limits::begin(&mut kept.store);
+            return Ok(kept);
         }
-
         let limiter = AttemptLimiter::new(self.settings.memory_bytes_max, self.budget.clone());
         let state = AttemptState::new(grants, limiter, abort.clone(), log)?;
         let mut store = Store::new(&self.engine, state);
@@ -73,6 +63,23 @@ impl Sandbox {
             exports: None,
             jobs: 0,
         })
+    }
+
+    /// An instance that was kept for this tenant, with its memory counted again.
+    fn kept(&self, handler: &Arc<Handler>, tenant: Option<&str>) -> Option<Instance> {
+        if !handler.reuses {
+            return None;
+        }
+        let is_it = |serves: &Serves| {
+            Arc::ptr_eq(&serves.handler, handler) && serves.tenant.as_deref() == tenant
+        };
+        loop {
+            let (_, mut instance) = self.idle.take(is_it)?;
+            // Where the attempts that run need the memory, it goes.
+            if instance.store.data_mut().limiter.resume() {
+                return Some(instance);
+            }
+        }
     }
 
     /// Keeps an instance for the next job of this tenant, if it is fit for one.
