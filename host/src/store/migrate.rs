@@ -42,6 +42,7 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(7, "0007_looking", breaking: true),
     migration!(8, "0008_settle_by_fence", breaking: false),
     migration!(9, "0009_wakeups_at_commit", breaking: false),
+    migration!(10, "0010_plans_without_statistics", breaking: false),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.
