@@ -4,6 +4,7 @@ mod support;
 
 mod enqueue;
 mod migrations;
+mod plans;
 mod roles;
 mod settle;
 mod wakeups;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use rouse::job::{Incarnation, LaneId};
-use rouse::store::{Listener, Wakeup};
+use rouse::job::{Fence, Incarnation, LaneId};
+use rouse::store::{ClaimOrder, Fate, Listener, Locked, Settlement, Wakeup};
 use serde_json::json;
 use tokio_postgres::Client;
 
@@ -334,6 +334,33 @@ async fn a_producer_may_commit_as_a_role_that_may_do_nothing() {
         .await
         .unwrap();
     let lane = lane(&client, "x").await;
+    assert_eq!(
+        heard(&mut listener, &client).await,
+        [ready("default", lane)]
+    );
+}
+
+#[tokio::test]
+async fn a_claim_that_is_given_back_wakes_whoever_sleeps() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.store());
+    let mut listener = listen(&db).await;
+    enqueue(&client, "x", json!({})).await;
+    let lane = lane(&client, "x").await;
+    let order = ClaimOrder {
+        lane,
+        after: i64::MIN,
+        lease_ms: 60_000,
+    };
+    let jobs = store.claim(WORKER, Fence(7), &[order], 1).await.unwrap();
+    asleep(&db, &["*"]).await;
+    let released = Settlement {
+        id: jobs[0].id,
+        fence: jobs[0].fence,
+        started_after: None,
+        fate: Fate::Released,
+    };
+    store.settle(&[released], Locked::Wait).await.unwrap();
     assert_eq!(
         heard(&mut listener, &client).await,
         [ready("default", lane)]

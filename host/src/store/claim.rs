@@ -1,6 +1,5 @@
 //! Claims jobs in batches.
 
-use std::collections::HashMap;
 use std::time::SystemTime;
 
 use tokio_postgres::Row;
@@ -72,8 +71,7 @@ impl ClaimedJob {
 }
 
 impl Store {
-    /// Claims up to `wanted` jobs, from the lanes in the order given, and returns them in that order, each
-    /// lane by its turns. One round trip.
+    /// Claims up to `wanted` jobs, from the lanes in the order given. One round trip.
     pub async fn claim(
         &self,
         worker: Incarnation,
@@ -98,16 +96,8 @@ impl Store {
                 ],
             )
             .await?;
-        let mut jobs = rows
-            .iter()
+        rows.iter()
             .map(|row| ClaimedJob::from_row(row, fence))
-            .collect::<Result<Vec<_>, _>>()?;
-        let place: HashMap<LaneId, usize> = orders
-            .iter()
-            .enumerate()
-            .map(|(place, order)| (order.lane, place))
-            .collect();
-        jobs.sort_unstable_by_key(|job| (place.get(&job.lane).copied(), job.turn));
-        Ok(jobs)
+            .collect()
     }
 }

@@ -40,8 +40,9 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(5, "0005_settle", breaking: false),
     migration!(6, "0006_read", breaking: false),
     migration!(7, "0007_looking", breaking: true),
-    migration!(8, "0008_no_statistics", breaking: false),
-    migration!(9, "0009_wakeups_at_commit", breaking: false),
+    migration!(8, "0008_wakeups_at_commit", breaking: false),
+    migration!(9, "0009_plans_without_statistics", breaking: false),
+    migration!(10, "0010_old_partitions", breaking: false),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.

@@ -1,0 +1,150 @@
+//! What a statement reads depends on what it is asked for, and not on what Postgres has counted.
+
+use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
+
+use crate::support::TestDb;
+
+const JOBS: usize = 10;
+const BACKLOG: i32 = 3_000;
+const FENCE: i64 = 7;
+
+/// Runs a call in a transaction of its own; returns the ids that it returns, and how many rows of
+/// `rouse.job` it has read.
+async fn run(client: &mut Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> (Vec<i64>, i64) {
+    // Counted by this session, since it last told the server.
+    const READ: &str = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
+         FROM pg_stat_xact_user_tables WHERE relid = 'rouse.job'::regclass";
+    let transaction = client.transaction().await.unwrap();
+    let before: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+    let rows = transaction.query(sql, params).await.unwrap();
+    let after: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+    transaction.commit().await.unwrap();
+    (rows.iter().map(|row| row.get(0)).collect(), after - before)
+}
+
+/// Does once what workers do all the time, to ten jobs; returns the rows that each call has read.
+async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
+    const CLAIM: &str = "SELECT id FROM rouse.claim(1, $1, $2, $3, $4, $5)";
+    const RENEW: &str = "SELECT id FROM rouse.renew($1, $2, $3)";
+    const SETTLE: &str = "SELECT id FROM rouse.settle($1, $2, $3::text[]::rouse.state[], array_fill(1::bigint, ARRAY[10]),
+         $4::text[]::jsonb[], $5::text[]::jsonb[], array_fill(0::bigint, ARRAY[10]), $6)";
+    const PROMOTE: &str = "SELECT promoted::bigint FROM rouse.promote($1, NULL)";
+    const ADOPT: &str = "SELECT id FROM rouse.adopt(1, $1, $2, $3, $4, 3, NULL)";
+    let wanted = i32::try_from(JOBS).unwrap();
+    let lanes = client
+        .query("SELECT DISTINCT id FROM rouse.lane", &[])
+        .await
+        .unwrap();
+    let lanes: Vec<i64> = lanes.iter().map(|row| row.get(0)).collect();
+    let (cursors, leases) = (vec![i64::MIN; lanes.len()], vec![60_000_i64; lanes.len()]);
+    let (fences, ten_leases) = ([FENCE; JOBS], [60_000_i64; JOBS]);
+
+    let mut read = Vec::new();
+    let orders: [&(dyn ToSql + Sync); 5] = [&FENCE, &lanes, &cursors, &leases, &wanted];
+    let (mut ids, rows) = run(client, CLAIM, &orders).await;
+    read.push(("claim", rows));
+    // Where there are none, others stand in for them: the plans are made all the same.
+    ids.resize(JOBS, -1);
+    let (_, rows) = run(client, RENEW, &[&&ids[..], &&fences[..], &&ten_leases[..]]).await;
+    read.push(("renew", rows));
+    client
+        .batch_execute(
+            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE state = 'running'",
+        )
+        .await
+        .unwrap();
+    let (_, rows) = run(client, ADOPT, &[&FENCE, &lanes, &leases, &wanted]).await;
+    read.push(("adopt", rows));
+    // Some of each: a retry, one that is given back, and the others succeed.
+    let states: Vec<&str> = (0..JOBS)
+        .map(|n| if n < 2 { "queued" } else { "succeeded" })
+        .collect();
+    let results: Vec<Option<&str>> = (0..JOBS).map(|n| (n >= 2).then_some("1")).collect();
+    let errors: Vec<Option<&str>> = (0..JOBS).map(|n| (n == 0).then_some("{}")).collect();
+    let settle: [&(dyn ToSql + Sync); 6] = [&ids, &&fences[..], &states, &results, &errors, &true];
+    let (_, rows) = run(client, SETTLE, &settle).await;
+    read.push(("settle", rows));
+    let (_, rows) = run(client, PROMOTE, &[&wanted]).await;
+    read.push(("promote", rows));
+    read
+}
+
+async fn backlog(client: &Client) {
+    client
+        .query(
+            "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[$1::integer]))",
+            &[&BACKLOG],
+        )
+        .await
+        .unwrap();
+}
+
+fn assert_few(read: &[(&str, i64)], when: &str) {
+    for (call, rows) in read {
+        assert!(
+            *rows <= 12 * i64::try_from(JOBS).unwrap(),
+            "{when}: {call} read {rows} rows for {JOBS} jobs: {read:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn plans_that_were_made_while_the_table_was_empty_still_look_each_job_up() {
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    client.batch_execute("ANALYZE rouse.job").await.unwrap();
+    // The session keeps these plans.
+    work(&mut client).await;
+    backlog(&client).await;
+    assert_few(&work(&mut client).await, "then full");
+}
+
+#[tokio::test]
+async fn each_job_is_looked_up_whatever_the_statistics_say() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    backlog(&client).await;
+    for (when, sql) in [
+        ("all queued", "ANALYZE rouse.job"),
+        (
+            "all running",
+            "UPDATE rouse.job SET state = 'running', fence = 1, worker = 1, attempt = 1, claimed_at = now(),
+                    lease_until = now() + interval '1 hour';
+             ANALYZE rouse.job;
+             UPDATE rouse.job SET state = 'queued', fence = NULL, worker = NULL, attempt = 0, lost = 0, claimed_at = NULL,
+                    lease_until = NULL",
+        ),
+        (
+            "all scheduled",
+            "UPDATE rouse.job SET turn = NULL, available_at = now() + interval '1 hour'; ANALYZE rouse.job;
+             UPDATE rouse.job SET turn = id, available_at = now()",
+        ),
+        (
+            "all but one gone",
+            "DELETE FROM rouse.job WHERE id > (SELECT min(id) FROM rouse.job); ANALYZE rouse.job;
+             SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[3000]))",
+        ),
+    ] {
+        client.batch_execute(sql).await.unwrap();
+        // Plans of its own.
+        let mut fresh = db.client().await;
+        assert_few(&work(&mut fresh).await, when);
+    }
+}
+
+#[tokio::test]
+async fn no_statement_of_a_worker_is_compiled_before_it_runs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let compiled = client
+        .query(
+            "SELECT proname::text FROM pg_proc WHERE pronamespace = 'rouse'::regnamespace
+             AND proconfig @> ARRAY['plan_cache_mode=force_generic_plan'] AND NOT proconfig @> ARRAY['jit=off']",
+            &[],
+        )
+        .await
+        .unwrap();
+    let compiled: Vec<String> = compiled.iter().map(|row| row.get(0)).collect();
+    assert!(compiled.is_empty(), "{compiled:?} may be compiled by jit");
+}
