@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 /// Jobs are claimed this far ahead of their start.
 const AHEAD: Duration = Duration::from_millis(100);
-/// The most that is ever claimed ahead. A claim of 500 jobs costs Postgres half as much a job as one of 50;
+/// The most that is ever claimed ahead. A claim of 1,000 jobs costs Postgres half as much a job as one of 50;
 /// beyond that there is little left to gain.
-const PREFETCH_MAX: f64 = 1000.0;
+const PREFETCH_MAX: f64 = 2000.0;
 /// The most payload that is claimed ahead: it takes memory here, and time to send.
 const PREFETCH_BYTES_MAX: f64 = (8 << 20) as f64;
 /// The pace is measured over at least this long.
@@ -58,7 +58,7 @@ impl Prefetch {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "between 0 and 1000"
+            reason = "between 0 and 2000"
         )]
         let jobs = self.jobs as usize;
         jobs
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(prefetch.jobs(100, start + Duration::from_millis(101)), 100);
         assert_eq!(
             prefetch.jobs(90_000, start + Duration::from_millis(200)),
-            1000
+            2000
         );
         assert_eq!(prefetch.jobs(90_000, start + Duration::from_millis(400)), 0);
     }

@@ -19,9 +19,9 @@ use crate::job::{Attempt, AttemptError, ErrorKind, State};
 use crate::store::{Fate, JsonText, Locked, Settlement, StoreError};
 
 /// How many outcomes may wait before attempts wait with them.
-pub(super) const QUEUE_MAX: usize = 2000;
+pub(super) const QUEUE_MAX: usize = 4000;
 /// The most that one statement settles.
-const BATCH_MAX: usize = 500;
+const BATCH_MAX: usize = 1000;
 /// How long a batch gathers while there is more to run: a statement and a commit cost Postgres as
 /// much as ten or twenty outcomes.
 const GATHERED_FOR: Duration = Duration::from_millis(2);
