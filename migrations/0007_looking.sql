@@ -19,7 +19,7 @@ CREATE FUNCTION rouse.peek(
     OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at             timestamptz := clock_timestamp();
     orphaned_since timestamptz := coalesce(at - p_orphaned_within_ms * interval '1 millisecond', '-infinity');
@@ -59,7 +59,7 @@ DROP FUNCTION rouse.promote(integer);
 CREATE FUNCTION rouse.promote(p_most integer, p_within_ms bigint, OUT promoted integer, OUT next_due_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at    timestamptz := clock_timestamp();
     since timestamptz := coalesce(at - p_within_ms * interval '1 millisecond', '-infinity');
@@ -70,7 +70,8 @@ BEGIN
         WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at > since AND j.available_at <= at
         ORDER BY j.available_at LIMIT p_most FOR NO KEY UPDATE SKIP LOCKED),
     moved AS (
-        UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq') FROM due WHERE j.id = due.id RETURNING 1)
+        UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq') FROM due
+        WHERE j.id = ANY (ARRAY[due.id]) RETURNING 1)
     SELECT count(*) INTO promoted FROM moved;
     IF promoted = p_most THEN
         next_due_ms := 0;
@@ -96,7 +97,7 @@ CREATE FUNCTION rouse.adopt(
 RETURNS SETOF rouse.claimed
 LANGUAGE plpgsql SECURITY DEFINER ROWS 10
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     at     timestamptz := clock_timestamp();
@@ -108,7 +109,7 @@ BEGIN
         SELECT j.id, j.fence, j.attempt, j.lost, j.worker, j.claimed_at, asked.lease_ms, w.worker_id
         FROM rouse.job AS j
         JOIN unnest(p_lanes, p_lease_ms) AS asked(lane, lease_ms) ON asked.lane = j.lane
-        LEFT JOIN rouse.worker AS w ON w.incarnation = j.worker
+        LEFT JOIN rouse.worker AS w ON w.incarnation = ANY (ARRAY[j.worker])
         WHERE j.state = 'running' AND j.lease_until > since AND j.lease_until < at
         ORDER BY j.lease_until LIMIT p_wanted
         FOR NO KEY UPDATE OF j SKIP LOCKED

@@ -18,14 +18,16 @@ BEGIN
         RETURN;
     END IF;
     FOR old IN
-        SELECT c.relname
-        FROM pg_class AS c
-        JOIN pg_inherits AS i ON i.inhrelid = c.oid
-        WHERE i.inhparent IN ('rouse.finished'::regclass, 'rouse.attempt'::regclass)
-          -- The CASE comes before to_date, which other names of the catalog would fail.
-          AND CASE WHEN c.relname ~ '^(finished|attempt)_[0-9]{8}$' THEN
-                  to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= ((now() - keep) AT TIME ZONE 'UTC')::date END
-        ORDER BY c.relname
+        -- The names are read as dates only once it is known that they are those of partitions: Postgres
+        -- may look at them in any order otherwise, and not every table of a database ends in a date.
+        WITH partition AS MATERIALIZED (
+            SELECT c.relname
+            FROM pg_inherits AS i
+            JOIN pg_class AS c ON c.oid = i.inhrelid
+            WHERE i.inhparent IN ('rouse.finished'::regclass, 'rouse.attempt'::regclass))
+        SELECT p.relname FROM partition AS p
+        WHERE to_date(right(p.relname, 8), 'YYYYMMDD') + 1 <= ((now() - keep) AT TIME ZONE 'UTC')::date
+        ORDER BY p.relname
     LOOP
         BEGIN
             EXECUTE format('DROP TABLE rouse.%I', old.relname);

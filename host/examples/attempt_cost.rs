@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo xtask handlers
-//! cargo run -p rouse-host --example attempt_cost -- [handlers folder] [handler] [attempts] [payload]
+//! cargo run -p rouse-host --example attempt_cost -- [handlers folder] [handler] [attempts] [payload] [reuse]
 //! perf stat -e instructions:u,instructions:k target/debug/examples/attempt_cost
 //! ```
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use rouse::job::{Attempt, JobId, RunEnd};
-use rouse::sandbox::{AbortHandle, Catalog, Handler, JobInput, Sandbox, Settings};
+use rouse::sandbox::{AbortHandle, Catalog, Handler, Instances, JobInput, Sandbox, Settings};
 
 /// Attempts that are not measured: until memory has been touched once, and code is in the caches.
 const WARM_UP: usize = 2_000;
@@ -23,8 +23,15 @@ async fn main() -> anyhow::Result<()> {
     let name = args.next().unwrap_or_else(|| "noop".into());
     let attempts: usize = args.next().map_or(Ok(200_000), |text| text.parse())?;
     let payload = args.next().unwrap_or_else(|| r#"{"n":7}"#.into());
+    let instances = match args.next().as_deref() {
+        Some("reuse") => Instances::Reuse,
+        Some(_) | None => Instances::Fresh,
+    };
 
-    let sandbox = Sandbox::start(Settings::default())?;
+    let sandbox = Sandbox::start(Settings {
+        instances: [(name.clone(), instances)].into(),
+        ..Settings::default()
+    })?;
     let catalog = Catalog::open(sandbox.clone(), folder).await?;
     let set = catalog.current();
     let handler = set.get(&name).with_context(|| {
@@ -32,7 +39,7 @@ async fn main() -> anyhow::Result<()> {
         format!("there is no handler {name} in the folder, only {names}; build it first")
     })?;
 
-    println!("{attempts} attempts at {name}");
+    println!("{attempts} attempts at {name}, instances: {instances:?}");
     for tasks in [1, 2] {
         run_tasks(&sandbox, handler, &payload, tasks, WARM_UP).await?;
         let (before, started) = (Cpu::now()?, Instant::now());

@@ -6,6 +6,16 @@ use serde::de::DeserializeOwned;
 
 use crate::{Ctx, Error};
 
+/// How many jobs one instance of a handler may serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Instances {
+    /// One: nothing of an earlier job is there.
+    Fresh,
+    /// Many, of one tenant, one after the other, where the operator allows it. Statics keep what the
+    /// last job left in them.
+    Reuse,
+}
+
 /// What a handler declares of itself. Unset fields are left to the host's defaults; the operator
 /// can override all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,6 +44,8 @@ pub struct Definition {
     pub grace_ms: Option<u64>,
     /// How many attempts one host should run at once. Declared only: no host keeps to it yet.
     pub concurrency: Option<u32>,
+    /// Whether an instance may serve many jobs.
+    pub instances: Instances,
     /// What the handler asks the operator for, for instance `dir`.
     pub capabilities: &'static [&'static str],
 }

@@ -89,7 +89,7 @@ mod wasm;
 pub use abort::{AbortReason, AbortSignal};
 pub use ctx::{Ctx, JobInfo, Level};
 pub use error::{Error, Result};
-pub use handler::{Definition, Handler};
+pub use handler::{Definition, Handler, Instances};
 pub use rouse_sdk_macros::handler;
 pub use task::{Either, block_on, race, sleep};
 #[cfg(not(target_family = "wasm"))]

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::handler::{Definition, Entry};
+use crate::handler::{Definition, Entry, Instances};
 
 /// The manifest of a module with these handlers. What a handler does not declare is left out, so
 /// that the host's defaults apply.
@@ -27,6 +27,7 @@ fn handler(entry: &Entry) -> Value {
         timeout_ms,
         grace_ms,
         concurrency,
+        instances,
         capabilities,
     } = entry.definition;
 
@@ -51,6 +52,13 @@ fn handler(entry: &Entry) -> Value {
         ("timeout_ms", timeout_ms.map(Value::from)),
         ("grace_ms", grace_ms.map(Value::from)),
         ("concurrency", concurrency.map(Value::from)),
+        (
+            "instances",
+            match instances {
+                Instances::Fresh => None,
+                Instances::Reuse => Some("reuse".into()),
+            },
+        ),
         (
             "capabilities",
             (!capabilities.is_empty()).then(|| capabilities.into()),

@@ -39,6 +39,7 @@ struct Receipt {
     timeout = "5m",
     grace = "2s",
     concurrency = 4,
+    instances = "reuse",
     capabilities = ["dir"]
 )]
 fn send(ctx: &Ctx, letter: Letter) -> Result<Receipt, Error> {
@@ -184,6 +185,7 @@ fn the_manifest_holds_what_was_declared() {
             "timeout_ms": 300_000,
             "grace_ms": 2_000,
             "concurrency": 4,
+            "instances": "reuse",
             "capabilities": ["dir"],
         })
     );

@@ -15,6 +15,7 @@ mod worker;
 
 mod folder;
 mod sandbox_guest;
+mod sandbox_reuse;
 mod sandbox_run;
 mod sandbox_sdk;
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rouse::job::{Attempt, JobId};
 use rouse::sandbox::{
-    AbortHandle, Catalog, Grant, Grants, Handler, HandlerSet, JobInput, Mode, Run, Sandbox,
-    Settings,
+    AbortHandle, Catalog, Grant, Grants, Handler, HandlerSet, Instances, JobInput, Mode, Run,
+    Sandbox, Settings,
 };
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -50,6 +50,7 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
                     mode: Mode::Read,
                 },
             ]),
+            instances: [("test.reuse.*".into(), Instances::Reuse)].into(),
             ..Settings::default()
         };
         Sandbox::start(settings).expect("a sandbox")

@@ -59,7 +59,8 @@ enum Command {
     #[command(after_help = "Examples:\n  \
         cargo xtask bench drain                 the sizes of the published figures\n  \
         cargo xtask bench drain --jobs 10000 --runs 1\n  \
-        cargo xtask bench latency --json\n\n\
+        cargo xtask bench latency --json\n  \
+        cargo xtask bench all                   everything, and one table at the end\n\n\
         docs/performance.md says what each figure means. Other work on the machine shows in all of them.")]
     Bench(bench::Options),
 }

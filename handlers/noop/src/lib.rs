@@ -13,7 +13,7 @@ pub struct Number {
 }
 
 /// Gives back the number that it was given.
-#[handler(name = "noop")]
+#[handler(name = "noop", instances = "reuse")]
 pub fn noop(number: Number) -> Number {
     number
 }

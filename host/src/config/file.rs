@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 
 use crate::job::is_pattern;
-use crate::sandbox::{self, Grant, Grants, Mode};
+use crate::sandbox::{self, Grant, Grants, Instances, Mode};
 use crate::worker::{self, Override, Overrides};
 
 /// A mistake in the settings.
@@ -100,6 +100,9 @@ struct HandlerTable {
     #[serde(default, deserialize_with = "duration")]
     retry_max: Option<Duration>,
     retry_multiplier: Option<f64>,
+    /// `reuse` allows the instances of the handler to serve many jobs, if its module agrees.
+    #[serde(default)]
+    instances: Instances,
     #[serde(default)]
     dirs: Vec<DirTable>,
 }
@@ -303,6 +306,11 @@ impl File {
                 .map_or(default.memory_bytes_max, |mb| mb << 20),
             result_bytes_max: self.result_bytes_max.unwrap_or(default.result_bytes_max),
             grants: Grants(grants.collect()),
+            instances: self
+                .handlers
+                .iter()
+                .map(|(handler, table)| (handler.clone(), table.instances))
+                .collect(),
             ..default
         }
     }
@@ -365,6 +373,24 @@ mod tests {
     }
 
     #[test]
+    fn instances_are_fresh_where_nothing_else_is_written() {
+        let file = read(
+            "[handlers.\"*\"]\ninstances = \"reuse\"\n[handlers.noop]\nlease = \"5s\"\n[handlers.\"a.*\"]\ninstances = \"fresh\"",
+        )
+        .unwrap();
+        let sandbox = file.sandbox(Path::new("."), 4);
+        let instances: Vec<_> = sandbox.instances.into_iter().collect();
+        assert_eq!(
+            instances,
+            [
+                ("*".into(), Instances::Reuse),
+                ("a.*".into(), Instances::Fresh),
+                ("noop".into(), Instances::Fresh),
+            ]
+        );
+    }
+
+    #[test]
     fn a_mistake_is_named_with_its_key() {
         for (text, part) in [
             ("quues = [\"a\"]", "quues"),
@@ -376,6 +402,7 @@ mod tests {
             ("tags = [\"\"]", "\"\" is no name"),
             ("worker_id = \"a b\"", "worker_id"),
             ("[handlers.x]\nlease = \"1s\"", "lease"),
+            ("[handlers.x]\ninstances = \"keep\"", "keep"),
             ("[handlers.\"ima*\"]\nlease = \"5s\"", "ima*"),
             (
                 "[handlers.x]\ndirs = [{ dir = \"a\", at = \"/a\", mode = \"append\" }]",

@@ -1,5 +1,7 @@
 //! Names of handlers, and patterns of names.
 
+use std::collections::BTreeMap;
+
 /// True when the pattern is this handler's name, or one of a family that it belongs to: `image.*`
 /// is every handler whose name begins with `image.`, and `*` is every handler.
 pub fn pattern_covers(pattern: &str, handler: &str) -> bool {
@@ -10,6 +12,16 @@ pub fn pattern_covers(pattern: &str, handler: &str) -> bool {
         }
         Some(_) | None => pattern == handler,
     }
+}
+
+/// What stands for this handler under the most specific of the patterns: its own name before a
+/// pattern, the longer pattern before the shorter.
+pub fn most_specific<'a, T>(patterns: &'a BTreeMap<String, T>, handler: &str) -> Option<&'a T> {
+    patterns
+        .iter()
+        .filter(|(pattern, _)| pattern_covers(pattern, handler))
+        .max_by_key(|(pattern, _)| (!pattern.ends_with('*'), pattern.len()))
+        .map(|(_, value)| value)
 }
 
 /// True for a handler's name, and for a pattern of names.

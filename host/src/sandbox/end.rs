@@ -68,6 +68,19 @@ pub(super) fn classify(
     }
 }
 
+/// True when the guest came back by itself, with a result or an error of its own.
+pub(super) fn left_in_order(end: &RunEnd) -> bool {
+    match end {
+        RunEnd::Returned(_) | RunEnd::Failed(_) => true,
+        RunEnd::Panicked { .. }
+        | RunEnd::Trapped { .. }
+        | RunEnd::OutOfMemory { .. }
+        | RunEnd::OutputTooLarge { .. }
+        | RunEnd::Aborted(_)
+        | RunEnd::Unrunnable(_) => false,
+    }
+}
+
 /// The handler's own words, as far as they are of a size that people read.
 fn failed(failure: GuestFailure, details_bytes_max: usize) -> Failure {
     let mut message = cut(failure.message, MESSAGE_BYTES_MAX);

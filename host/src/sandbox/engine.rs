@@ -13,6 +13,8 @@ use wasmtime::{
 };
 
 use super::capability::guard_files;
+use super::idle::Idle;
+use super::instance::{Instance, Serves};
 use super::limits::{MemoryBudget, TABLE_ELEMENTS_MAX, WASM_STACK_BYTES_MAX};
 use super::pool::Machine;
 use super::state::AttemptState;
@@ -21,6 +23,12 @@ use super::{Settings, bindings};
 
 /// Instances beside those of attempts, in which new modules are asked for their manifests.
 const DESCRIBES_MAX: usize = 2;
+
+/// Instances that wait for their next job have places of their own in the pool, so that they never
+/// keep a fresh one from its place: 4 for each attempt that may run at once, for tenants that take
+/// turns, and on large hosts no more than 64, whose memory is bounded besides (`idle.rs`).
+const IDLE_PER_ATTEMPT: usize = 4;
+const IDLE_COUNT_MAX: usize = 64;
 
 /// What one component may be made of. A Rust guest is 3 core instances (its own code and two
 /// small ones that tie it to the host), or 4 from wasm32-wasip1, with 1 memory and 2 tables.
@@ -56,6 +64,7 @@ pub struct Sandbox {
     pub(super) attempts: Semaphore,
     pub(super) describes: Semaphore,
     pub(super) ticker: Ticker,
+    pub(super) idle: Arc<Idle<Serves, Instance>>,
     attempts_max: usize,
     /// Guests have threads of their own, so that one which computes never holds up a heartbeat
     /// or a renewal. None only while the sandbox is being dropped.
@@ -86,7 +95,7 @@ impl Sandbox {
                 "fewer attempts at once than were asked for: {why}"
             );
         }
-        let (engine, attempts_max) = engine(size.attempts_max, settings.memory_bytes_max)?;
+        let (engine, attempts_max) = engine(size.attempts_max, &settings)?;
         tracing::info!(
             attempts_max,
             memory_bytes_max = settings.memory_bytes_max,
@@ -98,6 +107,7 @@ impl Sandbox {
             linker: linker(&engine)?,
             ticker: Ticker::start(engine.clone())?,
             engine,
+            idle: Idle::new(idle_max(attempts_max, &settings)),
             settings,
             budget: MemoryBudget::new(size.memory_bytes_total_max),
             attempts: Semaphore::new(attempts_max),
@@ -144,10 +154,10 @@ impl Drop for Sandbox {
 
 /// The engine, and how many attempts it can hold. Where the address space is too small
 /// (`ulimit -v`, small containers) it tries with half as many.
-fn engine(attempts_wanted: usize, memory_bytes_max: usize) -> anyhow::Result<(Engine, usize)> {
+fn engine(attempts_wanted: usize, settings: &Settings) -> anyhow::Result<(Engine, usize)> {
     let mut attempts = attempts_wanted;
     loop {
-        match Engine::new(&config(attempts, memory_bytes_max)) {
+        match Engine::new(&config(attempts, settings)) {
             Ok(engine) => return Ok((engine, attempts)),
             Err(error) if attempts == 1 => bail!(
                 "the sandbox cannot reserve address space for even one instance: {error:#}; \
@@ -165,8 +175,16 @@ fn engine(attempts_wanted: usize, memory_bytes_max: usize) -> anyhow::Result<(En
     }
 }
 
-fn config(attempts: usize, memory_bytes_max: usize) -> Config {
-    let instances = u32::try_from(attempts + DESCRIBES_MAX).unwrap_or(u32::MAX);
+fn idle_max(attempts: usize, settings: &Settings) -> usize {
+    match settings.reuse_somewhere() {
+        true => (IDLE_PER_ATTEMPT * attempts).min(IDLE_COUNT_MAX),
+        false => 0,
+    }
+}
+
+fn config(attempts: usize, settings: &Settings) -> Config {
+    let instances = attempts + DESCRIBES_MAX + idle_max(attempts, settings);
+    let instances = u32::try_from(instances).unwrap_or(u32::MAX);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(instances)
         .total_core_instances(instances.saturating_mul(CORE_INSTANCES_PER_COMPONENT))
@@ -179,7 +197,7 @@ fn config(attempts: usize, memory_bytes_max: usize) -> Config {
         .table_elements(TABLE_ELEMENTS_MAX)
         .table_keep_resident(TABLE_RESIDENT_BYTES)
         .linear_memory_keep_resident(MEMORY_RESIDENT_BYTES)
-        .max_memory_size(memory_bytes_max.next_multiple_of(PAGE_BYTES));
+        .max_memory_size(settings.memory_bytes_max.next_multiple_of(PAGE_BYTES));
 
     let mut config = Config::new();
     config

@@ -68,6 +68,8 @@ pub(super) struct AttemptLimiter {
     limit_bytes: usize,
     used_bytes: usize,
     budget: Arc<MemoryBudget>,
+    /// The budget has its bytes back: nothing runs.
+    paused: bool,
     denial: Option<Denial>,
 }
 
@@ -77,6 +79,7 @@ impl AttemptLimiter {
             limit_bytes,
             used_bytes: 0,
             budget,
+            paused: false,
             denial: None,
         }
     }
@@ -90,6 +93,19 @@ impl AttemptLimiter {
         self.used_bytes
     }
 
+    /// Gives the memory back to the attempts that run, as far as the count goes.
+    pub(super) fn pause(&mut self) {
+        self.budget.give(self.used_bytes);
+        self.paused = true;
+    }
+
+    /// Takes it again. False when the others need it; then this is good for nothing any more.
+    #[must_use]
+    pub(super) fn resume(&mut self) -> bool {
+        self.paused = !self.budget.take(self.used_bytes);
+        !self.paused
+    }
+
     /// Why the newest request was denied; none when it was granted. An old denial that the guest
     /// got over explains nothing.
     pub(super) fn denial(&self) -> Option<Denial> {
@@ -99,7 +115,9 @@ impl AttemptLimiter {
 
 impl Drop for AttemptLimiter {
     fn drop(&mut self) {
-        self.budget.give(self.used_bytes);
+        if !self.paused {
+            self.budget.give(self.used_bytes);
+        }
     }
 }
 
@@ -153,8 +171,8 @@ pub(super) fn limit(store: &mut Store<AttemptState>, result_bytes_max: usize) {
     store.set_hostcall_fuel(hostcall_bytes_max(result_bytes_max));
     store.set_max_component_handles(HANDLES_MAX);
     store.data_mut().table.set_max_capacity(RESOURCES_MAX);
+    begin(store);
     // Every tick, a guest that computes lets the others run, or is stopped.
-    store.set_epoch_deadline(1);
     store.epoch_deadline_callback(|context| {
         Ok(if context.data().abort.is_killed() {
             wasmtime::UpdateDeadline::Interrupt
@@ -162,6 +180,11 @@ pub(super) fn limit(store: &mut Store<AttemptState>, result_bytes_max: usize) {
             wasmtime::UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now()))
         })
     });
+}
+
+/// Counts the ticks from now on, at the begin of each job.
+pub(super) fn begin(store: &mut Store<AttemptState>) {
+    store.set_epoch_deadline(1);
 }
 
 #[cfg(test)]
@@ -198,5 +221,21 @@ mod tests {
         assert_eq!(second.denial(), Some(Denial::OfHost));
         drop(first);
         assert!(second.memory_growing(0, 2 * PAGE, None).unwrap());
+    }
+
+    #[test]
+    fn what_is_paused_takes_nothing_from_the_others() {
+        let budget = MemoryBudget::new(3 * PAGE);
+        let mut first = AttemptLimiter::new(100 * PAGE, budget.clone());
+        let mut second = AttemptLimiter::new(100 * PAGE, budget.clone());
+        assert!(first.memory_growing(0, 2 * PAGE, None).unwrap());
+        first.pause();
+        assert!(second.memory_growing(0, 2 * PAGE, None).unwrap());
+        assert!(!first.resume());
+        drop(second);
+        assert!(first.resume());
+        first.pause();
+        drop(first);
+        assert!(budget.take(3 * PAGE) && !budget.take(1));
     }
 }

@@ -12,6 +12,9 @@ mod engine;
 mod pool;
 mod run;
 
+mod idle;
+mod instance;
+
 mod abort;
 mod bindings;
 mod capability;
@@ -32,6 +35,6 @@ pub use catalog::{Catalog, Handler, HandlerSet, Refusal};
 pub use engine::Sandbox;
 pub use grants::{Grant, Grants, Mode};
 pub use load::{Digest, Module};
-pub use manifest::{HandlerManifest, Manifest};
+pub use manifest::{HandlerManifest, Instances, Manifest};
 pub use run::{JobInput, Run};
 pub use settings::Settings;

@@ -1,4 +1,4 @@
-//! One attempt at one job, in an instance of its own.
+//! One attempt at one job.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,14 +7,10 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use wasmtime::Store;
-
 use super::bindings::exports::rouse::handler::handlers::JobInfo;
 use super::capability::{GuestLog, Speaker};
-use super::end::{self, Stop};
-use super::limits::{self, AttemptLimiter};
+use super::end;
 use super::meter::metered;
-use super::state::AttemptState;
 use super::{AbortHandle, Handler, Sandbox};
 use crate::job::{Attempt, JobId, RunEnd};
 
@@ -48,7 +44,8 @@ pub struct Run {
     pub cpu: Duration,
     /// Time from the call of [`Sandbox::run`] to the end.
     pub wall: Duration,
-    /// The most memory that the guest had, bytes.
+    /// The most memory that the guest had, bytes; that of earlier jobs included, where the instance
+    /// has served any.
     pub memory_bytes_peak: usize,
 }
 
@@ -80,7 +77,7 @@ impl Sandbox {
         }
     }
 
-    async fn attempt(&self, handler: &Handler, job: JobInput, abort: AbortHandle) -> Run {
+    async fn attempt(&self, handler: &Arc<Handler>, job: JobInput, abort: AbortHandle) -> Run {
         // Free at once for a worker that keeps to `attempts_max`.
         let permit = match self.attempts.try_acquire() {
             Ok(permit) => Some(permit),
@@ -102,18 +99,17 @@ impl Sandbox {
             attempt: job.attempt,
         };
         let log = GuestLog::new(speaker, abort.clone(), self.settings.log_bytes_max);
-        let limiter = AttemptLimiter::new(self.settings.memory_bytes_max, self.budget.clone());
-        let state = AttemptState::new(&handler.grants, limiter, abort.clone(), Arc::new(log));
-        let state = match state {
-            Ok(state) => state,
+        let tenant = job.tenant.as_deref();
+        let mut instance = match self.instance(handler, tenant, &abort, log) {
+            Ok(instance) => instance,
             Err(why) => return Run::without_guest(RunEnd::Unrunnable(why)),
         };
+        let tenant = handler.reuses.then(|| job.tenant.clone());
+        let job = told(handler, job);
 
         let mut cpu = Duration::ZERO;
-        let mut store = Store::new(&self.engine, state);
-        limits::limit(&mut store, self.settings.result_bytes_max);
         let killed_or_done = {
-            let call = pin!(call(&mut store, handler, job));
+            let call = pin!(instance.call(handler, &job));
             // Dropping the call is what ends a guest that waits in a host call; one that
             // computes is interrupted by its epoch. Most calls are done at once, and then nothing
             // is set up for the hard stop.
@@ -124,16 +120,21 @@ impl Sandbox {
             }
         };
 
-        store.data().log.finish();
+        let state = instance.state();
+        state.log.finish();
         let end = match (killed_or_done, abort.reason()) {
             (Err(reason), _) | (Ok(_), Some(reason)) => RunEnd::Aborted(reason),
-            (Ok(done), None) => end::classify(done, store.data(), self.settings.result_bytes_max),
+            (Ok(done), None) => end::classify(done, state, self.settings.result_bytes_max),
         };
+        let memory_bytes_peak = state.limiter.used_bytes();
+        if let Some(tenant) = tenant {
+            self.keep(handler, tenant, instance, &end);
+        }
         Run {
             end,
             cpu,
             wall: Duration::ZERO,
-            memory_bytes_peak: store.data().limiter.used_bytes(),
+            memory_bytes_peak,
         }
     }
 }
@@ -167,18 +168,9 @@ async fn caught<F: Future>(future: F) -> Option<F::Output> {
     .await
 }
 
-async fn call(
-    store: &mut Store<AttemptState>,
-    handler: &Handler,
-    job: JobInput,
-) -> Result<Vec<u8>, Stop> {
-    let instance = handler
-        .module
-        .pre
-        .instantiate_async(&mut *store)
-        .await
-        .map_err(Stop::Starting)?;
-    let job = JobInfo {
+/// What the guest is told of its job.
+fn told(handler: &Handler, job: JobInput) -> JobInfo {
+    JobInfo {
         id: job.id.0,
         handler: handler.manifest.name.clone(),
         queue: job.queue,
@@ -188,13 +180,7 @@ async fn call(
         max_attempts: job.max_attempts,
         requested_at_ms: job.requested_at_ms,
         payload: job.payload,
-    };
-    instance
-        .rouse_handler_handlers()
-        .call_run(store, &job)
-        .await
-        .map_err(Stop::Running)?
-        .map_err(Stop::Failed)
+    }
 }
 
 #[cfg(test)]

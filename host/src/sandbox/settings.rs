@@ -1,8 +1,10 @@
 //! What the operator decides about the sandbox.
 
+use std::collections::BTreeMap;
 use std::thread::available_parallelism;
 
-use super::Grants;
+use super::{Grants, Instances};
+use crate::job::most_specific;
 
 /// A gigabyte is common on small hosts; 128 MiB leaves room for several attempts at once, and
 /// a photograph of 24 megapixels (96 MiB decoded) still fits.
@@ -42,6 +44,22 @@ pub struct Settings {
     pub module_bytes_max: usize,
     /// Which directories handlers may use. Default: none.
     pub grants: Grants,
+    /// Where instances may serve many jobs, if the module agrees: by handler name or pattern, of
+    /// which the most specific one counts. Default: nowhere.
+    pub instances: BTreeMap<String, Instances>,
+}
+
+impl Settings {
+    /// What the operator says of this handler's instances.
+    pub(super) fn instances_of(&self, handler: &str) -> Instances {
+        let most_specific = most_specific(&self.instances, handler);
+        most_specific.copied().unwrap_or_default()
+    }
+
+    /// True when some handler may keep its instances.
+    pub(super) fn reuse_somewhere(&self) -> bool {
+        self.instances.values().any(|it| *it == Instances::Reuse)
+    }
 }
 
 impl Default for Settings {
@@ -55,6 +73,7 @@ impl Default for Settings {
             log_bytes_max: LOG_BYTES_MAX,
             module_bytes_max: MODULE_BYTES_MAX,
             grants: Grants::default(),
+            instances: BTreeMap::new(),
         }
     }
 }

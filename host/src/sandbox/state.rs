@@ -41,19 +41,41 @@ impl AttemptState {
         abort: AbortHandle,
         log: Arc<GuestLog>,
     ) -> Result<Self, String> {
-        // Opened before the guest runs, so that what is missing can be named.
-        let wasi = match grants {
-            [] => None,
-            grants => Some(granted(wasi(&log), grants)?),
-        };
         Ok(Self {
-            wasi,
+            wasi: prepared(grants, &log)?,
             table: ResourceTable::new(),
             limiter,
             abort,
             log,
             panic: None,
         })
+    }
+
+    /// Makes it ready for the next job of an instance that holds nothing of the host: only the
+    /// memory is counted on.
+    ///
+    /// # Errors
+    /// When a granted directory cannot be opened.
+    pub(super) fn next(
+        &mut self,
+        grants: &[Grant],
+        abort: AbortHandle,
+        log: Arc<GuestLog>,
+    ) -> Result<(), String> {
+        self.wasi = prepared(grants, &log)?;
+        self.abort = abort;
+        self.log = log;
+        self.panic = None;
+        Ok(())
+    }
+}
+
+/// Directories are opened before the guest runs, so that what is missing can be named; without any,
+/// nothing is made yet.
+fn prepared(grants: &[Grant], log: &Arc<GuestLog>) -> Result<Option<WasiCtx>, String> {
+    match grants {
+        [] => Ok(None),
+        grants => granted(wasi(log), grants).map(Some),
     }
 }
 

@@ -9,7 +9,7 @@ use super::connect::{ConnectError, Connector};
 use crate::job::LaneId;
 
 /// The channel on which sleeping workers are woken; see `rouse._notify`
-/// (`migrations/0009_wakeups_at_commit.sql`).
+/// (`migrations/0008_wakeups_at_commit.sql`).
 pub const WAKE_CHANNEL: &str = "rouse_wake";
 
 /// What a notification says: there is something to do.

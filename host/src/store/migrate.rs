@@ -40,9 +40,9 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(5, "0005_settle", breaking: false),
     migration!(6, "0006_read", breaking: false),
     migration!(7, "0007_looking", breaking: true),
-    migration!(8, "0008_settle_by_fence", breaking: false),
-    migration!(9, "0009_wakeups_at_commit", breaking: false),
-    migration!(10, "0010_plans_without_statistics", breaking: false),
+    migration!(8, "0008_wakeups_at_commit", breaking: false),
+    migration!(9, "0009_plans_without_statistics", breaking: false),
+    migration!(10, "0010_old_partitions", breaking: false),
     migration!(11, "0011_lane_lookups", breaking: false),
     migration!(12, "0012_drops_wait_once", breaking: false),
 ];

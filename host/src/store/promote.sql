@@ -1,3 +1,3 @@
 -- Gives due jobs their turn, and says when the next one is due; see rouse.promote
--- (migrations/0010_plans_without_statistics.sql).
+-- (migrations/0007_looking.sql).
 SELECT promoted, next_due_ms FROM rouse.promote($1, $2)

@@ -1,2 +1,2 @@
--- Extends leases and says which are lost, and why; see rouse.renew (migrations/0010_plans_without_statistics.sql).
+-- Extends leases and says which are lost, and why; see rouse.renew (migrations/0009_plans_without_statistics.sql).
 SELECT id, refusal FROM rouse.renew($1, $2, $3)

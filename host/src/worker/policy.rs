@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::job::{RetryPolicy, pattern_covers};
+use crate::job::{RetryPolicy, most_specific};
 use crate::sandbox::HandlerManifest;
 
 /// The shortest lease: renewals come at under half of it, and need a round trip.
@@ -35,12 +35,7 @@ pub struct Overrides(pub BTreeMap<String, Override>);
 
 impl Overrides {
     fn of(&self, handler: &str) -> Override {
-        self.0
-            .iter()
-            .filter(|(pattern, _)| pattern_covers(pattern, handler))
-            .max_by_key(|(pattern, _)| (!pattern.ends_with('*'), pattern.len()))
-            .map(|(_, settings)| settings.clone())
-            .unwrap_or_default()
+        most_specific(&self.0, handler).cloned().unwrap_or_default()
     }
 }
 

@@ -186,6 +186,7 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
         timeout_ms,
         grace_ms,
         concurrency,
+        reuse,
         capabilities,
     } = options;
     let version = match version {
@@ -204,6 +205,10 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
     let timeout_ms = option(timeout_ms);
     let grace_ms = option(grace_ms);
     let concurrency = option(concurrency);
+    let instances = match reuse {
+        true => quote!(::rouse_sdk::Instances::Reuse),
+        false => quote!(::rouse_sdk::Instances::Fresh),
+    };
     quote! {
         ::rouse_sdk::Definition {
             name: #name,
@@ -218,6 +223,7 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
             timeout_ms: #timeout_ms,
             grace_ms: #grace_ms,
             concurrency: #concurrency,
+            instances: #instances,
             capabilities: &[#(#capabilities),*],
         }
     }

@@ -12,7 +12,7 @@ use crate::duration::milliseconds;
 const NAME_BYTES_MAX: usize = 128;
 
 const KNOWN: &str = "name, version, description, max_attempts, initial_backoff, max_backoff, \
-                     multiplier, jitter, lease, timeout, grace, concurrency, capabilities";
+                     multiplier, jitter, lease, timeout, grace, concurrency, instances, capabilities";
 
 /// What the author declared.
 #[derive(Debug)]
@@ -29,6 +29,7 @@ pub(crate) struct Options {
     pub(crate) timeout_ms: Option<u64>,
     pub(crate) grace_ms: Option<u64>,
     pub(crate) concurrency: Option<u32>,
+    pub(crate) reuse: bool,
     pub(crate) capabilities: Vec<String>,
 }
 
@@ -70,6 +71,7 @@ impl Options {
             timeout_ms: None,
             grace_ms: None,
             concurrency: None,
+            reuse: false,
             capabilities: Vec::new(),
         };
         for Setting { name, value } in &settings {
@@ -90,6 +92,7 @@ impl Options {
                 "timeout" => o.timeout_ms = reader.keep(duration(value)),
                 "grace" => o.grace_ms = reader.keep(duration(value)),
                 "concurrency" => o.concurrency = reader.keep(count(value)),
+                "instances" => o.reuse = reader.keep(reuse(value)).unwrap_or_default(),
                 "capabilities" => o.capabilities = reader.keep(words(value)).unwrap_or_default(),
                 other => reader.fail(
                     name.span(),
@@ -218,6 +221,19 @@ fn words(value: &Expr) -> syn::Result<Vec<String>> {
             }
         })
         .collect()
+}
+
+/// True for `"reuse"`, false for `"fresh"`.
+fn reuse(value: &Expr) -> syn::Result<bool> {
+    let literal = text(value)?;
+    match literal.value().as_str() {
+        "fresh" => Ok(false),
+        "reuse" => Ok(true),
+        _ => Err(syn::Error::new(
+            literal.span(),
+            "expected \"fresh\" (one job for each instance) or \"reuse\" (many)",
+        )),
+    }
 }
 
 fn duration(value: &Expr) -> syn::Result<u64> {

@@ -80,6 +80,13 @@ pub(crate) fn nul_result(_payload: Value) -> &'static str {
     "\0"
 }
 
+/// Counts its calls; its instances may serve many.
+#[handler(name = "test.reuse.state", instances = "reuse")]
+pub(crate) fn reuse_state(_payload: Value) -> u32 {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    CALLS.fetch_add(1, Ordering::Relaxed) + 1
+}
+
 /// Counts its calls, as far as one instance remembers.
 #[handler(name = "test.state")]
 pub(crate) fn state(_payload: Value) -> u32 {

@@ -9,7 +9,7 @@ use rouse_sdk::{Ctx, Error, export, handler};
 use serde_json::{Value, json};
 
 use failing::{fail, flaky, panic, trap};
-use greedy::{alloc, big_result, nul_result, recurse, spin, state};
+use greedy::{alloc, big_result, nul_result, recurse, reuse_state, spin, state};
 use reaching::{env, print, read_file, write_file};
 use waiting::{deadlock, ignore_abort, race, sleep, wait_abort};
 
@@ -66,6 +66,7 @@ export!(
     big_result,
     nul_result,
     state,
+    reuse_state,
     read_file,
     write_file,
     env,

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use clap::{Args, Command};
 
-use super::report::Report;
+use super::report::{ALL, Report};
 use super::{Bench, decay, drain, enqueue, idle, latency, scale};
 use crate::host_process::Interruption;
 
@@ -42,7 +42,7 @@ const QUICK_SCALE: [&str; 6] = [
 pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     let mut all = All {
         bench,
-        report: Report::new("all"),
+        report: Report::new(ALL),
         interruption: Interruption::watch()?,
     };
     let quick = options.quick;

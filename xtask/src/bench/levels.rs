@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn a_figure_fails_only_beyond_its_margin() {
         let levels = Levels::parse(TEXT).unwrap();
-        assert_eq!(levels.check(&report(0.2, 115.0)), Vec::<String>::new());
+        assert_eq!(levels.check(&report(0.2, 114.0)), Vec::<String>::new());
         let failed = levels.check(&report(0.19, 116.0));
         assert!(
             failed[0].starts_with("a.ratio is 0.19, far from 0.4"),

@@ -17,6 +17,7 @@ mod smoke;
 
 mod plain;
 mod probe;
+mod producers;
 mod round_trip;
 
 mod backlog;

@@ -3,7 +3,10 @@
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Map, Value, json};
 
-use super::targets::{Target, Verdict};
+use super::targets::{TARGETS, Target, Verdict};
+
+/// The report of all benchmarks together.
+pub(super) const ALL: &str = "all";
 
 /// The unit of a figure; its value is kept in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +83,9 @@ impl Report {
             return;
         }
         println!("{}", self.to_table());
+        if self.bench == ALL {
+            println!("{}", self.to_target_table());
+        }
         let settings = self.settings.as_object().into_iter().flatten();
         let settings: Vec<_> = settings
             .map(|(name, value)| format!("{name} {}", value.to_string().trim_matches('"')))
@@ -95,23 +101,23 @@ impl Report {
         table.load_preset(presets::UTF8_FULL_CONDENSED);
         table.set_header(["figure", "", "measured", "at least", "aim", "verdict"]);
         for figure in &self.figures {
-            let target = Target::of(&figure.key);
-            let bound = |bound: fn(&Target) -> f64| {
-                target.map_or_else(String::new, |t| t.bound(bound(t), figure.unit))
+            table.add_row(figure.row());
+        }
+        align(table)
+    }
+
+    /// Every target in their order, with those that nothing was measured for.
+    fn to_target_table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_FULL_CONDENSED);
+        table.set_header(["target", "", "measured", "at least", "aim", "verdict"]);
+        for target in &TARGETS {
+            match self.figures.iter().find(|figure| figure.key == target.key) {
+                Some(figure) => table.add_row(figure.row()),
+                None => table.add_row([target.key, "", "", "", "", "not measured"]),
             };
-            table.add_row([
-                figure.key.clone(),
-                figure.what.clone(),
-                figure.unit.shown(figure.value),
-                bound(|target| target.at_least),
-                bound(|target| target.aim),
-                figure.verdict().map_or("", Verdict::word).to_owned(),
-            ]);
         }
-        for column in table.column_iter_mut().skip(2).take(3) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        table
+        align(table)
     }
 
     fn to_json(&self) -> Value {
@@ -129,7 +135,30 @@ impl Report {
     }
 }
 
+/// Numbers to the right.
+fn align(mut table: Table) -> Table {
+    for column in table.column_iter_mut().skip(2).take(3) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
 impl Figure {
+    fn row(&self) -> [String; 6] {
+        let target = Target::of(&self.key);
+        let bound = |bound: fn(&Target) -> f64| {
+            target.map_or_else(String::new, |t| t.bound(bound(t), self.unit))
+        };
+        [
+            self.key.clone(),
+            self.what.clone(),
+            self.unit.shown(self.value),
+            bound(|target| target.at_least),
+            bound(|target| target.aim),
+            self.verdict().map_or("", Verdict::word).to_owned(),
+        ]
+    }
+
     fn verdict(&self) -> Option<Verdict> {
         Target::of(&self.key).map(|target| target.verdict(self.value))
     }

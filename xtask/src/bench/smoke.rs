@@ -8,11 +8,11 @@ use clap::Args;
 
 use super::backlog::Work;
 use super::drained::{self, Drained};
-use super::enqueue::{Producers, What};
 use super::host::HostOptions;
 use super::levels::Levels;
 use super::percentiles::{Percentiles, median};
 use super::plain::Plain;
+use super::producers::{Producers, What};
 use super::report::{Report, Unit};
 use super::server::Server;
 use super::{Bench, counts, idle, latency, probe, round_trip};

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Handler;
 use super::file::Stamp;
-use crate::sandbox::{Digest, Module, Sandbox};
+use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox};
 
 /// What is known of one file of the folder.
 #[derive(Default)]
@@ -83,6 +83,7 @@ impl Entry {
 impl Serving {
     /// Gives the module's handlers what the operator grants them.
     pub(super) fn new(sandbox: &Sandbox, module: Arc<Module>) -> Self {
+        let settings = sandbox.settings();
         let handlers = module
             .manifest
             .handlers
@@ -92,10 +93,26 @@ impl Serving {
                     name: manifest.name.as_str().into(),
                     manifest: manifest.clone(),
                     module: module.clone(),
-                    grants: sandbox.settings().grants.of(&manifest.name),
+                    grants: settings.grants.of(&manifest.name),
+                    reuses: reuses(manifest, settings.instances_of(&manifest.name)),
                 })
             })
             .collect();
         Self { module, handlers }
+    }
+}
+
+/// Whether instances serve many jobs: only where both want it.
+fn reuses(manifest: &HandlerManifest, operator: Instances) -> bool {
+    match (operator, manifest.instances) {
+        (Instances::Fresh, _) => false,
+        (Instances::Reuse, Instances::Reuse) => true,
+        (Instances::Reuse, Instances::Fresh) => {
+            tracing::info!(
+                handler = manifest.name,
+                "rouse.toml lets instances serve many jobs, but the handler does not declare that it bears it: each attempt has a fresh one"
+            );
+            false
+        }
     }
 }

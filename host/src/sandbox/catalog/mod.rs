@@ -26,6 +26,8 @@ pub struct Handler {
     /// The manifest's name once more: what an attempt says carries it.
     pub(super) name: Arc<str>,
     pub(super) grants: Vec<Grant>,
+    /// Its instances may serve many jobs: module and operator agree.
+    pub(super) reuses: bool,
 }
 
 /// A file that is not served, or not in its newest version.

@@ -68,8 +68,21 @@ pub struct HandlerManifest {
     /// How many attempts one host should run at once; none: no limit of its own. Carried for the
     /// gates of SPEC row H9; no host keeps to it yet.
     pub concurrency: Option<u32>,
+    /// Whether it bears that its instances serve many jobs. Default: fresh ones.
+    pub instances: Instances,
     /// What it would like to be granted, for instance `dir`.
     pub capabilities: Vec<String>,
+}
+
+/// How many jobs one instance of a handler may serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Instances {
+    /// One: each attempt has a fresh instance.
+    #[default]
+    Fresh,
+    /// Many, of one tenant, one after the other. What a job leaves in memory is there for the next.
+    Reuse,
 }
 
 #[derive(Deserialize)]
@@ -90,6 +103,8 @@ struct WrittenHandler {
     timeout_ms: Option<u64>,
     grace_ms: Option<u64>,
     concurrency: Option<u32>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    instances: Instances,
     #[serde(default, deserialize_with = "null_is_default")]
     capabilities: Vec<String>,
 }
@@ -194,6 +209,7 @@ impl HandlerManifest {
             // No grace at all is a choice.
             grace: between("grace_ms", written.grace_ms, 0, GRACE_MS_MAX)?.unwrap_or(GRACE_DEFAULT),
             concurrency: written.concurrency,
+            instances: written.instances,
             capabilities: written.capabilities,
         })
     }

@@ -18,7 +18,7 @@ fn a_name_is_all_that_a_handler_needs() {
     for written in [
         json!({ "name": "text.stats" }),
         json!({ "name": "text.stats", "retry": null, "lease_ms": null, "concurrency": null,
-                "capabilities": null, "input_schema": null, "a_field_of_the_future": 7 }),
+                "instances": null, "capabilities": null, "input_schema": null, "a_field_of_the_future": 7 }),
     ] {
         let handler = one(written).unwrap();
         assert_eq!(handler.name, "text.stats");
@@ -29,6 +29,7 @@ fn a_name_is_all_that_a_handler_needs() {
         assert_eq!(handler.timeout, Duration::from_secs(3600));
         assert_eq!(handler.grace, Duration::from_secs(5));
         assert_eq!(handler.concurrency, None);
+        assert_eq!(handler.instances, Instances::Fresh);
         assert!(handler.capabilities.is_empty());
     }
 }
@@ -40,7 +41,7 @@ fn everything_that_is_written_is_read() {
         "description":"Counts.","input_schema":{"type":"object"},"output_schema":true,
         "retry":{"max_attempts":3,"initial_ms":100,"multiplier":1.5,"max_ms":2000,"jitter":0},
         "lease_ms":1000,"timeout_ms":2000,"grace_ms":0,"concurrency":2,
-        "capabilities":["dir"]}]}"#,
+        "instances":"reuse","capabilities":["dir"]}]}"#,
     )
     .unwrap();
     assert_eq!(manifest.sdk.as_deref(), Some("rouse-sdk 0.1.0"));
@@ -55,6 +56,7 @@ fn everything_that_is_written_is_read() {
     assert_eq!(handler.timeout, Duration::from_secs(2));
     assert_eq!(handler.grace, Duration::ZERO);
     assert_eq!(handler.concurrency, Some(2));
+    assert_eq!(handler.instances, Instances::Reuse);
     assert_eq!(handler.capabilities, ["dir"]);
 }
 

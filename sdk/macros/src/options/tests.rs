@@ -13,7 +13,7 @@ fn every_option_is_read() {
     let options = Options::read(quote! {
         name = "a.b-c_d", version = "2", description = "does it", max_attempts = 7,
         initial_backoff = "1s", max_backoff = "1m", multiplier = 3, jitter = 0.5,
-        lease = "2m", timeout = "1h", grace = "500ms", concurrency = 2,
+        lease = "2m", timeout = "1h", grace = "500ms", concurrency = 2, instances = "reuse",
         capabilities = ["dir", "http"],
     })
     .expect("all of them are right");
@@ -29,6 +29,7 @@ fn every_option_is_read() {
     assert_eq!(options.timeout_ms, Some(3_600_000));
     assert_eq!(options.grace_ms, Some(500));
     assert_eq!(options.concurrency, Some(2));
+    assert!(options.reuse);
     assert_eq!(options.capabilities, ["dir", "http"]);
 }
 
@@ -68,6 +69,7 @@ fn a_value_of_the_wrong_kind_says_what_is_expected() {
     assert!(why(quote!(name = "a", multiplier = 0.5)).contains("from 1 to"));
     assert!(why(quote!(name = "a", capabilities = "dir")).contains("[\"dir\"]"));
     assert!(why(quote!(name = "a", capabilities = ["a b"])).contains("one word"));
+    assert!(why(quote!(name = "a", instances = "many")).contains("\"reuse\" (many)"));
     assert!(why(quote!(name = "a", version = " ")).contains("empty"));
     assert!(why(quote!(name)).contains("expected `name = …`"));
     assert!(why(quote!("name")).contains("for instance `name"));
