@@ -134,6 +134,39 @@ async fn each_job_is_looked_up_whatever_the_statistics_say() {
 }
 
 #[tokio::test]
+async fn a_producer_looks_its_lane_up_although_the_catalog_was_small_when_it_began() {
+    const READ: &str = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
+         FROM pg_stat_xact_user_tables WHERE relid = 'rouse.lane'::regclass";
+    const ENQUEUE: &str = "SELECT rouse.enqueue($1), rouse.enqueue_many($1, '{1}'::jsonb[])";
+    let db = TestDb::new().await;
+    let (mut producer, client) = (db.client().await, db.client().await);
+    client.query(ENQUEUE, &[&"x"]).await.unwrap();
+    client.batch_execute("ANALYZE rouse.lane").await.unwrap();
+    // The session keeps the plans that it makes now.
+    for _ in 0..10 {
+        producer.query(ENQUEUE, &[&"x"]).await.unwrap();
+    }
+    client
+        .query(
+            "SELECT rouse.enqueue('handler' || n) FROM generate_series(1, $1::integer) AS n",
+            &[&BACKLOG],
+        )
+        .await
+        .unwrap();
+    // The last of them all.
+    client.query(ENQUEUE, &[&"y"]).await.unwrap();
+    let transaction = producer.transaction().await.unwrap();
+    let before: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+    transaction.query(ENQUEUE, &[&"y"]).await.unwrap();
+    let after: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+    assert!(
+        after - before <= 10,
+        "{} lanes were read for two",
+        after - before
+    );
+}
+
+#[tokio::test]
 async fn no_statement_of_a_worker_is_compiled_before_it_runs() {
     let db = TestDb::new().await;
     let client = db.client().await;

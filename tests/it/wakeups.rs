@@ -236,8 +236,13 @@ async fn of_two_that_commit_at_the_same_time_the_second_leaves_the_notification_
     asleep(&db, &["*"]).await;
     let lane = lane(&client, "x").await;
     somebody_is_committing(&committing, &format!("default {lane}")).await;
-    enqueue(&client, "x", json!({})).await;
-    assert_eq!(heard(&mut listener, &client).await, []);
+    // On a machine that is too busy to commit within 100 ms a job notifies all the same.
+    let mut muted = false;
+    for _ in 0..20 {
+        enqueue(&client, "x", json!({})).await;
+        muted = muted || heard(&mut listener, &client).await.is_empty();
+    }
+    assert!(muted);
     client
         .query("SELECT rouse.enqueue('x', queue => 'other')", &[])
         .await
@@ -288,11 +293,20 @@ async fn a_transaction_that_decides_before_its_commit_mutes_the_others_for_a_ten
     let mut listener = listen(&db).await;
     enqueue(&client, "x", json!({})).await;
     asleep(&db, &["*"]).await;
-    early
-        .batch_execute("BEGIN; SET CONSTRAINTS ALL IMMEDIATE; SELECT rouse.enqueue('x')")
-        .await
-        .unwrap();
-    let held: i64 = client.query_one(HELD, &[]).await.unwrap().get(0);
+    // On a machine that is too busy to get there within 100 ms it does without the lock.
+    let mut held: i64 = 0;
+    for _ in 0..20 {
+        early
+            .batch_execute(
+                "ROLLBACK; BEGIN; SET CONSTRAINTS ALL IMMEDIATE; SELECT rouse.enqueue('x')",
+            )
+            .await
+            .unwrap();
+        held = client.query_one(HELD, &[]).await.unwrap().get(0);
+        if held == 1 {
+            break;
+        }
+    }
     assert_eq!(held, 1, "it holds the lock until its end");
     let tenth = "SELECT floor(extract(epoch FROM clock_timestamp()) * 10)::bigint";
     let tenth: i64 = client.query_one(tenth, &[]).await.unwrap().get(0);
