@@ -14,7 +14,7 @@ use tracing::{debug, error, info, warn};
 use super::Shared;
 use super::attempt::Claim;
 use super::boottime::BootTime;
-use super::lanes::Lanes;
+use super::lanes::{From, Lanes};
 use super::policy::Policy;
 use super::poll::Poll;
 use super::prefetch::Prefetch;
@@ -24,6 +24,9 @@ use crate::job::Fence;
 use crate::sandbox::HandlerSet;
 use crate::store::{ClaimedJob, Lane, Looking, StoreError};
 
+/// Turns are given before their jobs are committed, and those of a few milliseconds are committed in any
+/// order. Where there is no backlog, looks begin where the cursors were this long ago, or up to twice as long.
+const LOOK_BACK: Duration = Duration::from_millis(100);
 /// The short sweep: what was committed late is found within about two of these.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// The long sweep re-reads everything. It comes as often, but takes at most this share of the time:
@@ -61,6 +64,7 @@ struct Claimer<'a> {
     sweep_at: Instant,
     restart_at: Instant,
     catalog_at: Instant,
+    look_back_at: Instant,
     due_at: Option<Instant>,
     behind_at: Instant,
     /// When nothing was due any more, and no lease had run out; none: not known.
@@ -83,6 +87,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         sweep_at: now,
         restart_at: now,
         catalog_at: now,
+        look_back_at: now,
         due_at: None,
         behind_at: now,
         none_due_since: None,
@@ -176,6 +181,10 @@ impl Claimer<'_> {
     async fn look(&mut self, wanted: usize, why: &Why) -> Result<usize, StoreError> {
         let began = Instant::now();
         self.serve();
+        if began >= self.look_back_at {
+            self.look_back_at = began + LOOK_BACK;
+            self.lanes.look_back();
+        }
         let noted = matches!(why, Why::Woken) && self.take_notes().await?;
         // A job that somebody says is there comes first, and the sweep with the next look.
         let patience = match why {
@@ -198,6 +207,9 @@ impl Claimer<'_> {
             }
             let idle = !noted && !matches!(why, Why::More);
             let found = self.peek_and_claim(wanted, idle).await?;
+            if found < wanted && self.lanes.fit_one_claim() {
+                self.lanes.swept();
+            }
             if restart {
                 let again = began.elapsed() * RESTART_SHARE;
                 self.restart_at = Instant::now() + again.min(RESTART_WITHIN);
@@ -209,9 +221,9 @@ impl Claimer<'_> {
                 if self.due_at.is_some_and(|due| began >= due) {
                     self.promote().await?;
                 }
-                self.claim(wanted).await
+                self.claim(wanted, From::Cursor).await
             }
-            Why::Woken if noted => self.claim(wanted).await,
+            Why::Woken if noted => self.claim(wanted, From::Recent).await,
             Why::Woken | Why::Poll => self.peek_and_claim(wanted, true).await,
         }
     }
@@ -275,7 +287,7 @@ impl Claimer<'_> {
             self.no_orphans_since = Some(asked);
         }
         if found < wanted && (ready || !idle || self.lanes.any_active()) {
-            found += self.claim(wanted - found).await?;
+            found += self.claim(wanted - found, From::Recent).await?;
         }
         Ok(found)
     }
@@ -325,9 +337,9 @@ impl Claimer<'_> {
         Ok(self.dispatch(jobs, asked))
     }
 
-    async fn claim(&mut self, wanted: usize) -> Result<usize, StoreError> {
+    async fn claim(&mut self, wanted: usize, from: From) -> Result<usize, StoreError> {
         let shared = self.shared;
-        let orders = self.lanes.orders();
+        let orders = self.lanes.orders(from);
         if orders.is_empty() {
             return Ok(0);
         }
@@ -496,6 +508,7 @@ impl Claimer<'_> {
     /// After an error nothing that is remembered of the database may be trusted.
     fn start_over(&mut self) {
         let now = Instant::now();
+        self.lanes.forget();
         self.sweep_at = now;
         self.restart_at = now;
         self.catalog_at = now;

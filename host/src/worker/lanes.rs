@@ -28,21 +28,38 @@ pub(super) struct Lanes {
     catalog_end: i64,
 }
 
+/// From which turn on a lane is looked at.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum From {
+    /// From the cursor: there is a backlog, and whatever is committed now stands behind it.
+    Cursor,
+    /// From where the cursor was a moment ago: it stands among jobs that are being committed now, not in
+    /// the order of their turns.
+    Recent,
+}
+
 #[derive(Debug)]
 struct Known {
     lane: Arc<Lane>,
     /// How long claims from it are good for; none: it is not served.
     lease_ms: Option<i64>,
     cursor: i64,
+    /// The cursor at the last two calls of [`Lanes::look_back`], the older one first.
+    recent: [i64; 2],
     /// The cursor at the last two sweeps, the older one first.
     marks: [i64; 2],
+    /// The cursor before the sweep that is under way.
+    before: i64,
 }
 
 impl Known {
-    fn order(&self) -> Option<ClaimOrder> {
+    fn order(&self, from: From) -> Option<ClaimOrder> {
         Some(ClaimOrder {
             lane: self.lane.id,
-            after: self.cursor,
+            after: match from {
+                From::Cursor => self.cursor,
+                From::Recent => self.cursor.min(self.recent[0]),
+            },
             lease_ms: self.lease_ms?,
         })
     }
@@ -95,7 +112,9 @@ impl Lanes {
                     lane: Arc::new(lane),
                     lease_ms: None,
                     cursor: i64::MIN,
+                    recent: [i64::MIN; 2],
                     marks: [i64::MIN; 2],
+                    before: i64::MIN,
                 }
             });
         }
@@ -141,7 +160,7 @@ impl Lanes {
     }
 
     /// The lanes for the next claim, in order.
-    pub(super) fn orders(&self) -> Vec<ClaimOrder> {
+    pub(super) fn orders(&self, from: From) -> Vec<ClaimOrder> {
         let mut lanes: Vec<&Known> = if self.served > LANES_PER_CLAIM {
             let active = self.active.iter();
             active.filter_map(|id| self.known.get(id)).collect()
@@ -154,7 +173,8 @@ impl Lanes {
             lanes.truncate(LANES_PER_CLAIM);
         }
         lanes.sort_unstable_by_key(|lane| lane.place());
-        lanes.into_iter().filter_map(Known::order).collect()
+        let orders = lanes.into_iter().filter_map(|lane| lane.order(from));
+        orders.collect()
     }
 
     /// Takes in what a claim of `wanted` jobs from these lanes found.
@@ -186,12 +206,19 @@ impl Lanes {
             .filter(|known| !self.active.contains(&known.lane.id))
             .collect();
         lanes.sort_unstable_by_key(|lane| lane.place());
-        lanes.into_iter().filter_map(Known::order).collect()
+        let orders = lanes
+            .into_iter()
+            .filter_map(|lane| lane.order(From::Recent));
+        orders.collect()
     }
 
     /// Every served lane, for adoption.
     pub(super) fn all(&self) -> Vec<ClaimOrder> {
-        self.known.values().filter_map(Known::order).collect()
+        let orders = self
+            .known
+            .values()
+            .filter_map(|lane| lane.order(From::Cursor));
+        orders.collect()
     }
 
     /// A claim has come this far in the lane.
@@ -201,9 +228,17 @@ impl Lanes {
         }
     }
 
+    /// From now on, "recent" is where the cursors were at the call before this one.
+    pub(super) fn look_back(&mut self) {
+        for known in self.known.values_mut() {
+            known.recent = [known.recent[1], known.cursor];
+        }
+    }
+
     /// The short sweep: every cursor goes back to where it was two sweeps ago.
     pub(super) fn rewind(&mut self) {
         for known in self.known.values_mut() {
+            known.before = known.cursor;
             let [oldest, newer] = known.marks;
             known.marks = [newer, known.cursor];
             known.cursor = oldest;
@@ -213,8 +248,32 @@ impl Lanes {
     /// The long sweep: every cursor starts over.
     pub(super) fn restart(&mut self) {
         for known in self.known.values_mut() {
+            known.before = known.cursor;
             known.cursor = i64::MIN;
+        }
+    }
+
+    /// Whether a claim looks at every lane.
+    pub(super) fn fit_one_claim(&self) -> bool {
+        self.served <= LANES_PER_CLAIM
+    }
+
+    /// The look after a sweep has found all that there was: the cursors are where they had been, so
+    /// that the next look does not go through the same rows again.
+    pub(super) fn swept(&mut self) {
+        for known in self.known.values_mut() {
+            known.cursor = known.cursor.max(known.before);
+        }
+    }
+
+    /// Nothing that is remembered of the database holds any more.
+    pub(super) fn forget(&mut self) {
+        self.forget_catalog();
+        for known in self.known.values_mut() {
+            known.cursor = i64::MIN;
+            known.recent = [i64::MIN; 2];
             known.marks = [i64::MIN; 2];
+            known.before = i64::MIN;
         }
     }
 }
@@ -257,7 +316,7 @@ mod tests {
 
     fn order(lanes: &Lanes) -> Vec<(i64, i64)> {
         lanes
-            .orders()
+            .orders(From::Cursor)
             .iter()
             .map(|order| (order.lane.0, order.after))
             .collect()
@@ -307,6 +366,28 @@ mod tests {
     }
 
     #[test]
+    fn where_jobs_are_being_committed_now_the_cursor_lags_a_moment_behind() {
+        let mut lanes = Lanes::default();
+        lanes.learn(vec![lane(1, 10, Priority::Normal)]);
+        lanes.serve(|_| Some(1000));
+        let recent = |lanes: &Lanes| lanes.orders(From::Recent)[0].after;
+        for (turn, before) in [(100, i64::MIN), (200, i64::MIN), (300, 100), (400, 200)] {
+            lanes.advance(LaneId(10), turn);
+            assert_eq!(recent(&lanes), before, "at turn {turn}");
+            assert_eq!(lanes.idle().len(), 0, "it has jobs");
+            assert_eq!(order(&lanes), [(10, turn)]);
+            lanes.look_back();
+        }
+        lanes.restart();
+        assert_eq!(recent(&lanes), i64::MIN);
+        lanes.swept();
+        assert_eq!(recent(&lanes), 300, "what there was has been found");
+        lanes.forget();
+        lanes.swept();
+        assert_eq!(recent(&lanes), i64::MIN);
+    }
+
+    #[test]
     fn the_rows_of_the_catalog_that_were_read_are_counted_from_the_place_where_it_is_read_next() {
         let mut lanes = Lanes::default();
         assert!(lanes.learn((1..=10).map(|n| lane(n, n, Priority::Low)).collect()));
@@ -347,7 +428,7 @@ mod tests {
         let many = i64::try_from(LANES_PER_CLAIM).unwrap() + 10;
         lanes.learn((1..=many).map(|n| lane(n, n, Priority::Low)).collect());
         lanes.serve(|_| Some(1000));
-        while let orders @ [_, ..] = &*lanes.orders() {
+        while let orders @ [_, ..] = &*lanes.orders(From::Cursor) {
             lanes.claimed(orders, &[], 1);
         }
         (lanes, many)
@@ -367,7 +448,7 @@ mod tests {
             [many + 1, 7],
             "a new lane has jobs, and priority holds"
         );
-        let orders = lanes.orders();
+        let orders = lanes.orders(From::Cursor);
         lanes.claimed(&orders, &[job(7, 70)], 2);
         assert_eq!(order(&lanes), [(7, 70)], "the other one gave nothing");
     }
@@ -378,7 +459,7 @@ mod tests {
         for id in [1, 2, 3] {
             lanes.touch(LaneId(id));
         }
-        let orders = lanes.orders();
+        let orders = lanes.orders(From::Cursor);
         lanes.claimed(&orders, &[job(2, 5)], 1);
         assert_eq!(order(&lanes), [(3, i64::MIN), (2, 5)]);
     }
