@@ -65,9 +65,10 @@ impl<K, T> Idle<K, T> {
             return false;
         }
         let mut inner = self.lock();
-        let mut too_much = Vec::new();
+        let mut too_much = None;
         while inner.waiting.len() >= self.count_max || inner.bytes + bytes > BYTES_MAX {
-            too_much.extend(inner.pop_oldest());
+            // Drops the one before under the lock: only for the last one is there a place, see below.
+            too_much = inner.pop_oldest();
         }
         inner.bytes += bytes;
         inner.waiting.push_back(Waiting {
@@ -77,9 +78,10 @@ impl<K, T> Idle<K, T> {
             since: now,
         });
         let sweep = !std::mem::replace(&mut inner.swept, true);
-        // Before `too_much` is dropped, which takes its time: whoever puts has a place of his own
+        // Dropping it takes its time, so others need not wait for it: whoever puts has a place of his own
         // in the pool until then.
         drop(inner);
+        drop(too_much);
         sweep
     }
 
@@ -116,6 +118,8 @@ impl<K, T> Inner<K, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     fn items(idle: &Idle<char, u32>) -> Vec<u32> {
@@ -147,6 +151,38 @@ mod tests {
         assert_eq!(items(&idle), [5, 6]);
         assert!(!idle.put('a', 7, BYTES_MAX + 1, now));
         assert_eq!(items(&idle), [5, 6], "what is too large is not kept");
+    }
+
+    /// Counts how many go while others may put theirs.
+    struct Watched {
+        idle: Arc<Idle<char, Watched>>,
+        unlocked: Arc<AtomicUsize>,
+    }
+
+    impl Drop for Watched {
+        fn drop(&mut self) {
+            if self.idle.inner.try_lock().is_ok() {
+                self.unlocked.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    #[test]
+    fn of_many_that_make_room_for_one_all_but_the_last_go_before_anybody_else_may_put() {
+        let (idle, now) = (Idle::new(9), Instant::now());
+        let unlocked = Arc::new(AtomicUsize::new(0));
+        let one = || Watched {
+            idle: idle.clone(),
+            unlocked: unlocked.clone(),
+        };
+        for _ in 0..5 {
+            let _first = idle.put('a', one(), BYTES_MAX / 5, now);
+        }
+        assert!(!idle.put('a', one(), BYTES_MAX, now));
+        assert_eq!(idle.lock().waiting.len(), 1);
+        assert_eq!(unlocked.load(Ordering::Relaxed), 1);
+        // Whoever waits holds on to the line in which it waits.
+        drop(idle.take(|_| true));
     }
 
     #[test]
