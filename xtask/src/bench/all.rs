@@ -52,7 +52,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     all.part("drain", drain::run(bench, &given)).await?;
     if !options.no_reuse {
         let mut given: drain::Options = defaults(sizes(&QUICK_DRAIN))?;
-        (given.reuse, given.attempts) = (true, 0);
+        given.reuse = true;
         all.part("drain --reuse", drain::run(bench, &given)).await?;
     }
     let given: latency::Options = defaults(sizes(&QUICK_LATENCY))?;

@@ -27,7 +27,7 @@ pub(super) struct Options {
     /// Let instances of `noop` serve many jobs (rouse.toml: instances = "reuse") instead of one each
     #[arg(long)]
     pub(super) reuse: bool,
-    /// Attempts at the same time while the host's memory is read; 0 leaves this figure out
+    /// Attempts at the same time while the host's memory is read; 0, or --reuse, leaves this figure out
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(..=2_000))]
     pub(super) attempts: u16,
 }
@@ -54,15 +54,11 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         }
         probes.extend(probe::run(bench, server, work.jobs, &work.payload).await?);
         add(&mut report, &prefix(options), &runs, median(probes)?)?;
-        if options.attempts > 0 {
+        // Attempts that wait have instances of their own, reused or not.
+        if options.attempts > 0 && !options.reuse {
             let resident = resident(bench, server, options.attempts).await?;
             let what = format!("memory of the host, {} attempts running", options.attempts);
-            report.add(
-                format!("{}.rss_running", prefix(options)),
-                what,
-                resident,
-                Unit::Bytes,
-            );
+            report.add("drain.rss_running", what, resident, Unit::Bytes);
         }
         Ok(report)
     })

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
 use super::report::Report;
+use super::targets::Better;
 
 const HEAD: &str = "\
 # What `cargo xtask bench smoke` has measured, and how far from it is too far. Levels are rewritten by
@@ -34,13 +35,6 @@ struct Level {
     level: f64,
     /// More than 1: it fails when it is worse than the level by this factor.
     worse_by: f64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Better {
-    Higher,
-    Lower,
 }
 
 impl Levels {
