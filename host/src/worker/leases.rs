@@ -4,7 +4,7 @@
 //! lease before the database does.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use metrics::counter;
@@ -38,6 +38,9 @@ pub(super) struct Lease {
 #[derive(Default)]
 pub(super) struct Leases {
     running: Mutex<HashMap<JobId, Lease>>,
+    /// Why all of them have been aborted. Changed and read under the lock of `running`, so that an
+    /// attempt whose claim had just left the line is not forgotten.
+    all_aborted: OnceLock<AbortReason>,
 }
 
 impl Leases {
@@ -47,7 +50,11 @@ impl Leases {
     }
 
     pub(super) fn insert(&self, id: JobId, lease: Lease) {
-        let before = self.lock().insert(id, lease);
+        let mut running = self.lock();
+        if let Some(reason) = self.all_aborted.get() {
+            lease.abort.abort(*reason, lease.grace);
+        }
+        let before = running.insert(id, lease);
         // This worker has adopted its own job (after a suspension, for instance) before it noticed
         // that it had lost it. From here on nobody could tell the earlier attempt to stop.
         if let Some(before) = before {
@@ -65,8 +72,10 @@ impl Leases {
         }
     }
 
+    /// Aborts all attempts, those that start later too; returns the jobs of those that run.
     pub(super) fn abort_all(&self, reason: AbortReason) -> Vec<i64> {
         let running = self.lock();
+        let reason = *self.all_aborted.get_or_init(|| reason);
         for lease in running.values() {
             lease.abort.abort(reason, lease.grace);
         }
@@ -222,6 +231,19 @@ mod tests {
         leases.insert(JOB, second);
         assert_eq!(told.reason(), Some(AbortReason::TakenByAnotherWorker));
         assert_eq!(untold.reason(), None);
+    }
+
+    #[test]
+    fn an_attempt_that_starts_after_all_were_aborted_is_aborted_too() {
+        let later = BootTime::now().plus(Duration::from_secs(10));
+        let leases = Leases::default();
+        let (first, told) = lease(FENCE, later);
+        leases.insert(JOB, first);
+        assert_eq!(leases.abort_all(AbortReason::Shutdown), [JOB.0]);
+        assert_eq!(told.reason(), Some(AbortReason::Shutdown));
+        let (second, told) = lease(FENCE, later);
+        leases.insert(JobId(2), second);
+        assert_eq!(told.reason(), Some(AbortReason::Shutdown));
     }
 
     #[test]
