@@ -432,6 +432,36 @@ async fn a_job_whose_source_is_bound_to_a_missing_handler_says_so_and_is_tried_a
 }
 
 #[tokio::test]
+async fn a_scheduled_job_that_is_committed_after_its_time_is_found_by_its_notification() {
+    let db = TestDb::new().await;
+    let (mut late, client) = (db.client().await, db.client().await);
+    // Only a notification can end these waits.
+    let asleep = Settings {
+        poll_min: NEVER,
+        poll_max: NEVER,
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, asleep).await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    let transaction = late.transaction().await.unwrap();
+    let row = transaction
+        .query_one(
+            "SELECT rouse.enqueue('noop', '{\"n\": 1}', run_at => clock_timestamp() + interval '10 ms')",
+            &[],
+        )
+        .await
+        .unwrap();
+    // Longer than a look reaches back to, after one that found nothing due; and that one now, so that
+    // no sweep is near.
+    tokio::time::sleep(Duration::from_millis(3000)).await;
+    let id = enqueue(&client, "noop", json!({ "n": 2 })).await;
+    ended(&client, id).await;
+    transaction.commit().await.unwrap();
+    assert_eq!(ended(&client, row.get(0)).await.state, "succeeded");
+    worker.drain().await;
+}
+
+#[tokio::test]
 async fn a_job_that_is_committed_behind_the_cursors_is_found_by_its_notification() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);

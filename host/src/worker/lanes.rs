@@ -30,7 +30,7 @@ pub(super) struct Lanes {
 
 /// From which turn on a lane is looked at.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum From {
+pub(super) enum After {
     /// From the cursor: there is a backlog, and whatever is committed now stands behind it.
     Cursor,
     /// From where the cursor was a moment ago: it stands among jobs that are being committed now, not in
@@ -48,17 +48,17 @@ struct Known {
     recent: [i64; 2],
     /// The cursor at the last two sweeps, the older one first.
     marks: [i64; 2],
-    /// The cursor before the sweep that is under way.
-    before: i64,
+    /// The furthest turn that was ever claimed from it; a sweep does not change this.
+    reached: i64,
 }
 
 impl Known {
-    fn order(&self, from: From) -> Option<ClaimOrder> {
+    fn order(&self, after: After) -> Option<ClaimOrder> {
         Some(ClaimOrder {
             lane: self.lane.id,
-            after: match from {
-                From::Cursor => self.cursor,
-                From::Recent => self.cursor.min(self.recent[0]),
+            after: match after {
+                After::Cursor => self.cursor,
+                After::Recent => self.cursor.min(self.recent[0]),
             },
             lease_ms: self.lease_ms?,
         })
@@ -66,8 +66,10 @@ impl Known {
 
     /// The place in the order in which lanes are claimed from: by priority, and within it the lane
     /// that has come least far first. Turns are numbered across lanes, so that one has the oldest jobs.
+    /// Not by the cursor: after each sweep the lanes with the smallest ids would go first, and the
+    /// others have to wait until those are empty.
     fn place(&self) -> (Priority, i64, LaneId) {
-        (self.lane.priority, self.cursor, self.lane.id)
+        (self.lane.priority, self.reached, self.lane.id)
     }
 }
 
@@ -114,7 +116,7 @@ impl Lanes {
                     cursor: i64::MIN,
                     recent: [i64::MIN; 2],
                     marks: [i64::MIN; 2],
-                    before: i64::MIN,
+                    reached: i64::MIN,
                 }
             });
         }
@@ -160,7 +162,7 @@ impl Lanes {
     }
 
     /// The lanes for the next claim, in order.
-    pub(super) fn orders(&self, from: From) -> Vec<ClaimOrder> {
+    pub(super) fn orders(&self, after: After) -> Vec<ClaimOrder> {
         let mut lanes: Vec<&Known> = if self.served > LANES_PER_CLAIM {
             let active = self.active.iter();
             active.filter_map(|id| self.known.get(id)).collect()
@@ -173,7 +175,7 @@ impl Lanes {
             lanes.truncate(LANES_PER_CLAIM);
         }
         lanes.sort_unstable_by_key(|lane| lane.place());
-        let orders = lanes.into_iter().filter_map(|lane| lane.order(from));
+        let orders = lanes.into_iter().filter_map(|lane| lane.order(after));
         orders.collect()
     }
 
@@ -208,7 +210,7 @@ impl Lanes {
         lanes.sort_unstable_by_key(|lane| lane.place());
         let orders = lanes
             .into_iter()
-            .filter_map(|lane| lane.order(From::Recent));
+            .filter_map(|lane| lane.order(After::Recent));
         orders.collect()
     }
 
@@ -217,7 +219,7 @@ impl Lanes {
         let orders = self
             .known
             .values()
-            .filter_map(|lane| lane.order(From::Cursor));
+            .filter_map(|lane| lane.order(After::Cursor));
         orders.collect()
     }
 
@@ -225,6 +227,7 @@ impl Lanes {
     fn advance(&mut self, lane: LaneId, turn: i64) {
         if let Some(known) = self.known.get_mut(&lane) {
             known.cursor = known.cursor.max(turn);
+            known.reached = known.reached.max(turn);
         }
     }
 
@@ -238,7 +241,6 @@ impl Lanes {
     /// The short sweep: every cursor goes back to where it was two sweeps ago.
     pub(super) fn rewind(&mut self) {
         for known in self.known.values_mut() {
-            known.before = known.cursor;
             let [oldest, newer] = known.marks;
             known.marks = [newer, known.cursor];
             known.cursor = oldest;
@@ -248,7 +250,6 @@ impl Lanes {
     /// The long sweep: every cursor starts over.
     pub(super) fn restart(&mut self) {
         for known in self.known.values_mut() {
-            known.before = known.cursor;
             known.cursor = i64::MIN;
         }
     }
@@ -258,11 +259,11 @@ impl Lanes {
         self.served <= LANES_PER_CLAIM
     }
 
-    /// The look after a sweep has found all that there was: the cursors are where they had been, so
-    /// that the next look does not go through the same rows again.
+    /// The look after a sweep has found all that there was: the cursors are as far as they ever were,
+    /// so that the next look does not go through the same rows again.
     pub(super) fn swept(&mut self) {
         for known in self.known.values_mut() {
-            known.cursor = known.cursor.max(known.before);
+            known.cursor = known.reached;
         }
     }
 
@@ -273,194 +274,10 @@ impl Lanes {
             known.cursor = i64::MIN;
             known.recent = [i64::MIN; 2];
             known.marks = [i64::MIN; 2];
-            known.before = i64::MIN;
+            known.reached = i64::MIN;
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::SystemTime;
-
-    use super::*;
-    use crate::job::{Attempt, Fence, JobId};
-    use crate::store::JsonText;
-
-    fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
-        Lane {
-            seq,
-            id: LaneId(id),
-            queue: "default".into(),
-            handler: "noop".into(),
-            priority,
-            tags: Vec::new(),
-        }
-    }
-
-    fn job(lane: i64, turn: i64) -> ClaimedJob {
-        ClaimedJob {
-            id: JobId(turn),
-            fence: Fence(1),
-            lane: LaneId(lane),
-            turn,
-            attempt: Attempt(1),
-            lost: 0,
-            max_attempts: None,
-            tenant: None,
-            source: None,
-            requested_at: SystemTime::UNIX_EPOCH,
-            claimed_at: SystemTime::UNIX_EPOCH,
-            payload: JsonText("{}".into()),
-        }
-    }
-
-    fn order(lanes: &Lanes) -> Vec<(i64, i64)> {
-        lanes
-            .orders(From::Cursor)
-            .iter()
-            .map(|order| (order.lane.0, order.after))
-            .collect()
-    }
-
-    #[test]
-    fn high_lanes_go_first_and_within_a_priority_the_one_that_has_come_least_far() {
-        let mut lanes = Lanes::default();
-        lanes.learn(vec![
-            lane(1, 10, Priority::Low),
-            lane(2, 20, Priority::Normal),
-            lane(3, 30, Priority::Normal),
-            lane(4, 40, Priority::High),
-        ]);
-        lanes.serve(|_| Some(1000));
-        lanes.advance(LaneId(20), 7);
-        lanes.advance(LaneId(30), 5);
-        lanes.advance(LaneId(40), 99);
-        lanes.advance(LaneId(10), 1);
-        assert_eq!(order(&lanes), [(40, 99), (30, 5), (20, 7), (10, 1)]);
-    }
-
-    #[test]
-    fn a_sweep_goes_back_two_sweeps_and_a_restart_goes_back_to_the_start() {
-        let mut lanes = Lanes::default();
-        lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-        lanes.serve(|_| Some(1000));
-        lanes.advance(LaneId(10), 100);
-        lanes.rewind();
-        lanes.advance(LaneId(10), 200);
-        lanes.rewind();
-        lanes.advance(LaneId(10), 300);
-        lanes.rewind();
-        assert_eq!(order(&lanes), [(10, 100)]);
-        lanes.restart();
-        assert_eq!(order(&lanes), [(10, i64::MIN)]);
-    }
-
-    #[test]
-    fn the_same_lane_catalogued_twice_is_one_lane() {
-        let mut lanes = Lanes::default();
-        lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-        lanes.learn(vec![lane(2, 10, Priority::Normal)]);
-        lanes.serve(|_| Some(1000));
-        assert_eq!(order(&lanes), [(10, i64::MIN)]);
-        assert_eq!(lanes.read_after(), 2 - CATALOG_WINDOW);
-    }
-
-    #[test]
-    fn where_jobs_are_being_committed_now_the_cursor_lags_a_moment_behind() {
-        let mut lanes = Lanes::default();
-        lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-        lanes.serve(|_| Some(1000));
-        let recent = |lanes: &Lanes| lanes.orders(From::Recent)[0].after;
-        for (turn, before) in [(100, i64::MIN), (200, i64::MIN), (300, 100), (400, 200)] {
-            lanes.advance(LaneId(10), turn);
-            assert_eq!(recent(&lanes), before, "at turn {turn}");
-            assert_eq!(lanes.idle().len(), 0, "it has jobs");
-            assert_eq!(order(&lanes), [(10, turn)]);
-            lanes.look_back();
-        }
-        lanes.restart();
-        assert_eq!(recent(&lanes), i64::MIN);
-        lanes.swept();
-        assert_eq!(recent(&lanes), 300, "what there was has been found");
-        lanes.forget();
-        lanes.swept();
-        assert_eq!(recent(&lanes), i64::MIN);
-    }
-
-    #[test]
-    fn the_rows_of_the_catalog_that_were_read_are_counted_from_the_place_where_it_is_read_next() {
-        let mut lanes = Lanes::default();
-        assert!(lanes.learn((1..=10).map(|n| lane(n, n, Priority::Low)).collect()));
-        assert_eq!(
-            (lanes.read_after(), lanes.read_rows()),
-            (10 - CATALOG_WINDOW, 10)
-        );
-        let end = CATALOG_WINDOW + 5;
-        assert!(!lanes.learn(vec![lane(end, 1, Priority::Low)]), "known");
-        assert_eq!((lanes.read_after(), lanes.read_rows()), (5, 6));
-        lanes.forget_catalog();
-        assert_eq!(
-            (lanes.read_after(), lanes.read_rows()),
-            (-CATALOG_WINDOW, 0)
-        );
-        assert!(
-            lanes.knows(LaneId(10)),
-            "only how far it was read is forgotten"
-        );
-    }
-
-    #[test]
-    fn a_claim_is_good_for_the_lease_that_its_lane_was_served_with() {
-        let mut lanes = Lanes::default();
-        lanes.learn(vec![
-            lane(1, 20, Priority::Normal),
-            lane(2, 10, Priority::Low),
-        ]);
-        lanes.serve(|lane| (lane.id.0 == 20).then_some(3000));
-        let lease = lanes.get(LaneId(20)).map(|(_, lease)| lease);
-        assert_eq!(lease, Some(Duration::from_secs(3)));
-        assert!(lanes.get(LaneId(10)).is_none(), "it is not served");
-    }
-
-    /// More lanes than a claim looks at, low ones, of which none has jobs; their number.
-    fn many_idle() -> (Lanes, i64) {
-        let mut lanes = Lanes::default();
-        let many = i64::try_from(LANES_PER_CLAIM).unwrap() + 10;
-        lanes.learn((1..=many).map(|n| lane(n, n, Priority::Low)).collect());
-        lanes.serve(|_| Some(1000));
-        while let orders @ [_, ..] = &*lanes.orders(From::Cursor) {
-            lanes.claimed(orders, &[], 1);
-        }
-        (lanes, many)
-    }
-
-    #[test]
-    fn among_more_lanes_than_a_claim_looks_at_it_goes_to_those_that_have_jobs() {
-        let (mut lanes, many) = many_idle();
-        assert_eq!(lanes.idle().len(), usize::try_from(many).unwrap());
-        assert!(lanes.touch(LaneId(7)));
-        assert!(!lanes.touch(LaneId(many + 1)), "it is not known");
-        lanes.learn(vec![lane(many + 1, many + 1, Priority::High)]);
-        lanes.serve(|_| Some(1000));
-        let ids = |lanes: &Lanes| order(lanes).iter().map(|(id, _)| *id).collect::<Vec<_>>();
-        assert_eq!(
-            ids(&lanes),
-            [many + 1, 7],
-            "a new lane has jobs, and priority holds"
-        );
-        let orders = lanes.orders(From::Cursor);
-        lanes.claimed(&orders, &[job(7, 70)], 2);
-        assert_eq!(order(&lanes), [(7, 70)], "the other one gave nothing");
-    }
-
-    #[test]
-    fn a_claim_that_was_filled_says_nothing_of_the_lanes_behind() {
-        let (mut lanes, _) = many_idle();
-        for id in [1, 2, 3] {
-            lanes.touch(LaneId(id));
-        }
-        let orders = lanes.orders(From::Cursor);
-        lanes.claimed(&orders, &[job(2, 5)], 1);
-        assert_eq!(order(&lanes), [(3, i64::MIN), (2, 5)]);
-    }
-}
+mod tests;

@@ -1,8 +1,8 @@
 //! Where store and sandbox meet: claims jobs, runs their attempts, settles the outcomes.
 //!
 //! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run → `RunEnd` → `Outcome` → settle.
-//! Around it run five loops, each in its own file: the claimer, the settler, the leases, the
-//! wakeups and the upkeep. They share `Shared` and nothing else.
+//! Around it run loops, each in its own file: the claimer, the slots, the settler, the leases,
+//! the wakeups and the upkeep. They share `Shared` and nothing else.
 //!
 //! Promises: at least once (an attempt whose lease is lost may run twice); a job is settled at
 //! most once, by the owner of its fence; no time of this machine's clock decides anything.
@@ -10,14 +10,17 @@
 mod attempt;
 mod boottime;
 mod claimer;
+mod claims;
 mod lanes;
 mod leases;
+mod look;
 mod meters;
 mod policy;
 mod poll;
 mod prefetch;
 mod settings;
 mod settler;
+mod sleeper;
 mod slots;
 mod upkeep;
 mod wakeups;

@@ -1,0 +1,149 @@
+//! Takes jobs from the lanes that this worker serves.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::info;
+
+use super::Shared;
+use super::attempt::Claim;
+use super::boottime::BootTime;
+use super::lanes::{After, Lanes};
+use super::policy::Policy;
+use super::prefetch::Prefetch;
+use super::slots;
+use crate::job::Fence;
+use crate::sandbox::HandlerSet;
+use crate::store::{ClaimedJob, Lane, StoreError};
+
+/// What is known of the lanes, and what was claimed from them.
+pub(super) struct Claims<'a> {
+    shared: &'a Arc<Shared>,
+    pub(super) lanes: Lanes,
+    /// The handlers for which it was decided which lanes are served.
+    handlers: Option<Arc<HandlerSet>>,
+    prefetch: Prefetch,
+}
+
+impl<'a> Claims<'a> {
+    pub(super) fn new(shared: &'a Arc<Shared>) -> Self {
+        Self {
+            shared,
+            lanes: Lanes::default(),
+            handlers: None,
+            prefetch: Prefetch::new(Instant::now()),
+        }
+    }
+
+    /// Decides which lanes are served, where that may have changed: handlers that are loaded, queues
+    /// and tags of the settings.
+    pub(super) fn serve(&mut self) {
+        let handlers = self.shared.catalog.current();
+        if self
+            .handlers
+            .as_ref()
+            .is_some_and(|before| Arc::ptr_eq(before, &handlers))
+        {
+            return;
+        }
+        let settings = &self.shared.settings;
+        self.lanes.serve(|lane: &Lane| {
+            let handler = handlers.get(&lane.handler)?;
+            let queue = settings.queues.is_empty() || settings.queues.contains(&lane.queue);
+            let tags = lane.tags.iter().all(|tag| settings.tags.contains(tag));
+            let policy = Policy::resolve(&handler.manifest, &settings.overrides);
+            (queue && tags).then(|| i64::try_from(policy.lease.as_millis()).unwrap_or(i64::MAX))
+        });
+        self.handlers = Some(handlers);
+    }
+
+    /// Reads what is new in the catalog of lanes; true where there is something.
+    pub(super) async fn read_catalog(&mut self) -> Result<bool, StoreError> {
+        let lanes = self
+            .shared
+            .store
+            .lanes_after(self.lanes.read_after())
+            .await?;
+        let news = self.lanes.learn(lanes);
+        if news {
+            self.handlers = None;
+            self.serve();
+        }
+        Ok(news)
+    }
+
+    /// How many jobs to claim beyond the free slots.
+    pub(super) fn ahead(&mut self) -> usize {
+        let ended = self.shared.slots.ended();
+        self.prefetch.jobs(ended, Instant::now())
+    }
+
+    /// Orphans go first (SPEC row D4): they are claimed before anything queued is looked at.
+    pub(super) async fn adopt(
+        &mut self,
+        wanted: usize,
+        within: Option<Duration>,
+    ) -> Result<usize, StoreError> {
+        let shared = self.shared;
+        let fence = Fence(rand::random());
+        let asked = BootTime::now();
+        let jobs = shared
+            .store
+            .adopt(
+                shared.incarnation,
+                fence,
+                &self.lanes.all(),
+                wanted,
+                shared.settings.lost_max,
+                within,
+            )
+            .await?;
+        if !jobs.is_empty() {
+            info!(jobs = jobs.len(), "adopted jobs whose worker is gone");
+        }
+        Ok(self.dispatch(jobs, asked))
+    }
+
+    /// Claims from the lanes, in their order.
+    pub(super) async fn claim(&mut self, wanted: usize, after: After) -> Result<usize, StoreError> {
+        let shared = self.shared;
+        let orders = self.lanes.orders(after);
+        if orders.is_empty() {
+            return Ok(0);
+        }
+        let fence = Fence(rand::random());
+        let asked = BootTime::now();
+        let jobs = shared
+            .store
+            .claim(shared.incarnation, fence, &orders, wanted)
+            .await?;
+        self.lanes.claimed(&orders, &jobs, wanted);
+        let bytes = jobs.iter().map(|job| job.payload.0.len()).sum();
+        self.prefetch.claimed(jobs.len(), bytes);
+        Ok(self.dispatch(jobs, asked))
+    }
+
+    fn dispatch(&self, jobs: Vec<ClaimedJob>, asked: BootTime) -> usize {
+        let received = Instant::now();
+        let count = jobs.len();
+        self.shared.meters.claimed.increment(count as u64);
+        let claims = jobs
+            .into_iter()
+            .map(|job| {
+                let (lane, lease) = self
+                    .lanes
+                    .get(job.lane)
+                    .expect("claims are made from lanes that are served");
+                Claim {
+                    job,
+                    lane,
+                    asked,
+                    received,
+                    lease,
+                }
+            })
+            .collect();
+        slots::start(self.shared, claims);
+        count
+    }
+}

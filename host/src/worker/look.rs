@@ -1,0 +1,254 @@
+//! Looks for jobs: what it asks the database, in which order.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::error;
+
+use super::Shared;
+use super::claims::Claims;
+use super::lanes::After;
+use crate::job::LaneId;
+use crate::store::{Looking, StoreError};
+
+/// Turns are given before their jobs are committed, and those of a few milliseconds are committed in any
+/// order. Where there is no backlog, looks begin where the cursors were this long ago, or up to twice as long.
+const LOOK_BACK: Duration = Duration::from_millis(100);
+/// The short sweep: what was committed late is found within about two of these.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// The long sweep re-reads everything. It comes as often, but takes at most this share of the time:
+/// re-reading is dear only while somebody's open transaction keeps old rows from being cleaned up.
+const RESTART_SHARE: u32 = 100;
+/// At the latest after this long everything is re-read, and so is the catalog of lanes.
+const RESTART_WITHIN: Duration = Duration::from_secs(30);
+/// Due jobs and run-out leases are looked for from this long before the last look that found none.
+const WINDOW_MARGIN: Duration = Duration::from_secs(2);
+/// The most lanes with jobs that one peek names: those of one claim.
+const PEEKED_MAX: usize = 256;
+
+/// What a look is for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Why {
+    /// The last one found as many jobs as it asked for.
+    More,
+    /// A notification, or something else that happened here.
+    Woken,
+    /// It is time.
+    Poll,
+}
+
+/// What is remembered from one look to the next.
+pub(super) struct Looks<'a> {
+    shared: &'a Arc<Shared>,
+    claims: Claims<'a>,
+    look_back_at: Instant,
+    sweep_at: Instant,
+    restart_at: Instant,
+    catalog_at: Instant,
+    /// Before then no notification brings a sweep.
+    behind_at: Instant,
+    due_at: Option<Instant>,
+    /// When nothing was due any more, and no lease had run out; none: not known.
+    none_due_since: Option<Instant>,
+    no_orphans_since: Option<Instant>,
+}
+
+impl<'a> Looks<'a> {
+    pub(super) fn new(shared: &'a Arc<Shared>) -> Self {
+        let now = Instant::now();
+        Self {
+            shared,
+            claims: Claims::new(shared),
+            look_back_at: now,
+            sweep_at: now,
+            restart_at: now,
+            catalog_at: now,
+            behind_at: now,
+            due_at: None,
+            none_due_since: None,
+            no_orphans_since: None,
+        }
+    }
+
+    /// How many jobs to claim beyond the free slots.
+    pub(super) fn ahead(&mut self) -> usize {
+        self.claims.ahead()
+    }
+
+    /// When the next scheduled job or retry is due; none: none is known.
+    pub(super) fn due_at(&self) -> Option<Instant> {
+        self.due_at
+    }
+
+    /// False where it is known that this worker does not serve the lane.
+    pub(super) fn concern(&self, lane: LaneId) -> bool {
+        !self.claims.lanes.knows(lane) || self.claims.lanes.serves(lane)
+    }
+
+    /// After an error nothing that is remembered of the database may be trusted.
+    pub(super) fn start_over(&mut self) {
+        self.claims.lanes.forget();
+        self.restart_now();
+    }
+
+    /// Makes the next look that is no answer to a notification a sweep from the start.
+    fn restart_now(&mut self) {
+        let now = Instant::now();
+        self.sweep_at = now;
+        self.restart_at = now;
+    }
+
+    /// Somebody says that there is a job, and it is not where one was looked for: its producer may
+    /// have committed late, behind the cursors, or after it was due. True: the next look is to be
+    /// made at once, and is a sweep from the start. At most once for each short sweep.
+    pub(super) fn behind_the_cursors(&mut self) -> bool {
+        let now = Instant::now();
+        if now < self.behind_at {
+            return false;
+        }
+        self.behind_at = now + SWEEP_EVERY;
+        self.restart_now();
+        true
+    }
+
+    /// One look. Returns how many jobs were found.
+    pub(super) async fn look(&mut self, wanted: usize, why: Why) -> Result<usize, StoreError> {
+        let began = Instant::now();
+        self.claims.serve();
+        if began >= self.look_back_at {
+            self.look_back_at = began + LOOK_BACK;
+            self.claims.lanes.look_back();
+        }
+        // Whether it is known that there is something to claim, and how long a sweep may wait for it.
+        let (known, patience) = match why {
+            Why::More => (true, Duration::ZERO),
+            // A job that somebody says is there comes first, and the sweep with the next look.
+            Why::Woken => (self.take_notes().await?, SWEEP_EVERY),
+            Why::Poll => (false, Duration::ZERO),
+        };
+        if began >= self.sweep_at + patience {
+            return self.sweep(began, wanted, known).await;
+        }
+        if !known {
+            return self.peek_and_claim(wanted, false).await;
+        }
+        if self.due_at.is_some_and(|due| began >= due) {
+            self.promote().await?;
+        }
+        let after = match why {
+            Why::More => After::Cursor,
+            Why::Woken | Why::Poll => After::Recent,
+        };
+        self.claims.claim(wanted, after).await
+    }
+
+    /// A look that goes back behind the cursors: a little, or to the start.
+    async fn sweep(
+        &mut self,
+        began: Instant,
+        wanted: usize,
+        known: bool,
+    ) -> Result<usize, StoreError> {
+        self.sweep_at = began + SWEEP_EVERY;
+        let restart = began >= self.restart_at;
+        if began >= self.catalog_at {
+            self.catalog_at = began + RESTART_WITHIN;
+            self.claims.lanes.forget_catalog();
+        }
+        if restart {
+            self.claims.lanes.restart();
+            self.none_due_since = None;
+            self.no_orphans_since = None;
+        } else {
+            self.claims.lanes.rewind();
+        }
+        let found = self.peek_and_claim(wanted, known).await?;
+        if found < wanted && self.claims.lanes.fit_one_claim() {
+            self.claims.lanes.swept();
+        }
+        if restart {
+            let again = began.elapsed() * RESTART_SHARE;
+            self.restart_at = Instant::now() + again.min(RESTART_WITHIN);
+        }
+        Ok(found)
+    }
+
+    /// Takes in what the notifications say; true where it is known that there is something to claim,
+    /// and nothing else.
+    async fn take_notes(&mut self) -> Result<bool, StoreError> {
+        let Some(lanes) = self.shared.wakeups.take() else {
+            return Ok(false);
+        };
+        if !lanes.iter().all(|lane| self.claims.lanes.knows(*lane)) {
+            self.claims.read_catalog().await?;
+        }
+        let mut served = false;
+        for lane in lanes {
+            served |= self.claims.lanes.touch(lane);
+        }
+        Ok(served)
+    }
+
+    /// Asks whether there is anything to do at all, in one statement, and does it. Where it is known
+    /// that there is something to claim, a claim is made in any case.
+    async fn peek_and_claim(&mut self, wanted: usize, known: bool) -> Result<usize, StoreError> {
+        let asked = Instant::now();
+        let lanes = &self.claims.lanes;
+        let orphaned_within = window(self.no_orphans_since);
+        let peek = self
+            .shared
+            .store
+            .peek(&Looking {
+                lanes: &lanes.idle(),
+                catalog_after: lanes.read_after(),
+                catalog_rows: lanes.read_rows(),
+                orphaned_within,
+                due_within: window(self.none_due_since),
+                most: PEEKED_MAX,
+            })
+            .await?;
+        self.due_at = peek.next_due.map(|wait| Instant::now() + wait);
+        let mut ready = known || !peek.ready.is_empty();
+        for lane in peek.ready {
+            self.claims.lanes.touch(lane);
+        }
+        if peek.catalog_changed {
+            ready |= self.claims.read_catalog().await?;
+        }
+        if peek.due {
+            ready |= self.promote().await?;
+        } else {
+            self.none_due_since = Some(asked);
+        }
+        let mut found = 0;
+        if peek.orphans {
+            // An orphan that cannot be adopted must not keep the others from being claimed.
+            match self.claims.adopt(wanted, orphaned_within).await {
+                Ok(adopted) => found += adopted,
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => {
+                    error!(%error, "cannot adopt jobs whose worker is gone; trying again with the next look")
+                }
+            }
+        } else {
+            self.no_orphans_since = Some(asked);
+        }
+        if found < wanted && (ready || self.claims.lanes.any_active()) {
+            found += self.claims.claim(wanted - found, After::Recent).await?;
+        }
+        Ok(found)
+    }
+
+    /// Gives due jobs their turn; true where there were any.
+    async fn promote(&mut self) -> Result<bool, StoreError> {
+        let within = window(self.none_due_since);
+        let promotion = self.shared.store.promote(within).await?;
+        self.due_at = promotion.next_due.map(|wait| Instant::now() + wait);
+        Ok(promotion.promoted > 0)
+    }
+}
+
+/// How far back to look for what was not there `then`; none: everything.
+fn window(then: Option<Instant>) -> Option<Duration> {
+    then.map(|then| then.elapsed() + WINDOW_MARGIN)
+}
