@@ -29,6 +29,13 @@ pub(super) struct Claim {
     pub(super) lease: Duration,
 }
 
+impl Claim {
+    /// True when its lease has run out: it stood in line while the machine was suspended, for instance.
+    pub(super) fn is_lost(&self, now: BootTime) -> bool {
+        self.asked.plus(self.lease) <= now
+    }
+}
+
 /// One slot: takes claims through their attempts, one after the other, until none waits.
 pub(super) async fn serve(shared: Arc<Shared>) {
     let mut slot = Slot {
@@ -67,6 +74,10 @@ impl Drop for Slot<'_> {
 
 /// Takes one claimed job from its claim to its settlement.
 async fn run(shared: &Shared, mut claim: Claim) {
+    // Others may run it by now. Where nobody has it, nothing is lost.
+    if claim.is_lost(BootTime::now()) {
+        return give_back(shared, &claim).await;
+    }
     let handler = match dispatch(shared, &claim) {
         Dispatch::To(handler) => handler,
         Dispatch::Withdrawn => return give_back(shared, &claim).await,

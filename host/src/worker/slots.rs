@@ -89,6 +89,8 @@ impl Slots {
     pub(super) fn room(&self, ahead: usize) -> Option<usize> {
         let mut inner = self.lock();
         let all = self.max + ahead;
+        // The more jobs a claim is for, the less each costs Postgres: the line is filled up again when
+        // half of it is gone.
         let worthwhile = (ahead / 2).max(1);
         let room = all.saturating_sub(inner.in_hand());
         if room >= worthwhile {
@@ -107,7 +109,8 @@ impl Slots {
         let mut inner = self.lock();
         inner.waiting.extend(claims);
         let more = inner.waiting.len().min(self.max - inner.running);
-        // They count from here on, so that nobody starts them twice.
+        // They count from here on. Where a slot that runs takes the claim first, the one that was started
+        // for it finds none, and ends.
         inner.running += more;
         more
     }
@@ -158,6 +161,9 @@ pub(super) fn start(shared: &Arc<Shared>, claims: Vec<Claim>) {
 pub(super) async fn give_back_late_claims(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(LATE_EVERY).await;
+        // What is taken out of the line here is not seen by `give_back_all`: the settler is told of the
+        // end only after it has been sent.
+        let _under_way = shared.attempts.token();
         if let Some(then) = Instant::now().checked_sub(START_WITHIN) {
             for claim in shared.slots.late(then) {
                 attempt::give_back(&shared, &claim).await;
@@ -264,6 +270,14 @@ mod tests {
         let late: Vec<i64> = slots.late(start).iter().map(|c| c.job.id.0).collect();
         assert_eq!(late, [2]);
         assert_eq!(slots.in_hand(), 2, "one runs, one waits");
+    }
+
+    #[test]
+    fn a_claim_that_stood_in_line_past_its_lease_is_lost() {
+        let claim = claim(1, Instant::now());
+        let end = claim.asked.plus(claim.lease);
+        assert!(claim.is_lost(end));
+        assert!(!claim.is_lost(claim.asked.plus(claim.lease - Duration::from_millis(1))));
     }
 
     #[test]
