@@ -248,11 +248,16 @@ impl Claimer<'_> {
     /// was filled, a claim is made in any case.
     async fn peek_and_claim(&mut self, wanted: usize, idle: bool) -> Result<usize, StoreError> {
         let asked = Instant::now();
+        let lanes = if idle {
+            self.lanes.all()
+        } else {
+            self.lanes.idle()
+        };
         let peek = self
             .shared
             .store
             .peek(&Looking {
-                lanes: &self.lanes.idle(),
+                lanes: &lanes,
                 catalog_after: self.lanes.read_after(),
                 catalog_rows: self.lanes.read_rows(),
                 orphaned_within: window(self.no_orphans_since),
@@ -262,6 +267,9 @@ impl Claimer<'_> {
             .await?;
         self.due_at = peek.next_due.map(|wait| Instant::now() + wait);
         let mut ready = !peek.ready.is_empty();
+        if idle {
+            self.lanes.rest();
+        }
         for lane in peek.ready {
             self.lanes.touch(lane);
         }
@@ -286,7 +294,7 @@ impl Claimer<'_> {
         } else {
             self.no_orphans_since = Some(asked);
         }
-        if found < wanted && (ready || !idle || self.lanes.any_active()) {
+        if found < wanted && (ready || !idle) {
             found += self.claim(wanted - found, From::Recent).await?;
         }
         Ok(found)
