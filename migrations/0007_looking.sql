@@ -45,7 +45,10 @@ BEGIN
     WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at > due_since
     ORDER BY j.available_at LIMIT 1;
     due := coalesce(next_at <= at, false);
-    next_due_ms := greatest(0, ceil(extract(epoch FROM next_at - clock_timestamp()) * 1000))::bigint;
+    -- GREATEST would make a 0 of null, and the worker would never wait.
+    IF next_at IS NOT NULL THEN
+        next_due_ms := greatest(0, ceil(extract(epoch FROM next_at - clock_timestamp()) * 1000))::bigint;
+    END IF;
 END
 $$;
 

@@ -3,6 +3,7 @@
 mod support;
 
 mod enqueue;
+mod looking;
 mod migrations;
 mod plans;
 mod roles;

@@ -139,9 +139,9 @@ impl Lanes {
         self.served = known.keys().filter(|id| served(id)).count();
     }
 
-    /// Whether there is a lane that is known to have jobs.
-    pub(super) fn any_active(&self) -> bool {
-        !self.active.is_empty()
+    /// No lane is known to have jobs.
+    pub(super) fn rest(&mut self) {
+        self.active.clear();
     }
 
     /// The lane of a claimed job, and how long claims from it are good for; none where it is not
@@ -200,26 +200,26 @@ impl Lanes {
         }
     }
 
+    /// Every served lane, in the order in which to claim from them.
+    pub(super) fn all(&self) -> Vec<ClaimOrder> {
+        self.looked_at(|_| true)
+    }
+
     /// Every served lane that is not known to have jobs, in the order in which to claim from them.
     pub(super) fn idle(&self) -> Vec<ClaimOrder> {
+        self.looked_at(|lane| !self.active.contains(&lane))
+    }
+
+    fn looked_at(&self, wanted: impl Fn(LaneId) -> bool) -> Vec<ClaimOrder> {
         let mut lanes: Vec<&Known> = self
             .known
             .values()
-            .filter(|known| !self.active.contains(&known.lane.id))
+            .filter(|known| wanted(known.lane.id))
             .collect();
         lanes.sort_unstable_by_key(|lane| lane.place());
         let orders = lanes
             .into_iter()
             .filter_map(|lane| lane.order(After::Recent));
-        orders.collect()
-    }
-
-    /// Every served lane, for adoption.
-    pub(super) fn all(&self) -> Vec<ClaimOrder> {
-        let orders = self
-            .known
-            .values()
-            .filter_map(|lane| lane.order(After::Cursor));
         orders.collect()
     }
 

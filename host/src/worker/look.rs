@@ -194,12 +194,13 @@ impl<'a> Looks<'a> {
     async fn peek_and_claim(&mut self, wanted: usize, known: bool) -> Result<usize, StoreError> {
         let asked = Instant::now();
         let lanes = &self.claims.lanes;
+        let looked_at = if known { lanes.idle() } else { lanes.all() };
         let orphaned_within = window(self.no_orphans_since);
         let peek = self
             .shared
             .store
             .peek(&Looking {
-                lanes: &lanes.idle(),
+                lanes: &looked_at,
                 catalog_after: lanes.read_after(),
                 catalog_rows: lanes.read_rows(),
                 orphaned_within,
@@ -209,6 +210,9 @@ impl<'a> Looks<'a> {
             .await?;
         self.due_at = peek.next_due.map(|wait| Instant::now() + wait);
         let mut ready = known || !peek.ready.is_empty();
+        if !known {
+            self.claims.lanes.rest();
+        }
         for lane in peek.ready {
             self.claims.lanes.touch(lane);
         }
@@ -233,7 +237,7 @@ impl<'a> Looks<'a> {
         } else {
             self.no_orphans_since = Some(asked);
         }
-        if found < wanted && (ready || self.claims.lanes.any_active()) {
+        if found < wanted && ready {
             found += self.claims.claim(wanted - found, After::Recent).await?;
         }
         Ok(found)

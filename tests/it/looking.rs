@@ -1,0 +1,221 @@
+//! How a worker asks whether there is anything to do, and how rarely it does when there is not.
+
+use std::time::Duration;
+
+use rouse::job::{Fence, Incarnation, LaneId};
+use rouse::store::{ClaimOrder, Looking, Peek, Store};
+use rouse::worker::Settings;
+use serde_json::json;
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::worker::{TestWorker, enqueue, until_true};
+
+const WORKER: Incarnation = Incarnation(1);
+
+/// What a worker knows that has read the catalog, and looks at all of it.
+struct Looker {
+    store: Store,
+    lanes: Vec<ClaimOrder>,
+    rows: usize,
+}
+
+impl Looker {
+    async fn new(db: &TestDb) -> Self {
+        let store = db.store();
+        let catalog = store.lanes_after(0).await.unwrap();
+        let lanes = catalog.iter().map(|lane| ClaimOrder {
+            lane: lane.id,
+            after: 0,
+            lease_ms: 60_000,
+        });
+        Self {
+            lanes: lanes.collect(),
+            rows: catalog.len(),
+            store,
+        }
+    }
+
+    async fn peek_within(&self, within: Option<Duration>) -> Peek {
+        let looking = Looking {
+            lanes: &self.lanes,
+            catalog_after: 0,
+            catalog_rows: self.rows,
+            orphaned_within: within,
+            due_within: within,
+            most: 10,
+        };
+        self.store.peek(&looking).await.unwrap()
+    }
+
+    async fn peek(&self) -> Peek {
+        self.peek_within(None).await
+    }
+}
+
+fn nothing() -> Peek {
+    Peek {
+        ready: Vec::new(),
+        catalog_changed: false,
+        orphans: false,
+        due: false,
+        next_due: None,
+    }
+}
+
+async fn sql(client: &Client, statement: &str) {
+    client.batch_execute(statement).await.unwrap();
+}
+
+#[tokio::test]
+async fn where_there_is_nothing_to_do_a_peek_says_so_and_that_nothing_will_be_due() {
+    let db = TestDb::new().await;
+    assert_eq!(Looker::new(&db).await.peek().await, nothing());
+}
+
+#[tokio::test]
+async fn a_peek_names_the_lanes_that_have_jobs_behind_their_cursors_in_the_order_asked() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for handler in ["noop", "test.a", "test.b"] {
+        enqueue(&client, handler, json!({})).await;
+    }
+    let mut looker = Looker::new(&db).await;
+    let names = |looker: &Looker| {
+        looker
+            .lanes
+            .iter()
+            .map(|order| order.lane)
+            .collect::<Vec<LaneId>>()
+    };
+    looker.lanes.reverse();
+    assert_eq!(looker.peek().await.ready, names(&looker));
+    let turn: i64 = client
+        .query_one("SELECT max(turn) FROM rouse.job", &[])
+        .await
+        .unwrap()
+        .get(0);
+    // The lane of the newest job has nothing behind its cursor.
+    looker.lanes[0].after = turn;
+    assert_eq!(looker.peek().await.ready, names(&looker)[1..]);
+    looker.lanes.clear();
+    assert_eq!(looker.peek().await, nothing(), "the jobs of others");
+}
+
+#[tokio::test]
+async fn a_peek_says_that_the_catalog_has_lanes_that_were_not_read_yet() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let looker = Looker::new(&db).await;
+    enqueue(&client, "noop", json!({})).await;
+    let expected = Peek {
+        catalog_changed: true,
+        ..nothing()
+    };
+    assert_eq!(looker.peek().await, expected);
+    assert!(!Looker::new(&db).await.peek().await.catalog_changed);
+}
+
+#[tokio::test]
+async fn a_peek_says_when_the_next_job_is_due_and_whether_one_is_due_already() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    sql(
+        &client,
+        "SELECT rouse.enqueue('noop', run_at => now() + interval '1 hour')",
+    )
+    .await;
+    let looker = Looker::new(&db).await;
+    let peek = looker.peek().await;
+    assert!(!peek.due);
+    let next_due = peek.next_due.unwrap();
+    assert!(next_due > Duration::from_secs(3500) && next_due <= Duration::from_secs(3600));
+
+    sql(
+        &client,
+        "UPDATE rouse.job SET available_at = now() - interval '1 minute'",
+    )
+    .await;
+    let peek = looker.peek().await;
+    assert!(peek.due);
+    assert_eq!(peek.next_due, Some(Duration::ZERO));
+    // Who looked half a minute ago has seen it.
+    let within = Some(Duration::from_secs(30));
+    assert_eq!(looker.peek_within(within).await, nothing());
+    assert_eq!(looker.store.promote(within).await.unwrap().promoted, 0);
+    let within = Some(Duration::from_secs(90));
+    assert!(looker.peek_within(within).await.due);
+    assert_eq!(looker.store.promote(within).await.unwrap().promoted, 1);
+    assert!(!looker.peek().await.due, "it has its turn");
+}
+
+#[tokio::test]
+async fn a_peek_says_that_a_lease_has_run_out() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    enqueue(&client, "noop", json!({})).await;
+    let looker = Looker::new(&db).await;
+    let (store, lanes) = (&looker.store, &looker.lanes);
+    store.claim(WORKER, Fence(1), lanes, 1).await.unwrap();
+    assert_eq!(looker.peek().await, nothing(), "its lease is good");
+    sql(
+        &client,
+        "UPDATE rouse.job SET lease_until = now() - interval '1 minute'",
+    )
+    .await;
+    assert!(looker.peek().await.orphans);
+    // Who looked half a minute ago has seen it.
+    let within = Some(Duration::from_secs(30));
+    assert!(!looker.peek_within(within).await.orphans);
+    let adopted = store.adopt(WORKER, Fence(2), lanes, 1, 3, within).await;
+    assert!(adopted.unwrap().is_empty());
+    let within = Some(Duration::from_secs(90));
+    assert!(looker.peek_within(within).await.orphans);
+    let adopted = store.adopt(WORKER, Fence(2), lanes, 1, 3, within).await;
+    assert_eq!(adopted.unwrap().len(), 1);
+    assert_eq!(looker.peek().await, nothing());
+}
+
+#[tokio::test]
+async fn a_peek_waits_for_nobody() {
+    let db = TestDb::new().await;
+    let (mut other, client) = (db.client().await, db.client().await);
+    enqueue(&client, "noop", json!({})).await;
+    let looker = Looker::new(&db).await;
+    let transaction = other.transaction().await.unwrap();
+    transaction
+        .batch_execute(
+            "SELECT FROM rouse.job FOR UPDATE; LOCK TABLE rouse.job IN SHARE ROW EXCLUSIVE MODE",
+        )
+        .await
+        .unwrap();
+    assert_eq!(looker.peek().await.ready.len(), 1);
+    transaction.rollback().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_that_has_nothing_to_do_makes_few_statements() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    worker.drain().await;
+    // The counts of a session are there once it has ended.
+    until_true(
+        &client,
+        "SELECT NOT EXISTS (SELECT FROM pg_stat_activity
+             WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend')",
+    )
+    .await;
+    let statements: i64 = client
+        .query_one(
+            "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    // Registering, partitions and sleep; then looks after 5, 10, 20 … ms: ten of them in three seconds.
+    assert!(statements < 60, "{statements} statements in three seconds");
+}
