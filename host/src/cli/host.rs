@@ -149,6 +149,9 @@ impl Host {
         let store = Store::new(connector.pool(POOL_SIZE));
         let stop = Stop::default();
         tokio::spawn(stop_on_signals(stop.clone())?);
+        // Whether anybody can ask for them or not: samples pile up otherwise.
+        let metrics = self.metrics.clone();
+        tokio::spawn(async move { metrics.keep_up().await });
         let health = Health::default();
         let readiness = readiness(&health, &self.catalog, &stop);
         let http_stop = CancellationToken::new();

@@ -47,7 +47,7 @@ impl Metrics {
 
     /// Keeps memory bounded where nobody scrapes: histograms hold every sample until they are
     /// folded.
-    pub(super) async fn keep_up(&self) -> Infallible {
+    pub async fn keep_up(&self) -> Infallible {
         let mut ticks = time::interval(UPKEEP_EVERY);
         loop {
             ticks.tick().await;

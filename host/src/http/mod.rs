@@ -83,7 +83,6 @@ pub async fn serve(
     pages: Pages,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), HttpError> {
-    let upkeep = pages.metrics.clone();
     let (stopping, stopped) = watch::channel(());
     let graceful = async move {
         shutdown.await;
@@ -102,7 +101,6 @@ pub async fn serve(
     tokio::select! {
         ended = server => Ok(ended?),
         () = patience => Ok(()),
-        never = upkeep.keep_up() => match never {},
     }
 }
 
