@@ -17,7 +17,7 @@ const SECONDS: [f64; 16] = [
 ];
 
 /// How often histograms are folded together where nobody asks for them.
-const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+const UPKEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// What was counted so far.
 #[derive(Clone)]
