@@ -381,6 +381,10 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
             ],
             "sslmode",
         ),
+        (
+            &["serve", "--listen-url", "postgres://h/d?sslmode=sometimes"],
+            "--listen-url or ROUSE_LISTEN_URL",
+        ),
     ] {
         let (code, output) = run(&db, args);
         assert_ne!(code, 0, "{args:?}: {output}");

@@ -216,6 +216,7 @@ async fn a_worker_that_has_nothing_to_do_makes_few_statements() {
         .await
         .unwrap()
         .get(0);
-    // Registering, partitions and sleep; then looks after 5, 10, 20 … ms: ten of them in three seconds.
-    assert!(statements < 60, "{statements} statements in three seconds");
+    // Registering, partitions and sleep; then looks after 5, 10, 20 … ms: ten of them in three seconds. On a loaded
+    // machine it takes a while until it listens, with a look every 5 ms until then.
+    assert!(statements < 120, "{statements} statements in three seconds");
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rouse::job::{Fence, Incarnation, LaneId};
-use rouse::store::{ClaimOrder, Fate, Listener, Locked, Settlement, Wakeup};
+use rouse::store::{ClaimOrder, ECHO_WITHIN, Fate, Listener, Locked, Settlement, Wakeup};
 use serde_json::json;
 use tokio_postgres::Client;
 
@@ -22,7 +22,7 @@ async fn asleep(db: &TestDb, queues: &[&str]) {
 }
 
 async fn listen(db: &TestDb) -> Listener {
-    Listener::start(&db.connector()).await.unwrap()
+    Listener::start(&db.connector(), WORKER).await.unwrap()
 }
 
 /// Everything that was notified so far. Notifications come in the order of their commits, so that
@@ -379,4 +379,19 @@ async fn a_claim_that_is_given_back_wakes_whoever_sleeps() {
         heard(&mut listener, &client).await,
         [ready("default", lane)]
     );
+}
+
+#[tokio::test]
+async fn a_worker_hears_itself_only_where_its_notifications_arrive() {
+    let (db, other) = (TestDb::new().await, TestDb::new().await);
+    let mut here = listen(&db).await;
+    let mut elsewhere = listen(&other).await;
+    let mut somebody_else = Listener::start(&db.connector(), Incarnation(2))
+        .await
+        .unwrap();
+    db.store().echo(WORKER).await.unwrap();
+    assert!(here.hears_the_echo(ECHO_WITHIN).await);
+    let soon = Duration::from_millis(100);
+    assert!(!elsewhere.hears_the_echo(soon).await);
+    assert!(!somebody_else.hears_the_echo(soon).await);
 }

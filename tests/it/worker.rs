@@ -6,7 +6,9 @@ use rouse::worker::Settings;
 use serde_json::{Value, json};
 
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, ended, enqueue, show, until, until_true, until_within};
+use crate::support::worker::{
+    TestWorker, catalog, ended, enqueue, show, until, until_true, until_within,
+};
 
 /// A poll that never ends a wait within a test.
 const NEVER: Duration = Duration::from_secs(60);
@@ -94,6 +96,30 @@ async fn a_job_runs_with_notifications_off() {
         .await
         .unwrap();
     assert!(sleepers.is_empty(), "it never asked to be notified");
+    worker.drain().await;
+}
+
+/// As with a transaction pooler, which takes a LISTEN and gives its session to somebody else.
+#[tokio::test]
+async fn a_worker_whose_notifications_do_not_arrive_polls() {
+    let (db, elsewhere) = (TestDb::new().await, TestDb::new().await);
+    let client = db.client().await;
+    let worker =
+        TestWorker::start_listening_at(elsewhere.connector(), &db, settings(), catalog().await);
+    until_true(
+        &elsewhere.client().await,
+        "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'",
+    )
+    .await;
+    for _ in 0..3 {
+        let id = enqueue(&client, "noop", json!({"n": 1})).await;
+        assert_eq!(ended(&client, id).await.state, "succeeded");
+    }
+    let sleepers = client
+        .query("SELECT FROM rouse.sleeper", &[])
+        .await
+        .unwrap();
+    assert!(sleepers.is_empty(), "it asked for what it cannot hear");
     worker.drain().await;
 }
 

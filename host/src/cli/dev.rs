@@ -40,7 +40,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let connector = Connector::from_url(&private.url, &|name| Environment.get(name))?;
     say_ready(&args, &private.url, private.tcp_url.as_deref(), &host)?;
     let done = tokio::select! {
-        done = host.work(connector) => done,
+        done = host.work(connector.clone(), connector) => done,
         error = private.died() => return Err(error),
     };
     private.stop().await?;

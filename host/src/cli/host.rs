@@ -145,7 +145,11 @@ impl Host {
 
     /// Works until SIGTERM or SIGINT, and then until everything that runs has ended. A second signal
     /// stops what runs.
-    pub(super) async fn work(self, connector: Connector) -> anyhow::Result<()> {
+    pub(super) async fn work(
+        self,
+        connector: Connector,
+        listen_at: Connector,
+    ) -> anyhow::Result<()> {
         let store = Store::new(connector.pool(POOL_SIZE));
         let stop = Stop::default();
         tokio::spawn(stop_on_signals(stop.clone())?);
@@ -169,7 +173,7 @@ impl Host {
         self.catalog.watch();
         let parts = Parts {
             store,
-            connector,
+            listen_at,
             sandbox: self.sandbox,
             catalog: self.catalog,
         };

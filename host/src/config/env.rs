@@ -17,6 +17,11 @@ impl Environment {
         self.get("DATABASE_URL")
     }
 
+    /// `$ROUSE_LISTEN_URL`: where to listen for notifications, if not at the database's own address.
+    pub fn listen_url(self) -> Option<String> {
+        self.get("ROUSE_LISTEN_URL")
+    }
+
     /// `$ROUSE_DATA_DIR`: where `rouse dev` keeps its Postgres.
     pub fn data_dir(self) -> Option<PathBuf> {
         self.get("ROUSE_DATA_DIR").map(PathBuf::from)

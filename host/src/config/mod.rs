@@ -2,7 +2,7 @@
 //!
 //! The only room that reads the environment. A setting comes from the command line, else from
 //! `rouse.toml`, else it has its default; the environment says where the database is
-//! (`DATABASE_URL`, `PG*`), where the private one lives (`ROUSE_DATA_DIR`) and what is logged.
+//! (`DATABASE_URL`, `ROUSE_LISTEN_URL`, `PG*`), where the private one lives (`ROUSE_DATA_DIR`) and what is logged.
 
 mod env;
 mod file;

@@ -1,12 +1,15 @@
 //! Listens for wakeups. A hint only: the poll finds what a lost notification would have said.
 
 use std::future::poll_fn;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio_postgres::AsyncMessage;
+use tokio_postgres::types::Type;
 
 use super::connect::{ConnectError, Connector};
-use crate::job::LaneId;
+use super::{Store, StoreError};
+use crate::job::{Incarnation, LaneId};
 
 /// The channel on which sleeping workers are woken; see `rouse._notify`
 /// (`migrations/0008_wakeups_at_commit.sql`).
@@ -37,40 +40,95 @@ impl Wakeup {
     }
 }
 
+/// What is heard on the listening connection.
+enum Heard {
+    Wakeup(Wakeup),
+    /// What this worker has said to itself.
+    Echo,
+}
+
+/// How long a worker waits for what it has said to itself.
+pub const ECHO_WITHIN: Duration = Duration::from_secs(5);
+
+/// The channel on which one life of a worker hears itself.
+fn echo_channel(worker: Incarnation) -> String {
+    format!("rouse_echo_{}", worker.0)
+}
+
 /// One connection that listens.
 pub struct Listener {
-    notifications: mpsc::UnboundedReceiver<Wakeup>,
+    heard: mpsc::UnboundedReceiver<Heard>,
     // Dropping the client would end the connection.
     _client: tokio_postgres::Client,
 }
 
 impl Listener {
-    /// Connects and listens on [`WAKE_CHANNEL`].
-    pub async fn start(connector: &Connector) -> Result<Self, ConnectError> {
+    /// Connects and listens on [`WAKE_CHANNEL`], and for the worker's own [`Store::echo`].
+    pub async fn start(connector: &Connector, worker: Incarnation) -> Result<Self, ConnectError> {
         let (client, mut connection) = connector.connect().await?;
-        let (sender, notifications) = mpsc::unbounded_channel();
+        let (sender, heard) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             // Ends with the connection; the dropped sender tells the listener.
             while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
-                if let AsyncMessage::Notification(note) = message
-                    && sender.send(Wakeup::parse(note.payload())).is_err()
-                {
-                    break;
+                if let AsyncMessage::Notification(note) = message {
+                    let heard = match note.channel() {
+                        WAKE_CHANNEL => Heard::Wakeup(Wakeup::parse(note.payload())),
+                        _ => Heard::Echo,
+                    };
+                    if sender.send(heard).is_err() {
+                        break;
+                    }
                 }
             }
         });
         client
-            .batch_execute(&format!("LISTEN {WAKE_CHANNEL}"))
+            .batch_execute(&format!(
+                "LISTEN {WAKE_CHANNEL}; LISTEN {}",
+                echo_channel(worker)
+            ))
             .await
             .map_err(|error| ConnectError::failed(connector.target(), error))?;
         Ok(Self {
-            notifications,
+            heard,
             _client: client,
         })
     }
 
+    /// True once the echo arrives; false where it does not within this time, or the connection ends.
+    /// Wakeups that come before it are dropped.
+    pub async fn hears_the_echo(&mut self, within: Duration) -> bool {
+        let echo = async {
+            while let Some(heard) = self.heard.recv().await {
+                if matches!(heard, Heard::Echo) {
+                    return true;
+                }
+            }
+            false
+        };
+        tokio::time::timeout(within, echo).await.unwrap_or(false)
+    }
+
     /// The next notification; none when the connection is gone.
     pub async fn next(&mut self) -> Option<Wakeup> {
-        self.notifications.recv().await
+        loop {
+            match self.heard.recv().await? {
+                Heard::Wakeup(wakeup) => return Some(wakeup),
+                // One that came late.
+                Heard::Echo => {}
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Notifies this worker itself: what its listening connection has to hear, unless that leads
+    /// to another database, or through a pooler that gives its session to others.
+    pub async fn echo(&self, worker: Incarnation) -> Result<(), StoreError> {
+        self.query(
+            "SELECT pg_notify($1, '')",
+            &[(&echo_channel(worker), Type::TEXT)],
+        )
+        .await?;
+        Ok(())
     }
 }

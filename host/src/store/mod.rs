@@ -33,7 +33,7 @@ pub use claim::{ClaimOrder, ClaimedJob};
 pub use enqueue::Enqueue;
 pub use json::JsonText;
 pub use lanes::Lane;
-pub use listen::{Listener, WAKE_CHANNEL, Wakeup};
+pub use listen::{ECHO_WITHIN, Listener, WAKE_CHANNEL, Wakeup};
 pub use peek::{Looking, Peek};
 pub use promote::Promotion;
 pub use read::JobView;

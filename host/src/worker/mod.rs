@@ -48,7 +48,7 @@ pub struct Parts {
     /// The database.
     pub store: Store,
     /// For the listening connection.
-    pub connector: Connector,
+    pub listen_at: Connector,
     /// Where attempts run.
     pub sandbox: Arc<Sandbox>,
     /// The handlers.
@@ -119,7 +119,7 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let Parts {
         store,
-        connector,
+        listen_at,
         sandbox,
         catalog,
     } = parts;
@@ -168,7 +168,7 @@ pub async fn run(
     spawn(Box::pin(slots::give_back_late_claims(shared.clone())));
     spawn(Box::pin(upkeep::run_forever(shared.clone())));
     spawn(Box::pin(wakeups::watch_handlers(shared.clone())));
-    spawn(Box::pin(wakeups::listen_forever(shared.clone(), connector)));
+    spawn(Box::pin(wakeups::listen_forever(shared.clone(), listen_at)));
     let mut settler = tokio::spawn(settler::run(shared.clone(), ended));
 
     tokio::select! {

@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use anyhow::{Context as _, bail};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use super::Shared;
 use crate::job::LaneId;
 use crate::store::connect::Connector;
-use crate::store::{Listener, Wakeup};
+use crate::store::{ECHO_WITHIN, Listener, Wakeup};
 
 /// Who rings for the claimer, and why.
 #[derive(Default)]
@@ -69,27 +70,47 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
     }
     let mut failures = 0;
     loop {
-        match Listener::start(&connector).await {
-            Ok(mut listener) => {
+        match listen(&shared, &connector).await {
+            Ok(()) => {
                 failures = 0;
-                shared.listening.store(true, Ordering::Relaxed);
-                shared.listens_anew.store(true, Ordering::Relaxed);
-                // Whatever was notified while nobody listened is found by this look.
-                shared.wakeups.ring(None);
-                while let Some(Wakeup { queue, lane }) = listener.next().await {
-                    let queues = &shared.settings.queues;
-                    if queues.is_empty() || queues.contains(&queue) {
-                        shared.wakeups.ring(lane);
-                    }
-                }
-                shared.listening.store(false, Ordering::Relaxed);
                 info!("the listening connection ended; polling until it stands again");
             }
-            Err(error) => warn!(%error, "cannot listen for notifications; polling meanwhile"),
+            Err(error) => warn!("{error:#}; polling meanwhile"),
         }
         tokio::time::sleep(reconnect_after(failures, rand::random())).await;
         failures += 1;
     }
+}
+
+/// Listens until the connection ends.
+async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
+    let mut listener = Listener::start(connector, shared.incarnation)
+        .await
+        .context("cannot listen for notifications")?;
+    shared
+        .store
+        .echo(shared.incarnation)
+        .await
+        .context("cannot try out whether notifications arrive")?;
+    if !listener.hears_the_echo(ECHO_WITHIN).await {
+        bail!(
+            "notifications do not arrive at {}: it is another database, or a transaction pooler is in between; set \
+             ROUSE_LISTEN_URL to a direct address of the same database, or notify = false",
+            connector.target()
+        );
+    }
+    shared.listening.store(true, Ordering::Relaxed);
+    shared.listens_anew.store(true, Ordering::Relaxed);
+    // Whatever was notified while nobody listened is found by this look.
+    shared.wakeups.ring(None);
+    while let Some(Wakeup { queue, lane }) = listener.next().await {
+        let queues = &shared.settings.queues;
+        if queues.is_empty() || queues.contains(&queue) {
+            shared.wakeups.ring(lane);
+        }
+    }
+    shared.listening.store(false, Ordering::Relaxed);
+    Ok(())
 }
 
 /// A new handler may have jobs that wait for it.

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rouse::sandbox::{Catalog, Sandbox, Settings as SandboxSettings};
+use rouse::store::connect::Connector;
 use rouse::worker::{self, Health, Override, Overrides, Parts, Settings, Stop};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -15,7 +16,7 @@ use tokio_postgres::Client;
 use super::TestDb;
 
 /// Long enough for a busy machine; a test that waits so long has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The folder with the wasm files of `tests/guests`, `handlers` and `examples`.
 pub(crate) fn guests_dir() -> PathBuf {
@@ -79,10 +80,20 @@ impl TestWorker {
 
     /// Starts a worker on these handlers.
     pub(crate) fn start_on(db: &TestDb, settings: Settings, catalog: Arc<Catalog>) -> Self {
+        Self::start_listening_at(db.connector(), db, settings, catalog)
+    }
+
+    /// Starts a worker on these handlers that listens for notifications somewhere else.
+    pub(crate) fn start_listening_at(
+        listen_at: Connector,
+        db: &TestDb,
+        settings: Settings,
+        catalog: Arc<Catalog>,
+    ) -> Self {
         let stop = Stop::default();
         let parts = Parts {
             store: db.store(),
-            connector: db.connector(),
+            listen_at,
             sandbox: sandbox(),
             catalog,
         };
