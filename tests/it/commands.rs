@@ -221,6 +221,27 @@ async fn dev_needs_nothing_and_leaves_nothing_running() {
 }
 
 #[tokio::test]
+async fn dev_shows_a_call_that_works_as_it_stands() {
+    let dir = scratch("dev-example");
+    let handlers = dir.join("handlers");
+    std::fs::create_dir(&handlers).unwrap();
+    let greet = "greet.wasm";
+    std::fs::copy(guests_dir().join(greet), handlers.join(greet)).unwrap();
+    let (data, handlers) = (dir.join("pg"), handlers.to_str().unwrap());
+    let data = data.to_str().unwrap();
+    let host = Host::rouse(&["dev", "--data-dir", data, "--handlers", handlers], &[]);
+    let url = host.line(PATIENCE, |line| line.starts_with("postgres: "));
+    host.line(PATIENCE, |line| line.contains("1 handler from"));
+    let call = host.line(PATIENCE, |line| line.contains("SELECT rouse.enqueue("));
+    let client = connect(url.trim_start_matches("postgres: ")).await;
+    let id: i64 = client.query_one(call.trim(), &[]).await.unwrap().get(0);
+    let job = ended(&client, id).await;
+    assert_eq!(job.state, "succeeded", "{call}: {:?}", job.error);
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+}
+
+#[tokio::test]
 async fn dev_starts_again_after_a_kill_and_has_kept_its_jobs() {
     let dir = scratch("dev-killed");
     let (data, guests) = (dir.join("pg"), guests_dir());

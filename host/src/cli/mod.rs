@@ -2,6 +2,7 @@
 
 mod dev;
 mod enqueue;
+mod example;
 mod handlers;
 mod host;
 mod job;
