@@ -375,6 +375,7 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
             &["enqueue", "noop", "--priority", "urgent"],
             "priority must be high, normal or low",
         ),
+        (&["enqueue", "noop", "--in", "soon"], "such as 90s or 2h"),
         (
             &["handlers", "--handlers", "/nowhere"],
             "there is no folder /nowhere",

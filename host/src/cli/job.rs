@@ -7,6 +7,7 @@ use clap::Args as ClapArgs;
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
+use super::duration::duration;
 use super::target::Target;
 use super::text::plain;
 use crate::job::JobId;
@@ -39,7 +40,7 @@ pub(super) struct Args {
     wait: bool,
 
     /// With --wait: for at most this long
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration, requires = "wait")]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, requires = "wait")]
     timeout: Duration,
 
     /// Print everything as one JSON object
@@ -69,6 +70,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             _ if !args.wait => break (job, 0),
             "succeeded" => break (job, 0),
             "queued" | "running" if tokio::time::Instant::now() >= deadline => {
+                eprintln!(
+                    "rouse: job {} has not ended within {}",
+                    args.id,
+                    humantime::format_duration(args.timeout)
+                );
                 break (job, EXIT_TIMEOUT);
             }
             "queued" | "running" => tokio::time::sleep(LOOK_EVERY).await,

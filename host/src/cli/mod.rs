@@ -1,6 +1,7 @@
 //! The `rouse` command: one file per subcommand.
 
 mod dev;
+mod duration;
 mod enqueue;
 mod example;
 mod handlers;
