@@ -348,8 +348,18 @@ async fn enqueue_and_job_work_from_the_shell() {
 
     let (code, late) = run(&db, &["enqueue", "noop", "--in", "1h"]);
     assert_eq!(code, 0);
-    let (code, _) = run(&db, &["job", late.trim(), "--wait", "--timeout", "100ms"]);
+    let (code, said) = run(&db, &["job", late.trim(), "--wait", "--timeout", "100ms"]);
     assert_eq!(code, 5, "it has not ended in time");
+    assert!(said.contains("has not ended within 100ms"), "{said}");
+    assert!(!said.contains("tags"), "it has none: {said}");
+    let (_, tagged) = run(
+        &db,
+        &["enqueue", "noop", "--tag", "gpu", "--unique-key", "once"],
+    );
+    let (_, shown) = run(&db, &["job", tagged.trim()]);
+    for part in ["tags", "gpu", "unique_key", "once"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
     let (_, nobodys) = run(&db, &["enqueue", "no.such.handler"]);
     let (code, said) = run(&db, &["job", nobodys.trim()]);
     assert_eq!(code, 0);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use comfy_table::{Table, presets};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::duration::duration;
 use super::target::Target;
@@ -111,6 +111,8 @@ fn show(job: &JobView) -> String {
         "handler",
         "queue",
         "priority",
+        "tags",
+        "unique_key",
         "state",
         "tenant",
         "source",
@@ -124,7 +126,11 @@ fn show(job: &JobView) -> String {
         "payload",
         "result",
     ] {
-        if let Some(value) = record.get(key).filter(|value| !value.is_null()) {
+        let no_tags = |value: &Value| key == "tags" && *value == json!([]);
+        if let Some(value) = record
+            .get(key)
+            .filter(|value| !value.is_null() && !no_tags(value))
+        {
             table.add_row([key.to_string(), cell(value)]);
         }
     }
