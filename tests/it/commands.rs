@@ -444,6 +444,7 @@ async fn handlers_lists_what_serves_and_what_is_refused() {
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["handlers"][0]["name"], "noop");
     assert_eq!(listed["handlers"][0]["input_schema"]["type"], "object");
+    assert_eq!(listed["handlers"][0]["instances"], "fresh");
     assert_eq!(listed["refused"][0]["file"], "broken.wasm");
 }
 
