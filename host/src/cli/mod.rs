@@ -43,7 +43,13 @@ struct Cli {
 
     /// How log lines look, on standard error. Filter them with ROUSE_LOG (for instance
     /// `info,rouse=debug`).
-    #[arg(long, value_name = "text|json", default_value = "text", global = true)]
+    #[arg(
+        long,
+        value_name = "text|json",
+        default_value = "text",
+        global = true,
+        display_order = 900
+    )]
     log_format: LogFormat,
 }
 
