@@ -418,6 +418,16 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
         assert_ne!(code, 0, "{args:?}: {output}");
         assert!(output.contains(says), "{args:?}: {output}");
     }
+    let (_, refused) = run(
+        &db,
+        &["migrate", "--database-url", "postgres://a@127.0.0.1:1/b"],
+    );
+    assert_eq!(
+        refused.matches("refused").count(),
+        1,
+        "told once: {refused}"
+    );
+    assert!(refused.contains("check host and port"), "{refused}");
     let nowhere = Host::rouse(
         &["job", "1"],
         &[("DATABASE_URL", ""), ("ROUSE_DATA_DIR", "/nowhere")],

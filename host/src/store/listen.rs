@@ -62,7 +62,7 @@ impl Listener {
         client
             .batch_execute(&format!("LISTEN {WAKE_CHANNEL}"))
             .await
-            .map_err(|error| ConnectError::failed(connector.target(), error))?;
+            .map_err(|error| ConnectError::failed(connector.target(), &error))?;
         Ok(Self {
             notifications,
             _client: client,
