@@ -221,6 +221,27 @@ async fn dev_needs_nothing_and_leaves_nothing_running() {
 }
 
 #[tokio::test]
+async fn dev_shows_a_call_that_works_as_it_stands() {
+    let dir = scratch("dev-example");
+    let handlers = dir.join("handlers");
+    std::fs::create_dir(&handlers).unwrap();
+    let greet = "greet.wasm";
+    std::fs::copy(guests_dir().join(greet), handlers.join(greet)).unwrap();
+    let (data, handlers) = (dir.join("pg"), handlers.to_str().unwrap());
+    let data = data.to_str().unwrap();
+    let host = Host::rouse(&["dev", "--data-dir", data, "--handlers", handlers], &[]);
+    let url = host.line(PATIENCE, |line| line.starts_with("postgres: "));
+    host.line(PATIENCE, |line| line.contains("1 handler from"));
+    let call = host.line(PATIENCE, |line| line.contains("SELECT rouse.enqueue("));
+    let client = connect(url.trim_start_matches("postgres: ")).await;
+    let id: i64 = client.query_one(call.trim(), &[]).await.unwrap().get(0);
+    let job = ended(&client, id).await;
+    assert_eq!(job.state, "succeeded", "{call}: {:?}", job.error);
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+}
+
+#[tokio::test]
 async fn dev_starts_again_after_a_kill_and_has_kept_its_jobs() {
     let dir = scratch("dev-killed");
     let (data, guests) = (dir.join("pg"), guests_dir());
@@ -327,8 +348,18 @@ async fn enqueue_and_job_work_from_the_shell() {
 
     let (code, late) = run(&db, &["enqueue", "noop", "--in", "1h"]);
     assert_eq!(code, 0);
-    let (code, _) = run(&db, &["job", late.trim(), "--wait", "--timeout", "100ms"]);
+    let (code, said) = run(&db, &["job", late.trim(), "--wait", "--timeout", "100ms"]);
     assert_eq!(code, 5, "it has not ended in time");
+    assert!(said.contains("has not ended within 100ms"), "{said}");
+    assert!(!said.contains("tags"), "it has none: {said}");
+    let (_, tagged) = run(
+        &db,
+        &["enqueue", "noop", "--tag", "gpu", "--unique-key", "once"],
+    );
+    let (_, shown) = run(&db, &["job", tagged.trim()]);
+    for part in ["tags", "gpu", "unique_key", "once"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
     let (_, nobodys) = run(&db, &["enqueue", "no.such.handler"]);
     let (code, said) = run(&db, &["job", nobodys.trim()]);
     assert_eq!(code, 0);
@@ -354,6 +385,7 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
             &["enqueue", "noop", "--priority", "urgent"],
             "priority must be high, normal or low",
         ),
+        (&["enqueue", "noop", "--in", "soon"], "such as 90s or 2h"),
         (
             &["handlers", "--handlers", "/nowhere"],
             "there is no folder /nowhere",
@@ -390,6 +422,16 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
         assert_ne!(code, 0, "{args:?}: {output}");
         assert!(output.contains(says), "{args:?}: {output}");
     }
+    let (_, refused) = run(
+        &db,
+        &["migrate", "--database-url", "postgres://a@127.0.0.1:1/b"],
+    );
+    assert_eq!(
+        refused.matches("refused").count(),
+        1,
+        "told once: {refused}"
+    );
+    assert!(refused.contains("check host and port"), "{refused}");
     let nowhere = Host::rouse(
         &["job", "1"],
         &[("DATABASE_URL", ""), ("ROUSE_DATA_DIR", "/nowhere")],
@@ -416,6 +458,7 @@ async fn handlers_lists_what_serves_and_what_is_refused() {
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["handlers"][0]["name"], "noop");
     assert_eq!(listed["handlers"][0]["input_schema"]["type"], "object");
+    assert_eq!(listed["handlers"][0]["instances"], "fresh");
     assert_eq!(listed["refused"][0]["file"], "broken.wasm");
 }
 

@@ -3,14 +3,18 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use serde_json::json;
 
+use super::example;
 use super::host::{Host, HostArgs};
 use super::postgres::PrivateArgs;
+use super::text::plain;
 use crate::config::Environment;
+use crate::sandbox::{Handler, HandlerSet};
 use crate::store::connect::Connector;
 
 /// Options of `rouse dev`.
@@ -74,14 +78,17 @@ fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyh
         let names = handlers.names();
         writeln!(
             out,
-            "ready:    {} handlers from {}",
-            names.len(),
+            "ready:    {} from {}",
+            match names.len() {
+                1 => "1 handler".to_string(),
+                count => format!("{count} handlers"),
+            },
             folder.display()
         )?;
         for name in &names {
             writeln!(out, "          {name}")?;
         }
-        match example(&names) {
+        match example(&handlers) {
             None => writeln!(
                 out,
                 "          none yet: put *.wasm files there (`cargo xtask handlers` builds those of this repository, `rouse new NAME` starts one of your own)"
@@ -102,14 +109,14 @@ fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyh
     out.flush().context("print that the host is ready")
 }
 
-/// A call that works, where there is a handler whose payload is known.
-fn example(names: &[String]) -> Option<(&str, &str)> {
-    let shipped = [
-        ("text.stats", r#"{"text": "hello"}"#),
-        ("noop", r#"{"n": 1}"#),
-    ];
-    shipped
-        .into_iter()
-        .find(|(handler, _)| names.iter().any(|name| name == handler))
-        .or_else(|| Some((names.first()?.as_str(), "{}")))
+/// A call of a handler that needs no files, where there is one; its payload is what the schema asks for.
+fn example(handlers: &HandlerSet) -> Option<(&str, String)> {
+    let needs_nothing = |handler: &&Arc<Handler>| handler.manifest.capabilities.is_empty();
+    let handler = handlers
+        .get("text.stats")
+        .or_else(|| handlers.handlers.values().find(needs_nothing))
+        .or_else(|| handlers.handlers.values().next())?;
+    let payload = example::payload(&handler.manifest.input_schema).to_string();
+    let quoted = plain(&payload).replace('\'', "''");
+    Some((&handler.manifest.name, quoted))
 }

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use serde_json::json;
 
+use super::duration::duration;
 use super::target::Target;
 use crate::store::Enqueue;
 
@@ -41,7 +42,7 @@ pub(super) struct Args {
     priority: Option<String>,
 
     /// Not before this long from now, for instance 90s or 2h
-    #[arg(long = "in", value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long = "in", value_name = "TIME", value_parser = duration)]
     delay: Option<Duration>,
 
     /// How often it is tried in all; default: the handler's own

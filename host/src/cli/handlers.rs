@@ -14,6 +14,9 @@ use crate::worker::Policy;
 
 /// Options of `rouse handlers`.
 #[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "Exit codes: 0 every file serves · 1 one is refused, or the folder cannot be read"
+)]
 pub(super) struct Args {
     /// The folder
     #[arg(long, value_name = "DIR", default_value = "handlers-wasm")]
@@ -64,6 +67,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
                     "timeout_ms": policy.timeout.as_millis(),
                     "grace_ms": policy.grace.as_millis(),
                     "max_attempts": policy.retry.max_attempts,
+                    "instances": if handler.reuses { "reuse" } else { "fresh" },
                     "capabilities": manifest.capabilities,
                     "input_schema": manifest.input_schema,
                     "output_schema": manifest.output_schema,

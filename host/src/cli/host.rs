@@ -12,6 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::duration::duration;
 use crate::config::{self, Environment, File};
 use crate::http::{self, Metrics, Pages, Readiness, Report};
 use crate::sandbox::{Catalog, Sandbox};
@@ -55,7 +56,7 @@ pub(super) struct HostArgs {
     poll_max: Option<std::time::Duration>,
 
     /// After SIGTERM, how long running attempts may go on; default: 300s
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
     drain_timeout: Option<std::time::Duration>,
 }
 
@@ -64,7 +65,7 @@ fn worker_id(text: &str) -> Result<String, String> {
 }
 
 fn poll_ceiling(text: &str) -> Result<std::time::Duration, String> {
-    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let time = duration(text)?;
     let (min, max) = (
         std::time::Duration::from_millis(1),
         std::time::Duration::from_secs(60),

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use comfy_table::{Table, presets};
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::duration::duration;
 use super::target::Target;
 use super::text::plain;
 use crate::job::JobId;
@@ -39,7 +40,7 @@ pub(super) struct Args {
     wait: bool,
 
     /// With --wait: for at most this long
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration, requires = "wait")]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, requires = "wait")]
     timeout: Duration,
 
     /// Print everything as one JSON object
@@ -69,6 +70,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             _ if !args.wait => break (job, 0),
             "succeeded" => break (job, 0),
             "queued" | "running" if tokio::time::Instant::now() >= deadline => {
+                eprintln!(
+                    "rouse: job {} has not ended within {}",
+                    args.id,
+                    humantime::format_duration(args.timeout)
+                );
                 break (job, EXIT_TIMEOUT);
             }
             "queued" | "running" => tokio::time::sleep(LOOK_EVERY).await,
@@ -105,6 +111,8 @@ fn show(job: &JobView) -> String {
         "handler",
         "queue",
         "priority",
+        "tags",
+        "unique_key",
         "state",
         "tenant",
         "source",
@@ -118,7 +126,11 @@ fn show(job: &JobView) -> String {
         "payload",
         "result",
     ] {
-        if let Some(value) = record.get(key).filter(|value| !value.is_null()) {
+        let no_tags = |value: &Value| key == "tags" && *value == json!([]);
+        if let Some(value) = record
+            .get(key)
+            .filter(|value| !value.is_null() && !no_tags(value))
+        {
             table.add_row([key.to_string(), cell(value)]);
         }
     }

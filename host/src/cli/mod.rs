@@ -1,7 +1,9 @@
 //! The `rouse` command: one file per subcommand.
 
 mod dev;
+mod duration;
 mod enqueue;
+mod example;
 mod handlers;
 mod host;
 mod job;
@@ -41,7 +43,13 @@ struct Cli {
 
     /// How log lines look, on standard error. Filter them with ROUSE_LOG (for instance
     /// `info,rouse=debug`).
-    #[arg(long, value_name = "text|json", default_value = "text", global = true)]
+    #[arg(
+        long,
+        value_name = "text|json",
+        default_value = "text",
+        global = true,
+        display_order = 900
+    )]
     log_format: LogFormat,
 }
 

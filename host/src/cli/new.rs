@@ -16,7 +16,7 @@ const FILES: [(&str, &str); 5] = [
         ".cargo/config.toml",
         include_str!("new/cargo-config.toml.in"),
     ),
-    (".gitignore", "/target\n/handlers-wasm\n"),
+    (".gitignore", "/target\n/handlers-wasm\n/.rouse\n"),
 ];
 
 /// The SDK beside this crate, where the host was built from its repository.
@@ -98,7 +98,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "DIR", default_value = ".")]
     into: PathBuf,
 
-    /// The SDK's folder, where it is not the published one
+    /// The SDK's folder; default: that of the repository that this binary was built from, else the
+    /// published crate
     #[arg(long, value_name = "DIR")]
     sdk: Option<PathBuf>,
 }

@@ -22,7 +22,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Options of the private Postgres.
 #[derive(Debug, Clone, ClapArgs)]
 pub(super) struct PrivateArgs {
-    /// Where it keeps its data; default: $ROUSE_DATA_DIR, else ./.rouse/pg
+    /// Where the private Postgres keeps its data; default: $ROUSE_DATA_DIR, else ./.rouse/pg
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 

@@ -102,7 +102,7 @@ pub fn decide(end: RunEnd, tries: Tries, policy: &RetryPolicy, random: f64) -> O
         RunEnd::Aborted(AbortReason::TimedOut) => (
             AttemptError::new(
                 ErrorKind::TimedOut,
-                "the attempt ran longer than its run timeout",
+                "the attempt ran longer than its run timeout (`timeout` of the handler; rouse.toml can change it)",
             ),
             Verdict {
                 last: State::TimedOut,
@@ -157,7 +157,9 @@ pub fn decide(end: RunEnd, tries: Tries, policy: &RetryPolicy, random: f64) -> O
         RunEnd::OutOfMemory { limit_bytes } => (
             AttemptError::new(
                 ErrorKind::OutOfMemory,
-                format!("the handler needed more than its {limit_bytes} bytes of memory"),
+                format!(
+                    "the handler needed more than its {limit_bytes} bytes of memory (`memory_mb` in rouse.toml)"
+                ),
             ),
             Verdict::default(),
         ),

@@ -118,7 +118,7 @@ impl Connector {
         let patience = self.patience();
         match tokio::time::timeout(patience, self.config.connect(self.tls.clone())).await {
             Ok(Ok(connected)) => Ok(connected),
-            Ok(Err(source)) => Err(ConnectError::failed(self.target(), source)),
+            Ok(Err(error)) => Err(ConnectError::failed(self.target(), &error)),
             Err(_) => Err(ConnectError::TimedOut {
                 target: self.target(),
                 waited_s: patience.as_secs(),

@@ -87,7 +87,7 @@ impl Listener {
                 echo_channel(worker)
             ))
             .await
-            .map_err(|error| ConnectError::failed(connector.target(), error))?;
+            .map_err(|error| ConnectError::failed(connector.target(), &error))?;
         Ok(Self {
             heard,
             _client: client,

@@ -238,14 +238,27 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
             debug!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, "succeeded");
         }
         Fate::Ended(state, why) => {
-            warn!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, error = %why.0, "{}", state.as_str());
+            warn!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, error = %without_backtrace(why), "{}", state.as_str());
         }
         Fate::Retry(delay, why) => {
-            info!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, delay_ms = delay.as_millis(), error = %why.0, "retry");
+            info!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, delay_ms = delay.as_millis(), error = %without_backtrace(why), "retry");
             // The claimer's sleep has to end when this job is due.
             shared.wakeups.ring(None);
         }
         Fate::Released => debug!(job.id = %id, "given back"),
+    }
+}
+
+/// The error for the log. Its backtrace is with the attempt (`rouse job ID`), not here: it would be
+/// two thousand characters in the line of each retry.
+fn without_backtrace(error: &JsonText) -> String {
+    match serde_json::from_str::<serde_json::Map<_, _>>(&error.0) {
+        Ok(mut error) => {
+            error.remove("backtrace");
+            serde_json::Value::Object(error).to_string()
+        }
+        // Not what the host writes; all the more to be seen as it is.
+        Err(_) => error.0.clone(),
     }
 }
 
@@ -259,4 +272,18 @@ fn is_data(error: &StoreError) -> bool {
     error
         .code()
         .is_some_and(|code| matches!(&code.code()[..2], "22" | "54"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_has_the_error_without_its_backtrace() {
+        let error = r#"{"kind":"panic","message":"no","backtrace":["abort","main"]}"#;
+        let shown = without_backtrace(&JsonText(error.into()));
+        assert_eq!(shown, r#"{"kind":"panic","message":"no"}"#);
+        let odd = without_backtrace(&JsonText("no JSON".into()));
+        assert_eq!(odd, "no JSON");
+    }
 }

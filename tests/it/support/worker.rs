@@ -15,8 +15,9 @@ use tokio_postgres::Client;
 
 use super::TestDb;
 
-/// Long enough for a busy machine; a test that waits so long has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// Long enough for a busy machine, where a host takes half a minute to compile all guests; a test
+/// that waits so long has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The folder with the wasm files of `tests/guests`, `handlers` and `examples`.
 pub(crate) fn guests_dir() -> PathBuf {

@@ -58,10 +58,11 @@ impl Entry {
     /// Lets a module serve in the place of the last one.
     pub(super) fn serve(&mut self, serving: Serving) {
         let module = &serving.module;
+        let names = serving.handlers.iter().map(|handler| &*handler.name);
         tracing::info!(
             file = module.file,
             digest = %module.digest,
-            handlers = serving.handlers.len(),
+            handlers = names.collect::<Vec<_>>().join(", "),
             "module serves"
         );
         for handler in &serving.handlers {

@@ -27,7 +27,7 @@ pub struct Handler {
     pub(super) name: Arc<str>,
     pub(super) grants: Vec<Grant>,
     /// Its instances may serve many jobs: module and operator agree.
-    pub(super) reuses: bool,
+    pub reuses: bool,
 }
 
 /// A file that is not served, or not in its newest version.

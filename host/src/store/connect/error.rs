@@ -77,12 +77,12 @@ pub enum ConnectError {
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
     /// The password file cannot be read.
-    #[error("the password file {path} (passfile or PGPASSFILE) cannot be read: {source}")]
+    #[error("the password file {path} (passfile or PGPASSFILE) cannot be read: {error}")]
     PassFile {
         /// The file.
         path: PathBuf,
         /// What the system says.
-        source: io::Error,
+        error: io::Error,
     },
     /// The server cannot be reached, is not trusted, or refuses.
     #[error("cannot connect to {target}: {why}{next}")]
@@ -93,8 +93,6 @@ pub enum ConnectError {
         why: String,
         /// `; what to do`, where that is known.
         next: &'static str,
-        /// The first cause.
-        source: tokio_postgres::Error,
     },
     /// The server did not answer.
     #[error(
@@ -109,13 +107,11 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    pub(in crate::store) fn failed(target: String, source: tokio_postgres::Error) -> Self {
-        let why = describe_chain(&source);
+    pub(in crate::store) fn failed(target: String, error: &tokio_postgres::Error) -> Self {
         Self::Failed {
             target,
-            next: next_step(&source),
-            why,
-            source,
+            why: describe_chain(error),
+            next: next_step(error),
         }
     }
 }

@@ -10,9 +10,9 @@ use super::ConnectError;
 /// (`host:port:database:user:password`, `*` matches all). None where the file does not exist, or is
 /// open to others: then it is ignored with a warning, as libpq does.
 pub(super) fn look_up(path: &Path, config: &Config) -> Result<Option<String>, ConnectError> {
-    let failed = |source| ConnectError::PassFile {
+    let failed = |error| ConnectError::PassFile {
         path: path.to_owned(),
-        source,
+        error,
     };
     let found = match fs::metadata(path) {
         Ok(found) => found,
