@@ -44,6 +44,7 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(9, "0009_plans_without_statistics", breaking: false),
     migration!(10, "0010_drops_wait_once", breaking: false),
     migration!(11, "0011_enqueue_prepares_less", breaking: false),
+    migration!(12, "0012_claims_end_at_eight_mebibytes", breaking: false),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.

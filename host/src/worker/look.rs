@@ -226,8 +226,11 @@ impl<'a> Looks<'a> {
         }
         let mut found = 0;
         if peek.orphans {
+            // No more than can run: should one of them kill this host too, all that wait in line behind
+            // it are lost once more, and a job may be lost a few times only.
+            let orphans = wanted.min(self.shared.settings.slots);
             // An orphan that cannot be adopted must not keep the others from being claimed.
-            match self.claims.adopt(wanted, orphaned_within).await {
+            match self.claims.adopt(orphans, orphaned_within).await {
                 Ok(adopted) => found += adopted,
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {

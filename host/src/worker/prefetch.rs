@@ -7,7 +7,8 @@ const AHEAD: Duration = Duration::from_millis(100);
 /// The most that is ever claimed ahead. A claim of 1,000 jobs costs Postgres half as much a job as one of 50;
 /// beyond that there is little left to gain.
 const PREFETCH_MAX: f64 = 2000.0;
-/// The most payload that is claimed ahead: it takes memory here, and time to send.
+/// The most payload that is claimed ahead: it takes memory here, and time to send. What the next jobs
+/// weigh is a guess; where it is wrong, `rouse.claim` ends the claim at the same size.
 const PREFETCH_BYTES_MAX: f64 = (8 << 20) as f64;
 /// The pace is measured over at least this long.
 const MEASURED_OVER: Duration = Duration::from_millis(20);
