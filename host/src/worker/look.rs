@@ -18,7 +18,7 @@ const LOOK_BACK: Duration = Duration::from_millis(100);
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// The long sweep re-reads everything. It comes as often, but takes at most this share of the time:
 /// re-reading is dear only while somebody's open transaction keeps old rows from being cleaned up.
-const RESTART_SHARE: u32 = 100;
+const RESTART_SHARE: u32 = 20;
 /// At the latest after this long everything is re-read, and so is the catalog of lanes.
 const RESTART_WITHIN: Duration = Duration::from_secs(30);
 /// Due jobs and run-out leases are looked for from this long before the last look that found none.
