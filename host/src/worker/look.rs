@@ -16,7 +16,7 @@ use crate::store::{Looking, StoreError};
 const LOOK_BACK: Duration = Duration::from_millis(100);
 /// The short sweep: what was committed late is found within about two of these.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// The long sweep re-reads everything. It comes as often, but takes at most this share of the time:
+/// The long sweep re-reads everything. It comes as often, but takes at most one part in so many of the time:
 /// re-reading is dear only while somebody's open transaction keeps old rows from being cleaned up.
 const RESTART_SHARE: u32 = 20;
 /// At the latest after this long everything is re-read, and so is the catalog of lanes.
