@@ -66,7 +66,11 @@ pub(super) async fn run(bench: &Bench, root: &Path, options: &Options) -> Result
 async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()> {
     let work = Work::noop(JOBS);
     let host = HostOptions::new(&server.handlers(&bench.guests, &["noop"])?);
-    let probe = median(probe::run(bench, server, work.jobs, &work.payload).await?)?;
+    let before = server.cpu()?;
+    let probes = probe::run(bench, server, work.jobs, &work.payload).await?;
+    // Filling its table included: what it stands for is how fast this machine is.
+    let probe_us = (server.cpu()? - before) * 1e6 / (work.jobs as f64 * probes.len() as f64);
+    let probe = median(probes)?;
     let mut drains = Vec::new();
     for _ in 0..DRAINS {
         drains.push(drained::drain(bench, server, &host, 1, &work).await?);
@@ -86,24 +90,30 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
         Unit::Ratio,
     );
     let us = Unit::Microseconds;
-    figure(
-        "drain.cpu_postgres",
-        "Postgres for a job",
-        middle(|d| d.cpu_postgres_us)?,
-        us,
-    );
-    figure(
-        "drain.cpu_control",
-        "the host for a job",
-        middle(|d| d.cpu_control_us)?,
-        us,
-    );
-    figure(
-        "drain.cpu_guests",
-        "the guest for a job",
-        middle(|d| d.cpu_guests_us)?,
-        us,
-    );
+    figure("drain.cpu_probe", "Postgres for a row of the probe", probe_us, us);
+    for (name, what, used) in [
+        (
+            "postgres",
+            "Postgres for a job",
+            middle(|d| d.cpu_postgres_us)?,
+        ),
+        (
+            "control",
+            "the host for a job",
+            middle(|d| d.cpu_control_us)?,
+        ),
+        ("guests", "the guest for a job", middle(|d| d.cpu_guests_us)?),
+    ] {
+        figure(&format!("drain.cpu_{name}"), what, used, us);
+        // Machines differ by a factor of two and more.
+        let against = format!("{what}, against the probe");
+        figure(
+            &format!("drain.cpu_{name}_ratio"),
+            &against,
+            used / probe_us,
+            Unit::Ratio,
+        );
+    }
     let statements = least(|drained| drained.statements);
     figure(
         "drain.statements",
