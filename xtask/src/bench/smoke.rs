@@ -90,7 +90,12 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
         Unit::Ratio,
     );
     let us = Unit::Microseconds;
-    figure("drain.cpu_probe", "Postgres for a row of the probe", probe_us, us);
+    figure(
+        "drain.cpu_probe",
+        "Postgres for a row of the probe",
+        probe_us,
+        us,
+    );
     for (name, what, used) in [
         (
             "postgres",
@@ -102,7 +107,11 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
             "the host for a job",
             middle(|d| d.cpu_control_us)?,
         ),
-        ("guests", "the guest for a job", middle(|d| d.cpu_guests_us)?),
+        (
+            "guests",
+            "the guest for a job",
+            middle(|d| d.cpu_guests_us)?,
+        ),
     ] {
         figure(&format!("drain.cpu_{name}"), what, used, us);
         // Machines differ by a factor of two and more.
