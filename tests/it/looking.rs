@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rouse::job::{Fence, Incarnation, LaneId};
+use rouse::job::{Fence, LaneId};
 use rouse::store::{ClaimOrder, Looking, Peek, Store};
 use rouse::worker::Settings;
 use serde_json::json;
@@ -10,8 +10,6 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::worker::{TestWorker, enqueue, until_true};
-
-const WORKER: Incarnation = Incarnation(1);
 
 /// What a worker knows that has read the catalog, and looks at all of it.
 struct Looker {
@@ -22,7 +20,7 @@ struct Looker {
 
 impl Looker {
     async fn new(db: &TestDb) -> Self {
-        let store = db.store();
+        let store = db.worker().await;
         let catalog = store.lanes_after(0).await.unwrap();
         let lanes = catalog.iter().map(|lane| ClaimOrder {
             lane: lane.id,
@@ -156,7 +154,7 @@ async fn a_peek_says_that_a_lease_has_run_out() {
     enqueue(&client, "noop", json!({})).await;
     let looker = Looker::new(&db).await;
     let (store, lanes) = (&looker.store, &looker.lanes);
-    store.claim(WORKER, Fence(1), lanes, 1).await.unwrap();
+    store.claim(Fence(1), lanes, 1).await.unwrap();
     assert_eq!(looker.peek().await, nothing(), "its lease is good");
     sql(
         &client,
@@ -167,11 +165,11 @@ async fn a_peek_says_that_a_lease_has_run_out() {
     // Who looked half a minute ago has seen it.
     let within = Some(Duration::from_secs(30));
     assert!(!looker.peek_within(within).await.orphans);
-    let adopted = store.adopt(WORKER, Fence(2), lanes, 1, 3, within).await;
+    let adopted = store.adopt(Fence(2), lanes, 1, 3, within).await;
     assert!(adopted.unwrap().is_empty());
     let within = Some(Duration::from_secs(90));
     assert!(looker.peek_within(within).await.orphans);
-    let adopted = store.adopt(WORKER, Fence(2), lanes, 1, 3, within).await;
+    let adopted = store.adopt(Fence(2), lanes, 1, 3, within).await;
     assert_eq!(adopted.unwrap().len(), 1);
     assert_eq!(looker.peek().await, nothing());
 }

@@ -13,6 +13,7 @@ mod wakeups;
 mod outcomes;
 mod stopping;
 mod worker;
+mod workers;
 
 mod folder;
 mod sandbox_guest;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rouse::job::{AbortReason, Fence, Incarnation, JobId, LaneId, State};
+use rouse::job::{AbortReason, Fence, JobId, LaneId, State};
 use rouse::store::{
     ClaimOrder, ClaimedJob, Fate, JsonText, Locked, Refusal, Renewal, Settlement, Store,
 };
@@ -11,8 +11,6 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::worker::{enqueue, show};
-
-const WORKER: Incarnation = Incarnation(1);
 
 fn result(text: &str) -> Fate {
     Fate::Succeeded(JsonText(text.into()))
@@ -41,10 +39,7 @@ async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
 
 async fn claim(store: &Store, wanted: usize) -> Vec<ClaimedJob> {
     let orders = orders(store, 60_000).await;
-    store
-        .claim(WORKER, Fence(rand()), &orders, wanted)
-        .await
-        .unwrap()
+    store.claim(Fence(rand()), &orders, wanted).await.unwrap()
 }
 
 fn rand() -> i64 {
@@ -63,7 +58,7 @@ async fn events(client: &Client, id: i64) -> Vec<String> {
 #[tokio::test]
 async fn jobs_of_a_lane_are_claimed_in_their_order_and_only_once() {
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     let mut ids = Vec::new();
     for n in 0..10 {
         ids.push(enqueue(&client, "x", json!({ "n": n })).await);
@@ -82,7 +77,7 @@ async fn jobs_of_a_lane_are_claimed_in_their_order_and_only_once() {
 /// Four claims of at most 400 jobs, of which the first 20 have such a payload and the rest a small one.
 async fn claims_of(payload: &str) -> Vec<usize> {
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     let enqueue = format!(
         "SELECT rouse.enqueue_many('x', array_fill({payload}, ARRAY[20]), queue => 'wide')"
     );
@@ -119,7 +114,7 @@ async fn a_claim_ends_with_the_job_whose_payload_fills_eight_mebibytes() {
 #[tokio::test]
 async fn a_job_that_alone_is_larger_than_a_claim_may_be_is_claimed() {
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     client
         .batch_execute(
             "INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 67108864);
@@ -135,7 +130,7 @@ async fn a_job_that_alone_is_larger_than_a_claim_may_be_is_claimed() {
 #[tokio::test]
 async fn a_claim_skips_what_another_is_claiming_at_this_moment() {
     let db = TestDb::new().await;
-    let (mut other, store) = (db.client().await, db.store());
+    let (mut other, store) = (db.client().await, db.worker().await);
     let ids = [
         enqueue(&other, "x", json!(1)).await,
         enqueue(&other, "x", json!(2)).await,
@@ -153,7 +148,7 @@ async fn a_claim_skips_what_another_is_claiming_at_this_moment() {
 #[tokio::test]
 async fn only_the_owner_of_the_fence_can_settle() {
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     let job = claim(&store, 1).await.remove(0);
     let mut stale = settlement(&job, result("\"stale\""));
@@ -178,7 +173,7 @@ async fn only_the_owner_of_the_fence_can_settle() {
 #[tokio::test]
 async fn a_batch_tells_which_jobs_were_accepted_and_which_had_lost_their_lease() {
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     for n in 0..3 {
         enqueue(&client, "x", json!(n)).await;
     }
@@ -206,11 +201,11 @@ async fn a_batch_tells_which_jobs_were_accepted_and_which_had_lost_their_lease()
 #[tokio::test]
 async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     let job = claim(&store, 1).await.remove(0);
     let error = JsonText(r#"{"kind":"guest_error","message":"no"}"#.into());
-    let retry = settlement(&job, Fate::Retry(Duration::from_secs(3600), error));
+    let retry = settlement(&job, Fate::Retry(Duration::from_secs(3600).into(), error));
     store.settle(&[retry], Locked::Wait).await.unwrap();
     let shown = show(&client, id).await;
     assert_eq!((shown.state.as_str(), shown.attempt), ("queued", 1));
@@ -245,7 +240,7 @@ async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
 #[tokio::test]
 async fn a_due_job_that_somebody_has_locked_is_not_what_a_worker_waits_for() {
     let db = TestDb::new().await;
-    let (mut other, client, store) = (db.client().await, db.client().await, db.store());
+    let (mut other, client, store) = (db.client().await, db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     let due = "UPDATE rouse.job SET turn = NULL, available_at = now() - interval '1 s'";
     client.batch_execute(due).await.unwrap();
@@ -264,7 +259,7 @@ async fn a_due_job_that_somebody_has_locked_is_not_what_a_worker_waits_for() {
 #[tokio::test]
 async fn a_claim_that_is_given_back_counts_as_never_made() {
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     let job = claim(&store, 1).await.remove(0);
     store
@@ -281,7 +276,7 @@ async fn a_claim_that_is_given_back_counts_as_never_made() {
 #[tokio::test]
 async fn a_scheduled_job_is_never_claimed_before_its_time() {
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     client
         .query(
             "SELECT rouse.enqueue('x', run_at => now() + interval '1 hour')",
@@ -306,7 +301,7 @@ async fn a_scheduled_job_is_never_claimed_before_its_time() {
 async fn a_result_that_postgres_cannot_store_fails_its_whole_batch_and_settles_none_of_it() {
     // What the settler does about it is shown in outcomes.rs.
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     for n in 0..2 {
         enqueue(&client, "x", json!(n)).await;
     }
@@ -326,7 +321,7 @@ async fn a_result_that_postgres_cannot_store_fails_its_whole_batch_and_settles_n
 #[tokio::test]
 async fn a_job_that_somebody_has_locked_is_left_out_and_the_others_are_settled() {
     let db = TestDb::new().await;
-    let (mut other, store) = (db.client().await, db.store());
+    let (mut other, store) = (db.client().await, db.worker().await);
     for n in 0..3 {
         enqueue(&other, "x", json!(n)).await;
     }
@@ -362,7 +357,7 @@ async fn a_job_that_somebody_has_locked_is_left_out_and_the_others_are_settled()
 #[tokio::test]
 async fn a_renewal_says_why_a_job_is_this_workers_no_more() {
     let db = TestDb::new().await;
-    let (mut client, store) = (db.client().await, db.store());
+    let (mut client, store) = (db.client().await, db.worker().await);
     for n in 0..5 {
         enqueue(&client, "x", json!(n)).await;
     }
@@ -445,12 +440,12 @@ async fn expire(client: &Client, id: JobId) {
 #[tokio::test]
 async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() {
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     let orders = orders(&store, 60_000).await;
     let adopt = async || {
         store
-            .adopt(WORKER, Fence(rand()), &orders, 10, 3, None)
+            .adopt(Fence(rand()), &orders, 10, 3, None)
             .await
             .unwrap()
     };
@@ -514,7 +509,7 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
 #[tokio::test]
 async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     enqueue(&client, "x", json!({})).await;
     let job = claim(&store, 1).await.remove(0);
     expire(&client, job.id).await;
@@ -523,17 +518,14 @@ async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
         after: 0,
         lease_ms: 1000,
     }];
-    let adopted = store
-        .adopt(WORKER, Fence(1), &other, 10, 3, None)
-        .await
-        .unwrap();
+    let adopted = store.adopt(Fence(1), &other, 10, 3, None).await.unwrap();
     assert!(adopted.is_empty());
 }
 
 #[tokio::test]
 async fn old_partitions_are_dropped_and_one_that_is_being_read_is_left_for_later() {
     let db = TestDb::new().await;
-    let (mut reader, client, store) = (db.client().await, db.client().await, db.store());
+    let (mut reader, client, store) = (db.client().await, db.client().await, db.worker().await);
     client
         .batch_execute(
             "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
@@ -568,7 +560,7 @@ async fn old_partitions_are_dropped_and_one_that_is_being_read_is_left_for_later
 #[tokio::test]
 async fn what_was_dropped_stays_locked_while_at_most_one_other_partition_is_waited_for() {
     let db = TestDb::new().await;
-    let (mut reader, client, store) = (db.client().await, db.client().await, db.store());
+    let (mut reader, client, store) = (db.client().await, db.client().await, db.worker().await);
     for day in 1..=4 {
         let sql = format!(
             "CREATE TABLE rouse.finished_2020010{day} PARTITION OF rouse.finished
@@ -599,7 +591,7 @@ async fn what_was_dropped_stays_locked_while_at_most_one_other_partition_is_wait
 #[tokio::test]
 async fn a_final_error_is_kept_with_the_job() {
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     let job = claim(&store, 1).await.remove(0);
     let error = JsonText(r#"{"kind":"timed_out","message":"too long"}"#.into());

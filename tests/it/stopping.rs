@@ -77,12 +77,13 @@ async fn a_lease_that_is_lost_aborts_the_attempt_with_the_reason() {
 async fn a_long_attempt_keeps_its_lease_by_renewing_it() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let short = Settings {
+    // Each has an id of its own.
+    let short = || Settings {
         overrides: crate::support::worker::lease("test.sleep", 2),
         ..settings()
     };
-    let worker = TestWorker::start(&db, short.clone()).await;
-    let rival = TestWorker::start(&db, short).await;
+    let worker = TestWorker::start(&db, short()).await;
+    let rival = TestWorker::start(&db, short()).await;
     let id = enqueue(&client, "test.sleep", json!({"ms": 5000})).await;
     let job = ended(&client, id).await;
     assert_eq!(

@@ -3,22 +3,27 @@
 use std::time::Duration;
 
 use rouse::job::{Fence, Incarnation, LaneId};
-use rouse::store::{ClaimOrder, ECHO_WITHIN, Fate, Listener, Locked, Settlement, Wakeup};
+use rouse::store::{
+    ClaimOrder, ECHO_WITHIN, Fate, Heard, Listener, Locked, Settlement, Store, Wakeup,
+};
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::worker::{enqueue, until_true};
 
+/// Any number does for listening.
 const WORKER: Incarnation = Incarnation(1);
 
 /// A worker sleeps on these queues.
-async fn asleep(db: &TestDb, queues: &[&str]) {
+async fn asleep(db: &TestDb, queues: &[&str]) -> Store {
     let queues: Vec<String> = queues.iter().map(ToString::to_string).collect();
-    db.store()
-        .sleep(WORKER, &queues, Duration::from_secs(60))
+    let worker = db.worker().await;
+    worker
+        .sleep(&queues, Duration::from_secs(60))
         .await
         .unwrap();
+    worker
 }
 
 async fn listen(db: &TestDb) -> Listener {
@@ -34,7 +39,9 @@ async fn heard(listener: &mut Listener, client: &Client) -> Vec<Wakeup> {
         .unwrap();
     let mut heard = Vec::new();
     loop {
-        let wakeup = listener.next().await.expect("the connection stands");
+        let Heard::Wakeup(wakeup) = listener.next().await.expect("the connection stands") else {
+            continue;
+        };
         if wakeup.queue == "the-end" {
             return heard;
         }
@@ -123,7 +130,7 @@ async fn only_those_who_sleep_on_the_queue_or_on_all_of_them_are_woken() {
     let mut listener = listen(&db).await;
     enqueue(&client, "x", json!({})).await;
     assert_eq!(heard(&mut listener, &client).await, [], "nobody sleeps");
-    asleep(&db, &["mail"]).await;
+    let sleeper = asleep(&db, &["mail"]).await;
     enqueue(&client, "x", json!({})).await;
     assert_eq!(heard(&mut listener, &client).await, [], "not on this queue");
     client
@@ -132,7 +139,7 @@ async fn only_those_who_sleep_on_the_queue_or_on_all_of_them_are_woken() {
         .unwrap();
     let lane = lane(&client, "y").await;
     assert_eq!(heard(&mut listener, &client).await, [ready("mail", lane)]);
-    db.store().awake(WORKER).await.unwrap();
+    sleeper.awake().await.unwrap();
     client
         .query("SELECT rouse.enqueue('y', queue => 'mail')", &[])
         .await
@@ -357,7 +364,7 @@ async fn a_producer_may_commit_as_a_role_that_may_do_nothing() {
 #[tokio::test]
 async fn a_claim_that_is_given_back_wakes_whoever_sleeps() {
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.store());
+    let (client, store) = (db.client().await, db.worker().await);
     let mut listener = listen(&db).await;
     enqueue(&client, "x", json!({})).await;
     let lane = lane(&client, "x").await;
@@ -366,7 +373,7 @@ async fn a_claim_that_is_given_back_wakes_whoever_sleeps() {
         after: i64::MIN,
         lease_ms: 60_000,
     };
-    let jobs = store.claim(WORKER, Fence(7), &[order], 1).await.unwrap();
+    let jobs = store.claim(Fence(7), &[order], 1).await.unwrap();
     asleep(&db, &["*"]).await;
     let released = Settlement {
         id: jobs[0].id,

@@ -16,8 +16,8 @@ use super::duration::duration;
 use crate::config::{self, Environment, File};
 use crate::http::{self, Metrics, Pages, Readiness, Report};
 use crate::sandbox::{Catalog, Sandbox};
-use crate::store::Store;
 use crate::store::connect::Connector;
+use crate::store::{Store, WorkerKey};
 use crate::worker::{self, Health, Parts, Stop};
 
 /// Connections of the pool: claims, settlements, and two for everything else. Independent of how
@@ -46,6 +46,11 @@ pub(super) struct HostArgs {
     /// This worker's id: letters, digits, - and _; default: a random one
     #[arg(long, value_name = "ID", value_parser = worker_id)]
     worker_id: Option<String>,
+
+    /// The file with this worker's key, made if missing: with it, a host that was killed takes its id over at once;
+    /// default: a new key for each start, and the id is free after 90 s
+    #[arg(long, value_name = "FILE")]
+    worker_key_file: Option<PathBuf>,
 
     /// Do not listen for notifications; the poll alone finds jobs
     #[arg(long)]
@@ -99,6 +104,13 @@ impl Host {
         }
         if let Some(id) = &args.worker_id {
             settings.worker_id.clone_from(id);
+        }
+        let key_file = args
+            .worker_key_file
+            .clone()
+            .or_else(|| file.worker_key_file(&folder));
+        if let Some(key_file) = key_file {
+            settings.key = WorkerKey::new(config::read_or_make_key(&key_file)?);
         }
         if let Some(time) = args.poll_max {
             settings.poll_max = time;

@@ -52,6 +52,8 @@ pub fn check_worker_id(id: &str) -> Result<(), String> {
 pub struct File {
     /// The worker's id; default: a random one for each start.
     worker_id: Option<String>,
+    /// The file with the worker's key, made if missing; default: a new key for each start.
+    worker_key_file: Option<PathBuf>,
     /// The queues to serve; default: all.
     queues: Option<Vec<String>>,
     /// The tags of this worker.
@@ -260,11 +262,17 @@ impl File {
         Ok(())
     }
 
-    /// The worker's settings.
+    /// The file with the worker's key; a relative one counts from `folder`.
+    pub fn worker_key_file(&self, folder: &Path) -> Option<PathBuf> {
+        self.worker_key_file.as_ref().map(|file| folder.join(file))
+    }
+
+    /// The worker's settings, but for its key.
     pub fn worker(&self, hostname: String) -> worker::Settings {
         let default = worker::Settings::default();
         worker::Settings {
             worker_id: self.worker_id.clone().unwrap_or(default.worker_id),
+            key: default.key,
             hostname,
             queues: self.queues.clone().unwrap_or(default.queues),
             tags: self.tags.clone().unwrap_or(default.tags),

@@ -6,6 +6,8 @@
 
 mod env;
 mod file;
+mod key_file;
 
 pub use env::Environment;
 pub use file::{ConfigError, File, check_worker_id};
+pub use key_file::read_or_make_key;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 
 use super::{ClaimOrder, ClaimedJob, Store, StoreError, millis};
-use crate::job::{Fence, Incarnation};
+use crate::job::Fence;
 
 impl Store {
     /// Claims up to `wanted` jobs of these lanes whose lease has run out. A job that has been lost
@@ -13,13 +13,13 @@ impl Store {
     /// the database's clock are looked at; none: all.
     pub async fn adopt(
         &self,
-        worker: Incarnation,
         fence: Fence,
         orders: &[ClaimOrder],
         wanted: usize,
         lost_max: u32,
         within: Option<Duration>,
     ) -> Result<Vec<ClaimedJob>, StoreError> {
+        let me = self.me()?;
         let lanes: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
         let leases: Vec<i64> = orders.iter().map(|order| order.lease_ms).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
@@ -28,7 +28,8 @@ impl Store {
             .query(
                 include_str!("adopt.sql"),
                 &[
-                    (&worker.0, Type::INT8),
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
                     (&lanes, Type::INT8_ARRAY),
                     (&leases, Type::INT8_ARRAY),

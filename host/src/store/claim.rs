@@ -6,7 +6,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::{JsonText, Store, StoreError};
-use crate::job::{Attempt, Fence, Incarnation, JobId, LaneId};
+use crate::job::{Attempt, Fence, JobId, LaneId};
 
 /// One lane to claim from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +47,9 @@ pub struct ClaimedJob {
     pub claimed_at: SystemTime,
     /// JSON.
     pub payload: JsonText,
+    /// What this attempt may use instead of the handler's own limit, bytes: an earlier one ran out of
+    /// memory.
+    pub memory_bytes: Option<u64>,
 }
 
 impl ClaimedJob {
@@ -66,6 +69,9 @@ impl ClaimedJob {
             requested_at: row.try_get(8)?,
             claimed_at: row.try_get(9)?,
             payload: row.try_get(10)?,
+            memory_bytes: row
+                .try_get::<_, Option<i64>>(11)?
+                .and_then(|bytes| u64::try_from(bytes).ok()),
         })
     }
 }
@@ -74,11 +80,11 @@ impl Store {
     /// Claims up to `wanted` jobs, from the lanes in the order given. One round trip.
     pub async fn claim(
         &self,
-        worker: Incarnation,
         fence: Fence,
         orders: &[ClaimOrder],
         wanted: usize,
     ) -> Result<Vec<ClaimedJob>, StoreError> {
+        let me = self.me()?;
         let lanes: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
         let cursors: Vec<i64> = orders.iter().map(|order| order.after).collect();
         let leases: Vec<i64> = orders.iter().map(|order| order.lease_ms).collect();
@@ -87,7 +93,8 @@ impl Store {
             .query(
                 include_str!("claim.sql"),
                 &[
-                    (&worker.0, Type::INT8),
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
                     (&lanes, Type::INT8_ARRAY),
                     (&cursors, Type::INT8_ARRAY),

@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 
 use super::connect::{ConnectError, Connector};
 use super::{Store, StoreError};
-use crate::job::{Incarnation, LaneId};
+use crate::job::{Incarnation, JobId, LaneId};
 
 /// The channel on which sleeping workers are woken; see `rouse._notify`
 /// (`migrations/0008_wakeups_at_commit.sql`).
@@ -41,18 +41,35 @@ impl Wakeup {
 }
 
 /// What is heard on the listening connection.
-enum Heard {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Heard {
+    /// There is something to do.
     Wakeup(Wakeup),
+    /// Somebody else has changed this job, which the worker had claimed; none: all that it had.
+    Changed(Option<JobId>),
     /// What this worker has said to itself.
     Echo,
 }
 
+impl Heard {
+    /// From the worker's own channel.
+    fn own(note: &str) -> Self {
+        match note {
+            ECHO => Self::Echo,
+            note => Self::Changed(note.parse().ok().map(JobId)),
+        }
+    }
+}
+
+const ECHO: &str = "echo";
+
 /// How long a worker waits for what it has said to itself.
 pub const ECHO_WITHIN: Duration = Duration::from_secs(5);
 
-/// The channel on which one life of a worker hears itself.
-fn echo_channel(worker: Incarnation) -> String {
-    format!("rouse_echo_{}", worker.0)
+/// The channel of one life of a worker; see `rouse._bury`, `rouse.adopt` and `rouse.cancel`
+/// (`migrations/0013_workers_prove_themselves.sql`).
+fn own_channel(worker: Incarnation) -> String {
+    format!("rouse_worker_{}", worker.0)
 }
 
 /// One connection that listens.
@@ -63,7 +80,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Connects and listens on [`WAKE_CHANNEL`], and for the worker's own [`Store::echo`].
+    /// Connects and listens on [`WAKE_CHANNEL`] and on the worker's own channel.
     pub async fn start(connector: &Connector, worker: Incarnation) -> Result<Self, ConnectError> {
         let (client, mut connection) = connector.connect().await?;
         let (sender, heard) = mpsc::unbounded_channel();
@@ -73,7 +90,7 @@ impl Listener {
                 if let AsyncMessage::Notification(note) = message {
                     let heard = match note.channel() {
                         WAKE_CHANNEL => Heard::Wakeup(Wakeup::parse(note.payload())),
-                        _ => Heard::Echo,
+                        _ => Heard::own(note.payload()),
                     };
                     if sender.send(heard).is_err() {
                         break;
@@ -84,7 +101,7 @@ impl Listener {
         client
             .batch_execute(&format!(
                 "LISTEN {WAKE_CHANNEL}; LISTEN {}",
-                echo_channel(worker)
+                own_channel(worker)
             ))
             .await
             .map_err(|error| ConnectError::failed(connector.target(), &error))?;
@@ -109,14 +126,8 @@ impl Listener {
     }
 
     /// The next notification; none when the connection is gone.
-    pub async fn next(&mut self) -> Option<Wakeup> {
-        loop {
-            match self.heard.recv().await? {
-                Heard::Wakeup(wakeup) => return Some(wakeup),
-                // One that came late.
-                Heard::Echo => {}
-            }
-        }
+    pub async fn next(&mut self) -> Option<Heard> {
+        self.heard.recv().await
     }
 }
 
@@ -125,8 +136,8 @@ impl Store {
     /// to another database, or through a pooler that gives its session to others.
     pub async fn echo(&self, worker: Incarnation) -> Result<(), StoreError> {
         self.query(
-            "SELECT pg_notify($1, '')",
-            &[(&echo_channel(worker), Type::TEXT)],
+            "SELECT pg_notify($1, $2)",
+            &[(&own_channel(worker), Type::TEXT), (&ECHO, Type::TEXT)],
         )
         .await?;
         Ok(())

@@ -45,6 +45,7 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(10, "0010_drops_wait_once", breaking: false),
     migration!(11, "0011_enqueue_prepares_less", breaking: false),
     migration!(12, "0012_claims_end_at_eight_mebibytes", breaking: false),
+    migration!(13, "0013_workers_prove_themselves", breaking: true),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.

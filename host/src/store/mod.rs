@@ -22,24 +22,28 @@ mod renew;
 mod settle;
 mod sleep;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use deadpool_postgres::{Object, Pool, PoolError};
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
+use crate::job::Incarnation;
+
 pub use claim::{ClaimOrder, ClaimedJob};
 pub use enqueue::Enqueue;
 pub use json::JsonText;
 pub use lanes::Lane;
-pub use listen::{ECHO_WITHIN, Listener, WAKE_CHANNEL, Wakeup};
+pub use listen::{ECHO_WITHIN, Heard, Listener, WAKE_CHANNEL, Wakeup};
 pub use peek::{Looking, Peek};
 pub use promote::Promotion;
 pub use read::JobView;
-pub use registration::Registration;
+pub use registration::{Registration, Stats, WorkerKey};
 pub use renew::{Refusal, Renewal};
-pub use settle::{Fate, Locked, Settled, Settlement};
+pub use settle::{Again, Fate, Locked, RetryAt, Settled, Settlement};
 
 /// How long Postgres may take to answer. No statement of a host takes long; a connection that is
 /// silent for so long leads nowhere.
@@ -50,6 +54,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 #[derive(Clone)]
 pub struct Store {
     pool: Pool,
+    /// Who has registered through it; shown with each write of a worker.
+    identity: Arc<ArcSwapOption<registration::Identity>>,
 }
 
 /// A verb that did not work.
@@ -61,6 +67,9 @@ pub enum StoreError {
     /// Postgres refused the statement, or the connection broke under it.
     #[error("{}", describe(.0))]
     Refused(tokio_postgres::Error),
+    /// A verb of workers, and no worker has registered.
+    #[error("no worker has registered")]
+    NotRegistered,
 }
 
 // Not `#[from]`: the text says all that the source would say again.
@@ -74,7 +83,7 @@ impl StoreError {
     /// The error code, where Postgres gave one.
     pub fn code(&self) -> Option<&SqlState> {
         match self {
-            Self::Unreachable(_) => None,
+            Self::Unreachable(_) | Self::NotRegistered => None,
             Self::Refused(error) => error.code(),
         }
     }
@@ -83,7 +92,7 @@ impl StoreError {
     /// out of connections, or changed its mind about a transaction.
     pub fn is_transient(&self) -> bool {
         match self.code() {
-            None => true,
+            None => !matches!(self, Self::NotRegistered),
             // 08 connection, 40 rollback, 53 resources, 57 operator intervention, 58 system;
             // 25006 read-only (a standby before its promotion).
             Some(code) => {
@@ -97,7 +106,19 @@ impl StoreError {
 impl Store {
     /// A store on this pool.
     pub fn new(pool: Pool) -> Self {
-        Self { pool }
+        Self {
+            pool,
+            identity: Arc::default(),
+        }
+    }
+
+    /// The number of the worker's life that has registered last; none: nobody has.
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.identity.load().as_ref().map(|me| me.incarnation)
+    }
+
+    fn me(&self) -> Result<Arc<registration::Identity>, StoreError> {
+        self.identity.load_full().ok_or(StoreError::NotRegistered)
     }
 
     async fn client(&self) -> Result<Object, StoreError> {

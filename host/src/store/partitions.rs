@@ -15,11 +15,16 @@ impl Store {
     /// Drops the partitions that are older than `keep_days`; returns how many were dropped, and how
     /// many were in use and are left for a later call.
     pub async fn drop_partitions(&self, keep_days: u32) -> Result<(i32, i32), StoreError> {
+        let me = self.me()?;
         let days = i32::try_from(keep_days).unwrap_or(i32::MAX);
         let rows = self
             .query(
-                "SELECT dropped, in_use FROM rouse.drop_partitions(make_interval(days => $1))",
-                &[(&days, Type::INT4)],
+                "SELECT dropped, in_use FROM rouse.drop_partitions($1, $2, make_interval(days => $3))",
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&days, Type::INT4),
+                ],
             )
             .await?;
         let row = rows

@@ -21,11 +21,17 @@ pub struct Promotion {
 impl Store {
     /// Promotes jobs whose time has come, `within` the last so long by the database's clock (none: all).
     pub async fn promote(&self, within: Option<Duration>) -> Result<Promotion, StoreError> {
+        let me = self.me()?;
         let within_ms = within.map(millis);
         let row = self
             .query(
                 include_str!("promote.sql"),
-                &[(&PROMOTED_MAX, Type::INT4), (&within_ms, Type::INT8)],
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&PROMOTED_MAX, Type::INT4),
+                    (&within_ms, Type::INT8),
+                ],
             )
             .await?;
         let row = row

@@ -1,54 +1,186 @@
-//! One life of a worker, as the database knows it.
+//! One life of a worker, as the database knows it; and the key by which it knows it again.
 
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{Json, Type};
 
 use super::{Store, StoreError};
 use crate::job::Incarnation;
+
+/// What a worker has to show with each write: 32 bytes, random for each life or pinned by the
+/// operator. The database keeps their SHA-256; they are never logged, nor printed by `{:?}`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct WorkerKey([u8; 32]);
+
+impl WorkerKey {
+    /// A new key.
+    pub fn random() -> Self {
+        Self(rand::random())
+    }
+
+    /// These bytes, for instance of a file that the operator keeps.
+    pub fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl fmt::Debug for WorkerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WorkerKey(…)")
+    }
+}
 
 /// What a worker says of itself.
 #[derive(Debug, Clone)]
 pub struct Registration {
     /// Its id: 1 to 64 letters, digits, `-` and `_`.
     pub worker_id: String,
+    /// What it will have to show.
+    pub key: WorkerKey,
     /// The machine that it runs on.
     pub hostname: String,
+    /// Operating system and processor, for instance `linux x86_64`.
+    pub platform: String,
     /// The host's version.
     pub version: String,
-    /// The handlers that it has.
-    pub handlers: Vec<String>,
+    /// By handler name: version of its module, granted capabilities.
+    pub capabilities: Value,
+    /// Attempts at the same time.
+    pub slots: usize,
+    /// The queues that it serves, in order; empty: all.
+    pub queues: Vec<String>,
+    /// What jobs may require of it.
+    pub tags: Vec<String>,
+}
+
+/// How a worker fares (SPEC row A2).
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Stats {
+    /// Attempts that run now.
+    pub active: usize,
+    /// Jobs that have succeeded in this life.
+    pub completed: u64,
+    /// Attempts that have not, in this life.
+    pub failed: u64,
+    /// Of an attempt in this life, milliseconds; none before the first.
+    pub average_ms: Option<f64>,
+    /// Of the process since the last heartbeat, in cores: 1.0 is one core all the time.
+    pub cpu_cores: Option<f64>,
+    /// Resident memory of the process, bytes.
+    pub memory_bytes: Option<u64>,
+    /// Free on the disk of the handlers folder, bytes.
+    pub disk_free_bytes: Option<u64>,
+    /// Of this life, seconds.
+    pub uptime_s: u64,
+}
+
+/// What a verb of a worker has to show.
+#[derive(Debug, Clone)]
+pub(super) struct Identity {
+    pub(super) incarnation: Incarnation,
+    pub(super) key: WorkerKey,
+}
+
+impl Identity {
+    pub(super) fn key(&self) -> &[u8] {
+        &self.key.0
+    }
+}
+
+/// Codes of `migrations/0013_workers_prove_themselves.sql`.
+const OVER: &str = "RW001";
+const SUPERSEDED: &str = "RW002";
+const TAKEN: &str = "RW003";
+const UNKNOWN: &str = "RW004";
+
+impl StoreError {
+    fn is(&self, codes: &[&str]) -> bool {
+        self.code().is_some_and(|code| codes.contains(&code.code()))
+    }
+
+    /// True where this life of the worker is over: it was not heard of for too long. It has to register
+    /// again, and all that it has claimed is lost.
+    pub fn is_over(&self) -> bool {
+        self.is(&[OVER])
+    }
+
+    /// True where another host has this worker's id and key, or the database does not know it: nothing that
+    /// this host does can help.
+    pub fn is_superseded(&self) -> bool {
+        self.is(&[SUPERSEDED, UNKNOWN])
+    }
+
+    /// True where a host that lives has the worker id already.
+    pub fn is_taken(&self) -> bool {
+        self.is(&[TAKEN])
+    }
 }
 
 impl Store {
-    /// Registers one life of a worker.
-    pub async fn register(&self, worker: &Registration) -> Result<Incarnation, StoreError> {
+    /// Registers one life of a worker; returns its number and the time between two heartbeats. From then on the
+    /// store shows this identity with each write, and its clones do too.
+    pub async fn register(
+        &self,
+        worker: &Registration,
+    ) -> Result<(Incarnation, Duration), StoreError> {
         let rows = self
             .query(
-                "SELECT rouse.register($1, $2, $3, $4)",
+                "SELECT incarnation, heartbeat_ms FROM rouse.register($1, $2, $3, $4, $5, $6, $7, $8, $9)",
                 &[
                     (&worker.worker_id, Type::TEXT),
+                    (&&worker.key.0[..], Type::BYTEA),
                     (&worker.hostname, Type::TEXT),
+                    (&worker.platform, Type::TEXT),
                     (&worker.version, Type::TEXT),
-                    (&worker.handlers, Type::TEXT_ARRAY),
+                    (&Json(&worker.capabilities), Type::JSONB),
+                    (
+                        &i32::try_from(worker.slots).unwrap_or(i32::MAX),
+                        Type::INT4,
+                    ),
+                    (&worker.queues, Type::TEXT_ARRAY),
+                    (&worker.tags, Type::TEXT_ARRAY),
+                ],
+            )
+            .await?;
+        let row = rows
+            .first()
+            .expect("a function with OUT parameters returns one row");
+        let incarnation = Incarnation(row.get(0));
+        self.identity.store(Some(std::sync::Arc::new(Identity {
+            incarnation,
+            key: worker.key.clone(),
+        })));
+        let every = u64::try_from(row.get::<_, i64>(1)).unwrap_or(30_000);
+        Ok((incarnation, Duration::from_millis(every)))
+    }
+
+    /// Says that the worker lives, what it can run, how it fares, and whether it takes no more jobs. Returns how
+    /// many workers were found dead by the way.
+    pub async fn heartbeat(
+        &self,
+        capabilities: &Value,
+        stats: &Stats,
+        draining: bool,
+    ) -> Result<i32, StoreError> {
+        let me = self.me()?;
+        let rows = self
+            .query(
+                "SELECT rouse.heartbeat($1, $2, $3, $4, $5)",
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&Json(capabilities), Type::JSONB),
+                    (&Json(stats), Type::JSONB),
+                    (&draining, Type::BOOL),
                 ],
             )
             .await?;
         let row = rows.first().expect("a scalar function returns one row");
-        Ok(Incarnation(row.get(0)))
-    }
-
-    /// Says that the worker lives, and which handlers it has now.
-    pub async fn heartbeat(
-        &self,
-        worker: Incarnation,
-        handlers: &[String],
-    ) -> Result<(), StoreError> {
-        self.query(
-            "SELECT rouse.heartbeat($1, $2)",
-            &[(&worker.0, Type::INT8), (&handlers, Type::TEXT_ARRAY)],
-        )
-        .await?;
-        Ok(())
+        Ok(row.get(0))
     }
 
     /// False when no worker that lives has this handler. A worker is taken to live for 90 s after
@@ -64,10 +196,25 @@ impl Store {
         }
     }
 
-    /// Says that the worker has stopped.
-    pub async fn unregister(&self, worker: Incarnation) -> Result<(), StoreError> {
-        self.query("SELECT rouse.unregister($1)", &[(&worker.0, Type::INT8)])
-            .await?;
+    /// Says that the worker has stopped. What it still has is free at once.
+    pub async fn unregister(&self) -> Result<(), StoreError> {
+        let me = self.me()?;
+        self.query(
+            "SELECT rouse.unregister($1, $2)",
+            &[(&me.incarnation.0, Type::INT8), (&me.key(), Type::BYTEA)],
+        )
+        .await?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_not_printed() {
+        let shown = format!("{:?}", WorkerKey::new([0xab; 32]));
+        assert_eq!(shown, "WorkerKey(…)");
     }
 }

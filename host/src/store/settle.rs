@@ -2,11 +2,11 @@
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio_postgres::types::Type;
 
-use super::{JsonText, Store, StoreError};
+use super::{JsonText, Store, StoreError, millis};
 use crate::job::{Fence, JobId, State};
 
 /// What is to become of one job.
@@ -29,10 +29,37 @@ pub enum Fate {
     Succeeded(JsonText),
     /// A final state without a result, with the error.
     Ended(State, JsonText),
-    /// Back to `queued`, for a next attempt after the delay; the error is kept.
-    Retry(Duration, JsonText),
+    /// Back to `queued`, for a next attempt; the error is kept.
+    Retry(Again, JsonText),
     /// Back to `queued` at once, as if the claim had never been made.
     Released,
+}
+
+/// The next attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Again {
+    /// When, at the earliest.
+    pub at: RetryAt,
+    /// What it may use instead of what this one could, bytes; none: the same.
+    pub memory_bytes: Option<u64>,
+}
+
+/// When a job is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RetryAt {
+    /// So long after the settlement.
+    After(Duration),
+    /// Then, by the database's clock.
+    Time(SystemTime),
+}
+
+impl From<Duration> for Again {
+    fn from(delay: Duration) -> Self {
+        Self {
+            at: RetryAt::After(delay),
+            memory_bytes: None,
+        }
+    }
 }
 
 /// What to do about a job that somebody else's transaction has locked.
@@ -60,6 +87,7 @@ impl Store {
         batch: &[S],
         locked: Locked,
     ) -> Result<Settled, StoreError> {
+        let me = self.me()?;
         let mut ids = Vec::with_capacity(batch.len());
         let mut fences = Vec::with_capacity(batch.len());
         let mut states = Vec::with_capacity(batch.len());
@@ -67,6 +95,8 @@ impl Store {
         let mut results: Vec<Option<&JsonText>> = Vec::with_capacity(batch.len());
         let mut errors: Vec<Option<&JsonText>> = Vec::with_capacity(batch.len());
         let mut delays: Vec<Option<i64>> = Vec::with_capacity(batch.len());
+        let mut times: Vec<Option<SystemTime>> = Vec::with_capacity(batch.len());
+        let mut memory: Vec<Option<i64>> = Vec::with_capacity(batch.len());
         for one in batch.iter().map(Borrow::borrow) {
             ids.push(one.id.0);
             fences.push(one.fence.0);
@@ -74,21 +104,34 @@ impl Store {
                 one.started_after
                     .map(|after| i64::try_from(after.as_micros()).unwrap_or(i64::MAX)),
             );
-            let (state, result, error, delay) = match &one.fate {
+            let (state, result, error, again) = match &one.fate {
                 Fate::Succeeded(result) => (State::Succeeded, Some(result), None, None),
                 Fate::Ended(state, error) => (*state, None, Some(error), None),
-                Fate::Retry(delay, error) => (State::Queued, None, Some(error), Some(*delay)),
+                Fate::Retry(again, error) => (State::Queued, None, Some(error), Some(*again)),
                 Fate::Released => (State::Queued, None, None, None),
+            };
+            let (delay, time) = match again.map(|again| again.at) {
+                Some(RetryAt::After(delay)) => (Some(millis(delay)), None),
+                Some(RetryAt::Time(time)) => (None, Some(time)),
+                None => (None, None),
             };
             states.push(state.as_str());
             results.push(result);
             errors.push(error);
-            delays.push(delay.map(|delay| i64::try_from(delay.as_millis()).unwrap_or(i64::MAX)));
+            delays.push(delay);
+            times.push(time);
+            memory.push(
+                again
+                    .and_then(|again| again.memory_bytes)
+                    .map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
+            );
         }
         let rows = self
             .query(
                 include_str!("settle.sql"),
                 &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
                     (&ids, Type::INT8_ARRAY),
                     (&fences, Type::INT8_ARRAY),
                     (&states, Type::TEXT_ARRAY),
@@ -96,6 +139,8 @@ impl Store {
                     (&results, Type::JSONB_ARRAY),
                     (&errors, Type::JSONB_ARRAY),
                     (&delays, Type::INT8_ARRAY),
+                    (&times, Type::TIMESTAMPTZ_ARRAY),
+                    (&memory, Type::INT8_ARRAY),
                     (&(locked == Locked::Skip), Type::BOOL),
                 ],
             )

@@ -5,21 +5,17 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
-use crate::job::Incarnation;
 
 impl Store {
     /// From now on, and for this long, the worker wants a NOTIFY for these queues (`*`: for any).
-    pub async fn sleep(
-        &self,
-        worker: Incarnation,
-        queues: &[String],
-        how_long: Duration,
-    ) -> Result<(), StoreError> {
+    pub async fn sleep(&self, queues: &[String], how_long: Duration) -> Result<(), StoreError> {
+        let me = self.me()?;
         let ms = i64::try_from(how_long.as_millis()).unwrap_or(i64::MAX);
         self.query(
-            "SELECT rouse.sleep($1, $2, $3)",
+            "SELECT rouse.sleep($1, $2, $3, $4)",
             &[
-                (&worker.0, Type::INT8),
+                (&me.incarnation.0, Type::INT8),
+                (&me.key(), Type::BYTEA),
                 (&queues, Type::TEXT_ARRAY),
                 (&ms, Type::INT8),
             ],
@@ -29,9 +25,13 @@ impl Store {
     }
 
     /// The worker is busy: nobody needs to notify it.
-    pub async fn awake(&self, worker: Incarnation) -> Result<(), StoreError> {
-        self.query("SELECT rouse.awake($1)", &[(&worker.0, Type::INT8)])
-            .await?;
+    pub async fn awake(&self) -> Result<(), StoreError> {
+        let me = self.me()?;
+        self.query(
+            "SELECT rouse.awake($1, $2)",
+            &[(&me.incarnation.0, Type::INT8), (&me.key(), Type::BYTEA)],
+        )
+        .await?;
         Ok(())
     }
 }

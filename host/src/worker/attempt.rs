@@ -148,6 +148,7 @@ async fn sandbox_run(
             // operator bound to the source, need not agree with.
             trusted_until: claim.asked.plus(claim.lease),
             over: false,
+            doubted: false,
         },
     );
     let input = JobInput {
@@ -173,6 +174,7 @@ async fn sandbox_run(
     };
     shared.meters.running.decrement(1);
     meters.seconds.record(run.wall.as_secs_f64());
+    shared.tally.ran(run.wall);
     if let Ok(waited) = job.claimed_at.duration_since(job.requested_at) {
         shared.meters.wait_seconds.record(waited.as_secs_f64());
     }
@@ -203,7 +205,7 @@ async fn settle(
             let text: Box<str> = result.into();
             Fate::Succeeded(JsonText(text.into()))
         }
-        Outcome::Retry { delay, error } => Fate::Retry(delay, JsonText(error.to_json())),
+        Outcome::Retry { delay, error } => Fate::Retry(delay.into(), JsonText(error.to_json())),
         Outcome::Ended { state, error } => Fate::Ended(state, JsonText(error.to_json())),
         Outcome::Released => Fate::Released,
         Outcome::Dropped(reason) => {

@@ -101,6 +101,7 @@ impl Claimer<'_> {
     /// Waits until it makes sense to try again.
     async fn failed(&mut self, error: &StoreError) -> Option<Why> {
         self.shared.database_answers.store(false, Ordering::Relaxed);
+        self.shared.doubted(error);
         // The first failure may be one broken connection of the pool.
         if self.failures > 0 {
             let wait = reconnect_after(self.failures - 1, rand::random());

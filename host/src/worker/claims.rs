@@ -90,7 +90,6 @@ impl<'a> Claims<'a> {
         let jobs = shared
             .store
             .adopt(
-                shared.incarnation,
                 fence,
                 &self.lanes.all(),
                 wanted,
@@ -113,10 +112,7 @@ impl<'a> Claims<'a> {
         }
         let fence = Fence(rand::random());
         let asked = BootTime::now();
-        let jobs = shared
-            .store
-            .claim(shared.incarnation, fence, &orders, wanted)
-            .await?;
+        let jobs = shared.store.claim(fence, &orders, wanted).await?;
         self.lanes.claimed(&orders, &jobs, wanted);
         let bytes = jobs.iter().map(|job| job.payload.0.len()).sum();
         self.prefetch.claimed(jobs.len(), bytes);

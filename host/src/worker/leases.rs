@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use metrics::counter;
+use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use super::Shared;
@@ -32,6 +33,8 @@ pub(super) struct Lease {
     pub(super) trusted_until: BootTime,
     /// Lost or given up: it is renewed no more.
     pub(super) over: bool,
+    /// Somebody else has changed the job: it is asked for now, and not when it is due.
+    pub(super) doubted: bool,
 }
 
 /// The leases of all running attempts.
@@ -41,6 +44,8 @@ pub(super) struct Leases {
     /// Why all of them have been aborted. Changed and read under the lock of `running`, so that an
     /// attempt whose claim had just left the line is not forgotten.
     all_aborted: OnceLock<AbortReason>,
+    /// There are leases that are doubted.
+    doubts: Notify,
 }
 
 impl Leases {
@@ -82,12 +87,43 @@ impl Leases {
         running.keys().map(|id| id.0).collect()
     }
 
+    /// Somebody else has changed this job (none: any of them): it is found out what it is now.
+    pub(super) fn doubt(&self, id: Option<JobId>) {
+        let mut running = self.lock();
+        let mut any = false;
+        for (_, lease) in running
+            .iter_mut()
+            .filter(|(one, _)| id.is_none_or(|id| id == **one))
+        {
+            lease.doubted = true;
+            any = true;
+        }
+        if any {
+            self.doubts.notify_one();
+        }
+    }
+
+    /// Every lease is lost, for this reason; returns the jobs of those that run.
+    pub(super) fn lose_all(&self, reason: AbortReason) -> Vec<i64> {
+        let all: Vec<(JobId, Fence)> = self
+            .lock()
+            .iter()
+            .map(|(id, lease)| (*id, lease.fence))
+            .collect();
+        for (id, fence) in &all {
+            self.lose(*id, *fence, reason);
+        }
+        all.iter().map(|(id, _)| id.0).collect()
+    }
+
     fn due(&self, now: BootTime) -> Vec<Renewal> {
         self.lock()
             .iter()
             .filter(|(_, lease)| {
                 !lease.over
-                    && now.plus(lease.lease.mul_f64(1.0 - RENEWED_AFTER)) >= lease.trusted_until
+                    && (lease.doubted
+                        || now.plus(lease.lease.mul_f64(1.0 - RENEWED_AFTER))
+                            >= lease.trusted_until)
             })
             .map(|(id, lease)| Renewal {
                 id: *id,
@@ -102,6 +138,7 @@ impl Leases {
             && lease.fence == renewal.fence
         {
             lease.trusted_until = asked.plus(lease.lease);
+            lease.doubted = false;
         }
     }
 
@@ -163,7 +200,8 @@ impl Leases {
 /// Renews what is due, and aborts what is lost or cannot be trusted any more.
 pub(super) async fn renew_forever(shared: Arc<Shared>) {
     loop {
-        tokio::time::sleep(TICK).await;
+        // Whoever is told that a job has changed asks at once.
+        let _ = tokio::time::timeout(TICK, shared.leases.doubts.notified()).await;
         let asked = BootTime::now();
         let due = shared.leases.due(asked);
         if !due.is_empty() {
@@ -171,6 +209,7 @@ pub(super) async fn renew_forever(shared: Arc<Shared>) {
             // from happening.
             match shared.store.renew(&due).await {
                 Ok(answers) => take_answers(&shared, &due, asked, answers),
+                Err(error) if shared.doubted(&error) => {}
                 Err(error) => warn!(%error, "could not renew leases; trying again"),
             }
         }
@@ -216,6 +255,7 @@ mod tests {
             abort: abort.clone(),
             trusted_until,
             over: false,
+            doubted: false,
         };
         (lease, abort)
     }

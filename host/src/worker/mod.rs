@@ -13,6 +13,7 @@ mod claimer;
 mod claims;
 mod lanes;
 mod leases;
+mod life;
 mod look;
 mod meters;
 mod policy;
@@ -26,11 +27,11 @@ mod upkeep;
 mod wakeups;
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
@@ -41,7 +42,7 @@ pub use settings::Settings;
 use crate::job::{AbortReason, Incarnation};
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
-use crate::store::{Registration, Store};
+use crate::store::{Store, StoreError};
 
 /// What a worker stands on.
 pub struct Parts {
@@ -86,7 +87,6 @@ struct Shared {
     store: Store,
     sandbox: Arc<Sandbox>,
     catalog: Arc<Catalog>,
-    incarnation: Incarnation,
     slots: slots::Slots,
     meters: meters::Meters,
     /// Somebody wants the claimer to look now.
@@ -98,9 +98,37 @@ struct Shared {
     /// True while the last word from the database was a good one.
     database_answers: Arc<AtomicBool>,
     leases: leases::Leases,
+    tally: life::Tally,
+    /// The database has refused this worker: is this life over?
+    doubts: Notify,
+    /// The number of the life that goes on.
+    reborn: watch::Sender<Incarnation>,
+    /// True once the others have been told that this worker drains.
+    drains_openly: AtomicBool,
+    /// Why this worker cannot go on at all.
+    fatal: OnceLock<String>,
     settlements: mpsc::Sender<settler::Ended>,
     attempts: TaskTracker,
     stop: Stop,
+}
+
+impl Shared {
+    /// True where an error says that the database does not know this worker (any more); it is looked into.
+    fn doubted(&self, error: &StoreError) -> bool {
+        let doubted = error.is_over() || error.is_superseded();
+        if doubted {
+            self.doubts.notify_one();
+        }
+        doubted
+    }
+
+    fn drains_openly(&self) -> bool {
+        self.drains_openly.load(Ordering::Relaxed)
+    }
+
+    fn says_that_it_drains(&self) {
+        self.drains_openly.store(true, Ordering::Relaxed);
+    }
 }
 
 /// A worker's health, for `/readyz`.
@@ -127,13 +155,8 @@ pub async fn run(
         .prepare_partitions()
         .await
         .context("make the partitions of the history")?;
-    let incarnation = store
-        .register(&Registration {
-            worker_id: settings.worker_id.clone(),
-            hostname: settings.hostname.clone(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            handlers: catalog.current().names(),
-        })
+    let (incarnation, heartbeat) = store
+        .register(&life::registration(&settings, &catalog.current()))
         .await
         .context("register the worker")?;
     info!(worker.id = %settings.worker_id, incarnation = %incarnation, slots = settings.slots, "worker started");
@@ -147,12 +170,16 @@ pub async fn run(
         store,
         sandbox,
         catalog,
-        incarnation,
         wakeups: wakeups::Wakeups::default(),
         listening: AtomicBool::new(false),
         listens_anew: AtomicBool::new(false),
         database_answers: health.database_answers,
         leases: leases::Leases::default(),
+        tally: life::Tally::new(),
+        doubts: Notify::new(),
+        reborn: watch::Sender::new(incarnation),
+        drains_openly: AtomicBool::new(false),
+        fatal: OnceLock::new(),
         settlements,
         attempts: TaskTracker::new(),
         stop: stop.clone(),
@@ -167,7 +194,7 @@ pub async fn run(
     spawn(Box::pin(leases::renew_forever(shared.clone())));
     spawn(Box::pin(slots::give_back_late_claims(shared.clone())));
     spawn(Box::pin(upkeep::run_forever(shared.clone())));
-    spawn(Box::pin(wakeups::watch_handlers(shared.clone())));
+    spawn(Box::pin(life::run_forever(shared.clone(), heartbeat)));
     spawn(Box::pin(wakeups::listen_forever(shared.clone(), listen_at)));
     let mut settler = tokio::spawn(settler::run(shared.clone(), ended));
 
@@ -192,8 +219,11 @@ pub async fn run(
     around_stop.cancel();
     around.close();
     around.wait().await;
-    if let Err(error) = shared.store.unregister(shared.incarnation).await {
-        warn!(%error, "could not unregister; rouse.worker goes on listing this one as it was");
+    if let Some(why) = shared.fatal.get() {
+        anyhow::bail!("{why}");
+    }
+    if let Err(error) = shared.store.unregister().await {
+        warn!(%error, "could not unregister; this worker is listed as dead in 90 s");
     }
     info!(worker.id = %shared.settings.worker_id, "worker stopped");
     Ok(())

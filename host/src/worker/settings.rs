@@ -4,12 +4,15 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::Overrides;
+use crate::store::WorkerKey;
 
 /// What an operator can set about a worker. [`Default`] documents the defaults.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// 1 to 64 letters, digits, `-` and `_`.
     pub worker_id: String,
+    /// What the worker shows with each write; who has it may take the id over.
+    pub key: WorkerKey,
     /// The machine's name, for listings.
     pub hostname: String,
     /// The queues that are served; empty: all.
@@ -43,6 +46,7 @@ impl Default for Settings {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         Self {
             worker_id: format!("w-{:016x}", rand::random::<u64>()),
+            key: WorkerKey::random(),
             hostname: "unknown".into(),
             queues: Vec::new(),
             tags: Vec::new(),

@@ -127,6 +127,12 @@ async fn settle(
                 debug!(%error, jobs = part.len(), "a batch took too long; settling its halves");
                 halve(part, &mut parts);
             }
+            // The database knows this worker no more, and has given its jobs to others.
+            Err(error) if shared.doubted(&error) => {
+                for one in part {
+                    report(shared, &one, false);
+                }
+            }
             Err(error) if error.is_transient() => {
                 warn!(%error, jobs = part.len(), "cannot settle; trying again");
                 tokio::time::sleep(RETRY_AFTER).await;
@@ -234,14 +240,19 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         Fate::Released => "released",
     });
     match fate {
+        Fate::Succeeded(_) => shared.tally.settled(true),
+        Fate::Ended(..) | Fate::Retry(..) => shared.tally.settled(false),
+        Fate::Released => {}
+    }
+    match fate {
         Fate::Succeeded(_) => {
             debug!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, "succeeded");
         }
         Fate::Ended(state, why) => {
             warn!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, error = %without_backtrace(why), "{}", state.as_str());
         }
-        Fate::Retry(delay, why) => {
-            info!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, delay_ms = delay.as_millis(), error = %without_backtrace(why), "retry");
+        Fate::Retry(again, why) => {
+            info!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, again = ?again.at, error = %without_backtrace(why), "retry");
             // The claimer's sleep has to end when this job is due.
             shared.wakeups.ring(None);
         }

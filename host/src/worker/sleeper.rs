@@ -61,11 +61,7 @@ impl<'a> Sleeper<'a> {
             &shared.settings.queues
         };
         let how_long = shared.settings.poll_max + 3 * RENEWED_EVERY;
-        match shared
-            .store
-            .sleep(shared.incarnation, queues, how_long)
-            .await
-        {
+        match shared.store.sleep(queues, how_long).await {
             Ok(()) => {
                 self.asleep_since = Some(Instant::now());
                 news
@@ -82,7 +78,7 @@ impl<'a> Sleeper<'a> {
     pub(super) async fn found(&mut self) {
         let since = *self.busy_since.get_or_insert_with(Instant::now);
         if self.is_asleep() && since.elapsed() >= BUSY_AFTER {
-            match self.shared.store.awake(self.shared.incarnation).await {
+            match self.shared.store.awake().await {
                 Ok(()) => self.asleep_since = None,
                 Err(error) => debug!(%error, "could not say that this worker is busy"),
             }

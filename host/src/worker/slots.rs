@@ -74,6 +74,11 @@ impl Slots {
         self.lock().in_hand()
     }
 
+    /// Attempts that run.
+    pub(super) fn running(&self) -> usize {
+        self.lock().running
+    }
+
     /// True while claims wait for a slot: attempts will go on ending.
     pub(super) fn are_full(&self) -> bool {
         !self.lock().waiting.is_empty()
@@ -203,6 +208,7 @@ mod tests {
                 requested_at: SystemTime::UNIX_EPOCH,
                 claimed_at: SystemTime::UNIX_EPOCH,
                 payload: JsonText("{}".into()),
+                memory_bytes: None,
             },
             lane: Arc::new(Lane {
                 seq: 1,

@@ -1,31 +1,21 @@
-//! What must happen now and then: the heartbeat, and the partitions of the history.
+//! What must happen now and then: the partitions of the history.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::Shared;
 
-/// SPEC row A2.
-const HEARTBEAT_EVERY: Duration = Duration::from_secs(30);
 const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
 /// Partitions that somebody was reading are tried again soon.
 const PARTITIONS_AGAIN: Duration = Duration::from_secs(60);
 
-/// Heartbeats, and keeps the partitions, for as long as the worker lives.
+/// Keeps the partitions, for as long as the worker lives.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
-    let mut partitions_at = Instant::now();
     loop {
-        if Instant::now() >= partitions_at {
-            partitions_at = Instant::now() + partitions(&shared).await;
-        }
-        tokio::time::sleep(HEARTBEAT_EVERY).await;
-        let names = shared.catalog.current().names();
-        if let Err(error) = shared.store.heartbeat(shared.incarnation, &names).await {
-            warn!(%error, "heartbeat failed; the next one is in {} s", HEARTBEAT_EVERY.as_secs());
-        }
+        let again = partitions(&shared).await;
+        tokio::time::sleep(again).await;
     }
 }
 

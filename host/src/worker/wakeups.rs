@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::Shared;
 use crate::job::LaneId;
 use crate::store::connect::Connector;
-use crate::store::{ECHO_WITHIN, Listener, Wakeup};
+use crate::store::{ECHO_WITHIN, Heard, Listener, Wakeup};
 
 /// Who rings for the claimer, and why.
 #[derive(Default)]
@@ -84,12 +84,14 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
 
 /// Listens until the connection ends.
 async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
-    let mut listener = Listener::start(connector, shared.incarnation)
+    let mut reborn = shared.reborn.subscribe();
+    let incarnation = *reborn.borrow_and_update();
+    let mut listener = Listener::start(connector, incarnation)
         .await
         .context("cannot listen for notifications")?;
     shared
         .store
-        .echo(shared.incarnation)
+        .echo(incarnation)
         .await
         .context("cannot try out whether notifications arrive")?;
     if !listener.hears_the_echo(ECHO_WITHIN).await {
@@ -103,26 +105,34 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
     shared.listens_anew.store(true, Ordering::Relaxed);
     // Whatever was notified while nobody listened is found by this look.
     shared.wakeups.ring(None);
-    while let Some(Wakeup { queue, lane }) = listener.next().await {
-        let queues = &shared.settings.queues;
-        if queues.is_empty() || queues.contains(&queue) {
-            shared.wakeups.ring(lane);
+    loop {
+        let heard = tokio::select! {
+            heard = listener.next() => heard,
+            // A new life has a channel of its own. The sender lives as long as the worker.
+            _ = reborn.changed() => None,
+        };
+        match heard {
+            Some(Heard::Wakeup(Wakeup { queue, lane })) => {
+                let queues = &shared.settings.queues;
+                if queues.is_empty() || queues.contains(&queue) {
+                    shared.wakeups.ring(lane);
+                }
+            }
+            // A hint: what has become of the job is asked of the database.
+            Some(Heard::Changed(job)) => {
+                shared.leases.doubt(job);
+                if job.is_none() {
+                    // Perhaps this life is over.
+                    shared.doubts.notify_one();
+                }
+            }
+            // One that came late.
+            Some(Heard::Echo) => {}
+            None => break,
         }
     }
     shared.listening.store(false, Ordering::Relaxed);
     Ok(())
-}
-
-/// A new handler may have jobs that wait for it.
-pub(super) async fn watch_handlers(shared: Arc<Shared>) {
-    let mut changes = shared.catalog.changed();
-    while changes.changed().await.is_ok() {
-        shared.wakeups.ring(None);
-        let names = shared.catalog.current().names();
-        if let Err(error) = shared.store.heartbeat(shared.incarnation, &names).await {
-            warn!(%error, "could not publish the changed list of handlers; the next heartbeat does");
-        }
-    }
 }
 
 /// 1, 2, 4 … 60 s, of which a random half. `random` is uniform in `0.0..1.0`.

@@ -6,7 +6,7 @@ use std::sync::{
     mpsc,
 };
 
-use rouse::store::{Store, connect::Connector};
+use rouse::store::{Registration, Store, WorkerKey, connect::Connector};
 use tokio::sync::OnceCell;
 use tokio_postgres::{Client, NoTls};
 
@@ -18,6 +18,7 @@ const TEMPLATE: &str = "rouse_template";
 #[derive(Debug)]
 pub(crate) struct TestDb {
     name: String,
+    workers: AtomicU32,
 }
 
 impl TestDb {
@@ -37,7 +38,10 @@ impl TestDb {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
         create(&name, template).await;
-        Self { name }
+        Self {
+            name,
+            workers: AtomicU32::new(0),
+        }
     }
 
     /// Its connection string, over the Unix socket, as the superuser.
@@ -50,6 +54,17 @@ impl TestDb {
         Store::new(self.connector().pool(4))
     }
 
+    /// A store through which a worker of its own has registered, `w-1` for the first.
+    pub(crate) async fn worker(&self) -> Store {
+        let store = self.store();
+        let number = self.workers.fetch_add(1, Ordering::Relaxed) + 1;
+        store
+            .register(&registration(&format!("w-{number}"), WorkerKey::random()))
+            .await
+            .expect("the id is free");
+        store
+    }
+
     /// What a worker is started with.
     pub(crate) fn connector(&self) -> Connector {
         Connector::from_url(&self.url(), &|_| None).expect("a good connection string")
@@ -58,6 +73,21 @@ impl TestDb {
     /// A new connection to it, as the superuser.
     pub(crate) async fn client(&self) -> Client {
         connect(&self.url()).await
+    }
+}
+
+/// What a worker says that has nothing to say.
+pub(crate) fn registration(worker_id: &str, key: WorkerKey) -> Registration {
+    Registration {
+        worker_id: worker_id.into(),
+        key,
+        hostname: "here".into(),
+        platform: "linux x86_64".into(),
+        version: "0".into(),
+        capabilities: serde_json::json!({}),
+        slots: 1,
+        queues: Vec::new(),
+        tags: Vec::new(),
     }
 }
 

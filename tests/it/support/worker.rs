@@ -119,6 +119,15 @@ impl TestWorker {
         self.ended().await;
     }
 
+    /// Waits until it has ended by itself; returns why.
+    pub(crate) async fn failed(self) -> String {
+        let ended = tokio::time::timeout(PATIENCE, self.task)
+            .await
+            .expect("the worker ends")
+            .expect("the worker does not panic");
+        format!("{:#}", ended.expect_err("it could not go on"))
+    }
+
     async fn ended(self) {
         tokio::time::timeout(PATIENCE, self.task)
             .await

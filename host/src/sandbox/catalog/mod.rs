@@ -30,6 +30,16 @@ pub struct Handler {
     pub reuses: bool,
 }
 
+impl Handler {
+    /// The capabilities that the operator has granted to it.
+    pub fn granted(&self) -> Vec<&'static str> {
+        match self.grants.is_empty() {
+            true => Vec::new(),
+            false => vec!["files"],
+        }
+    }
+}
+
 /// A file that is not served, or not in its newest version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
@@ -68,6 +78,7 @@ impl HandlerSet {
 /// version and all other files serve. Of two files with one handler name, the later is refused
 /// until the other is gone.
 pub struct Catalog {
+    dir: PathBuf,
     published: Arc<Published>,
     /// Here until [`watch`](Self::watch) takes it.
     folder: Mutex<Option<Folder>>,
@@ -99,7 +110,7 @@ impl Catalog {
                 dir.display()
             );
         }
-        let mut folder = Folder::new(sandbox, dir);
+        let mut folder = Folder::new(sandbox, dir.clone());
         // A host that has just been started has nothing better to do than to read what is there,
         // however fresh it is.
         folder.scan(&Trust::Everything);
@@ -108,6 +119,7 @@ impl Catalog {
             version: channel::Sender::new(0),
         };
         Ok(Self {
+            dir,
             published: Arc::new(published),
             folder: Mutex::new(Some(folder)),
             watcher: Mutex::new(None),
@@ -126,6 +138,12 @@ impl Catalog {
     /// What the folder offers now.
     pub fn current(&self) -> Arc<HandlerSet> {
         self.published.current.load_full()
+    }
+
+    /// What is free on the disk that the folder is on, bytes; none where that cannot be told.
+    pub fn disk_free_bytes(&self) -> Option<u64> {
+        let disk = rustix::fs::statvfs(&self.dir).ok()?;
+        Some(disk.f_bavail * disk.f_frsize)
     }
 
     /// Tells of each new [`current`](Self::current): a number that grows.

@@ -31,6 +31,7 @@ fn job(lane: i64, turn: i64) -> ClaimedJob {
         requested_at: SystemTime::UNIX_EPOCH,
         claimed_at: SystemTime::UNIX_EPOCH,
         payload: JsonText("{}".into()),
+        memory_bytes: None,
     }
 }
 

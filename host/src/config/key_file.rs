@@ -1,0 +1,103 @@
+//! The file in which a worker's key is kept, so that a host that was killed can take its id over at once.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+
+/// Bytes of a key.
+const KEY_BYTES: usize = 32;
+
+/// The key in this file, which is made, readable by its owner only, where it does not exist.
+///
+/// # Errors
+/// When the file cannot be read or made, is no key, or others may read it.
+pub fn read_or_make_key(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
+    match OpenOptions::new().read(true).open(path) {
+        Ok(file) => {
+            let mode = file.metadata()?.mode();
+            if mode & 0o077 != 0 {
+                bail!(
+                    "others may read the worker key {}; run `chmod 600` on it",
+                    path.display()
+                );
+            }
+            let mut bytes = Vec::new();
+            // One more than there should be is enough to see that it is no key.
+            file.take(KEY_BYTES as u64 + 1)
+                .read_to_end(&mut bytes)
+                .with_context(|| format!("read the worker key {}", path.display()))?;
+            let length = bytes.len();
+            bytes.try_into().map_err(|_| {
+                anyhow::anyhow!(
+                    "{} is no worker key: it has {} bytes, and a key has {KEY_BYTES}; remove it, and a new one is made",
+                    path.display(),
+                    if length > KEY_BYTES {
+                        format!("more than {KEY_BYTES}")
+                    } else {
+                        length.to_string()
+                    }
+                )
+            })
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            make(path).with_context(|| format!("make the worker key {}", path.display()))
+        }
+        Err(error) => Err(error).with_context(|| format!("open the worker key {}", path.display())),
+    }
+}
+
+/// Writes beside the file and renames, so that nobody finds half a key.
+fn make(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
+    let key: [u8; KEY_BYTES] = rand::random();
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&beside)?;
+    file.write_all(&key)?;
+    file.sync_all()?;
+    fs::rename(&beside, path)?;
+    Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_key_is_made_once_and_for_its_owner_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        let key = read_or_make_key(&path).unwrap();
+        assert_eq!(read_or_make_key(&path).unwrap(), key);
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::read_dir(dir.path()).unwrap().count(),
+            1,
+            "nothing is left beside it"
+        );
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        let says = |bytes: &[u8], mode: u32| {
+            fs::write(&path, bytes).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            format!("{:#}", read_or_make_key(&path).unwrap_err())
+        };
+        assert!(says(b"short", 0o600).contains("it has 5 bytes"));
+        assert!(says(&[0; 33], 0o600).contains("more than 32 bytes"));
+        assert!(says(&[0; 32], 0o644).contains("chmod 600"));
+        let nowhere = read_or_make_key(Path::new("/nowhere/key")).unwrap_err();
+        assert!(format!("{nowhere:#}").starts_with("make the worker key /nowhere/key"));
+    }
+}

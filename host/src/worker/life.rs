@@ -1,0 +1,177 @@
+//! The worker's life as others see it: registration, heartbeats, and a new life where the old one is over.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+use tracing::{error, info, warn};
+
+use super::{Settings, Shared, slots};
+use crate::job::AbortReason;
+use crate::sandbox::HandlerSet;
+use crate::store::{Registration, Stats, StoreError};
+
+/// What a worker says of itself.
+pub(super) fn registration(settings: &Settings, handlers: &HandlerSet) -> Registration {
+    Registration {
+        worker_id: settings.worker_id.clone(),
+        key: settings.key.clone(),
+        hostname: settings.hostname.clone(),
+        platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        version: env!("CARGO_PKG_VERSION").into(),
+        capabilities: capabilities(handlers),
+        slots: settings.slots,
+        queues: settings.queues.clone(),
+        tags: settings.tags.clone(),
+    }
+}
+
+/// `{"handler": {"version": …, "grants": […]}, …}`
+fn capabilities(handlers: &HandlerSet) -> Value {
+    let of = |name: &String| {
+        let handler = handlers.get(name)?;
+        let said = json!({
+            "version": handler.manifest.version,
+            "sha256": handler.module.digest.to_string(),
+            "grants": handler.granted(),
+        });
+        Some((name.clone(), said))
+    };
+    Value::Object(handlers.names().iter().filter_map(of).collect())
+}
+
+/// What the heartbeats tell of how a worker fares.
+pub(super) struct Tally {
+    born: Instant,
+    completed: AtomicU64,
+    failed: AtomicU64,
+    attempts: AtomicU64,
+    attempts_us: AtomicU64,
+}
+
+impl Tally {
+    pub(super) fn new() -> Self {
+        Self {
+            born: Instant::now(),
+            completed: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            attempts: AtomicU64::new(0),
+            attempts_us: AtomicU64::new(0),
+        }
+    }
+
+    /// An attempt has run for so long.
+    pub(super) fn ran(&self, wall: Duration) {
+        let us = u64::try_from(wall.as_micros()).unwrap_or(u64::MAX);
+        self.attempts.fetch_add(1, Ordering::Relaxed);
+        self.attempts_us.fetch_add(us, Ordering::Relaxed);
+    }
+
+    /// An outcome was accepted.
+    pub(super) fn settled(&self, succeeded: bool) {
+        let count = if succeeded {
+            &self.completed
+        } else {
+            &self.failed
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn stats(&self, shared: &Shared, used: Option<f64>) -> Stats {
+        let attempts = self.attempts.load(Ordering::Relaxed);
+        let us = self.attempts_us.load(Ordering::Relaxed);
+        Stats {
+            active: shared.slots.running(),
+            completed: self.completed.load(Ordering::Relaxed),
+            failed: self.failed.load(Ordering::Relaxed),
+            average_ms: (attempts > 0).then(|| us as f64 / attempts as f64 / 1000.0),
+            cpu_cores: used,
+            memory_bytes: resident_bytes(),
+            disk_free_bytes: shared.catalog.disk_free_bytes(),
+            uptime_s: self.born.elapsed().as_secs(),
+        }
+    }
+}
+
+/// The resident memory of this process; none where the system does not say (no /proc).
+fn resident_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * u64::try_from(rustix::param::page_size()).ok()?)
+}
+
+/// Processor time of this process.
+fn cpu_time() -> Duration {
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(
+        u64::try_from(used.tv_sec).unwrap_or(0),
+        u32::try_from(used.tv_nsec).unwrap_or(0),
+    )
+}
+
+/// Heartbeats for as long as the worker lives; registers again where the database says that this life is over.
+pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
+    let (mut asked, mut used) = (Instant::now(), cpu_time());
+    let mut changes = shared.catalog.changed();
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(every) => {}
+            () = shared.doubts.notified() => {}
+            // The others are to know at once what this worker can run. The catalog lives as long as the worker.
+            _ = changes.changed() => shared.wakeups.ring(None),
+            // Nor is it to be taken for one that claims.
+            () = shared.stop.drain.cancelled(), if !shared.drains_openly() => shared.says_that_it_drains(),
+        }
+        let (now, cpu) = (Instant::now(), cpu_time());
+        let cores = (cpu - used).as_secs_f64() / (now - asked).as_secs_f64().max(0.001);
+        (asked, used) = (now, cpu);
+        let stats = shared.tally.stats(&shared, Some(cores));
+        let capabilities = capabilities(&shared.catalog.current());
+        let draining = shared.stop.is_stopping();
+        match shared
+            .store
+            .heartbeat(&capabilities, &stats, draining)
+            .await
+        {
+            Ok(0) => {}
+            Ok(buried) => warn!(
+                buried,
+                "workers were not heard of for 90 s; what they had claimed is free"
+            ),
+            Err(error) if error.is_over() || error.is_superseded() => {
+                begin_again(&shared, &error).await
+            }
+            Err(error) => {
+                warn!(%error, "heartbeat failed; the next one is in {} s", every.as_secs())
+            }
+        }
+    }
+}
+
+/// Everything that the worker had claimed is lost. Where it may, it goes on under a new incarnation.
+async fn begin_again(shared: &Arc<Shared>, why: &StoreError) {
+    let ids = shared.leases.lose_all(AbortReason::Error);
+    warn!(error = %why, job.ids = ?ids, "this life of the worker is over; what it runs is stopped");
+    // What waits in line is refused when it is given back: it is others' already.
+    slots::give_back_all(shared).await;
+    if why.is_superseded() {
+        let _ = shared.fatal.set(why.to_string());
+        shared.stop.now();
+        return;
+    }
+    let registration = registration(&shared.settings, &shared.catalog.current());
+    match shared.store.register(&registration).await {
+        Ok((incarnation, _)) => {
+            info!(worker.id = %registration.worker_id, %incarnation, "registered again");
+            shared.reborn.send_replace(incarnation);
+        }
+        Err(error) if error.is_taken() => {
+            error!(%error, "the worker's id was taken meanwhile");
+            let _ = shared.fatal.set(error.to_string());
+            shared.stop.now();
+        }
+        Err(error) => warn!(%error, "cannot register again; trying with the next heartbeat"),
+    }
+}

@@ -1,0 +1,382 @@
+//! Who is a worker, for how long, and what it has to show.
+
+use std::time::Duration;
+
+use rouse::job::{Fence, JobId};
+use rouse::store::{
+    ClaimOrder, ClaimedJob, Fate, JsonText, Locked, Renewal, Settlement, Stats, Store, WorkerKey,
+};
+use rouse::worker::Settings;
+use serde_json::json;
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::database::registration;
+use crate::support::worker::{TestWorker, ended, enqueue, show, until, until_true};
+
+async fn claim(store: &Store) -> Vec<ClaimedJob> {
+    let lanes = store.lanes_after(i64::MIN).await.unwrap();
+    let orders: Vec<_> = lanes
+        .iter()
+        .map(|lane| ClaimOrder {
+            lane: lane.id,
+            after: i64::MIN,
+            lease_ms: 3_600_000,
+        })
+        .collect();
+    store.claim(Fence(7), &orders, 10).await.unwrap()
+}
+
+fn succeeded(job: &ClaimedJob) -> Settlement {
+    Settlement {
+        id: job.id,
+        fence: job.fence,
+        started_after: Some(Duration::ZERO),
+        fate: Fate::Succeeded(JsonText("1".into())),
+    }
+}
+
+async fn states(client: &Client) -> Vec<(String, String)> {
+    let rows = client
+        .query(
+            "SELECT worker_id, state FROM rouse.workers ORDER BY incarnation",
+            &[],
+        )
+        .await
+        .unwrap();
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+/// As if nothing had been heard of it for a while.
+async fn silent_for(client: &Client, worker: &Store, seconds: i32) {
+    client
+        .execute(
+            "UPDATE rouse.worker SET seen_at = now() - make_interval(secs => $2::integer) WHERE incarnation = $1",
+            &[&worker.incarnation().unwrap().0, &seconds],
+        )
+        .await
+        .unwrap();
+}
+
+async fn heartbeat(store: &Store) -> Result<i32, rouse::store::StoreError> {
+    store.heartbeat(&json!({}), &Stats::default(), false).await
+}
+
+#[tokio::test]
+async fn an_id_is_taken_as_long_as_its_holder_lives() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (first, second) = (db.store(), db.store());
+    let mail = || registration("mail", WorkerKey::random());
+    let (_, heartbeat_every) = first.register(&mail()).await.unwrap();
+    assert_eq!(heartbeat_every, Duration::from_secs(30), "SPEC row A2");
+    let refused = second.register(&mail()).await.unwrap_err();
+    assert!(refused.is_taken(), "{refused}");
+    assert!(refused.to_string().contains("worker_key_file"), "{refused}");
+    silent_for(&client, &first, 91).await;
+    second.register(&mail()).await.unwrap();
+    let dead_and_active = [("mail", "dead"), ("mail", "active")];
+    assert_eq!(
+        states(&client).await,
+        dead_and_active.map(|(id, state)| (id.into(), state.into()))
+    );
+    // And one that has stopped is free at once.
+    second.unregister().await.unwrap();
+    db.store().register(&mail()).await.unwrap();
+}
+
+#[tokio::test]
+async fn whoever_has_the_key_takes_the_id_over_and_what_was_claimed_is_free() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    enqueue(&client, "x", json!({})).await;
+    let key = WorkerKey::new([7; 32]);
+    let (killed, restarted) = (db.store(), db.store());
+    killed
+        .register(&registration("mail", key.clone()))
+        .await
+        .unwrap();
+    let job = claim(&killed).await.remove(0);
+    restarted
+        .register(&registration("mail", key))
+        .await
+        .unwrap();
+    let lanes = [ClaimOrder {
+        lane: job.lane,
+        after: 0,
+        lease_ms: 60_000,
+    }];
+    let adopted = restarted
+        .adopt(Fence(8), &lanes, 10, 3, None)
+        .await
+        .unwrap();
+    assert_eq!(adopted.len(), 1, "though its lease was for an hour");
+    // The other was not killed after all.
+    let refused = killed.settle(&[succeeded(&job)], Locked::Wait).await;
+    assert!(refused.unwrap_err().is_superseded());
+}
+
+#[tokio::test]
+async fn nobody_writes_as_a_worker_without_its_key() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    enqueue(&client, "x", json!({})).await;
+    let worker = db.worker().await;
+    let job = claim(&worker).await.remove(0);
+    let me = worker.incarnation().unwrap().0;
+    for call in [
+        "SELECT rouse.claim($1, sha256('guessed'), 1, '{}', '{}', '{}', 1)",
+        "SELECT rouse.adopt($1, sha256('guessed'), 1, '{}', '{}', 1, 3, NULL)",
+        "SELECT rouse.settle($1, sha256('guessed'), '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', false)",
+        "SELECT rouse.renew($1, sha256('guessed'), '{}', '{}', '{}')",
+        "SELECT rouse.promote($1, sha256('guessed'), 1, NULL)",
+        "SELECT rouse.heartbeat($1, sha256('guessed'), '{}', '{}', false)",
+        "SELECT rouse.unregister($1, NULL)",
+        "SELECT rouse.sleep($1, NULL, '{*}', 1000)",
+        "SELECT rouse.awake($1, NULL)",
+        "SELECT rouse.drop_partitions($1, NULL, '7 days')",
+    ] {
+        let error = client.query(call, &[&me]).await.unwrap_err();
+        let code = error.code().unwrap_or_else(|| panic!("{call}: {error}"));
+        assert_eq!(code.code(), "RW004", "{call}");
+    }
+    assert_eq!(show(&client, job.id.0).await.state, "running");
+    let kept: bool = client
+        .query_one(
+            "SELECT key_hash IS NOT NULL AND octet_length(key_hash) = 32 FROM rouse.worker",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert!(kept);
+    // A store through which nobody has registered does not even ask.
+    let error = db.store().promote(None).await.unwrap_err();
+    assert!(!error.is_transient());
+    assert_eq!(error.to_string(), "no worker has registered");
+}
+
+#[tokio::test]
+async fn a_worker_changes_nothing_about_a_job_of_another_and_is_counted() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "x", json!({})).await;
+    let (owner, other) = (db.worker().await, db.worker().await);
+    let job = claim(&owner).await.remove(0);
+    // It knows the fence, from wherever.
+    let settled = other
+        .settle(&[succeeded(&job)], Locked::Wait)
+        .await
+        .unwrap();
+    assert!(settled.accepted.is_empty());
+    let skipping = other
+        .settle(&[succeeded(&job)], Locked::Skip)
+        .await
+        .unwrap();
+    assert!(skipping.accepted.is_empty());
+    let renewal = Renewal {
+        id: JobId(id),
+        fence: job.fence,
+        lease_ms: 1,
+    };
+    let answers = other.renew(&[renewal]).await.unwrap();
+    assert!(answers[0].1.is_some(), "{answers:?}");
+    assert_eq!(show(&client, id).await.state, "running");
+    let refused: Vec<i64> = client
+        .query("SELECT refused FROM rouse.worker ORDER BY incarnation", &[])
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(refused, [0, 2]);
+    let settled = owner
+        .settle(&[succeeded(&job)], Locked::Wait)
+        .await
+        .unwrap();
+    assert!(settled.accepted.contains(&job.id));
+}
+
+#[tokio::test]
+async fn a_worker_that_is_not_heard_of_is_buried_by_the_others_and_its_jobs_are_free() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for _ in 0..3 {
+        enqueue(&client, "x", json!({})).await;
+    }
+    let (gone, lives) = (db.worker().await, db.worker().await);
+    let jobs = claim(&gone).await;
+    assert_eq!(heartbeat(&lives).await.unwrap(), 0, "it was heard of");
+    silent_for(&client, &gone, 91).await;
+    // One of its jobs is being changed by somebody, who takes his time.
+    let mut slow = db.client().await;
+    let transaction = slow.transaction().await.unwrap();
+    transaction
+        .execute(
+            "SELECT FROM rouse.job WHERE id = $1 FOR UPDATE",
+            &[&jobs[0].id.0],
+        )
+        .await
+        .unwrap();
+    assert_eq!(heartbeat(&lives).await.unwrap(), 1);
+    assert_eq!(heartbeat(&lives).await.unwrap(), 0, "once is enough");
+    transaction.rollback().await.unwrap();
+    let lanes = [ClaimOrder {
+        lane: jobs[0].lane,
+        after: 0,
+        lease_ms: 60_000,
+    }];
+    let adopted = lives.adopt(Fence(8), &lanes, 10, 3, None).await.unwrap();
+    let adopted: Vec<_> = adopted.iter().map(|job| job.id).collect();
+    assert_eq!(
+        adopted,
+        [jobs[1].id, jobs[2].id],
+        "the other when its lease ends"
+    );
+    for refused in [
+        heartbeat(&gone).await.unwrap_err(),
+        gone.settle(&[succeeded(&jobs[1])], Locked::Wait)
+            .await
+            .unwrap_err(),
+    ] {
+        assert!(refused.is_over(), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_worker_is_refused() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for (arguments, says) in [
+        ("'', sha256('k'), 'h', 'p', 'v', '{}'", "is no worker id"),
+        ("'a b', sha256('k'), 'h', 'p', 'v', '{}'", "is no worker id"),
+        (
+            "repeat('a', 65), sha256('k'), 'h', 'p', 'v', '{}'",
+            "is no worker id",
+        ),
+        ("'a', 'short', 'h', 'p', 'v', '{}'", "a key has 32 bytes"),
+        ("'a', NULL, 'h', 'p', 'v', '{}'", "a key has 32 bytes"),
+        (
+            "'a', sha256('k'), 'h', 'p', 'v', '[]'",
+            "capabilities must be an object",
+        ),
+        (
+            "'a', sha256('k'), 'h', 'p', 'v', '{\"No Handler\": {}}'",
+            "capabilities must be an object",
+        ),
+        (
+            "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": 1}'",
+            "capabilities must be an object",
+        ),
+    ] {
+        let call = format!("SELECT rouse.register({arguments}, 1, '{{}}', '{{}}')");
+        let error = client.query(&call, &[]).await.unwrap_err();
+        let db_error = error
+            .as_db_error()
+            .unwrap_or_else(|| panic!("{call}: {error}"));
+        assert!(db_error.message().contains(says), "{call}: {db_error}");
+    }
+    assert!(states(&client).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_worker_whose_life_is_over_stops_what_runs_and_begins_a_new_one() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let id = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, id, |job| job.state == "running").await;
+    // It is told so, and finds out by its heartbeat.
+    client
+        .batch_execute("SELECT rouse._bury(incarnation) FROM rouse.worker")
+        .await
+        .unwrap();
+    until_true(
+        &client,
+        "SELECT count(*) = 2 AND count(*) FILTER (WHERE state = 'active') = 1 FROM rouse.workers",
+    )
+    .await;
+    // The new life has adopted the job, and others run.
+    until_true(
+        &client,
+        "SELECT count(*) = 1 FROM rouse.job AS j JOIN rouse.workers AS w ON w.incarnation = j.worker WHERE w.state = 'active'",
+    )
+    .await;
+    let other = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, other).await.state, "succeeded");
+    worker.stop_now().await;
+    assert_eq!(show(&client, id).await.state, "queued");
+}
+
+#[tokio::test]
+async fn of_two_hosts_with_the_same_id_and_key_the_first_stops() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let same = Settings {
+        worker_id: "mail".into(),
+        key: WorkerKey::new([7; 32]),
+        ..Settings::default()
+    };
+    let first = TestWorker::start(&db, same.clone()).await;
+    until_true(&client, "SELECT count(*) = 1 FROM rouse.workers").await;
+    let second = TestWorker::start(&db, same).await;
+    let why = first.failed().await;
+    assert!(why.contains("taken worker id mail over"), "{why}");
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    second.drain().await;
+}
+
+#[tokio::test]
+async fn a_running_attempt_is_told_of_its_cancellation_at_once() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    let id = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, id, |job| job.state == "running").await;
+    client
+        .query("SELECT rouse.cancel($1)", &[&id])
+        .await
+        .unwrap();
+    // The renewal would come after 24 s, and the attempt waits for nothing else.
+    tokio::time::timeout(Duration::from_secs(15), worker.drain())
+        .await
+        .expect("the attempt has ended");
+    assert_eq!(show(&client, id).await.state, "cancelled");
+}
+
+#[tokio::test]
+async fn a_worker_tells_how_it_fares() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = db.worker().await;
+    let stats = Stats {
+        active: 3,
+        completed: 5,
+        ..Stats::default()
+    };
+    let can = json!({"email.send": {"version": "1.2.0", "grants": ["files"]}});
+    worker.heartbeat(&can, &stats, true).await.unwrap();
+    let row = client
+        .query_one(
+            "SELECT state, stats ->> 'completed', handlers, capabilities -> 'email.send' ->> 'version' FROM rouse.workers",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, &str>(0), "draining");
+    assert_eq!(row.get::<_, &str>(1), "5");
+    assert_eq!(row.get::<_, Vec<String>>(2), ["email.send"]);
+    assert_eq!(row.get::<_, &str>(3), "1.2.0");
+    client
+        .batch_execute("UPDATE rouse.worker SET stats_at = now() - interval '121 s'")
+        .await
+        .unwrap();
+    let shown: bool = client
+        .query_one("SELECT stats IS NOT NULL FROM rouse.workers", &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert!(!shown, "stats are shown for two minutes");
+}
