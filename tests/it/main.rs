@@ -11,6 +11,7 @@ mod settle;
 mod wakeups;
 
 mod outcomes;
+mod outside;
 mod stopping;
 mod worker;
 mod workers;

@@ -171,6 +171,67 @@ async fn a_producer_looks_its_lane_up_although_the_catalog_was_small_when_it_beg
     );
 }
 
+/// Counts, moves, completes, purges: what is done from outside.
+async fn change(client: &mut Client) -> Vec<(&'static str, i64)> {
+    let wanted = i32::try_from(JOBS).unwrap();
+    let mut read = Vec::new();
+    let (_, rows) = run(
+        client,
+        "SELECT rouse.purge_queue('default', $1)::bigint",
+        &[&wanted],
+    )
+    .await;
+    read.push(("purge", rows));
+    for (call, sql) in [
+        (
+            "reschedule",
+            "SELECT j.id FROM (SELECT max(id) AS id FROM rouse.job) AS j WHERE rouse.reschedule(j.id, now() + interval '1 h')",
+        ),
+        (
+            "complete",
+            "SELECT j.id FROM (SELECT max(id) AS id FROM rouse.job) AS j WHERE rouse.complete(j.id)",
+        ),
+        ("retry", "SELECT rouse.retry(max(id)) FROM rouse.finished"),
+    ] {
+        let (_, rows) = run(client, sql, &[]).await;
+        read.push((call, rows));
+    }
+    // Two other lanes with a job each: of the long one no more than 10,000 are counted.
+    let (_, rows) = run(
+        client,
+        "SELECT coalesce(max(ready), 0)::bigint FROM rouse.queues",
+        &[],
+    )
+    .await;
+    read.push(("depth", (rows - 2 * i64::from(BACKLOG)).max(0)));
+    read
+}
+
+#[tokio::test]
+async fn what_is_done_from_outside_looks_its_jobs_up_whatever_the_statistics_say() {
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    enqueue_one(&client).await;
+    client.batch_execute("ANALYZE rouse.job").await.unwrap();
+    // The session keeps these plans.
+    change(&mut client).await;
+    for handler in ["a", "b", "c", "d", "e", "f"] {
+        client
+            .query("SELECT rouse.enqueue($1, queue => 'other')", &[&handler])
+            .await
+            .unwrap();
+    }
+    backlog(&client).await;
+    assert_few(&change(&mut client).await, "then full");
+}
+
+async fn enqueue_one(client: &Client) {
+    let sql = "SELECT rouse.enqueue('x')";
+    for _ in 0..=JOBS + 1 {
+        client.query(sql, &[]).await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn no_statement_of_a_worker_is_compiled_before_it_runs() {
     let db = TestDb::new().await;

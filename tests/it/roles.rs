@@ -44,18 +44,32 @@ const DROP: &str = "SELECT rouse.drop_partitions(1, NULL, '7 days')";
 const DROP_AT_ONCE: &str = "SELECT rouse.drop_partitions('7 days')";
 const INSIDE: &str =
     "SELECT rouse._settle(NULL, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')";
+const COMPLETE: &str = "SELECT rouse.complete((SELECT rouse.enqueue('x')))";
+const PAUSE: &str = "SELECT rouse.pause_queue('roles')";
+const PURGE: &str = "SELECT rouse.purge_queue('roles')";
+const QUEUES: &str = "SELECT * FROM rouse.queues";
+const BACKLOG: &str = "SELECT * FROM rouse.backlog";
+const END: &str = "SELECT rouse._end(1, 'cancelled', NULL, NULL, 'x')";
 const BURY: &str = "SELECT rouse._bury(1)";
 
 #[tokio::test]
 async fn each_role_may_do_its_own_part_and_nothing_else() {
     let db = TestDb::new().await;
     for (role, allowed) in [
-        ("rouse_producer", &[ENQUEUE, MANY, CANCEL, JOB, HISTORY][..]),
+        (
+            "rouse_producer",
+            &[ENQUEUE, MANY, CANCEL, JOB, HISTORY, COMPLETE, PAUSE, PURGE][..],
+        ),
         (
             "rouse_worker",
-            &[CLAIM, SETTLE, RENEW, REGISTER, DROP, JOB, HISTORY, WORKERS],
+            &[
+                CLAIM, SETTLE, RENEW, REGISTER, DROP, JOB, HISTORY, WORKERS, BACKLOG,
+            ],
         ),
-        ("rouse_observer", &[TABLE, VIEW, JOB, HISTORY, WORKERS]),
+        (
+            "rouse_observer",
+            &[TABLE, VIEW, JOB, HISTORY, WORKERS, QUEUES, BACKLOG],
+        ),
     ] {
         for call in [
             ENQUEUE,
@@ -78,6 +92,12 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
             WORKERS,
             DROP_AT_ONCE,
             BURY,
+            COMPLETE,
+            PAUSE,
+            PURGE,
+            QUEUES,
+            BACKLOG,
+            END,
         ] {
             assert_eq!(
                 may(&db, role, call).await,

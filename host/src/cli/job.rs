@@ -1,168 +1,78 @@
-//! `rouse job`: what is known of one job.
+//! `rouse job`: looks at jobs, and changes them from outside.
+
+mod change;
+mod list;
+mod show;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
-use clap::Args as ClapArgs;
-use comfy_table::{Table, presets};
-use serde_json::{Value, json};
+use clap::{Args as ClapArgs, Subcommand};
+use serde_json::Value;
 
-use super::duration::duration;
-use super::target::Target;
 use super::text::plain;
-use crate::job::JobId;
-use crate::store::{JobView, Store};
-
-/// How often a waiting command looks.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// There is no such job (any more).
 const EXIT_UNKNOWN: u8 = 3;
-/// The job has ended, and not in success.
-const EXIT_UNSUCCESSFUL: u8 = 4;
-/// The job had not ended in time.
-const EXIT_TIMEOUT: u8 = 5;
 
 /// Options of `rouse job`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "\
-Exit codes: 0 found (with --wait: succeeded) · 3 no such job · with --wait also
-4 ended without success · 5 not ended in time")]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    arg_required_else_help = true,
+    after_help = "\
+Exit codes: 0 found, or done · 3 no such job · 6 the job is not in a state for that ·
+with --wait also 4 ended without success · 5 not ended in time"
+)]
 pub(super) struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+
     #[command(flatten)]
-    target: Target,
-
-    /// The job's id, as rouse.enqueue returned it
-    id: i64,
-
-    /// Wait until it has ended
-    #[arg(long)]
-    wait: bool,
-
-    /// With --wait: for at most this long
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, requires = "wait")]
-    timeout: Duration,
-
-    /// Print everything as one JSON object
-    #[arg(long)]
-    json: bool,
+    show: show::Args,
 }
 
-/// Shows the job, after its end if that is wished for.
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Show one job with its history; `rouse job ID` does the same
+    Show(show::Args),
+    /// List jobs, the newest first
+    #[command(visible_alias = "list")]
+    Ls(list::Args),
+    /// Cancel a job, queued or running; what runs is told to stop
+    Cancel(change::Args),
+    /// Make a new job of one that has ended, and print its id
+    Retry(change::Args),
+    /// Let a job succeed with a result, without a worker
+    Complete(change::Complete),
+    /// Let a job fail for good, with a message
+    Fail(change::Fail),
+    /// Change when a queued job may start
+    Reschedule(change::Reschedule),
+    /// Take a queued job away
+    Delete(change::Args),
+}
+
+/// Does what is asked.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let store = args.target.store()?;
-    store.check_schema().await?;
-    let deadline = tokio::time::Instant::now() + args.timeout;
-    let mut told = false;
-    let (job, code) = loop {
-        let Some(job) = store.job(JobId(args.id)).await? else {
-            eprintln!(
-                "rouse: no job {}: it was never enqueued (or its transaction is not committed), or it finished so long ago that it is not kept any more",
-                args.id
-            );
-            return Ok(ExitCode::from(EXIT_UNKNOWN));
-        };
-        if job.state == "queued" && !told {
-            told = true;
-            tell_if_nobody_has_it(&store, &job).await?;
-        }
-        match job.state.as_str() {
-            _ if !args.wait => break (job, 0),
-            "succeeded" => break (job, 0),
-            "queued" | "running" if tokio::time::Instant::now() >= deadline => {
-                eprintln!(
-                    "rouse: job {} has not ended within {}",
-                    args.id,
-                    humantime::format_duration(args.timeout)
-                );
-                break (job, EXIT_TIMEOUT);
-            }
-            "queued" | "running" => tokio::time::sleep(LOOK_EVERY).await,
-            // The words come from the database: failed, timed_out, cancelled.
-            _ => break (job, EXIT_UNSUCCESSFUL),
-        }
-    };
-    if args.json {
-        println!("{}", job.record);
-    } else {
-        println!("{}", show(&job));
+    match args.verb {
+        None => show::run(args.show).await,
+        Some(Verb::Show(args)) => show::run(args).await,
+        Some(Verb::Ls(args)) => list::run(args).await,
+        Some(Verb::Cancel(args)) => change::cancel(args).await,
+        Some(Verb::Retry(args)) => change::retry(args).await,
+        Some(Verb::Complete(args)) => change::complete(args).await,
+        Some(Verb::Fail(args)) => change::fail(args).await,
+        Some(Verb::Reschedule(args)) => change::reschedule(args).await,
+        Some(Verb::Delete(args)) => change::delete(args).await,
     }
-    Ok(ExitCode::from(code))
 }
 
-/// A wrong name and a worker that is not there look the same from here: the job waits.
-async fn tell_if_nobody_has_it(store: &Store, job: &JobView) -> anyhow::Result<()> {
-    let handler = job.record["handler"].as_str().unwrap_or_default();
-    if store.handler_is_served(handler).await? == Some(false) {
-        eprintln!(
-            "rouse: no worker that runs now has the handler {}; the job waits for one (`rouse handlers` lists those of a folder)",
-            plain(handler)
-        );
-    }
-    Ok(())
-}
-
-fn show(job: &JobView) -> String {
-    let record = &job.record;
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    for key in [
-        "id",
-        "handler",
-        "queue",
-        "priority",
-        "tags",
-        "unique_key",
-        "state",
-        "tenant",
-        "source",
-        "attempt",
-        "max_attempts",
-        "requested_at",
-        "available_at",
-        "claimed_at",
-        "started_at",
-        "finished_at",
-        "payload",
-        "result",
-    ] {
-        let no_tags = |value: &Value| key == "tags" && *value == json!([]);
-        if let Some(value) = record
-            .get(key)
-            .filter(|value| !value.is_null() && !no_tags(value))
-        {
-            table.add_row([key.to_string(), cell(value)]);
-        }
-    }
-    let mut text = table.trim_fmt();
-    text.push('\n');
-    if let Some(error) = record.get("error").filter(|error| !error.is_null()) {
-        text.push_str("\nerror\n");
-        for key in ["kind", "guest_kind", "message", "location", "details"] {
-            if let Some(value) = error.get(key) {
-                text.push_str(&format!("  {key}: {}\n", cell(value)));
-            }
-        }
-        for frame in error["backtrace"].as_array().into_iter().flatten() {
-            text.push_str(&format!("    {}\n", cell(frame)));
-        }
-    }
-    text.push_str("\nhistory\n");
-    let mut history = Table::new();
-    history.load_preset(presets::NOTHING);
-    for event in record["history"].as_array().into_iter().flatten() {
-        let word = |key: &str| event.get(key).map(cell).unwrap_or_default();
-        let why = event.get("detail").and_then(|detail| detail.get("message"));
-        history.add_row([
-            word("at"),
-            word("event"),
-            word("attempt"),
-            word("worker"),
-            why.map(cell).unwrap_or_default(),
-        ]);
-    }
-    text.push_str(&history.trim_fmt());
-    text
+/// Says that there is no such job.
+fn unknown(id: i64) {
+    eprintln!(
+        "rouse: no job {id}: it was never enqueued (or its transaction is not committed), or it finished so long ago that it is not kept any more"
+    );
 }
 
 fn cell(value: &Value) -> String {

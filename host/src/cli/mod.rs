@@ -10,6 +10,7 @@ mod job;
 mod migrate;
 pub mod new;
 mod postgres;
+mod queue;
 mod serve;
 mod target;
 mod text;
@@ -63,8 +64,10 @@ enum Command {
     Migrate(migrate::Args),
     /// Enqueue one job and print its id
     Enqueue(enqueue::Args),
-    /// Show one job
+    /// Show, list and change jobs
     Job(job::Args),
+    /// List, pause, resume and purge queues
+    Queue(queue::Args),
     /// List the handlers of a folder, and the files that are refused
     Handlers(handlers::Args),
     /// Write the crate of a new handler
@@ -82,6 +85,7 @@ impl Command {
             Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
+            | Self::Queue(_)
             | Self::Handlers(_)
             | Self::New(_) => Some("error"),
         }
@@ -131,6 +135,7 @@ pub fn main() -> ExitCode {
             Command::Migrate(args) => migrate::run(args).await,
             Command::Enqueue(args) => enqueue::run(args).await,
             Command::Job(args) => job::run(args).await,
+            Command::Queue(args) => queue::run(args).await,
             Command::Handlers(args) => handlers::run(args).await,
             Command::New(args) => new::run(&args),
             Command::Postgres(args) => postgres::run(args).await,

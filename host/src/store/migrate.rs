@@ -46,6 +46,7 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(11, "0011_enqueue_prepares_less", breaking: false),
     migration!(12, "0012_claims_end_at_eight_mebibytes", breaking: false),
     migration!(13, "0013_workers_prove_themselves", breaking: true),
+    migration!(14, "0014_from_outside", breaking: false),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.

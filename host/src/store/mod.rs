@@ -10,12 +10,15 @@ pub mod migrate;
 mod adopt;
 mod claim;
 mod enqueue;
+mod jobs;
 mod json;
 mod lanes;
 mod listen;
+mod outside;
 mod partitions;
 mod peek;
 mod promote;
+mod queues;
 mod read;
 mod registration;
 mod renew;
@@ -35,9 +38,11 @@ use crate::job::Incarnation;
 
 pub use claim::{ClaimOrder, ClaimedJob};
 pub use enqueue::Enqueue;
+pub use jobs::Listing;
 pub use json::JsonText;
 pub use lanes::Lane;
 pub use listen::{ECHO_WITHIN, Heard, Listener, WAKE_CHANNEL, Wakeup};
+pub use outside::When;
 pub use peek::{Looking, Peek};
 pub use promote::Promotion;
 pub use read::JobView;
@@ -187,7 +192,7 @@ fn describe(error: &tokio_postgres::Error) -> String {
             }
             if *db.code() == SqlState::INSUFFICIENT_PRIVILEGE {
                 text.push_str(
-                    "; the login needs a role: GRANT rouse_worker to serve, rouse_producer to enqueue and cancel, \
+                    "; the login needs a role: GRANT rouse_worker to serve, rouse_producer to enqueue, to cancel and for queues, \
                      rouse_observer to read",
                 );
             }

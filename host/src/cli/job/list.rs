@@ -1,0 +1,91 @@
+//! `rouse job ls`: the newest jobs.
+
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+
+use super::cell;
+use crate::cli::target::Target;
+use crate::store::Listing;
+
+/// Options of `rouse job ls`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Needs the role rouse_observer. What has ended is listed for as long as it is kept (keep_days).
+Exit code: 0, also where there is none")]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// Only jobs of this queue
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+
+    /// Only jobs for this handler
+    #[arg(long, value_name = "NAME")]
+    handler: Option<String>,
+
+    /// Only jobs in this state
+    #[arg(long, value_parser = ["queued", "running", "succeeded", "failed", "timed_out", "cancelled"])]
+    state: Option<String>,
+
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+    limit: i64,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let store = args.target.store()?;
+    store.check_schema().await?;
+    let mut jobs = store
+        .jobs(&Listing {
+            queue: args.queue,
+            handler: args.handler,
+            state: args.state,
+            // One more tells whether there are more.
+            limit: args.limit + 1,
+        })
+        .await?;
+    let most = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    let more = jobs.len() > most;
+    jobs.truncate(most);
+    if args.json {
+        println!("{}", json!({"jobs": jobs, "more": more}));
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("{}", table(&jobs));
+    if more {
+        eprintln!("rouse: there are more; --limit N lists more of them");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(jobs: &[Value]) -> String {
+    let columns = [
+        "id",
+        "state",
+        "handler",
+        "queue",
+        "priority",
+        "attempt",
+        "requested_at",
+        "finished_at",
+    ];
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(columns);
+    for job in jobs {
+        table.add_row(columns.map(|key| match &job[key] {
+            Value::Null => String::new(),
+            value => cell(value),
+        }));
+    }
+    table.trim_fmt()
+}

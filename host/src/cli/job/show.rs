@@ -1,0 +1,173 @@
+//! `rouse job show`: what is known of one job.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+
+use super::{EXIT_UNKNOWN, cell, unknown};
+use crate::cli::duration::duration;
+use crate::cli::target::Target;
+use crate::cli::text::plain;
+use crate::job::JobId;
+use crate::store::{JobView, Store};
+
+/// How often a waiting command looks.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// The job has ended, and not in success.
+const EXIT_UNSUCCESSFUL: u8 = 4;
+/// The job had not ended in time.
+const EXIT_TIMEOUT: u8 = 5;
+
+/// Options of `rouse job show`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Exit codes: 0 found (with --wait: succeeded) · 3 no such job · with --wait also
+4 ended without success · 5 not ended in time")]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// The job's id, as rouse.enqueue returned it
+    #[arg(required = true)]
+    id: Option<i64>,
+
+    /// Wait until it has ended
+    #[arg(long)]
+    wait: bool,
+
+    /// With --wait: for at most this long
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, requires = "wait")]
+    timeout: Duration,
+
+    /// Print everything as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows the job, after its end if that is wished for.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let Some(id) = args.id else {
+        anyhow::bail!("which job? `rouse job ID`, or `rouse job ls`");
+    };
+    let store = args.target.store()?;
+    store.check_schema().await?;
+    let deadline = tokio::time::Instant::now() + args.timeout;
+    let mut told = false;
+    let (job, code) = loop {
+        let Some(job) = store.job(JobId(id)).await? else {
+            unknown(id);
+            return Ok(ExitCode::from(EXIT_UNKNOWN));
+        };
+        if job.state == "queued" && !told {
+            told = true;
+            tell_if_nobody_has_it(&store, &job).await?;
+        }
+        match job.state.as_str() {
+            _ if !args.wait => break (job, 0),
+            "succeeded" => break (job, 0),
+            "queued" | "running" if tokio::time::Instant::now() >= deadline => {
+                eprintln!(
+                    "rouse: job {} has not ended within {}",
+                    id,
+                    humantime::format_duration(args.timeout)
+                );
+                break (job, EXIT_TIMEOUT);
+            }
+            "queued" | "running" => tokio::time::sleep(LOOK_EVERY).await,
+            // The words come from the database: failed, timed_out, cancelled.
+            _ => break (job, EXIT_UNSUCCESSFUL),
+        }
+    };
+    if args.json {
+        println!("{}", job.record);
+    } else {
+        println!("{}", show(&job));
+    }
+    Ok(ExitCode::from(code))
+}
+
+/// A wrong name and a worker that is not there look the same from here: the job waits.
+async fn tell_if_nobody_has_it(store: &Store, job: &JobView) -> anyhow::Result<()> {
+    let handler = job.record["handler"].as_str().unwrap_or_default();
+    if store.handler_is_served(handler).await? == Some(false) {
+        eprintln!(
+            "rouse: no worker that runs now has the handler {}; the job waits for one (`rouse handlers` lists those of a folder)",
+            plain(handler)
+        );
+    }
+    Ok(())
+}
+
+fn show(job: &JobView) -> String {
+    let record = &job.record;
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    for key in [
+        "id",
+        "handler",
+        "queue",
+        "priority",
+        "tags",
+        "unique_key",
+        "state",
+        "tenant",
+        "source",
+        "attempt",
+        "max_attempts",
+        "requested_at",
+        "available_at",
+        "claimed_at",
+        "started_at",
+        "finished_at",
+        "payload",
+        "result",
+    ] {
+        let no_tags = |value: &Value| key == "tags" && *value == json!([]);
+        if let Some(value) = record
+            .get(key)
+            .filter(|value| !value.is_null() && !no_tags(value))
+        {
+            table.add_row([key.to_string(), cell(value)]);
+        }
+    }
+    let mut text = table.trim_fmt();
+    text.push('\n');
+    if let Some(error) = record.get("error").filter(|error| !error.is_null()) {
+        text.push_str("\nerror\n");
+        for key in ["kind", "guest_kind", "message", "location", "details"] {
+            if let Some(value) = error.get(key) {
+                text.push_str(&format!("  {key}: {}\n", cell(value)));
+            }
+        }
+        for frame in error["backtrace"].as_array().into_iter().flatten() {
+            text.push_str(&format!("    {}\n", cell(frame)));
+        }
+    }
+    text.push_str("\nhistory\n");
+    let mut history = Table::new();
+    history.load_preset(presets::NOTHING);
+    for event in record["history"].as_array().into_iter().flatten() {
+        let word = |key: &str| event.get(key).map(cell).unwrap_or_default();
+        let detail = |key: &str| event.get("detail").and_then(|detail| detail.get(key));
+        let by = detail("by").map(|by| format!("by {}", cell(by)));
+        let why = detail("message")
+            .or_else(|| detail("run_at"))
+            .or_else(|| detail("as"));
+        history.add_row([
+            word("at"),
+            word("event"),
+            word("attempt"),
+            word("worker"),
+            by.into_iter()
+                .chain(why.map(cell))
+                .collect::<Vec<_>>()
+                .join(": "),
+        ]);
+    }
+    text.push_str(&history.trim_fmt());
+    text
+}

@@ -1,0 +1,215 @@
+//! `rouse queue`: what is in the queues, and whether they go on.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::process::ExitCode;
+
+use clap::{Args as ClapArgs, Subcommand};
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+
+use super::target::Target;
+use super::text::plain;
+use crate::store::Store;
+
+/// Jobs in one statement of a purge: some tens of milliseconds, during which nobody waits.
+const PURGE_BATCH: i32 = 1_000;
+
+/// Nothing was done, because it was not confirmed.
+const EXIT_UNCONFIRMED: u8 = 2;
+
+/// Options of `rouse queue`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the queues: ready, scheduled and running jobs, and how long the oldest ready one waits
+    #[command(visible_alias = "list")]
+    Ls(Ls),
+    /// Cancel the ready jobs of a queue; running and scheduled ones stay
+    Purge(Purge),
+    /// Let nothing more of a queue be claimed; what runs goes on, and jobs can still be enqueued
+    Pause(Named),
+    /// Let a paused queue go on
+    Resume(Named),
+}
+
+/// Options of `rouse queue ls`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Needs the role rouse_observer. More than 10,000 jobs of a lane are not counted: a + stands behind the number.")]
+struct Ls {
+    #[command(flatten)]
+    target: Target,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `rouse queue purge`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Each batch is a transaction of its own and leaves a record. The jobs stand in the history as cancelled.
+Exit codes: 0 done · 2 nothing was done: --confirm is missing")]
+struct Purge {
+    #[command(flatten)]
+    target: Target,
+
+    /// The queue
+    name: String,
+
+    /// Really do it
+    #[arg(long)]
+    confirm: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options that name a queue.
+#[derive(Debug, ClapArgs)]
+struct Named {
+    #[command(flatten)]
+    target: Target,
+
+    /// The queue
+    name: String,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does what is asked.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.verb {
+        Verb::Ls(args) => ls(args).await,
+        Verb::Purge(args) => purge(args).await,
+        Verb::Pause(args) => pause(args).await,
+        Verb::Resume(args) => resume(args).await,
+    }
+}
+
+async fn open(target: &Target) -> anyhow::Result<Store> {
+    let store = target.store()?;
+    store.check_schema().await?;
+    Ok(store)
+}
+
+async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
+    let queues = open(&args.target).await?.queues().await?;
+    if args.json {
+        println!("{}", json!({"queues": queues}));
+    } else {
+        println!("{}", table(&queues));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(queues: &[Value]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header([
+        "queue",
+        "ready",
+        "scheduled",
+        "running",
+        "oldest waits",
+        "paused since",
+    ]);
+    for queue in queues {
+        let at_least = queue["at_least"] == true;
+        let jobs = |key: &str| match queue[key].as_u64() {
+            Some(jobs) if at_least && jobs >= 10_000 => format!("{jobs}+"),
+            jobs => jobs.unwrap_or_default().to_string(),
+        };
+        // Whole seconds are enough for people.
+        let wait = queue["oldest_wait_s"].as_f64().map(|secs| {
+            let secs = std::time::Duration::try_from_secs_f64(secs.floor()).unwrap_or_default();
+            humantime::format_duration(secs).to_string()
+        });
+        table.add_row([
+            plain(queue["name"].as_str().unwrap_or_default()),
+            jobs("ready"),
+            jobs("scheduled"),
+            jobs("running"),
+            wait.unwrap_or_default(),
+            plain(queue["paused_at"].as_str().unwrap_or_default()),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
+    let store = open(&args.target).await?;
+    if !args.confirm {
+        eprintln!(
+            "rouse: nothing was done: this cancels all ready jobs of queue {} (`rouse queue ls` says how many); say so with --confirm",
+            plain(&args.name)
+        );
+        return Ok(ExitCode::from(EXIT_UNCONFIRMED));
+    }
+    let mut purged: u64 = 0;
+    let shown = std::io::stderr().is_terminal();
+    loop {
+        let batch = store.purge_queue(&args.name, PURGE_BATCH).await?;
+        purged += u64::from(batch.unsigned_abs());
+        if shown && purged > 0 {
+            eprint!("\rpurged {purged}");
+            // It is only a hint that it goes on.
+            let _ = std::io::stderr().flush();
+        }
+        // Not until there are none: somebody may enqueue as fast as this.
+        if batch < PURGE_BATCH {
+            break;
+        }
+    }
+    if shown && purged > 0 {
+        eprintln!();
+    }
+    if args.json {
+        println!("{}", json!({"queue": args.name, "purged": purged}));
+    } else {
+        println!("{purged} jobs of queue {} are cancelled", plain(&args.name));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn pause(args: Named) -> anyhow::Result<ExitCode> {
+    let store = open(&args.target).await?;
+    let since = store.pause_queue(&args.name).await?;
+    if store.queue_was_used(&args.name).await? == Some(false) {
+        eprintln!(
+            "rouse: nothing was ever enqueued into queue {}; is its name right?",
+            plain(&args.name)
+        );
+    }
+    if args.json {
+        println!("{}", json!({"queue": args.name, "paused_at": since}));
+    } else {
+        println!(
+            "queue {name} is paused since {since}; what was claimed before goes on (`rouse queue resume {name}`)",
+            name = plain(&args.name)
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn resume(args: Named) -> anyhow::Result<ExitCode> {
+    let store = open(&args.target).await?;
+    let was_paused = store.resume_queue(&args.name).await?;
+    let name = plain(&args.name);
+    if args.json {
+        println!("{}", json!({"queue": args.name, "was_paused": was_paused}));
+    } else if was_paused {
+        println!("queue {name} goes on");
+    } else {
+        println!("queue {name} was not paused");
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,597 @@
+//! What is done to jobs and queues from outside: completed, failed, retried, moved, deleted, paused, purged.
+
+use std::time::Duration;
+
+use rouse::job::Fence;
+use rouse::store::{ClaimOrder, Fate, JsonText, Locked, Looking, Settlement, Store};
+use rouse::worker::Settings;
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
+
+use crate::support::worker::{PATIENCE, TestWorker, enqueue, show, until, until_true};
+use crate::support::{Host, TestDb};
+
+/// A claim of everything that there is.
+async fn orders(store: &Store) -> Vec<ClaimOrder> {
+    let lanes = store.lanes_after(i64::MIN).await.unwrap();
+    let order = |lane: rouse::store::Lane| ClaimOrder {
+        lane: lane.id,
+        after: i64::MIN,
+        lease_ms: 60_000,
+    };
+    lanes.into_iter().map(order).collect()
+}
+
+async fn claim(store: &Store, fence: i64) -> Vec<i64> {
+    let orders = orders(store).await;
+    let claimed = store.claim(Fence(fence), &orders, 100).await.unwrap();
+    claimed.iter().map(|job| job.id.0).collect()
+}
+
+async fn is(client: &Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> bool {
+    let row = client.query_one(sql, params).await;
+    row.unwrap_or_else(|error| panic!("{sql}: {error:?}"))
+        .get(0)
+}
+
+/// The code of the error, its message and its hint.
+async fn refusal(client: &Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> (String, String) {
+    let error = client.query(sql, params).await.expect_err(sql);
+    let error = error.as_db_error().unwrap_or_else(|| panic!("{sql}"));
+    let text = format!("{}; {}", error.message(), error.hint().unwrap_or_default());
+    (error.code().code().to_string(), text)
+}
+
+async fn history(client: &Client, id: i64) -> Vec<(String, Option<Value>)> {
+    let rows = client
+        .query("SELECT event, detail FROM rouse.history($1)", &[&id])
+        .await
+        .unwrap();
+    let rows = rows.iter().map(|row| (row.get(0), row.get(1)));
+    rows.collect()
+}
+
+async fn events(client: &Client, id: i64) -> Vec<String> {
+    let history = history(client, id).await;
+    history.into_iter().map(|(event, _)| event).collect()
+}
+
+const COMPLETE: &str = "SELECT rouse.complete($1, $2)";
+const FAIL: &str = "SELECT rouse.fail($1, $2)";
+const DELETE: &str = "SELECT rouse.delete($1)";
+const RETRY: &str = "SELECT rouse.retry($1)";
+const RESCHEDULE: &str = "SELECT rouse.reschedule($1, $2::text::timestamptz)";
+
+#[tokio::test]
+async fn each_end_from_outside_can_be_asked_for_again_and_another_is_refused() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (done, failed, deleted) = (
+        enqueue(&client, "x", json!({})).await,
+        enqueue(&client, "x", json!({})).await,
+        enqueue(&client, "x", json!({})).await,
+    );
+    for _ in 0..2 {
+        assert!(is(&client, COMPLETE, &[&done, &json!({"n": 1})]).await);
+        assert!(is(&client, FAIL, &[&failed, &"by hand"]).await);
+        assert!(is(&client, DELETE, &[&deleted]).await);
+    }
+    assert_eq!(show(&client, done).await.result, Some(json!({"n": 1})));
+    assert_eq!(
+        show(&client, failed).await.error,
+        Some(json!({"kind": "outside", "message": "by hand"}))
+    );
+    let by = Some(json!({"by": "rouse"}));
+    assert_eq!(
+        history(&client, done).await[1..],
+        [("succeeded".to_string(), by.clone())]
+    );
+    assert_eq!(
+        history(&client, deleted).await[1..],
+        [
+            ("deleted".to_string(), by.clone()),
+            ("cancelled".to_string(), by)
+        ]
+    );
+
+    for (sql, params, what) in [
+        (
+            COMPLETE,
+            &[&done as &(dyn ToSql + Sync), &json!(2)][..],
+            "succeeded, with another result",
+        ),
+        (COMPLETE, &[&failed, &json!(2)], "ended as failed"),
+        (FAIL, &[&failed, &"else"], "failed, with another message"),
+        (FAIL, &[&done, &"else"], "ended as succeeded"),
+        (DELETE, &[&done], "cannot be deleted any more"),
+        (
+            RESCHEDULE,
+            &[&done, &None::<String>],
+            "cannot be rescheduled any more",
+        ),
+    ] {
+        let (code, text) = refusal(&client, sql, params).await;
+        assert!(
+            code == "55000" && text.contains(what) && text.contains("rouse.retry("),
+            "{sql}: {code} {text}"
+        );
+    }
+    for (sql, params) in [
+        (COMPLETE, &[&9999_i64 as &(dyn ToSql + Sync), &json!(2)][..]),
+        (FAIL, &[&9999_i64, &"x"]),
+        (DELETE, &[&9999_i64]),
+        (RETRY, &[&9999_i64]),
+        (RESCHEDULE, &[&9999_i64, &None::<String>]),
+    ] {
+        let (code, text) = refusal(&client, sql, params).await;
+        assert!(
+            code == "P0002" && text.contains("there is no job 9999 (any more)"),
+            "{sql}: {code} {text}"
+        );
+    }
+    for (sql, code) in [
+        ("SELECT rouse.complete(NULL)", "22023"),
+        ("SELECT rouse.complete(1, NULL)", "22023"),
+        (
+            "SELECT rouse.complete(1, to_jsonb(repeat('x', 4194304)))",
+            "54000",
+        ),
+        ("SELECT rouse.fail(1, '')", "22023"),
+        ("SELECT rouse.fail(1, repeat('x', 16385))", "22023"),
+        ("SELECT rouse.cancel(NULL)", "22023"),
+        ("SELECT rouse.delete(NULL)", "22023"),
+        ("SELECT rouse.retry(NULL)", "22023"),
+        ("SELECT rouse.reschedule(NULL)", "22023"),
+        ("SELECT rouse.reschedule(1, 'infinity')", "22023"),
+        ("SELECT rouse.pause_queue(NULL)", "22023"),
+        ("SELECT rouse.resume_queue('a b')", "22023"),
+        ("SELECT rouse.purge_queue('')", "22023"),
+        ("SELECT rouse.purge_queue('x', 0)", "22023"),
+    ] {
+        assert_eq!(refusal(&client, sql, &[]).await.0, code, "{sql}");
+    }
+}
+
+#[tokio::test]
+async fn a_running_job_can_be_completed_and_failed_and_neither_moved_nor_deleted_nor_retried() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let (a, b) = (
+        enqueue(&client, "x", json!({})).await,
+        enqueue(&client, "x", json!({})).await,
+    );
+    assert_eq!(claim(&store, 7).await, [a, b]);
+    for (sql, params, what) in [
+        (DELETE, &[&a as &(dyn ToSql + Sync)][..], "rouse.cancel("),
+        (RETRY, &[&a], "it is running"),
+        (RESCHEDULE, &[&a, &None::<String>], "it is running"),
+    ] {
+        let (code, text) = refusal(&client, sql, params).await;
+        assert!(code == "55000" && text.contains(what), "{sql}: {text}");
+    }
+    assert!(is(&client, COMPLETE, &[&a, &json!(1)]).await);
+    assert!(is(&client, FAIL, &[&b, &"no"]).await);
+    // What the attempts bring is refused.
+    let late = store
+        .settle(&[succeeded(a), succeeded(b)], Locked::Wait)
+        .await
+        .unwrap();
+    assert!(late.accepted.is_empty(), "{late:?}");
+    assert_eq!(
+        events(&client, a).await,
+        ["requested", "claimed", "succeeded"]
+    );
+    assert_eq!(show(&client, b).await.state, "failed");
+}
+
+fn succeeded(id: i64) -> Settlement {
+    Settlement {
+        id: rouse::job::JobId(id),
+        fence: Fence(7),
+        started_after: None,
+        fate: Fate::Succeeded(JsonText("\"its own\"".into())),
+    }
+}
+
+#[tokio::test]
+async fn who_completes_a_job_while_it_is_settled_gets_what_has_become_of_it() {
+    let db = TestDb::new().await;
+    let (mut holder, client, other) = (db.client().await, db.client().await, db.client().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    let transaction = holder.transaction().await.unwrap();
+    // Holds the row as a settlement does.
+    transaction
+        .query("SELECT rouse.complete($1, '1')", &[&id])
+        .await
+        .unwrap();
+    let (same, another): (&(dyn ToSql + Sync), &(dyn ToSql + Sync)) = (&json!(1), &json!(2));
+    let asked = async { is(&client, COMPLETE, &[&id, same]).await };
+    let refused = async { refusal(&other, COMPLETE, &[&id, another]).await };
+    let ends = async {
+        let watcher = db.client().await;
+        until_true(
+            &watcher,
+            "SELECT count(*) = 2 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        )
+        .await;
+        transaction.commit().await.unwrap();
+    };
+    let (same, (code, _), ()) = tokio::join!(asked, refused, ends);
+    assert!(same);
+    assert_eq!(code, "55000");
+}
+
+#[tokio::test]
+async fn a_running_guest_is_told_at_once_that_its_job_was_completed() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let id = enqueue(&client, "test.sleep", json!({"ms": 600_000})).await;
+    until(&client, id, |job| job.state == "running").await;
+    assert!(is(&client, COMPLETE, &[&id, &json!("from outside")]).await);
+    // The lease lasts a minute and is renewed after 24 s: whoever waits for that does not get there in time.
+    // The only slot is free again when the guest has stopped.
+    tokio::time::timeout(Duration::from_secs(20), worker.drain())
+        .await
+        .expect("nothing runs any more");
+    assert_eq!(show(&client, id).await.result, Some(json!("from outside")));
+}
+
+#[tokio::test]
+async fn a_retry_is_the_same_job_anew_and_there_is_one_at_a_time() {
+    let db = TestDb::new().await;
+    let (client, other) = (db.client().await, db.client().await);
+    let old: i64 = client
+        .query_one(
+            "SELECT rouse.enqueue('x', '{\"n\": 1}', 'q', 'acme', 's', 'high', NULL, 3, 'key', '{gpu}')",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    let (code, text) = refusal(&client, RETRY, &[&old]).await;
+    assert!(code == "55000" && text.contains("it is queued"), "{text}");
+    assert!(is(&client, FAIL, &[&old, &"no"]).await);
+    let params: [&(dyn ToSql + Sync); 1] = [&old];
+    let (mine, theirs) = tokio::join!(
+        client.query_one(RETRY, &params),
+        other.query_one(RETRY, &params)
+    );
+    let (mine, theirs): (i64, i64) = (mine.unwrap().get(0), theirs.unwrap().get(0));
+    assert_eq!(mine, theirs);
+    assert!(
+        is(
+            &client,
+            "SELECT (a.handler, a.payload, a.queue, a.tenant, a.source, a.priority, a.max_attempts, a.unique_key, a.tags, a.id)
+                  = (b.handler, b.payload, b.queue, b.tenant, b.source, b.priority, b.max_attempts, b.unique_key, b.tags, b.retried_from)
+             FROM rouse.job($1) AS a, rouse.job($2) AS b",
+            &[&old, &mine]
+        )
+        .await
+    );
+    assert_eq!(
+        events(&client, old).await,
+        ["requested", "failed", "retried"]
+    );
+    // Its key is taken.
+    assert!(is(&client, DELETE, &[&mine]).await);
+    client
+        .query("SELECT rouse.enqueue('x', unique_key => 'key')", &[])
+        .await
+        .unwrap();
+    let (code, text) = refusal(&client, RETRY, &[&old]).await;
+    assert!(
+        code == "55000" && text.contains("unique key 'key'"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn a_queued_job_can_be_moved_in_time_there_and_back() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    let turn = "SELECT turn FROM rouse.job WHERE id = $1";
+    let now = None::<String>;
+    let (first, later): (Option<i64>, _) = (
+        client.query_one(turn, &[&id]).await.unwrap().get(0),
+        Some("2999-01-01 00:00Z".to_string()),
+    );
+    assert!(is(&client, RESCHEDULE, &[&id, &now]).await);
+    let kept: Option<i64> = client.query_one(turn, &[&id]).await.unwrap().get(0);
+    assert_eq!(kept, first, "what is ready keeps its place");
+    for _ in 0..2 {
+        assert!(is(&client, RESCHEDULE, &[&id, &later]).await);
+    }
+    assert!(claim(&store, 7).await.is_empty());
+    assert!(
+        is(
+            &client,
+            RESCHEDULE,
+            &[&id, &Some("2000-01-01 00:00Z".to_string())]
+        )
+        .await
+    );
+    assert_eq!(claim(&store, 7).await, [id]);
+    assert_eq!(
+        events(&client, id).await,
+        ["requested", "rescheduled", "rescheduled", "claimed"]
+    );
+}
+
+#[tokio::test]
+async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_resumed() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let orphan = enqueue(&client, "x", json!({})).await;
+    assert_eq!(claim(&store, 7).await, [orphan]);
+    client
+        .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '10 min'")
+        .await
+        .unwrap();
+    let ready = enqueue(&client, "x", json!({})).await;
+    let other: i64 = client
+        .query_one("SELECT rouse.enqueue('x', queue => 'other')", &[])
+        .await
+        .unwrap()
+        .get(0);
+    for _ in 0..2 {
+        client
+            .query("SELECT rouse.pause_queue('default')", &[])
+            .await
+            .unwrap();
+    }
+    let orders = orders(&store).await;
+    let looking = Looking {
+        lanes: &orders,
+        catalog_after: 0,
+        catalog_rows: orders.len(),
+        orphaned_within: None,
+        due_within: None,
+        most: 10,
+    };
+    let peek = store.peek(&looking).await.unwrap();
+    assert!(peek.ready.len() == 1 && !peek.orphans, "{peek:?}");
+    let adopted = store.adopt(Fence(8), &orders, 10, 3, None).await.unwrap();
+    assert!(adopted.is_empty());
+    assert_eq!(claim(&store, 9).await, [other]);
+
+    assert!(is(&client, "SELECT rouse.resume_queue('default')", &[]).await);
+    assert!(!is(&client, "SELECT rouse.resume_queue('default')", &[]).await);
+    assert!(!is(&client, "SELECT rouse.resume_queue('never')", &[]).await);
+    // Also for one that looks only at what has run out a moment ago.
+    let within = Some(Duration::from_secs(5));
+    let recent = Looking {
+        orphaned_within: within,
+        ..looking
+    };
+    let peek = store.peek(&recent).await.unwrap();
+    assert!(peek.orphans && peek.ready.len() == 1, "{peek:?}");
+    let adopted = store.adopt(Fence(8), &orders, 10, 3, within).await.unwrap();
+    assert_eq!(adopted.len(), 1);
+    assert_eq!(claim(&store, 10).await, [ready]);
+    let records = client
+        .query(
+            "SELECT event FROM rouse.record WHERE queue = 'default' ORDER BY at",
+            &[],
+        )
+        .await
+        .unwrap();
+    let records: Vec<String> = records.iter().map(|row| row.get(0)).collect();
+    assert_eq!(records, ["paused", "resumed"]);
+}
+
+#[tokio::test]
+async fn a_claim_that_begins_after_the_pause_finds_nothing_and_one_under_way_is_not_waited_for() {
+    let db = TestDb::new().await;
+    let (mut claimer, client, store) = (db.client().await, db.client().await, db.worker().await);
+    enqueue(&client, "x", json!({})).await;
+    // A claim that has its jobs and is not committed.
+    let transaction = claimer.transaction().await.unwrap();
+    transaction
+        .batch_execute(
+            "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = 1, claimed_at = now(),
+                    lease_until = now() + interval '1 min'",
+        )
+        .await
+        .unwrap();
+    let left = enqueue(&client, "x", json!({})).await;
+    client
+        .query("SELECT rouse.pause_queue('default')", &[])
+        .await
+        .unwrap();
+    assert!(claim(&store, 7).await.is_empty());
+    transaction.commit().await.unwrap();
+    assert_eq!(show(&client, left).await.state, "queued");
+    assert!(claim(&store, 7).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_worker_that_sleeps_takes_up_a_queue_that_is_resumed() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .query("SELECT rouse.pause_queue('default')", &[])
+        .await
+        .unwrap();
+    let id = enqueue(&client, "test.echo", json!({})).await;
+    let settings = Settings {
+        poll_max: Duration::from_secs(60),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    assert_eq!(show(&client, id).await.state, "queued");
+    client
+        .query("SELECT rouse.resume_queue('default')", &[])
+        .await
+        .unwrap();
+    until(&client, id, |job| job.state == "succeeded").await;
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_purge_takes_ready_jobs_in_batches_and_nothing_else() {
+    let db = TestDb::new().await;
+    let (mut client, store) = (db.client().await, db.worker().await);
+    let running = enqueue(&client, "x", json!({})).await;
+    assert_eq!(claim(&store, 7).await, [running]);
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue('x', run_at => now() + interval '1 h'), rouse.enqueue('x', queue => 'other');
+             SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[12]));
+             SELECT rouse.enqueue_many('y', array_fill('{}'::jsonb, ARRAY[12]))",
+        )
+        .await
+        .unwrap();
+    // One that somebody is dealing with is left.
+    let mut holder = db.client().await;
+    let held = holder.transaction().await.unwrap();
+    held.query(
+        "SELECT FROM rouse.job WHERE state = 'queued' AND turn IS NOT NULL ORDER BY id DESC LIMIT 1 FOR UPDATE",
+        &[],
+    )
+    .await
+    .unwrap();
+    let mut purged = Vec::new();
+    while purged.last() != Some(&0) {
+        let row = client
+            .query_one("SELECT rouse.purge_queue('default', 10)", &[])
+            .await
+            .unwrap();
+        purged.push(row.get::<_, i32>(0));
+    }
+    assert_eq!(purged, [10, 10, 3, 0]);
+    held.commit().await.unwrap();
+    let transaction = client.transaction().await.unwrap();
+    let row = transaction
+        .query_one(
+            "SELECT (SELECT count(*) FROM rouse.job), (SELECT count(*) FROM rouse.finished WHERE state = 'cancelled'),
+                    (SELECT array_agg((detail->>'jobs')::integer ORDER BY at) FROM rouse.record WHERE event = 'purged')",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (4, 23));
+    assert_eq!(row.get::<_, Vec<i32>>(2), [10, 10, 3]);
+}
+
+#[tokio::test]
+async fn queues_and_backlog_say_how_much_waits_and_since_when_and_who_can_take_it() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[10005]), queue => 'q', tags => '{gpu}');
+             SELECT rouse.enqueue('x', queue => 'q'), rouse.enqueue('y', queue => 'q', run_at => now() + interval '1 h');
+             UPDATE rouse.worker SET handlers = '{x}', slots = 4",
+        )
+        .await
+        .unwrap();
+    assert_eq!(claim(&store, 7).await.len(), 100);
+    let row = client
+        .query_one(
+            "SELECT ready, scheduled, running, at_least, oldest_wait > '0', paused_at IS NULL FROM rouse.queues WHERE name = 'q'",
+            &[],
+        )
+        .await
+        .unwrap();
+    let counts: (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
+    assert!(
+        counts == (9_906, 1, 100) || counts == (9_905, 1, 100),
+        "{counts:?}"
+    );
+    assert!(!row.get::<_, bool>(3) && row.get::<_, bool>(4) && row.get::<_, bool>(5));
+    client
+        .query("SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[200]), queue => 'q', tags => '{gpu}')", &[])
+        .await
+        .unwrap();
+    let rows = client
+        .query("SELECT handler, tags, ready, scheduled, at_least, workers, slots FROM rouse.backlog ORDER BY 1, 2", &[])
+        .await
+        .unwrap();
+    let rows: Vec<(String, Vec<String>, bool, i64, i64)> = rows
+        .iter()
+        .map(|row| (row.get(0), row.get(1), row.get(4), row.get(5), row.get(6)))
+        .collect();
+    let gpu = vec!["gpu".to_string()];
+    let expected = [
+        ("x".to_string(), vec![], false, 1, 4),
+        ("x".to_string(), gpu, true, 0, 0),
+        ("y".to_string(), vec![], false, 0, 0),
+    ];
+    // The plain lane may have been claimed empty.
+    assert!(
+        rows.iter().all(|row| expected.contains(row)) && rows.len() >= 2,
+        "{rows:?}"
+    );
+}
+
+#[tokio::test]
+async fn the_commands_do_it_and_say_so_with_their_exit_codes() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let url = db.url();
+    let rouse = |args: &[&str]| {
+        let (status, output) = Host::rouse(args, &[("DATABASE_URL", &url)]).exit(PATIENCE);
+        (status.code().unwrap(), output)
+    };
+    let ids: Vec<String> = {
+        let mut ids = Vec::new();
+        for _ in 0..4 {
+            ids.push(enqueue(&client, "x", json!({})).await.to_string());
+        }
+        ids
+    };
+    let [a, b, c, d] = [&ids[0], &ids[1], &ids[2], &ids[3]].map(String::as_str);
+    for (args, code, what) in [
+        (&["job", "complete", a, "{\"n\": 1}"][..], 0, "is succeeded"),
+        (&["job", "complete", a, "2"], 6, "with another result"),
+        (&["job", "complete", a, "{"], 1, "the result is no JSON"),
+        (&["job", "cancel", a], 6, "has ended as succeeded"),
+        (&["job", "cancel", "9999"], 3, "no job 9999"),
+        (
+            &["job", "cancel", b, "--json"],
+            0,
+            "\"state\":\"cancelled\"",
+        ),
+        (&["job", "fail", c, "by hand"], 0, "is failed"),
+        (&["job", "retry", c, "--json"], 0, "\"retried_from\""),
+        (&["job", "retry", "9999"], 3, "there is no job 9999"),
+        (&["job", "reschedule", d, "--in", "2h"], 0, "is queued"),
+        (
+            &["job", "reschedule", d, "--at", "2999-01-01T00:00Z"],
+            0,
+            "is queued",
+        ),
+        (&["job", "reschedule", d], 0, "is queued"),
+        (&["job", "reschedule", a], 6, "cannot be rescheduled"),
+        (&["job", "show", c], 0, "by rouse: by hand"),
+        (&["job", c], 0, "by rouse: by hand"),
+        (&["job", "show", "9999"], 3, "no job 9999"),
+        (&["job", "ls", "--state", "failed"], 0, c),
+        (&["job", "ls", "--limit", "1", "--json"], 0, "\"more\":true"),
+        (&["job", "ls", "--limit", "1"], 0, "there are more"),
+        (&["queue", "pause", "default"], 0, "is paused since"),
+        (&["queue", "pause", "never"], 0, "nothing was ever enqueued"),
+        (&["queue", "ls"], 0, "paused since"),
+        (&["queue", "ls", "--json"], 0, "\"ready\":2"),
+        (&["queue", "resume", "default"], 0, "goes on"),
+        (&["queue", "resume", "default"], 0, "was not paused"),
+        (&["queue", "purge", "default"], 2, "--confirm"),
+        (
+            &["queue", "purge", "default", "--confirm", "--json"],
+            0,
+            "\"purged\":2",
+        ),
+        (&["queue", "pause", "a b"], 1, "is no queue name"),
+        (&["job", "delete", d], 0, "is cancelled"),
+    ] {
+        let (exit, output) = rouse(args);
+        assert!(
+            exit == code && output.contains(what),
+            "{args:?}: exit {exit}: {output}"
+        );
+    }
+}
