@@ -309,6 +309,24 @@ async fn a_worker_whose_life_is_over_stops_what_runs_and_begins_a_new_one() {
 }
 
 #[tokio::test]
+async fn a_worker_that_the_database_has_forgotten_registers_again() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    // As after a restore; its next claim is refused.
+    client
+        .batch_execute("DELETE FROM rouse.worker; DELETE FROM rouse.sleeper")
+        .await
+        .unwrap();
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    let lives = states(&client).await;
+    assert_eq!(lives.len(), 1, "{lives:?}");
+    worker.drain().await;
+}
+
+#[tokio::test]
 async fn of_two_hosts_with_the_same_id_and_key_the_first_stops() {
     let db = TestDb::new().await;
     let client = db.client().await;

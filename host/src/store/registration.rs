@@ -1,6 +1,7 @@
 //! One life of a worker, as the database knows it; and the key by which it knows it again.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -102,16 +103,16 @@ impl StoreError {
         self.code().is_some_and(|code| codes.contains(&code.code()))
     }
 
-    /// True where this life of the worker is over: it was not heard of for too long. It has to register
-    /// again, and all that it has claimed is lost.
+    /// True where this life of the worker is over: it was not heard of for too long, or the database has
+    /// forgotten it (it was restored, for instance). It has to register again (SPEC row A2), and all that it has
+    /// claimed is lost.
     pub fn is_over(&self) -> bool {
-        self.is(&[OVER])
+        self.is(&[OVER, UNKNOWN])
     }
 
-    /// True where another host has this worker's id and key, or the database does not know it: nothing that
-    /// this host does can help.
+    /// True where another host has this worker's id and key: nothing that this host does can help.
     pub fn is_superseded(&self) -> bool {
-        self.is(&[SUPERSEDED, UNKNOWN])
+        self.is(&[SUPERSEDED])
     }
 
     /// True where a host that lives has the worker id already.
@@ -150,7 +151,7 @@ impl Store {
             .first()
             .expect("a function with OUT parameters returns one row");
         let incarnation = Incarnation(row.get(0));
-        self.identity.store(Some(std::sync::Arc::new(Identity {
+        self.identity.store(Some(Arc::new(Identity {
             incarnation,
             key: worker.key.clone(),
         })));

@@ -115,21 +115,22 @@ fn cpu_time() -> Duration {
 pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     let (mut asked, mut used) = (Instant::now(), cpu_time());
     let mut changes = shared.catalog.changed();
+    // Nor is a worker that drains to be taken for one that claims: it says so once, at once.
+    let mut draining = false;
     loop {
         tokio::select! {
             () = tokio::time::sleep(every) => {}
             () = shared.doubts.notified() => {}
             // The others are to know at once what this worker can run. The catalog lives as long as the worker.
             _ = changes.changed() => shared.wakeups.ring(None),
-            // Nor is it to be taken for one that claims.
-            () = shared.stop.drain.cancelled(), if !shared.drains_openly() => shared.says_that_it_drains(),
+            () = shared.stop.drain.cancelled(), if !draining => {}
         }
         let (now, cpu) = (Instant::now(), cpu_time());
         let cores = (cpu - used).as_secs_f64() / (now - asked).as_secs_f64().max(0.001);
         (asked, used) = (now, cpu);
         let stats = shared.tally.stats(&shared, Some(cores));
         let capabilities = capabilities(&shared.catalog.current());
-        let draining = shared.stop.is_stopping();
+        draining = shared.stop.is_stopping();
         match shared
             .store
             .heartbeat(&capabilities, &stats, draining)

@@ -2,7 +2,7 @@
 //!
 //! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run → `RunEnd` → `Outcome` → settle.
 //! Around it run loops, each in its own file: the claimer, the slots, the settler, the leases,
-//! the wakeups and the upkeep. They share `Shared` and nothing else.
+//! the wakeups, the heartbeats and the upkeep. They share `Shared` and nothing else.
 //!
 //! Promises: at least once (an attempt whose lease is lost may run twice); a job is settled at
 //! most once, by the owner of its fence; no time of this machine's clock decides anything.
@@ -103,8 +103,6 @@ struct Shared {
     doubts: Notify,
     /// The number of the life that goes on.
     reborn: watch::Sender<Incarnation>,
-    /// True once the others have been told that this worker drains.
-    drains_openly: AtomicBool,
     /// Why this worker cannot go on at all.
     fatal: OnceLock<String>,
     settlements: mpsc::Sender<settler::Ended>,
@@ -120,14 +118,6 @@ impl Shared {
             self.doubts.notify_one();
         }
         doubted
-    }
-
-    fn drains_openly(&self) -> bool {
-        self.drains_openly.load(Ordering::Relaxed)
-    }
-
-    fn says_that_it_drains(&self) {
-        self.drains_openly.store(true, Ordering::Relaxed);
     }
 }
 
@@ -178,7 +168,6 @@ pub async fn run(
         tally: life::Tally::new(),
         doubts: Notify::new(),
         reborn: watch::Sender::new(incarnation),
-        drains_openly: AtomicBool::new(false),
         fatal: OnceLock::new(),
         settlements,
         attempts: TaskTracker::new(),
