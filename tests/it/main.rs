@@ -2,9 +2,11 @@
 
 mod support;
 
+mod adopt;
 mod enqueue;
 mod looking;
 mod migrations;
+mod partitions;
 mod plans;
 mod roles;
 mod settle;

@@ -2,58 +2,13 @@
 
 use std::time::Duration;
 
-use rouse::job::{AbortReason, Fence, JobId, LaneId, State};
-use rouse::store::{
-    ClaimOrder, ClaimedJob, Fate, JsonText, Locked, Refusal, Renewal, Settlement, Store,
-};
+use rouse::job::{AbortReason, Fence, JobId, State};
+use rouse::store::{Fate, JsonText, Locked, Refusal, Renewal};
 use serde_json::json;
-use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::worker::{enqueue, show};
-
-fn result(text: &str) -> Fate {
-    Fate::Succeeded(JsonText(text.into()))
-}
-
-fn settlement(job: &ClaimedJob, fate: Fate) -> Settlement {
-    Settlement {
-        id: job.id,
-        fence: job.fence,
-        started_after: Some(Duration::from_millis(1)),
-        fate,
-    }
-}
-
-async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
-    let lanes = store.lanes_after(i64::MIN).await.unwrap();
-    lanes
-        .iter()
-        .map(|lane| ClaimOrder {
-            lane: lane.id,
-            after: i64::MIN,
-            lease_ms,
-        })
-        .collect()
-}
-
-async fn claim(store: &Store, wanted: usize) -> Vec<ClaimedJob> {
-    let orders = orders(store, 60_000).await;
-    store.claim(Fence(rand()), &orders, wanted).await.unwrap()
-}
-
-fn rand() -> i64 {
-    use std::hash::{BuildHasher as _, RandomState};
-    RandomState::new().hash_one(0) as i64
-}
-
-async fn events(client: &Client, id: i64) -> Vec<String> {
-    let rows = client
-        .query("SELECT event FROM rouse.history($1)", &[&id])
-        .await
-        .unwrap();
-    rows.iter().map(|row| row.get(0)).collect()
-}
+use crate::support::claims::{claim, result, settlement};
+use crate::support::worker::{enqueue, events, show};
 
 #[tokio::test]
 async fn jobs_of_a_lane_are_claimed_in_their_order_and_only_once() {
@@ -268,6 +223,7 @@ async fn a_claim_that_is_given_back_counts_as_never_made() {
         .unwrap();
     let shown = show(&client, id).await;
     assert_eq!((shown.state.as_str(), shown.attempt), ("queued", 0));
+    assert_eq!(events(&client, id).await, ["requested", "released"]);
     let again = claim(&store, 1).await.remove(0);
     assert_eq!(again.attempt.0, 1);
     assert!(again.turn > job.turn, "no cursor has passed its new turn");
@@ -413,6 +369,10 @@ async fn a_renewal_says_why_a_job_is_this_workers_no_more() {
         .unwrap()
         .get(0);
     assert!(left > 110.0, "the lease is longer now: {left}");
+    assert_eq!(
+        events(&client, jobs[0].id.0).await,
+        ["requested", "claimed", "renewed"]
+    );
 
     // Somebody has it locked: no news, and no waiting.
     let transaction = client.transaction().await.unwrap();
@@ -425,167 +385,6 @@ async fn a_renewal_says_why_a_job_is_this_workers_no_more() {
         .unwrap();
     let answers = store.renew(&renewals[..1]).await.unwrap();
     assert_eq!(answers, [(jobs[0].id, Some(Refusal::Busy))]);
-}
-
-async fn expire(client: &Client, id: JobId) {
-    client
-        .execute(
-            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE id = $1 AND state = 'running'",
-            &[&id.0],
-        )
-        .await
-        .unwrap();
-}
-
-#[tokio::test]
-async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() {
-    let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.worker().await);
-    let id = enqueue(&client, "x", json!({})).await;
-    let orders = orders(&store, 60_000).await;
-    let adopt = async || {
-        store
-            .adopt(Fence(rand()), &orders, 10, 3, None)
-            .await
-            .unwrap()
-    };
-    let first = claim(&store, 1).await.remove(0);
-    assert!(adopt().await.is_empty(), "its lease has not run out");
-
-    expire(&client, first.id).await;
-    let second = adopt().await.remove(0);
-    assert_eq!(
-        (second.attempt.0, second.lost),
-        (2, 1),
-        "the first loss is taken up at once"
-    );
-    let stale = store
-        .settle(&[settlement(&first, result("1"))], Locked::Wait)
-        .await
-        .unwrap();
-    assert!(
-        stale.accepted.is_empty(),
-        "the old owner has no say any more"
-    );
-
-    expire(&client, first.id).await;
-    assert!(adopt().await.is_empty(), "after a second loss it waits");
-    assert_eq!(show(&client, id).await.state, "queued");
-    client
-        .execute(
-            "UPDATE rouse.job SET available_at = now() WHERE id = $1",
-            &[&id],
-        )
-        .await
-        .unwrap();
-    store.promote(None).await.unwrap();
-    let third = claim(&store, 1).await.remove(0);
-    assert_eq!((third.attempt.0, third.lost), (3, 2));
-
-    expire(&client, first.id).await;
-    assert!(adopt().await.is_empty());
-    let shown = show(&client, id).await;
-    assert_eq!(shown.state, "failed");
-    let error = shown.error.unwrap();
-    assert_eq!(error["kind"], "lost");
-    assert!(
-        error["message"].as_str().unwrap().contains("3 times"),
-        "{error}"
-    );
-    assert_eq!(
-        events(&client, id).await,
-        [
-            "requested",
-            "claimed",
-            "lost",
-            "claimed",
-            "lost",
-            "claimed",
-            "failed"
-        ]
-    );
-}
-
-#[tokio::test]
-async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
-    let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.worker().await);
-    enqueue(&client, "x", json!({})).await;
-    let job = claim(&store, 1).await.remove(0);
-    expire(&client, job.id).await;
-    let other = [ClaimOrder {
-        lane: LaneId(job.lane.0 ^ 1),
-        after: 0,
-        lease_ms: 1000,
-    }];
-    let adopted = store.adopt(Fence(1), &other, 10, 3, None).await.unwrap();
-    assert!(adopted.is_empty());
-}
-
-#[tokio::test]
-async fn old_partitions_are_dropped_and_one_that_is_being_read_is_left_for_later() {
-    let db = TestDb::new().await;
-    let (mut reader, client, store) = (db.client().await, db.client().await, db.worker().await);
-    client
-        .batch_execute(
-            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
-             CREATE TABLE rouse.attempt_20200101 PARTITION OF rouse.attempt FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')",
-        )
-        .await
-        .unwrap();
-    let transaction = reader.transaction().await.unwrap();
-    transaction
-        .query("SELECT FROM rouse.finished", &[])
-        .await
-        .unwrap();
-    assert_eq!(
-        store.drop_partitions(7).await.unwrap(),
-        (1, 1),
-        "dropped, in use"
-    );
-    transaction.rollback().await.unwrap();
-    assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 0));
-    assert_eq!(
-        store.drop_partitions(7).await.unwrap(),
-        (0, 0),
-        "recent ones stay"
-    );
-    assert_eq!(
-        store.prepare_partitions().await.unwrap(),
-        0,
-        "they are there already"
-    );
-}
-
-#[tokio::test]
-async fn what_was_dropped_stays_locked_while_at_most_one_other_partition_is_waited_for() {
-    let db = TestDb::new().await;
-    let (mut reader, client, store) = (db.client().await, db.client().await, db.worker().await);
-    for day in 1..=4 {
-        let sql = format!(
-            "CREATE TABLE rouse.finished_2020010{day} PARTITION OF rouse.finished
-             FOR VALUES FROM ('2020-01-0{day}') TO ('2020-01-0{}')",
-            day + 1
-        );
-        client.batch_execute(&sql).await.unwrap();
-    }
-    let transaction = reader.transaction().await.unwrap();
-    transaction
-        .batch_execute("SELECT FROM rouse.finished_20200102; SELECT FROM rouse.finished_20200103")
-        .await
-        .unwrap();
-    assert_eq!(
-        store.drop_partitions(7).await.unwrap(),
-        (1, 1),
-        "the first is dropped, the second is in use, and that is all"
-    );
-    assert_eq!(
-        store.drop_partitions(7).await.unwrap(),
-        (1, 2),
-        "nothing is locked while it waits for those in use; then the last is dropped"
-    );
-    transaction.rollback().await.unwrap();
-    assert_eq!(store.drop_partitions(7).await.unwrap(), (2, 0));
 }
 
 #[tokio::test]

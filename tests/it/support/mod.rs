@@ -1,6 +1,7 @@
 //! What the tests stand on: a private Postgres, a database per test, the `rouse` binary as a child.
 
 mod attempt;
+pub(crate) mod claims;
 mod cluster;
 pub(crate) mod database;
 mod host;

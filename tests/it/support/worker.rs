@@ -146,6 +146,15 @@ pub(crate) async fn enqueue(client: &Client, handler: &str, payload: Value) -> i
         .get(0)
 }
 
+/// What has happened to a job, oldest first.
+pub(crate) async fn events(client: &Client, id: i64) -> Vec<String> {
+    let rows = client
+        .query("SELECT event FROM rouse.history($1)", &[&id])
+        .await
+        .expect("its history can be read");
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
 /// One job, as the database shows it.
 #[derive(Debug)]
 pub(crate) struct Shown {
