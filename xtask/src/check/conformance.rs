@@ -1,4 +1,4 @@
-//! Checks that docs/conformance.md has every row of the specification and names only files that exist.
+//! Checks that docs/conformance.md has every row of the specification and names only files and tests that exist.
 
 use std::fs;
 use std::path::Path;
@@ -20,14 +20,23 @@ const PARTS: [(char, u32); 7] = [
 
 pub(crate) fn check(root: &Path) -> Result<()> {
     let text = fs::read_to_string(root.join(TABLE)).with_context(|| format!("read {TABLE}"))?;
-    let faults = faults(&text, |file| root.join(file).exists());
+    let has_test = |module: &str, name: &str| {
+        // A module that is not there is no module of tests: the name is of something else.
+        fs::read_to_string(root.join(format!("tests/it/{module}.rs")))
+            .map_or(true, |code| code.contains(&format!("fn {name}(")))
+    };
+    let faults = faults(&text, |file| root.join(file).exists(), has_test);
     if !faults.is_empty() {
         bail!("{TABLE}: {}", faults.join("; "));
     }
     Ok(())
 }
 
-fn faults(text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
+fn faults(
+    text: &str,
+    exists: impl Fn(&str) -> bool,
+    has_test: impl Fn(&str, &str) -> bool,
+) -> Vec<String> {
     let rows: Vec<Vec<&str>> = text.lines().filter_map(cells).collect();
     let mut faults = Vec::new();
     for (part, count) in PARTS {
@@ -41,6 +50,14 @@ fn faults(text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
         }
     }
     for row in rows {
+        for (module, name) in row.iter().flat_map(|cell| tests(cell)) {
+            if !has_test(module, name) {
+                faults.push(format!(
+                    "row {} names the test {module}::{name}, which does not exist",
+                    row[0]
+                ));
+            }
+        }
         for file in row.iter().flat_map(|cell| files(cell)) {
             if !exists(file) {
                 faults.push(format!("row {} names {file}, which does not exist", row[0]));
@@ -58,6 +75,19 @@ fn cells(line: &str) -> Option<Vec<&str>> {
     let is_id =
         letter.starts_with(|c: char| c.is_ascii_uppercase()) && number.parse::<u32>().is_ok();
     is_id.then_some(cells)
+}
+
+/// What stands in backticks and looks like a test of `tests/it`: `module::name`.
+fn tests(cell: &str) -> impl Iterator<Item = (&str, &str)> {
+    let is_word = |text: &str| {
+        text.bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+    };
+    cell.split('`')
+        .skip(1)
+        .step_by(2)
+        .filter_map(|code| code.split_once("::"))
+        .filter(move |(module, name)| is_word(module) && is_word(name))
 }
 
 /// What stands in backticks and looks like a path: it has a slash, or ends like a file of ours.
@@ -85,14 +115,17 @@ mod tests {
 
     #[test]
     fn a_table_with_every_row_has_no_faults() {
-        assert_eq!(faults(&whole_table(), |_| false), Vec::<String>::new());
+        assert_eq!(
+            faults(&whole_table(), |_| false, |_, _| false),
+            Vec::<String>::new()
+        );
     }
 
     #[test]
     fn a_missing_and_a_repeated_row_are_faults() {
         let table = whole_table().replace("| Q10 |", "| Q9 |");
         assert_eq!(
-            faults(&table, |_| true),
+            faults(&table, |_| true, |_, _| true),
             ["row Q9 is there more than once", "row Q10 is missing"]
         );
     }
@@ -104,8 +137,20 @@ mod tests {
             "| C1 | `rouse dev` | `host/src/cli/dev.rs`, `host/src/gone.rs` | `it::a_test` |",
         );
         assert_eq!(
-            faults(&table, |file| file == "host/src/cli/dev.rs"),
+            faults(&table, |file| file == "host/src/cli/dev.rs", |_, _| true),
             ["row C1 names host/src/gone.rs, which does not exist"]
+        );
+    }
+
+    #[test]
+    fn a_test_that_does_not_exist_is_a_fault() {
+        let table = whole_table().replace(
+            "| C1 | w | not yet | |",
+            "| C1 | w | `job::decide()` | `it::a_test`, `it::another` |",
+        );
+        assert_eq!(
+            faults(&table, |_| true, |_, name| name == "a_test"),
+            ["row C1 names the test it::another, which does not exist"]
         );
     }
 }
