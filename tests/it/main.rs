@@ -12,6 +12,7 @@ mod roles;
 mod settle;
 mod wakeups;
 
+mod middleware;
 mod outcomes;
 mod outside;
 mod steps;
@@ -20,6 +21,7 @@ mod worker;
 mod workers;
 
 mod folder;
+mod sandbox_abort;
 mod sandbox_guest;
 mod sandbox_reuse;
 mod sandbox_run;

@@ -97,6 +97,7 @@ fn assemble(imports: &str, describe: &str, text: &str, run: &str) -> Vec<u8> {
     let wat = format!(
         r#"(module
         (import "rouse:handler/context@0.1.0" "log" (func $log (param i32 i32 i32)))
+        (import "rouse:handler/context@0.1.0" "progress" (func $progress (param i32 i32 i32)))
         (import "rouse:handler/context@0.1.0" "panicked" (func $panicked (param i32 i32 i32 i32)))
         (import "rouse:handler/context@0.1.0" "abort" (func $abort (result i32)))
         (import "rouse:handler/context@0.1.0" "[method]abort-signal.subscribe"

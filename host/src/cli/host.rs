@@ -189,6 +189,7 @@ impl Host {
             listen_at,
             sandbox: self.sandbox,
             catalog: self.catalog,
+            middlewares: Vec::new(),
         };
         let done = worker::run(self.settings, parts, health, stop).await;
         http_stop.cancel();

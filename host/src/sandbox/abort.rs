@@ -30,6 +30,7 @@ struct Signal {
 #[derive(Debug, Clone, Copy)]
 struct Turned {
     reason: AbortReason,
+    at: Instant,
     kill_at: Instant,
 }
 
@@ -42,10 +43,17 @@ impl AbortHandle {
     /// Turns the signal. When it has turned already, the first reason stays, and the hard stop
     /// only ever moves closer: a lost lease ends the grace of a time-out.
     pub fn abort(&self, reason: AbortReason, grace: Duration) {
-        let kill_at = Instant::now() + grace.min(GRACE_MAX);
+        let at = Instant::now();
+        let kill_at = at + grace.min(GRACE_MAX);
         let mut turned = self.lock();
         match &mut *turned {
-            None => *turned = Some(Turned { reason, kill_at }),
+            None => {
+                *turned = Some(Turned {
+                    reason,
+                    at,
+                    kill_at,
+                });
+            }
             Some(turned) if kill_at < turned.kill_at => turned.kill_at = kill_at,
             Some(_) => return,
         }
@@ -56,6 +64,11 @@ impl AbortHandle {
     /// Why the attempt has to stop; none while it may go on.
     pub fn reason(&self) -> Option<AbortReason> {
         self.lock().map(|turned| turned.reason)
+    }
+
+    /// How long ago the signal turned; none while the attempt may go on.
+    pub fn turned_for(&self) -> Option<Duration> {
+        self.lock().map(|turned| turned.at.elapsed())
     }
 
     /// How long until the hard stop; none while the attempt may go on.

@@ -18,6 +18,11 @@ impl BootTime {
         ))
     }
 
+    /// How long after an earlier moment this is.
+    pub(super) fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
     pub(super) fn plus(self, later: Duration) -> Self {
         Self(self.0.saturating_add(later))
     }

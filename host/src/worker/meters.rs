@@ -5,6 +5,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
+use super::middleware::{Metered, Middleware, Traced};
+
 /// What can become of an attempt, as `rouse_attempts_total` says it. `refused`: its lease was lost,
 /// and the database said so; `dropped`: the worker knew it already.
 const OUTCOMES: [&str; 8] = [
@@ -21,8 +23,8 @@ const OUTCOMES: [&str; 8] = [
 /// What is counted of all attempts.
 pub(super) struct Meters {
     pub(super) claimed: Counter,
-    pub(super) running: Gauge,
-    pub(super) wait_seconds: Histogram,
+    running: Gauge,
+    wait_seconds: Histogram,
     pub(super) settle_batch_jobs: Histogram,
     handlers: RwLock<HashMap<String, Arc<HandlerMeters>>>,
 }
@@ -43,6 +45,17 @@ impl Meters {
             settle_batch_jobs: histogram!("rouse_settle_batch_jobs"),
             handlers: RwLock::default(),
         }
+    }
+
+    /// Rouse's own middlewares, around these.
+    pub(super) fn around(&self, inner: Vec<Arc<dyn Middleware>>) -> Vec<Arc<dyn Middleware>> {
+        let metered = Metered {
+            running: self.running.clone(),
+            wait_seconds: self.wait_seconds.clone(),
+        };
+        let mut all: Vec<Arc<dyn Middleware>> = vec![Arc::new(Traced), Arc::new(metered)];
+        all.extend(inner);
+        all
     }
 
     /// The counters of this handler.

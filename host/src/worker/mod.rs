@@ -1,6 +1,7 @@
 //! Where store and sandbox meet: claims jobs, runs their attempts, settles the outcomes.
 //!
-//! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run → `RunEnd` → `Outcome` → settle.
+//! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run (within the middlewares) → `RunEnd` →
+//! `Outcome` → settle.
 //! Around it run loops, each in its own file: the claimer, the slots, the settler, the leases,
 //! the wakeups, the heartbeats, the progress and the upkeep. They share `Shared` and nothing else.
 //!
@@ -12,12 +13,14 @@ mod attempt;
 mod boottime;
 mod claimer;
 mod claims;
+mod events;
 mod journal;
 mod lanes;
 mod leases;
 mod life;
 mod look;
 mod meters;
+mod middleware;
 mod policy;
 mod poll;
 mod prefetch;
@@ -39,6 +42,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
+pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
 pub use settings::Settings;
 
@@ -46,6 +50,7 @@ use crate::job::{AbortReason, Incarnation};
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, StoreError};
+use boottime::BootTime;
 
 /// What a worker stands on.
 pub struct Parts {
@@ -57,6 +62,8 @@ pub struct Parts {
     pub sandbox: Arc<Sandbox>,
     /// The handlers.
     pub catalog: Arc<Catalog>,
+    /// What is to happen around each attempt, the outermost first.
+    pub middlewares: Vec<Arc<dyn Middleware>>,
 }
 
 /// Tells a running worker to stop. Dropping it does not.
@@ -92,6 +99,7 @@ struct Shared {
     catalog: Arc<Catalog>,
     slots: slots::Slots,
     meters: meters::Meters,
+    middlewares: Vec<Arc<dyn Middleware>>,
     /// Somebody wants the claimer to look now.
     wakeups: wakeups::Wakeups,
     /// True while the listening connection stands.
@@ -144,6 +152,7 @@ pub async fn run(
         listen_at,
         sandbox,
         catalog,
+        middlewares,
     } = parts;
     store
         .prepare_partitions()
@@ -157,9 +166,11 @@ pub async fn run(
     health.database_answers.store(true, Ordering::Relaxed);
 
     let (settlements, ended) = mpsc::channel(settler::QUEUE_MAX);
+    let meters = meters::Meters::new();
     let shared = Arc::new(Shared {
         slots: slots::Slots::new(settings.slots),
-        meters: meters::Meters::new(),
+        middlewares: meters.around(middlewares),
+        meters,
         settings,
         store,
         sandbox,
