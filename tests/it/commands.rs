@@ -496,6 +496,14 @@ async fn serve_answers_for_its_health_and_counts_what_it_does() {
         metrics.contains("rouse_attempts_total{handler=\"noop\",outcome=\"succeeded\"} 1"),
         "{metrics}"
     );
+    // The host has asked the database at its start.
+    for shown in [
+        "rouse_dead_rows ",
+        "rouse_xmin_age_transactions ",
+        "rouse_oldest_transaction_seconds ",
+    ] {
+        assert!(metrics.contains(shown), "{shown}: {metrics}");
+    }
 
     let second = Host::rouse(
         &[

@@ -10,6 +10,7 @@ mod partitions;
 mod plans;
 mod roles;
 mod settle;
+mod vitals;
 mod wakeups;
 
 mod middleware;

@@ -144,7 +144,9 @@ async fn every_transition_is_an_event_with_the_same_fields() {
         output
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-            .filter(|line| line["target"] == "rouse::job" && line["job.id"] == id.to_string())
+            .filter(|line| {
+                line["target"] == "rouse::job" && line["job.id"].as_str() == Some(&id.to_string())
+            })
             .map(|line| {
                 assert_eq!(line["worker.id"], "seen", "{line}");
                 assert!(line["handler"].is_string(), "{line}");

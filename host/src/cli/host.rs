@@ -169,7 +169,10 @@ impl Host {
         // Whether anybody can ask for them or not: samples pile up otherwise.
         let metrics = self.metrics.clone();
         tokio::spawn(async move { metrics.keep_up().await });
-        let health = Health::default();
+        let health = Health {
+            metrics_asked: self.metrics.asked(),
+            ..Health::default()
+        };
         let readiness = readiness(&health, &self.catalog, &stop);
         let http_stop = CancellationToken::new();
         let http = self.http.map(|listener| {

@@ -109,6 +109,9 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) {
     let started_after = Some(claim.received.elapsed());
     let run = sandbox_run(shared, &mut claim, &handler, &policy, &meters).await;
     let outcome = outcome(shared, &claim, run, &policy);
+    if let Outcome::Retry { error, .. } | Outcome::Ended { error, .. } = &outcome {
+        meters.count_error(error.kind);
+    }
     settle(shared, &claim, meters, started_after, outcome).await;
 }
 

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use metrics::counter;
+
 use super::Shared;
 use super::ageing::{KNOWN_MAX, Overdue};
 use super::attempt::Claim;
@@ -103,6 +105,7 @@ impl<'a> Claims<'a> {
                 within,
             )
             .await?;
+        counter!("rouse_jobs_adopted_total").increment(jobs.len() as u64);
         Ok(self.dispatch(jobs, asked, true))
     }
 

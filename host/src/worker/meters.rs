@@ -5,6 +5,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
+use crate::job::ErrorKind;
+
 use super::middleware::{Metered, Middleware, Traced};
 
 /// What can become of an attempt, as `rouse_attempts_total` says it. `refused`: its lease was lost,
@@ -85,6 +87,12 @@ impl Meters {
 }
 
 impl HandlerMeters {
+    /// Counts why an attempt did not succeed.
+    pub(super) fn count_error(&self, kind: ErrorKind) {
+        counter!("rouse_attempt_errors_total", "handler" => self.handler.clone(), "kind" => kind.as_str())
+            .increment(1);
+    }
+
     /// Counts what became of an attempt: one of [`OUTCOMES`].
     pub(super) fn count(&self, outcome: &str) {
         let place = OUTCOMES.iter().position(|one| *one == outcome);

@@ -30,6 +30,7 @@ mod settler;
 mod sleeper;
 mod slots;
 mod upkeep;
+mod vitals;
 mod wakeups;
 
 use std::pin::Pin;
@@ -108,6 +109,7 @@ struct Shared {
     listens_anew: AtomicBool,
     /// True while the last word from the database was a good one.
     database_answers: Arc<AtomicBool>,
+    metrics_asked: Arc<AtomicBool>,
     leases: leases::Leases,
     progress: progress::Progress,
     tally: life::Tally,
@@ -133,11 +135,13 @@ impl Shared {
     }
 }
 
-/// A worker's health, for `/readyz`.
+/// A worker's health, for `/readyz` and `/metrics`.
 #[derive(Clone, Default)]
 pub struct Health {
     /// True while the last word from the database was a good one.
     pub database_answers: Arc<AtomicBool>,
+    /// Somebody has asked for the metrics, and wants them to be up to date the next time.
+    pub metrics_asked: Arc<AtomicBool>,
 }
 
 /// Runs a worker until `stop`; returns when everything is settled and unregistered.
@@ -179,6 +183,7 @@ pub async fn run(
         listening: AtomicBool::new(false),
         listens_anew: AtomicBool::new(false),
         database_answers: health.database_answers,
+        metrics_asked: health.metrics_asked,
         leases: leases::Leases::default(),
         progress: progress::Progress::default(),
         tally: life::Tally::new(),
@@ -200,6 +205,7 @@ pub async fn run(
     spawn(Box::pin(progress::run_forever(shared.clone())));
     spawn(Box::pin(slots::give_back_late_claims(shared.clone())));
     spawn(Box::pin(upkeep::run_forever(shared.clone())));
+    spawn(Box::pin(vitals::run_forever(shared.clone())));
     spawn(Box::pin(life::run_forever(shared.clone(), heartbeat)));
     spawn(Box::pin(wakeups::listen_forever(shared.clone(), listen_at)));
     let mut settler = tokio::spawn(settler::run(shared.clone(), ended));
