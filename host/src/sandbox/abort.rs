@@ -120,7 +120,40 @@ impl AbortHandle {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    const REASONS: [AbortReason; 7] = [
+        AbortReason::TakenByAnotherWorker,
+        AbortReason::AlreadyCompleted,
+        AbortReason::NotFound,
+        AbortReason::Error,
+        AbortReason::TimedOut,
+        AbortReason::Cancelled,
+        AbortReason::Shutdown,
+    ];
+
+    proptest! {
+        #[test]
+        fn of_any_aborts_in_any_order_the_first_says_why_and_the_closest_hard_stop_counts(
+            aborts in prop::collection::vec((0..REASONS.len(), 0_u64..10_000_000), 1..10),
+        ) {
+            let abort = AbortHandle::new();
+            let mut remaining = Duration::MAX;
+            for (reason, grace_ms) in &aborts {
+                abort.abort(REASONS[*reason], Duration::from_millis(*grace_ms));
+                let now = abort.grace_remaining().expect("it has turned");
+                prop_assert!(now <= remaining && now <= Duration::from_millis(*grace_ms));
+                remaining = now;
+            }
+            prop_assert_eq!(abort.reason(), Some(REASONS[aborts[0].0]));
+            let closest = aborts.iter().map(|(_, ms)| *ms).min().expect("there is one");
+            let late = Duration::from_millis(closest).min(GRACE_MAX).saturating_sub(remaining);
+            // As long as the loop took; a stop is never further away than asked for.
+            prop_assert!(late < Duration::from_secs(10), "{:?}", late);
+        }
+    }
 
     #[test]
     fn the_first_reason_stays_while_the_hard_stop_only_moves_closer() {

@@ -242,7 +242,34 @@ fn take_answers(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// The database counts a lease from when it answers, and the worker from before it asked. So whatever
+        /// happens, the worker's trust ends first, and renewals come in the first half.
+        #[test]
+        fn the_worker_stops_trusting_a_lease_before_the_database_does(
+            lease_ms in 2_000_u64..10_000_000, way_there_ms in 0_u64..5_000, later_ms in 0_u64..20_000_000,
+        ) {
+            let asked = BootTime::now();
+            let lease = Duration::from_millis(lease_ms);
+            let runs_out_in_the_database = asked.plus(Duration::from_millis(way_there_ms)).plus(lease);
+            let leases = Leases::default();
+            let (mut one, told) = self::lease(FENCE, asked.plus(lease));
+            one.lease = lease;
+            leases.insert(JOB, one);
+
+            let now = asked.plus(Duration::from_millis(later_ms));
+            let due = !leases.due(now).is_empty();
+            prop_assert_eq!(due, later_ms * 10 >= lease_ms * 4, "renewed after four tenths");
+            leases.distrust(now);
+            let trusted = told.reason().is_none();
+            prop_assert_eq!(trusted, now < asked.plus(lease));
+            prop_assert!(!trusted || now < runs_out_in_the_database);
+        }
+    }
 
     const JOB: JobId = JobId(1);
     const FENCE: Fence = Fence(7);
