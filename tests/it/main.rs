@@ -31,5 +31,7 @@ mod sandbox_sdk;
 mod commands;
 mod harness;
 mod http;
+mod outages;
+mod pooler;
 mod private_postgres;
 mod tls;

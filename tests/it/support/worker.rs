@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rouse::sandbox::{Catalog, Sandbox, Settings as SandboxSettings};
+use rouse::store::Store;
 use rouse::store::connect::Connector;
 use rouse::worker::{self, Health, Middleware, Override, Overrides, Parts, Settings, Stop};
 use serde_json::Value;
@@ -91,8 +92,18 @@ impl TestWorker {
         settings: Settings,
         catalog: Arc<Catalog>,
     ) -> Self {
+        Self::start_through(db.store(), listen_at, settings, catalog)
+    }
+
+    /// Starts a worker with these connections.
+    pub(crate) fn start_through(
+        store: Store,
+        listen_at: Connector,
+        settings: Settings,
+        catalog: Arc<Catalog>,
+    ) -> Self {
         let parts = Parts {
-            store: db.store(),
+            store,
             listen_at,
             sandbox: sandbox(),
             catalog,
