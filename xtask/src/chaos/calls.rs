@@ -10,7 +10,6 @@ use tokio_postgres::{Client, Error, Transaction};
 use super::ledger::{Answer, Ask, Ledger};
 use crate::database;
 
-/// After so long nobody waits for an answer any more.
 const PATIENCE: Duration = Duration::from_secs(20);
 const RECONNECT_AFTER: Duration = Duration::from_millis(50);
 
@@ -19,6 +18,25 @@ pub(super) struct Caller<'a> {
     url: &'a str,
     ledger: &'a Ledger,
     client: Option<Client>,
+    /// How the next calls are made.
+    pub(super) manner: Manner,
+}
+
+/// How a call is made.
+pub(super) struct Manner {
+    /// In a transaction that is rolled back.
+    pub(super) roll_back: bool,
+    /// After so long nobody waits for the answer any more.
+    pub(super) patience: Duration,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        Self {
+            roll_back: false,
+            patience: PATIENCE,
+        }
+    }
 }
 
 impl<'a> Caller<'a> {
@@ -27,6 +45,7 @@ impl<'a> Caller<'a> {
             url,
             ledger,
             client: None,
+            manner: Manner::default(),
         }
     }
 
@@ -36,18 +55,21 @@ impl<'a> Caller<'a> {
         ask: Ask,
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
-        roll_back: bool,
     ) -> Result<Option<Answer>> {
+        let Manner {
+            roll_back,
+            patience,
+        } = self.manner;
         let ledger = self.ledger;
         let Some(client) = self.connected().await else {
             return Ok(None);
         };
         let call = ledger.asked(ask)?;
-        let answer = match timeout(PATIENCE, send(client, sql, params, roll_back)).await {
+        let answer = match timeout(patience, send(client, sql, params, roll_back)).await {
             Ok(Ok(value)) if roll_back => Answer::Refused(format!("rolled back ({value})")),
             Ok(Ok(value)) => Answer::Ok(value),
             Ok(Err(error)) => classify(&error),
-            Err(_elapsed) => Answer::Unknown(format!("no answer within {PATIENCE:?}")),
+            Err(_elapsed) => Answer::Unknown(format!("no answer within {patience:?}")),
         };
         if matches!(answer, Answer::Unknown(_)) {
             self.client = None;

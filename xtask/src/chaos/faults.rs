@@ -148,7 +148,7 @@ impl Faults {
             queue: queue.clone(),
         };
         let sql = "SELECT (rouse.pause_queue($1) IS NOT NULL)::int::bigint";
-        if caller.call(ask, sql, &[&queue], false).await?.is_none() {
+        if caller.call(ask, sql, &[&queue]).await?.is_none() {
             return self.skipped(Fault::PauseQueue, "the server is down");
         }
         tokio::time::sleep(length).await;
@@ -163,7 +163,7 @@ impl Faults {
             let ask = Ask::Resume {
                 queue: queue.to_owned(),
             };
-            let answer = caller.call(ask, sql, &[&queue], false).await?;
+            let answer = caller.call(ask, sql, &[&queue]).await?;
             if matches!(answer, Some(Answer::Ok(_))) {
                 return Ok(());
             }
@@ -186,7 +186,7 @@ impl Faults {
                 let result = Json(serde_json::json!({ "outside": mark }));
                 let sql = "SELECT rouse.complete($1, $2)::int::bigint";
                 let ask = Ask::Complete { job, mark };
-                caller.call(ask, sql, &[&job, &result], false).await?
+                caller.call(ask, sql, &[&job, &result]).await?
             }
             Fault::Fail => {
                 let ask = Ask::Fail {
@@ -194,26 +194,22 @@ impl Faults {
                     mark: mark.clone(),
                 };
                 let sql = "SELECT rouse.fail($1, $2)::int::bigint";
-                caller.call(ask, sql, &[&job, &mark], false).await?
+                caller.call(ask, sql, &[&job, &mark]).await?
             }
             Fault::Retry => {
                 let ask = Ask::Retry { job };
-                caller
-                    .call(ask, "SELECT rouse.retry($1)", &[&job], false)
-                    .await?
+                caller.call(ask, "SELECT rouse.retry($1)", &[&job]).await?
             }
             Fault::Reschedule => {
                 let run_in = random.below(4_000) as i64 * 1000;
                 let run_at_us = random.per_mille(700).then(|| now_us() + run_in);
                 let sql = "SELECT rouse.reschedule($1, to_timestamp($2::bigint / 1000000.0))::int::bigint";
                 let ask = Ask::Reschedule { job, run_at_us };
-                caller.call(ask, sql, &[&job, &run_at_us], false).await?
+                caller.call(ask, sql, &[&job, &run_at_us]).await?
             }
             _ => {
                 let sql = "SELECT rouse.cancel($1)::int::bigint";
-                caller
-                    .call(Ask::Cancel { job }, sql, &[&job], false)
-                    .await?
+                caller.call(Ask::Cancel { job }, sql, &[&job]).await?
             }
         };
         match answer {

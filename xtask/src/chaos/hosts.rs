@@ -1,6 +1,6 @@
 //! The hosts of a run: each seat has one `rouse serve` process after the other.
 
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
 use std::process::{Command as StdCommand, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,6 +25,8 @@ const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Drain time, grace, and a database that may not answer.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Here every host has the same id and key, and takes over at once what its predecessor had.
+const KEEPS_ITS_ID: usize = 1;
 
 /// What every host of a run is started with.
 pub(super) struct Hosts {
@@ -213,17 +215,21 @@ impl Hosts {
 
     fn give_birth(&self, seat: usize) -> Result<Life> {
         let born = self.started.fetch_add(1, Ordering::Relaxed);
-        let worker = format!("host-{seat}-{born}");
+        let worker = match seat {
+            KEEPS_ITS_ID => format!("host-{seat}"),
+            _ => format!("host-{seat}-{born}"),
+        };
         let evidence = self.folder.evidence().join(&worker);
         let own = self.folder.hosts().join(&worker);
         for folder in [&evidence, &own] {
-            fs::create_dir(folder).with_context(|| format!("create {}", folder.display()))?;
+            fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
         }
-        fs::write(
-            own.join("rouse.toml"),
-            settings(seat, &evidence.to_string_lossy()),
-        )?;
-        let log = File::create(own.join("log"))?;
+        let text = settings(seat, &evidence.to_string_lossy());
+        fs::write(own.join("rouse.toml"), text)?;
+        let log = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(own.join("log"))?;
         let mut command = StdCommand::new(&self.rouse);
         command
             .args(["serve", "--http", "off", "--worker-id", &worker])
@@ -257,31 +263,49 @@ impl Life {
     }
 }
 
-/// The seats differ: the last one polls only, the first two have the tag, every other one has little patience when it stops.
+/// The seats differ: the first two have the tag, the second keeps its id, the third polls only; every other one has
+/// little patience when it stops.
 fn settings(seat: usize, evidence: &str) -> String {
     let tags = match seat {
         0 | 1 => format!("[\"{TAG}\"]"),
         _ => "[]".into(),
     };
     let drain_timeout = match seat % 2 {
-        0 => "10s",
-        _ => "500ms",
+        0 => "500ms",
+        _ => "10s",
     };
+    let key = match seat {
+        KEEPS_ITS_ID => "worker_key_file = \"key\"\n",
+        _ => "",
+    };
+    let notify = seat != 2;
     let handler = |pattern: &str, more: &str| {
         format!(
-            "[handlers.\"{pattern}\"]\n\
-             lease = \"{}s\"\ngrace = \"300ms\"\nretry_initial = \"200ms\"\nretry_max = \"1s\"\n{more}\n\
-             [[handlers.\"{pattern}\".dirs]]\ndir = {evidence:?}\nat = \"/evidence\"\nmode = \"read-write\"\n",
+            r#"
+[handlers."{pattern}"]
+lease = "{}s"
+grace = "300ms"
+retry_initial = "200ms"
+retry_max = "1s"
+{more}
+[[handlers."{pattern}".dirs]]
+dir = {evidence:?}
+at = "/evidence"
+mode = "read-write"
+"#,
             LEASE.as_secs()
         )
     };
+    let work = handler("chaos.*", &format!("max_attempts = {ATTEMPTS_MAX}"));
+    let spin = format!("max_attempts = {SPIN_ATTEMPTS_MAX}\ntimeout = \"200ms\"");
+    let spin = handler(SPIN, &spin);
     format!(
-        "slots = 32\nmemory_mb = 16\nlost_max = {LOST_MAX}\ntags = {tags}\nnotify = {}\ndrain_timeout = \"{drain_timeout}\"\n{}{}",
-        seat != 2,
-        handler("chaos.*", &format!("max_attempts = {ATTEMPTS_MAX}")),
-        handler(
-            SPIN,
-            &format!("max_attempts = {SPIN_ATTEMPTS_MAX}\ntimeout = \"200ms\"")
-        ),
+        r#"slots = 32
+memory_mb = 16
+lost_max = {LOST_MAX}
+tags = {tags}
+notify = {notify}
+drain_timeout = "{drain_timeout}"
+{key}{work}{spin}"#
     )
 }

@@ -37,6 +37,8 @@ pub(super) struct Wish {
     pub(super) max_attempts: Option<i32>,
     /// Enqueued in a transaction that is rolled back.
     pub(super) rolled_back: bool,
+    /// The producer hangs up after so long, whatever has become of its question.
+    pub(super) hangs_up_us: Option<u64>,
 }
 
 impl Wish {
@@ -73,7 +75,8 @@ impl Wish {
                 wish.unique_key = Some(format!("key-{}", random.below(KEYS)));
                 wish.sleep_ms = random.below(1_500);
             }
-            990..997 => wish.rolled_back = true,
+            990..994 => wish.rolled_back = true,
+            994..998 => wish.hangs_up_us = Some(random.between(100, 4_000)),
             _ => wish.handler = SPIN.into(),
         }
         if random.per_mille(60) {
@@ -117,6 +120,7 @@ mod tests {
         assert!(has(|w| w.run_in_ms.is_some()));
         assert!(has(|w| w.unique_key.is_some()));
         assert!(has(|w| w.rolled_back));
+        assert!(has(|w| w.hangs_up_us.is_some()));
         assert!(has(|w| w.handler == SPIN));
         assert!(has(|w| !w.tags.is_empty()));
         let numbers: std::collections::HashSet<_> = wishes.iter().map(|w| w.n).collect();

@@ -9,7 +9,7 @@ use anyhow::Result;
 use tokio::time::Instant;
 use tokio_postgres::types::Json;
 
-use super::calls::Caller;
+use super::calls::{Caller, Manner};
 use super::ledger::{Answer, Ask, Ledger, now_us};
 use super::load::Wish;
 use super::random::Random;
@@ -115,6 +115,13 @@ impl Producer {
     async fn enqueue(&self, caller: &mut Caller<'_>, wish: Wish) -> Result<()> {
         let run_at_us = wish.run_in_ms.map(|ms| now_us() + ms * 1000);
         let payload = Json(wish.payload());
+        let usual = Manner::default();
+        caller.manner = Manner {
+            roll_back: wish.rolled_back,
+            patience: wish
+                .hangs_up_us
+                .map_or(usual.patience, Duration::from_micros),
+        };
         let ask = Ask::Enqueue {
             wish: wish.clone(),
             run_at_us,
@@ -133,7 +140,6 @@ impl Producer {
                     &wish.unique_key,
                     &wish.max_attempts,
                 ],
-                wish.rolled_back,
             )
             .await?;
         match answer {

@@ -28,6 +28,7 @@ pub(super) struct Report {
     counts: Vec<(&'static str, u64)>,
     recovery: Option<Percentiles>,
     pub(super) violations: Vec<(&'static str, Violation)>,
+    first_in_full: Option<String>,
     /// Why the run does not pass.
     pub(super) failures: Vec<String>,
 }
@@ -41,6 +42,7 @@ impl Report {
             counts: counts(world),
             recovery: None,
             violations: Vec::new(),
+            first_in_full: None,
             failures: Vec::new(),
         };
         for (rule, found) in check::check(world) {
@@ -64,6 +66,8 @@ impl Report {
             let violations = found.violations.into_iter();
             report.violations.extend(violations.map(|v| (rule.name, v)));
         }
+        let first = report.violations.iter().find_map(|(_, v)| v.job);
+        report.first_in_full = first.map(|job| check::file_on(world, job));
         report.did_it_happen(world);
         report
     }
@@ -127,6 +131,9 @@ impl Report {
         }
         for (rule, violation) in self.violations.iter().take(PRINTED_MAX) {
             println!("VIOLATION of {rule}: {}", violation.what);
+        }
+        if let Some(first) = &self.first_in_full {
+            println!("all that is known of the first:\n{first}");
         }
         if self.violations.len() > PRINTED_MAX {
             println!("… and {} more", self.violations.len() - PRINTED_MAX);
@@ -303,6 +310,11 @@ fn counts(world: &World) -> Vec<(&'static str, u64)> {
     let unknown = unknown.filter(|call| matches!(call.answer, Answer::Unknown(_)));
     let lost = world.attempts.iter().filter(|attempt| attempt.lost);
     let released = world.records.iter().filter(|r| r.event == "released");
+    let there: BTreeSet<i64> = world.jobs.iter().map(|job| job.n).collect();
+    let kept = world.calls.iter().filter(|call| {
+        matches!(call.answer, Answer::Unknown(_))
+            && matches!(&call.ask, Ask::Enqueue { wish, .. } if there.contains(&wish.n))
+    });
     vec![
         ("jobs accepted", enqueues(|a| matches!(a, Answer::Ok(_)))),
         (
@@ -310,8 +322,27 @@ fn counts(world: &World) -> Vec<(&'static str, u64)> {
             enqueues(|a| matches!(a, Answer::Refused(_))),
         ),
         ("calls without an answer", unknown.count() as u64),
+        ("of them enqueues that are there", kept.count() as u64),
         ("attempts begun", world.evidence.len() as u64),
         ("attempts lost", lost.count() as u64),
         ("claims given back", released.count() as u64),
+        (
+            "attempts that came to their end after another had begun",
+            overtaken(world),
+        ),
     ]
+}
+
+/// Attempts that went on although they had lost their job: what the fence is for. Hosts that were frozen have them, and
+/// those whose claim the server has forgotten.
+fn overtaken(world: &World) -> u64 {
+    let mut last: BTreeMap<i64, i64> = BTreeMap::new();
+    let mut overtaken = 0;
+    // From the last begin to the first.
+    for evidence in world.evidence.iter().rev() {
+        let next = last.insert(evidence.job, evidence.begun_us);
+        let ended_us = evidence.ended_us.unwrap_or(i64::MIN);
+        overtaken += u64::from(next.is_some_and(|next| next < ended_us));
+    }
+    overtaken
 }

@@ -1,6 +1,6 @@
 //! Whether work goes on after hosts and server have failed.
 
-use super::super::ledger::What;
+use super::super::ledger::{Happened, What};
 use super::{Found, Known, Violation};
 use crate::bench::percentiles::Percentiles;
 
@@ -83,32 +83,53 @@ pub(super) fn taken_up_again(known: &Known<'_>) -> Found {
     found
 }
 
-/// No attempt was lost with a host that was asked to stop and did, while the server answered.
+/// No attempt that had begun was lost with a host that was asked to stop and did, while it could reach the server.
 pub(super) fn stop_burns_nothing(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for stopped in &known.world.happened {
         let What::HostStopped { worker, .. } = &stopped.what else {
             continue;
         };
-        // Connections that are cut at that moment may keep a host from giving its claims back in time.
-        let disturbed = known.world.happened.iter().any(|other| {
-            matches!(
-                other.what,
-                What::ServerCrashed { .. } | What::BackendsTerminated { .. }
-            ) && other.from_us <= stopped.until_us
-                && other.until_us >= stopped.from_us - known.world.run.lease_us
-        });
-        if disturbed {
+        if was_disturbed(known, stopped, worker) {
             continue;
         }
         let lost = known.world.attempts.iter().find(|a| {
-            a.lost && known.worker_id(a.worker) == worker && a.ended_us >= stopped.from_us
+            a.lost
+                && known.worker_id(a.worker) == worker
+                && (stopped.from_us..=stopped.until_us + known.world.run.lease_us)
+                    .contains(&a.ended_us)
+                && a.claimed_us < stopped.from_us
+                && known
+                    .evidence(a.job)
+                    .iter()
+                    .any(|e| e.attempt == a.attempt && e.worker == *worker)
         });
         found.case(lost.map(|a| a.job), lost.is_some(), || {
             format!("{worker} was stopped in order, and an attempt was lost with it: {lost:?}")
         });
     }
     found
+}
+
+/// Whether the host may have lost leases before it was stopped, or could not say that it gives them back.
+fn was_disturbed(known: &Known<'_>, stopped: &Happened, worker: &str) -> bool {
+    let before_us = stopped.from_us - known.world.run.lease_us;
+    known.world.happened.iter().any(|other| {
+        let since_us = match &other.what {
+            What::ServerCrashed { .. } => before_us,
+            What::HostFrozen { worker: frozen } if frozen == worker => before_us,
+            What::BackendsTerminated { .. } => stopped.from_us,
+            What::HostKilled { .. }
+            | What::HostFrozen { .. }
+            | What::HostStopped { .. }
+            | What::HostEnded { .. }
+            | What::SleepersForgotten { .. }
+            | What::ModuleReplaced { .. }
+            | What::Skipped { .. }
+            | What::LoadEnded => return false,
+        };
+        other.from_us <= stopped.until_us && other.until_us >= since_us
+    })
 }
 
 /// A host may give up at its start where the server is down: it checks the schema then. Nothing else ends it but
