@@ -25,6 +25,10 @@ const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Drain time, grace, and a database that may not answer.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// A supervisor does not start what ends at once in a tight loop.
+const RESTART_AFTER: Duration = Duration::from_millis(500);
+/// One host alone has to carry the load for a while, and still have slots free for orphans.
+const SLOTS: usize = 96;
 /// Here every host has the same id and key, and takes over at once what its predecessor had.
 const KEEPS_ITS_ID: usize = 1;
 
@@ -184,7 +188,7 @@ impl Hosts {
                     up_us,
                 };
                 self.ledger.happened(now_us() - up_us, what)?;
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(RESTART_AFTER).await;
                 self.replace(life)?;
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -300,7 +304,7 @@ mode = "read-write"
     let spin = format!("max_attempts = {SPIN_ATTEMPTS_MAX}\ntimeout = \"200ms\"");
     let spin = handler(SPIN, &spin);
     format!(
-        r#"slots = 32
+        r#"slots = {SLOTS}
 memory_mb = 16
 lost_max = {LOST_MAX}
 tags = {tags}

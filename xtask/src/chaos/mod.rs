@@ -64,6 +64,9 @@ pub(crate) struct Options {
     /// Keep ledger, evidence and logs in this new folder, however the run ends
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
+    /// Run this SQL as the superuser before the load: to break a promise on purpose, and see that it is noticed
+    #[arg(long, value_name = "FILE")]
+    sabotage: Option<PathBuf>,
     /// Run nothing: check what an earlier run has kept in this folder
     #[arg(long, value_name = "DIR", conflicts_with_all = ["keep", "seed"])]
     check: Option<PathBuf>,
@@ -105,7 +108,14 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
         (None, None) => bail!("there is a folder, asked for or not"),
     };
     let folder = Folder::create(&path)?;
-    let done = run::run(workspace, settings, folder).and_then(|()| judge(&Folder::of(&path)));
+    let sabotage = match &options.sabotage {
+        Some(file) => Some(
+            std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?,
+        ),
+        None => None,
+    };
+    let done = run::run(workspace, settings, folder, sabotage.as_deref())
+        .and_then(|()| judge(&Folder::of(&path)));
     let failed = done
         .as_ref()
         .map_or(true, |report| !report.failures.is_empty());

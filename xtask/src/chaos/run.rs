@@ -28,7 +28,12 @@ const REGISTERED_WITHIN: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const TELL_EVERY: Duration = Duration::from_secs(10);
 
-pub(super) fn run(workspace: &Workspace, settings: Run, folder: Folder) -> Result<()> {
+pub(super) fn run(
+    workspace: &Workspace,
+    settings: Run,
+    folder: Folder,
+    sabotage: Option<&str>,
+) -> Result<()> {
     let rouse = workspace.build_rouse()?;
     let guests = guests::build_test_guests(workspace)?.join("p2");
     let module = Module::read(&guests, &folder.handlers())?;
@@ -46,6 +51,10 @@ pub(super) fn run(workspace: &Workspace, settings: Run, folder: Folder) -> Resul
             settings.hosts, settings.seed
         );
         let server = Arc::new(Server::start(&rouse, &data.path().join("pg")).await?);
+        if let Some(sql) = sabotage {
+            let client = database::connect(&server.url).await?;
+            client.batch_execute(sql).await.context("sabotage")?;
+        }
         let folder = Arc::new(folder);
         let done = tokio::select! {
             done = scene(&rouse, settings, folder.clone(), server.clone(), module) => done,

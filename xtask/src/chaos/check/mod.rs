@@ -230,7 +230,8 @@ pub(super) fn file_on(world: &World, job: i64) -> String {
         lines.iter().map(|line| line.0).max().unwrap_or(0),
     );
     for one in &world.happened {
-        if one.from_us <= last && one.until_us >= first {
+        let skipped = matches!(one.what, super::ledger::What::Skipped { .. });
+        if one.from_us <= last && one.until_us >= first && !skipped {
             let took_ms = (one.until_us - one.from_us) / 1000;
             lines.push((one.from_us, format!("fault ({took_ms} ms): {:?}", one.what)));
         }

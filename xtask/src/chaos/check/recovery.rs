@@ -26,6 +26,7 @@ pub(super) fn nothing_stuck(known: &Known<'_>) -> Found {
 pub(super) fn taken_up_again(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let limit_ms = (known.world.run.lease_us + LATE_US) as f64 / 1000.0;
+    let mut slowest = (0, None);
     for killed in &known.world.happened {
         let What::HostKilled { worker } = &killed.what else {
             continue;
@@ -64,19 +65,20 @@ pub(super) fn taken_up_again(known: &Known<'_>) -> Found {
             {
                 continue;
             }
+            let took_us = again_us - killed.from_us;
+            slowest = slowest.max((took_us, Some(job.id)));
             found.checked += 1;
-            found
-                .measured_ms
-                .push((again_us - killed.from_us) as f64 / 1000.0);
+            found.measured_ms.push(took_us as f64 / 1000.0);
         }
     }
     if let Ok(Percentiles { p99, .. }) = Percentiles::of(found.measured_ms.clone())
         && p99 > limit_ms
     {
         found.violations.push(Violation {
-            job: None,
+            job: slowest.1,
             what: format!(
-                "p99 from a kill to the job running again is {p99:.0} ms; {limit_ms:.0} ms are allowed"
+                "p99 from a kill to the job running again is {p99:.0} ms; {limit_ms:.0} ms are allowed; the slowest is job {:?}",
+                slowest.1
             ),
         });
     }
