@@ -6,10 +6,9 @@ use std::time::Duration;
 use anyhow::Result;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tokio_postgres::types::Json;
 
 use super::calls::Caller;
-use super::hosts::{Hosts, LEASE};
+use super::hosts::Hosts;
 use super::ledger::{Answer, Ask, Ledger, What, now_us};
 use super::load::QUEUES;
 use super::module::Module;
@@ -17,6 +16,7 @@ use super::plan::{Fault, Planned};
 use super::producers::Recent;
 use super::random::Random;
 use super::server::Server;
+use super::settings::LEASE;
 use crate::database;
 
 /// What faults are done to.
@@ -69,7 +69,7 @@ impl Faults {
             Fault::ForgetSleepers => return self.forget_sleepers().await,
             Fault::PauseQueue => return self.pause(random).await,
             Fault::Cancel | Fault::Complete | Fault::Fail | Fault::Retry | Fault::Reschedule => {
-                return self.from_outside(planned, random).await;
+                return self.ask(planned, random).await;
             }
         };
         match done {
@@ -78,7 +78,7 @@ impl Faults {
         }
     }
 
-    fn skipped(&self, fault: Fault, why: &str) -> Result<()> {
+    pub(super) fn skipped(&self, fault: Fault, why: &str) -> Result<()> {
         let why = why.into();
         self.ledger.happened(now_us(), What::Skipped { fault, why })
     }
@@ -167,54 +167,6 @@ impl Faults {
             if matches!(answer, Some(Answer::Ok(_))) {
                 return Ok(());
             }
-        }
-    }
-
-    async fn from_outside(&self, planned: &Planned, mut random: Random) -> Result<()> {
-        let job = match planned.fault {
-            Fault::Retry => self.recent.finished(&mut random),
-            Fault::Reschedule => self.recent.scheduled(),
-            _ => self.recent.live(&mut random),
-        };
-        let Some(job) = job else {
-            return self.skipped(planned.fault, "no job for it");
-        };
-        let mut caller = Caller::new(&self.server.url, &self.ledger);
-        let mark = format!("by hand {}", planned.draw);
-        let answer = match planned.fault {
-            Fault::Complete => {
-                let result = Json(serde_json::json!({ "outside": mark }));
-                let sql = "SELECT rouse.complete($1, $2)::int::bigint";
-                let ask = Ask::Complete { job, mark };
-                caller.call(ask, sql, &[&job, &result]).await?
-            }
-            Fault::Fail => {
-                let ask = Ask::Fail {
-                    job,
-                    mark: mark.clone(),
-                };
-                let sql = "SELECT rouse.fail($1, $2)::int::bigint";
-                caller.call(ask, sql, &[&job, &mark]).await?
-            }
-            Fault::Retry => {
-                let ask = Ask::Retry { job };
-                caller.call(ask, "SELECT rouse.retry($1)", &[&job]).await?
-            }
-            Fault::Reschedule => {
-                let run_in = random.below(4_000) as i64 * 1000;
-                let run_at_us = random.per_mille(700).then(|| now_us() + run_in);
-                let sql = "SELECT rouse.reschedule($1, to_timestamp($2::bigint / 1000000.0))::int::bigint";
-                let ask = Ask::Reschedule { job, run_at_us };
-                caller.call(ask, sql, &[&job, &run_at_us]).await?
-            }
-            _ => {
-                let sql = "SELECT rouse.cancel($1)::int::bigint";
-                caller.call(Ask::Cancel { job }, sql, &[&job]).await?
-            }
-        };
-        match answer {
-            Some(_) => Ok(()),
-            None => self.skipped(planned.fault, "the server is down"),
         }
     }
 }

@@ -14,12 +14,9 @@ use tokio::time::timeout;
 
 use super::folder::Folder;
 use super::ledger::{Ledger, What, now_us};
-use super::load::{ATTEMPTS_MAX, SPIN, SPIN_ATTEMPTS_MAX, TAG};
+use super::settings::{self, KEEPS_ITS_ID};
 use crate::host_process;
 
-/// Short, so that much is lost and found in a short run.
-pub(super) const LEASE: Duration = Duration::from_secs(5);
-pub(super) const LOST_MAX: i32 = 3;
 /// A host that came up a moment ago is left alone.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Drain time, grace, and a database that may not answer.
@@ -27,10 +24,6 @@ const STOPS_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A supervisor does not start what ends at once in a tight loop.
 const RESTART_AFTER: Duration = Duration::from_millis(500);
-/// One host alone has to carry the load for a while, and still have slots free for orphans.
-const SLOTS: usize = 96;
-/// Here every host has the same id and key, and takes over at once what its predecessor had.
-const KEEPS_ITS_ID: usize = 1;
 
 /// What every host of a run is started with.
 pub(super) struct Hosts {
@@ -228,7 +221,7 @@ impl Hosts {
         for folder in [&evidence, &own] {
             fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
         }
-        let text = settings(seat, &evidence.to_string_lossy());
+        let text = settings::of(seat, &evidence.to_string_lossy());
         fs::write(own.join("rouse.toml"), text)?;
         let log = OpenOptions::new()
             .append(true)
@@ -265,51 +258,4 @@ impl Life {
         };
         kill_process(pid, signal).with_context(|| format!("signal {}", self.worker))
     }
-}
-
-/// The seats differ: the first two have the tag, the second keeps its id, the third polls only; every other one has
-/// little patience when it stops.
-fn settings(seat: usize, evidence: &str) -> String {
-    let tags = match seat {
-        0 | 1 => format!("[\"{TAG}\"]"),
-        _ => "[]".into(),
-    };
-    let drain_timeout = match seat % 2 {
-        0 => "500ms",
-        _ => "10s",
-    };
-    let key = match seat {
-        KEEPS_ITS_ID => "worker_key_file = \"key\"\n",
-        _ => "",
-    };
-    let notify = seat != 2;
-    let handler = |pattern: &str, more: &str| {
-        format!(
-            r#"
-[handlers."{pattern}"]
-lease = "{}s"
-grace = "300ms"
-retry_initial = "200ms"
-retry_max = "1s"
-{more}
-[[handlers."{pattern}".dirs]]
-dir = {evidence:?}
-at = "/evidence"
-mode = "read-write"
-"#,
-            LEASE.as_secs()
-        )
-    };
-    let work = handler("chaos.*", &format!("max_attempts = {ATTEMPTS_MAX}"));
-    let spin = format!("max_attempts = {SPIN_ATTEMPTS_MAX}\ntimeout = \"200ms\"");
-    let spin = handler(SPIN, &spin);
-    format!(
-        r#"slots = {SLOTS}
-memory_mb = 16
-lost_max = {LOST_MAX}
-tags = {tags}
-notify = {notify}
-drain_timeout = "{drain_timeout}"
-{key}{work}{spin}"#
-    )
 }

@@ -10,12 +10,14 @@ mod plan;
 mod random;
 
 mod faults;
+mod outside;
 mod producers;
 
 mod calls;
 mod hosts;
 mod module;
 mod server;
+mod settings;
 
 mod folder;
 mod ledger;
@@ -26,6 +28,7 @@ mod world;
 mod check;
 
 mod report;
+mod tally;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -83,7 +86,7 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
     if options.hosts == 0 || options.producers == 0 || options.rate == 0 || options.minutes <= 0.0 {
         bail!("--hosts, --producers, --rate and --minutes must be more than 0");
     }
-    let settings = Run {
+    let planned = Run {
         seed: options
             .seed
             .unwrap_or_else(|| ledger::now_us() as u64 % 1_000_000),
@@ -95,8 +98,8 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
             [] => Fault::value_variants().to_vec(),
             some => some.to_vec(),
         },
-        lease_us: hosts::LEASE.as_micros() as i64,
-        lost_max: hosts::LOST_MAX,
+        lease_us: settings::LEASE.as_micros() as i64,
+        lost_max: settings::LOST_MAX,
     };
     let scratch = match &options.keep {
         Some(_) => None,
@@ -114,7 +117,7 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
         ),
         None => None,
     };
-    let done = run::run(workspace, settings, folder, sabotage.as_deref())
+    let done = run::run(workspace, planned, folder, sabotage.as_deref())
         .and_then(|()| judge(&Folder::of(&path)));
     let failed = done
         .as_ref()
