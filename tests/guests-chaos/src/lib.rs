@@ -1,7 +1,7 @@
 //! A handler that leaves evidence of each of its attempts outside of the database.
 //!
-//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.begin` and `….end`. A file is made by one
-//! system call, so that no kill can leave half of it.
+//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.begin`, `….step` and `….end`. A file is
+//! made by one system call, so that no kill can leave half of it.
 
 use std::collections::hash_map::RandomState;
 use std::fs::File;
@@ -30,6 +30,9 @@ struct Work {
     /// It fails for good.
     #[serde(default)]
     hopeless: bool,
+    /// It does a step in the middle of its sleep, and says how far it is.
+    #[serde(default)]
+    steps: bool,
 }
 
 /// What identifies this attempt, whatever the database says of it.
@@ -74,9 +77,21 @@ impl Witness {
 #[handler(name = "chaos.work", capabilities = ["dir"])]
 async fn work(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     let witness = Witness::begin(ctx)?;
-    if work.sleep_ms > 0 {
-        rouse_sdk::sleep(Duration::from_millis(work.sleep_ms)).await;
+    let mut result = witness.to_json();
+    result["n"] = work.n.into();
+    let mut sleep_ms = work.sleep_ms;
+    if work.steps {
+        ctx.progress(10, &witness.nonce);
+        sleep(sleep_ms / 2).await;
+        sleep_ms -= sleep_ms / 2;
+        let first: String = ctx.step("first", || Ok(witness.nonce.clone()))?;
+        if first == witness.nonce {
+            witness.leave("step")?;
+        }
+        result["first"] = first.into();
+        ctx.progress(50, &witness.nonce);
     }
+    sleep(sleep_ms).await;
     witness.leave("end")?;
     if work.hopeless {
         return Err(Error::permanent("as it was asked to")
@@ -88,9 +103,13 @@ async fn work(ctx: &Ctx, work: Work) -> Result<Value, Error> {
             .kind("flaky")
             .details(witness.to_json()));
     }
-    let mut result = witness.to_json();
-    result["n"] = work.n.into();
     Ok(result)
+}
+
+async fn sleep(ms: u64) {
+    if ms > 0 {
+        rouse_sdk::sleep(Duration::from_millis(ms)).await;
+    }
 }
 
 /// Computes on until its run timeout stops it.

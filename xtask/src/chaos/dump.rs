@@ -39,9 +39,8 @@ macro_rules! us {
     };
 }
 
-/// Each table, and what is read of it: one JSON object a row. Steps and progress, where there are any, are to be
-/// read here too.
-const TABLES: [(&str, &str); 4] = [
+/// Each table, and what is read of it: one JSON object a row.
+const TABLES: [(&str, &str); 5] = [
     (
         "jobs",
         concat!(
@@ -77,6 +76,15 @@ const TABLES: [(&str, &str); 4] = [
             "'at_us', ",
             us!("at"),
             ")::text FROM rouse.record WHERE event <> 'renewed'"
+        ),
+    ),
+    (
+        "steps",
+        concat!(
+            "SELECT json_build_object('job', job, 'name', name, 'result', result, 'attempt', attempt, 'worker', worker, ",
+            "'at_us', ",
+            us!("at"),
+            ")::text FROM rouse.step"
         ),
     ),
     (

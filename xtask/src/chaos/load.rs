@@ -31,6 +31,9 @@ pub(super) struct Wish {
     pub(super) sleep_ms: u64,
     pub(super) fail_attempts: u32,
     pub(super) hopeless: bool,
+    /// A step in the middle, and progress.
+    #[serde(default)]
+    pub(super) steps: bool,
     /// Not before so many milliseconds from now.
     pub(super) run_in_ms: Option<i64>,
     pub(super) unique_key: Option<String>,
@@ -55,9 +58,18 @@ impl Wish {
         match random.below(1000) {
             // Quick.
             0..540 => {}
-            540..750 => wish.sleep_ms = random.between(1, 3_000),
+            540..640 => wish.sleep_ms = random.between(1, 3_000),
+            640..750 => {
+                wish.steps = true;
+                wish.sleep_ms = random.between(1, 3_000);
+                // In some, a later attempt finds the step done.
+                wish.fail_attempts = random.below(2) as u32;
+            }
             // Longer than a lease.
-            750..760 => wish.sleep_ms = random.between(5_500, 9_000),
+            750..760 => {
+                wish.steps = true;
+                wish.sleep_ms = random.between(5_500, 9_000);
+            }
             760..840 => {
                 wish.fail_attempts = random.between(1, 3) as u32;
                 wish.sleep_ms = random.below(300);
@@ -91,6 +103,7 @@ impl Wish {
             "sleep_ms": self.sleep_ms,
             "fail_attempts": self.fail_attempts,
             "hopeless": self.hopeless,
+            "steps": self.steps,
         })
     }
 
@@ -116,6 +129,7 @@ mod tests {
         let has = |what: fn(&Wish) -> bool| wishes.iter().any(what);
         assert!(has(|w| w.sleep_ms > 5_000));
         assert!(has(|w| w.hopeless));
+        assert!(has(|w| w.steps && w.fail_attempts > 0));
         assert!(has(|w| w.fail_attempts > 3));
         assert!(has(|w| w.run_in_ms.is_some()));
         assert!(has(|w| w.unique_key.is_some()));

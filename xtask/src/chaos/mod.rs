@@ -23,6 +23,7 @@ mod folder;
 mod ledger;
 
 mod dump;
+mod watch;
 mod world;
 
 mod check;

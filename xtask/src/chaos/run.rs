@@ -18,6 +18,7 @@ use super::module::Module;
 use super::plan::{self, Planned};
 use super::producers::{Producer, Recent};
 use super::server::Server;
+use super::watch;
 use crate::database;
 use crate::guests;
 use crate::host_process::{self, Interruption};
@@ -135,6 +136,7 @@ async fn scene(
     tokio::select! {
         done = work => done?,
         ended = hosts.supervise() => ended.context("supervise the hosts")?,
+        failed = watch::progress(&server, &folder) => failed.context("watch the progress")?,
         () = tell(&server, &hosts, &recent, began) => {}
     }
     hosts.stop_all().await?;

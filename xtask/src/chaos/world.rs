@@ -30,6 +30,8 @@ pub(super) struct Evidence {
     pub(super) attempt: i32,
     pub(super) nonce: String,
     pub(super) begun_us: i64,
+    /// When its step was recorded, and not an earlier attempt's.
+    pub(super) stepped_us: Option<i64>,
     pub(super) ended_us: Option<i64>,
 }
 
@@ -78,6 +80,27 @@ pub(super) struct Record {
     pub(super) at_us: i64,
 }
 
+/// A row of rouse.step.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Step {
+    pub(super) job: i64,
+    pub(super) name: String,
+    pub(super) result: Value,
+    pub(super) attempt: i32,
+    pub(super) worker: i64,
+    pub(super) at_us: i64,
+}
+
+/// What rouse.jobs has said of a running job's progress, at one moment of the run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Progress {
+    pub(super) job: i64,
+    pub(super) attempt: i32,
+    pub(super) worker: i64,
+    /// The nonce of whoever has said it.
+    pub(super) step: String,
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Worker {
     pub(super) incarnation: i64,
@@ -93,6 +116,8 @@ pub(super) struct World {
     pub(super) jobs: Vec<Job>,
     pub(super) attempts: Vec<Attempt>,
     pub(super) records: Vec<Record>,
+    pub(super) steps: Vec<Step>,
+    pub(super) progress: Vec<Progress>,
     pub(super) workers: Vec<Worker>,
     pub(super) dumped_us: i64,
 }
@@ -104,6 +129,8 @@ impl World {
             jobs: rows(&folder.dump("jobs"))?,
             attempts: rows(&folder.dump("attempts"))?,
             records: rows(&folder.dump("records"))?,
+            steps: rows(&folder.dump("steps"))?,
+            progress: rows(&folder.dump("progress"))?,
             workers: rows(&folder.dump("workers"))?,
             ..Self::default()
         };
@@ -158,7 +185,7 @@ fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
 /// The names of all files of all hosts.
 fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
     let mut found: HashMap<(String, String), Evidence> = HashMap::new();
-    let mut ends = Vec::new();
+    let mut later = Vec::new();
     for host in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
         let host = host?;
         let worker = host.file_name().to_string_lossy().into_owned();
@@ -178,21 +205,22 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
                         attempt: attempt.parse()?,
                         nonce: nonce.to_owned(),
                         begun_us: at_us,
-                        ended_us: None,
+                        ..Evidence::default()
                     };
                     if found.insert(key, evidence).is_some() {
                         bail!("two attempts on {worker} have the nonce {nonce}");
                     }
                 }
-                _ => ends.push((key, at_us)),
+                _ => later.push((key, at_us, what == "step")),
             }
         }
     }
-    for (key, at_us) in ends {
+    for (key, at_us, is_step) in later {
         match found.get_mut(&key) {
+            Some(evidence) if is_step => evidence.stepped_us = Some(at_us),
             Some(evidence) => evidence.ended_us = Some(at_us),
             None => bail!(
-                "the attempt {} on {} has ended, and never begun",
+                "the attempt {} on {} has gone on, and never begun",
                 key.1,
                 key.0
             ),
@@ -212,12 +240,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let host = dir.path().join("host-0");
         fs::create_dir(&host).unwrap();
-        for name in ["7.1.aa.100.begin", "7.1.aa.150.end", "7.2.bb.120.begin"] {
+        for name in [
+            "7.1.aa.100.begin",
+            "7.1.aa.120.step",
+            "7.1.aa.150.end",
+            "7.2.bb.120.begin",
+        ] {
             fs::write(host.join(name), "").unwrap();
         }
         let found = evidence(dir.path()).unwrap();
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].attempt, found[0].ended_us), (1, Some(150)));
+        assert_eq!(found[0].stepped_us, Some(120));
         assert_eq!((found[1].attempt, found[1].ended_us), (2, None));
         fs::write(host.join("9.1.cc.100.end"), "").unwrap();
         assert!(evidence(dir.path()).is_err());

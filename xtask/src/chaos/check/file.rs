@@ -24,6 +24,12 @@ pub(crate) fn file_on(world: &World, job: i64) -> String {
     for one in known.evidence(job) {
         let name = format!("attempt {} ({}) on {}", one.attempt, one.nonce, one.worker);
         lines.push((one.begun_us, format!("evidence: {name} has begun")));
+        if let Some(stepped_us) = one.stepped_us {
+            lines.push((
+                stepped_us,
+                format!("evidence: {name} has recorded its step"),
+            ));
+        }
         if let Some(ended_us) = one.ended_us {
             lines.push((ended_us, format!("evidence: {name} has come to its end")));
         }
@@ -31,6 +37,9 @@ pub(crate) fn file_on(world: &World, job: i64) -> String {
     for one in known.attempts(job) {
         let worker = known.worker_id(one.worker);
         lines.push((one.ended_us, format!("rouse.attempt on {worker}: {one:?}")));
+    }
+    for one in known.steps(job) {
+        lines.push((one.at_us, format!("rouse.step: {one:?}")));
     }
     for one in world.records.iter().filter(|record| record.job == id) {
         lines.push((one.at_us, format!("rouse.record: {one:?}")));

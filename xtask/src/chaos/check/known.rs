@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::super::ledger::{Answer, Ask, What};
 use super::super::load::Wish;
-use super::super::world::{Attempt, Call, Evidence, Job, Record, World};
+use super::super::world::{Attempt, Call, Evidence, Job, Record, Step, World};
 
 /// A claim commits asynchronously, and the server writes what is committed within some tenths of a second. What it had
 /// not written when it crashed, it has forgotten.
@@ -17,6 +17,7 @@ pub(crate) struct Known<'a> {
     evidence: HashMap<i64, Vec<&'a Evidence>>,
     attempts: HashMap<i64, Vec<&'a Attempt>>,
     records: HashMap<i64, Vec<&'a Record>>,
+    steps: HashMap<i64, Vec<&'a Step>>,
     calls: HashMap<i64, Vec<&'a Call>>,
     jobs: HashMap<i64, Vec<&'a Job>>,
     originals: HashMap<i64, Vec<&'a Job>>,
@@ -31,6 +32,7 @@ impl<'a> Known<'a> {
             evidence: by(&world.evidence, |e| Some(e.job)),
             attempts: by(&world.attempts, |a| Some(a.job)),
             records: by(&world.records, |r| r.job),
+            steps: by(&world.steps, |s| Some(s.job)),
             calls: by(&world.calls, job_of),
             jobs: by(&world.jobs, |j| Some(j.id)),
             originals: by(&world.jobs, |j| j.retried_from.is_none().then_some(j.n)),
@@ -53,6 +55,10 @@ impl<'a> Known<'a> {
 
     pub(super) fn records(&self, job: i64) -> &[&'a Record] {
         self.records.get(&job).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn steps(&self, job: i64) -> &[&'a Step] {
+        self.steps.get(&job).map_or(&[], Vec::as_slice)
     }
 
     /// Rows with this id: one, where all is well.

@@ -11,6 +11,7 @@ mod keys;
 mod outside;
 mod recovery;
 mod settled;
+mod steps;
 mod times;
 
 #[cfg(test)]
@@ -62,9 +63,8 @@ pub(super) struct Rule {
     check: fn(&Known<'_>) -> Found,
 }
 
-/// Every rule. Steps and progress of a stale attempt get theirs beside `stale_outcome`, in `settled.rs`, once workers
-/// write them; `dump.rs` is to read their rows then.
-pub(super) const RULES: [Rule; 18] = [
+/// Every rule.
+pub(super) const RULES: [Rule; 21] = [
     Rule {
         name: "accepted_is_kept",
         promise: "a job whose enqueue was answered with its id is there",
@@ -94,6 +94,24 @@ pub(super) const RULES: [Rule; 18] = [
         promise: "no attempt that was superseded has settled the job",
         needs: &[],
         check: settled::by_the_last_attempt,
+    },
+    Rule {
+        name: "stale_step",
+        promise: "the result of a step is recorded by the attempt that has the job",
+        needs: &[],
+        check: steps::stale_step,
+    },
+    Rule {
+        name: "steps_are_kept",
+        promise: "a step that was recorded is not done again, and each later attempt gets its result",
+        needs: &[],
+        check: steps::steps_are_kept,
+    },
+    Rule {
+        name: "stale_progress",
+        promise: "what is said of a running attempt was said by that attempt",
+        needs: &[],
+        check: steps::stale_progress,
     },
     Rule {
         name: "not_early",

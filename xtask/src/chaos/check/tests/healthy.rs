@@ -5,7 +5,9 @@ use serde_json::json;
 use super::super::super::ledger::{Answer, Ask, Happened, Run, What};
 use super::super::super::load::{WORK, Wish};
 use super::super::super::plan::Fault;
-use super::super::super::world::{Attempt, Call, Evidence, Job, Record, Worker, World};
+use super::super::super::world::{
+    Attempt, Call, Evidence, Job, Progress, Record, Step, Worker, World,
+};
 
 pub(super) const S: i64 = 1_000_000;
 pub(super) const A: i64 = 1;
@@ -27,6 +29,7 @@ pub(super) const KEYED: [i64; 2] = [20, 21];
 pub(super) const AGAIN: [i64; 2] = [22, 23];
 pub(super) const RELEASED: i64 = 24;
 pub(super) const MOVED: i64 = 25;
+pub(super) const STEPPED: i64 = 26;
 
 /// Puts jobs into a world, one at a time.
 #[derive(Default)]
@@ -82,6 +85,7 @@ impl Builder {
             nonce: nonce(id, attempt),
             begun_us: claimed_us + 1_000,
             ended_us: Some(claimed_us + 2_000),
+            ..Evidence::default()
         };
         self.0.evidence.push(evidence);
         let job = self.of(id);
@@ -136,7 +140,7 @@ impl Builder {
     }
 }
 
-fn nonce(id: i64, attempt: i32) -> String {
+pub(super) fn nonce(id: i64, attempt: i32) -> String {
     format!("{id}-{attempt}")
 }
 
@@ -298,6 +302,35 @@ pub(super) fn healthy() -> World {
     });
     b.begin(RELEASED, 1, A, 73 * S);
     b.succeed(RELEASED, 74 * S);
+
+    // The first attempt of this one has done its step, and the second was told of it.
+    let stepped = Wish {
+        steps: true,
+        fail_attempts: 1,
+        ..plain()
+    };
+    b.job(STEPPED, 80 * S, stepped);
+    b.begin(STEPPED, 1, A, 81 * S);
+    b.0.evidence.last_mut().expect("it has begun").stepped_us = Some(81 * S + 1_500);
+    b.0.steps.push(Step {
+        job: STEPPED,
+        name: "first".into(),
+        result: json!(nonce(STEPPED, 1)),
+        attempt: 1,
+        worker: A,
+        at_us: 81 * S + 1_400,
+    });
+    b.attempt(STEPPED, false, 82 * S);
+    b.begin(STEPPED, 2, B, 83 * S);
+    b.0.progress.push(Progress {
+        job: STEPPED,
+        attempt: 2,
+        worker: B,
+        step: nonce(STEPPED, 2),
+    });
+    b.succeed(STEPPED, 84 * S);
+    let result = b.of(STEPPED).result.as_mut();
+    result.expect("it has succeeded")["first"] = json!(nonce(STEPPED, 1));
 
     let (queue, other) = ("default".to_string(), "default".to_string());
     b.call(100 * S, Ask::Pause { queue }, Answer::Ok(1));

@@ -185,6 +185,37 @@ fn a_superseding_attempt_whose_claim_the_server_has_forgotten_is_excused() {
 }
 
 #[test]
+fn a_step_that_a_stale_attempt_has_written_is_found() {
+    // Under the claim of its successor.
+    breaks("stale_step", |world| world.steps[0].attempt = 2);
+    // After it had ended.
+    breaks("stale_step", |world| world.steps[0].at_us = 90 * S);
+    // From a worker that did not have the job.
+    breaks("stale_step", |world| world.steps[0].worker = C);
+}
+
+#[test]
+fn a_step_that_is_forgotten_or_done_twice_is_found() {
+    breaks("steps_are_kept", |world| world.steps.clear());
+    breaks("steps_are_kept", |world| {
+        let result = job(world, STEPPED).result.as_mut();
+        result.expect("it has succeeded")["first"] = json!(nonce(STEPPED, 2));
+    });
+    breaks("steps_are_kept", |world| {
+        let second = world.evidence.iter_mut();
+        let second = second.filter(|e| e.job == STEPPED && e.attempt == 2).next();
+        second.expect("it has begun").stepped_us = Some(83 * S);
+    });
+}
+
+#[test]
+fn the_progress_of_a_stale_attempt_is_found() {
+    breaks("stale_progress", |world| {
+        world.progress[0].step = nonce(STEPPED, 1)
+    });
+}
+
+#[test]
 fn a_start_before_its_time_is_found() {
     breaks("not_early", |world| {
         evidence(world, LATER).begun_us = 15 * S - 1;
