@@ -6,7 +6,6 @@ use std::time::{Duration, Instant, SystemTime};
 use tracing::debug;
 
 use super::Shared;
-use super::boottime::BootTime;
 use super::journal::AttemptJournal;
 use super::leases::Lease;
 use super::meters::HandlerMeters;
@@ -15,7 +14,7 @@ use super::settler::{Ended, Unsettled};
 use crate::job::{
     AbortReason, AttemptError, ErrorKind, Fence, JobId, Outcome, RetryPolicy, Tries, decide,
 };
-use crate::sandbox::{AbortHandle, Handler, JobInput, Run};
+use crate::sandbox::{AbortHandle, BootTime, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Fate, JsonText, Lane, Settlement};
 
 /// A job, as it came from the database.

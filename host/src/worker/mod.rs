@@ -9,7 +9,6 @@
 
 mod ageing;
 mod attempt;
-mod boottime;
 mod claimer;
 mod claims;
 mod journal;

@@ -13,9 +13,9 @@ use tokio_postgres::error::SqlState;
 use tracing::{debug, error, info, warn};
 
 use super::Shared;
-use super::boottime::BootTime;
 use super::meters::HandlerMeters;
 use crate::job::{Attempt, AttemptError, ErrorKind, State};
+use crate::sandbox::BootTime;
 use crate::store::{Fate, JsonText, Locked, Settlement, StoreError};
 
 /// How many outcomes may wait before attempts wait with them.
