@@ -47,6 +47,10 @@ pub(super) fn run(
         let mut interruption = Interruption::watch()?;
         // The server's user has to reach its data, wherever the folder of the run is.
         let data = host_process::scratch_folder()?;
+        // Hosts are started until the end, and builds go on meanwhile.
+        let own = data.path().join("rouse");
+        std::fs::copy(&rouse, &own).context("copy the rouse binary")?;
+        let rouse = own;
         eprintln!(
             "starting Postgres and {} hosts; seed {}",
             settings.hosts, settings.seed

@@ -49,13 +49,25 @@ impl Server {
         // `rouse postgres` has lost its server, and says so with its exit code.
         let _ = process.stop().await?;
         tokio::time::sleep(down).await;
-        (*process, _) = launch(&self.rouse, &self.data).await?;
-        drop(process);
+        let began = Instant::now();
+        loop {
+            match launch(&self.rouse, &self.data).await {
+                Ok((launched, _)) => {
+                    *process = launched;
+                    break;
+                }
+                // `rouse postgres` looks at the schema, and gives up where another fault cuts its connection.
+                Err(error) if began.elapsed() > ANSWERS_WITHIN => return Err(error),
+                Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        }
         self.answers().await
     }
 
     /// kill -9 of a backend, after which the server ends all others and recovers. Of the hosts' where there is one.
     pub(super) async fn kill_backend(&self, draw: u64) -> Result<()> {
+        // Not while the server is being started.
+        let _process = self.process.lock().await;
         let client = database::connect(&self.url).await?;
         let draw = draw.to_string();
         let row = client

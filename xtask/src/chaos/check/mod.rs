@@ -64,7 +64,7 @@ pub(super) struct Rule {
 }
 
 /// Every rule.
-pub(super) const RULES: [Rule; 21] = [
+pub(super) const RULES: [Rule; 22] = [
     Rule {
         name: "accepted_is_kept",
         promise: "a job whose enqueue was answered with its id is there",
@@ -94,6 +94,12 @@ pub(super) const RULES: [Rule; 21] = [
         promise: "no attempt that was superseded has settled the job",
         needs: &[],
         check: settled::by_the_last_attempt,
+    },
+    Rule {
+        name: "revoked",
+        promise: "an attempt that has lost its job changes nothing outside of the database any more",
+        needs: &[Fault::KillHost, Fault::FreezeHost],
+        check: settled::revoked,
     },
     Rule {
         name: "stale_step",

@@ -1,6 +1,6 @@
 //! Who has settled a job, and how often.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::super::world::Evidence;
 use super::known::{ended_from_outside, kind, nonce};
@@ -114,6 +114,41 @@ pub(super) fn by_the_last_attempt(known: &Known<'_>) -> Found {
                 job.id, job.attempt
             )
         });
+    }
+    found
+}
+
+/// An attempt leaves nothing outside of the database any more once another has begun: its host refuses that as soon as
+/// it cannot trust the lease. Where the server has forgotten the claim, the host cannot know. What remains is a freeze
+/// between the host's look and what it then does: some microseconds.
+pub(super) fn revoked(known: &Known<'_>) -> Found {
+    let mut found = Found::default();
+    let mut next: HashMap<i64, &Evidence> = HashMap::new();
+    // From the last begin to the first.
+    for evidence in known.world.evidence.iter().rev() {
+        let Some(next) = next.insert(evidence.job, evidence) else {
+            continue;
+        };
+        let last_us = evidence.ended_us.max(evidence.stepped_us);
+        let forgotten = known.crashes(evidence.begun_us, next.begun_us) > 0;
+        if forgotten || evidence.ended_us.is_some_and(|at| at < next.begun_us) {
+            continue;
+        }
+        found.case(
+            evidence.job,
+            last_us.is_some_and(|at| at > next.begun_us),
+            || {
+                format!(
+                    "attempt {} of job {} on {} went on {} µs after attempt {} had begun on {}",
+                    evidence.attempt,
+                    evidence.job,
+                    evidence.worker,
+                    last_us.unwrap_or_default() - next.begun_us,
+                    next.attempt,
+                    next.worker
+                )
+            },
+        );
     }
     found
 }

@@ -191,6 +191,7 @@ pub(super) fn healthy() -> World {
     // Host C is killed while it runs this one.
     b.job(ORPHAN, 20 * S, plain());
     b.begin(ORPHAN, 1, C, 21 * S);
+    b.0.evidence.last_mut().expect("it has begun").ended_us = None;
     b.happen(
         22 * S,
         22 * S,

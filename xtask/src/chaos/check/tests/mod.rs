@@ -155,8 +155,15 @@ fn an_outcome_of_an_attempt_that_was_superseded_is_found() {
     breaks("superseded", |world| {
         let mut newer = evidence(world, QUICK).clone();
         (newer.attempt, newer.nonce) = (2, "newer".into());
-        newer.begun_us += 100;
+        (newer.begun_us, newer.ended_us) = (newer.begun_us + S / 4, None);
         world.evidence.push(newer);
+    });
+}
+
+#[test]
+fn an_attempt_that_goes_on_after_it_has_lost_its_job_is_found() {
+    breaks("revoked", |world| {
+        evidence(world, ORPHAN).ended_us = Some(26 * S + 2_000)
     });
 }
 
@@ -165,6 +172,7 @@ fn a_superseding_attempt_whose_claim_the_server_has_forgotten_is_excused() {
     let mut world = healthy();
     let mut newer = evidence(&mut world, QUICK).clone();
     (newer.attempt, newer.nonce) = (2, "newer".into());
+    (newer.begun_us, newer.ended_us) = (newer.begun_us + S / 4, None);
     let at_us = newer.begun_us + S / 2;
     world.evidence.push(newer);
     world.happened.push(Happened {
@@ -202,8 +210,8 @@ fn a_step_that_is_forgotten_or_done_twice_is_found() {
         result.expect("it has succeeded")["first"] = json!(nonce(STEPPED, 2));
     });
     breaks("steps_are_kept", |world| {
-        let second = world.evidence.iter_mut();
-        let second = second.filter(|e| e.job == STEPPED && e.attempt == 2).next();
+        let mut all = world.evidence.iter_mut();
+        let second = all.find(|e| e.job == STEPPED && e.attempt == 2);
         second.expect("it has begun").stepped_us = Some(83 * S);
     });
 }
@@ -261,6 +269,7 @@ fn a_job_that_begins_more_often_than_it_is_claimed_is_found() {
         for number in 0..ATTEMPTS_MAX {
             let mut more = evidence(world, QUICK).clone();
             more.nonce = format!("more {number}");
+            (more.begun_us, more.ended_us) = (more.begun_us + S / 4, None);
             world.evidence.push(more);
         }
     });
