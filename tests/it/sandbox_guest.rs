@@ -43,6 +43,7 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
                 grant("test.read-file", Mode::Read),
                 grant("test.write-file", Mode::ReadWrite),
                 grant("test.files", Mode::ReadWrite),
+                grant("test.frozen", Mode::ReadWrite),
                 Grant {
                     handler: "test.lost".into(),
                     dir: dir.join("nowhere"),

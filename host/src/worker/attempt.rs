@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Shared;
-use super::boottime::BootTime;
 use super::events::{self, Of};
 use super::journal::AttemptJournal;
 use super::leases::Lease;
@@ -15,7 +14,7 @@ use super::settler::{Ended, Unsettled};
 use crate::job::{
     AbortReason, AttemptError, ErrorKind, Fence, JobId, Outcome, RetryPolicy, RunEnd, Tries, decide,
 };
-use crate::sandbox::{AbortHandle, Handler, JobInput, Run};
+use crate::sandbox::{AbortHandle, BootTime, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Fate, JsonText, Lane, Settlement};
 
 /// A job, as it came from the database.

@@ -8,14 +8,13 @@ use metrics::counter;
 use super::Shared;
 use super::ageing::{KNOWN_MAX, Overdue};
 use super::attempt::Claim;
-use super::boottime::BootTime;
 use super::events;
 use super::lanes::{After, Lanes};
 use super::policy::Policy;
 use super::prefetch::Prefetch;
 use super::slots;
 use crate::job::Fence;
-use crate::sandbox::HandlerSet;
+use crate::sandbox::{BootTime, HandlerSet};
 use crate::store::{ClaimOrder, ClaimedJob, Lane, StoreError};
 
 /// What is known of the lanes, and what was claimed from them.

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
+use super::Shared;
 use super::settler::Unsettled;
-use super::{BootTime, Shared};
 use crate::job::{AbortReason, Attempt, JobId, RetryAt};
+use crate::sandbox::BootTime;
 use crate::store::{Fate, JsonText};
 
 const TARGET: &str = "rouse::job";

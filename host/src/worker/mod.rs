@@ -10,7 +10,6 @@
 
 mod ageing;
 mod attempt;
-mod boottime;
 mod claimer;
 mod claims;
 mod events;
@@ -51,7 +50,6 @@ use crate::job::{AbortReason, Incarnation};
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, StoreError};
-use boottime::BootTime;
 
 /// What a worker stands on.
 pub struct Parts {

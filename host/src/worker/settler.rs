@@ -13,10 +13,10 @@ use tokio_postgres::error::SqlState;
 use tracing::{debug, error, warn};
 
 use super::Shared;
-use super::boottime::BootTime;
 use super::events;
 use super::meters::HandlerMeters;
 use crate::job::{Attempt, AttemptError, ErrorKind, State};
+use crate::sandbox::BootTime;
 use crate::store::{Fate, JsonText, Locked, Settlement, StoreError};
 
 /// How many outcomes may wait before attempts wait with them.
