@@ -147,7 +147,14 @@ async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job_any_more() 
     // By its own clock its trust has ended while it stood still, and so may have the guest's sleep:
     // either it stops the attempt first, or the database refuses the outcome.
     frozen.line(PATIENCE, |line| {
-        line.contains("lease lost") || line.contains("outcome refused: the lease is lost")
+        // Whatever notices it first: the guest, the look at the leases, or the database.
+        [
+            "aborted",
+            "lease lost",
+            "outcome refused: the lease is lost",
+        ]
+        .iter()
+        .any(|noticed| line.contains(noticed))
     });
     let job = ended(&client, id).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));

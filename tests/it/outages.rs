@@ -185,46 +185,44 @@ async fn a_database_without_room_refuses_and_goes_on_when_it_has_some() {
     let host = serve(&url);
     let done = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, done).await;
-    let running = enqueue(&client, "test.big-result", json!({"bytes": 900_000})).await;
-    ended(&client, running).await;
-
-    // All that is left, and then a job whose result needs more.
+    // While the host stands still: jobs whose ends will need room, and then nothing is left.
+    host.signal(libc::SIGSTOP);
+    let mut accepted = Vec::new();
+    for n in 0..200 {
+        let payload = json!({"n": n, "pad": "y".repeat(1900)});
+        accepted.push(enqueue(&client, "noop", payload).await);
+    }
     client
         .batch_execute(
             "CREATE TABLE filler (page text); ALTER TABLE filler ALTER page SET STORAGE PLAIN",
         )
         .await
         .unwrap();
-    loop {
-        let filled = client
-            .batch_execute(
-                "INSERT INTO filler SELECT repeat('x', 7000) FROM generate_series(1, 64)",
-            )
-            .await;
-        if let Err(error) = filled {
-            assert!(format!("{error:?}").contains("No space left"), "{error:?}");
-            break;
-        }
+    let no_room = |error: tokio_postgres::Error| {
+        assert!(format!("{error:?}").contains("No space left"), "{error:?}");
+    };
+    for rows in [64, 1] {
+        let fill =
+            format!("INSERT INTO filler SELECT repeat('x', 7000) FROM generate_series(1, {rows})");
+        while let Ok(()) = client.batch_execute(&fill).await {}
+        client
+            .batch_execute(&fill)
+            .await
+            .map_err(no_room)
+            .unwrap_err();
     }
-    let mut refused = 0;
-    let mut accepted = Vec::new();
-    for n in 0..2000 {
-        let payload = json!({"n": n, "pad": "y".repeat(2000)});
+    // The producer is told, at the latest when the last page of the table is full too.
+    loop {
+        let payload = json!({"pad": "y".repeat(1900)});
         match client
             .query_one("SELECT rouse.enqueue('noop', $1)", &[&payload])
             .await
         {
-            Ok(row) => accepted.push(row.get::<_, i64>(0)),
-            Err(error) => {
-                assert!(format!("{error:?}").contains("No space left"), "{error:?}");
-                refused += 1;
-                if refused > 3 {
-                    break;
-                }
-            }
+            Ok(row) => accepted.push(row.get(0)),
+            Err(error) => break no_room(error),
         }
     }
-    assert!(refused > 3, "the producer is told");
+    host.signal(libc::SIGCONT);
     host.line(PATIENCE, |line| line.contains("No space left"));
     client.batch_execute("DROP TABLE filler").await.unwrap();
     for id in accepted {

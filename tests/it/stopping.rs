@@ -122,8 +122,10 @@ async fn a_worker_that_drains_finishes_what_runs_and_claims_nothing_more() {
         ..settings()
     };
     let worker = TestWorker::start(&db, one).await;
-    let running = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
-    until(&client, running, |job| job.state == "running").await;
+    let running = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
+    // Not only claimed: a claim that has not started would be given back.
+    let started = format!("SELECT progress IS NOT NULL FROM rouse.job({running})");
+    until_true(&client, &started).await;
     let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
     worker.drain().await;
     assert_eq!(show(&client, running).await.state, "succeeded");

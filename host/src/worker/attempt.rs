@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use metrics::counter;
+
 use super::Shared;
 use super::events::{self, Of};
 use super::journal::AttemptJournal;
@@ -272,6 +274,7 @@ async fn settle(
         Outcome::Ended { state, error } => Fate::Ended(state, JsonText(error.to_json())),
         Outcome::Released => Fate::Released,
         Outcome::Dropped(reason) => {
+            counter!("rouse_lease_losses_total", "reason" => reason.as_str()).increment(1);
             events::dropped(claim.of(shared, &meters.handler), reason);
             meters.count("dropped");
             shared.leases.remove(job.id, job.fence);

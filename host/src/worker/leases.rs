@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use metrics::counter;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
@@ -161,7 +160,6 @@ impl Leases {
                 | AbortReason::Shutdown => lease.grace,
             };
             lease.abort.abort(reason, grace);
-            counter!("rouse_lease_losses_total", "reason" => reason.as_str()).increment(1);
             warn!(job.id = %id, reason = reason.as_str(), "lease lost; the attempt is told to stop");
         }
     }

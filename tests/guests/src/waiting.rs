@@ -12,9 +12,10 @@ pub(crate) struct Sleep {
     ms: u64,
 }
 
-/// Sleeps, deaf to the abort signal, and gives back what it was given.
+/// Says so in its progress, sleeps, deaf to the abort signal, and gives back what it was given.
 #[handler(name = "test.sleep", max_attempts = 1)]
-pub(crate) async fn sleep(payload: Sleep) -> u64 {
+pub(crate) async fn sleep(ctx: &Ctx, payload: Sleep) -> u64 {
+    ctx.progress(1, "asleep");
     rouse_sdk::sleep(Duration::from_millis(payload.ms)).await;
     payload.ms
 }
