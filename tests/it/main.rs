@@ -27,5 +27,6 @@ mod sandbox_sdk;
 mod commands;
 mod harness;
 mod http;
+mod invoke;
 mod private_postgres;
 mod tls;

@@ -1,14 +1,17 @@
 //! The `rouse` command: one file per subcommand.
 
+mod attempt_error;
 mod dev;
 mod duration;
 mod enqueue;
 mod example;
 mod handlers;
 mod host;
+mod invoke;
 mod job;
 mod migrate;
 pub mod new;
+mod payload;
 mod postgres;
 mod queue;
 mod serve;
@@ -64,6 +67,8 @@ enum Command {
     Migrate(migrate::Args),
     /// Enqueue one job and print its id
     Enqueue(enqueue::Args),
+    /// Run one handler once, without a queue or a database
+    Invoke(invoke::Args),
     /// Show, list and change jobs
     Job(job::Args),
     /// List, pause, resume and purge queues
@@ -82,6 +87,8 @@ impl Command {
     fn log_filter(&self) -> Option<&'static str> {
         match self {
             Self::Dev(_) | Self::Serve(_) | Self::Postgres(_) => None,
+            // What the handler says is part of the answer.
+            Self::Invoke(_) => Some("error,rouse::guest=info"),
             Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
@@ -134,6 +141,7 @@ pub fn main() -> ExitCode {
             Command::Serve(args) => serve::run(args).await,
             Command::Migrate(args) => migrate::run(args).await,
             Command::Enqueue(args) => enqueue::run(args).await,
+            Command::Invoke(args) => invoke::run(args).await,
             Command::Job(args) => job::run(args).await,
             Command::Queue(args) => queue::run(args).await,
             Command::Handlers(args) => handlers::run(args).await,

@@ -8,6 +8,7 @@ use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use super::{EXIT_UNKNOWN, cell, unknown};
+use crate::cli::attempt_error::lines;
 use crate::cli::duration::duration;
 use crate::cli::target::Target;
 use crate::cli::text::plain;
@@ -138,14 +139,7 @@ fn show(job: &JobView) -> String {
     text.push('\n');
     if let Some(error) = record.get("error").filter(|error| !error.is_null()) {
         text.push_str("\nerror\n");
-        for key in ["kind", "guest_kind", "message", "location", "details"] {
-            if let Some(value) = error.get(key) {
-                text.push_str(&format!("  {key}: {}\n", cell(value)));
-            }
-        }
-        for frame in error["backtrace"].as_array().into_iter().flatten() {
-            text.push_str(&format!("    {}\n", cell(frame)));
-        }
+        text.push_str(&lines(error));
     }
     text.push_str("\nhistory\n");
     let mut history = Table::new();
