@@ -86,8 +86,9 @@ async fn run_tasks(
                         max_attempts: 5,
                         requested_at_ms: 1_700_000_000_000,
                         payload: payload.clone(),
+                        memory_bytes: None,
                     };
-                    let run = sandbox.run(&handler, job, AbortHandle::new()).await;
+                    let run = sandbox.run(&handler, job, AbortHandle::new(), None).await;
                     ensure!(matches!(run.end, RunEnd::Returned(_)), "{:?}", run.end);
                 }
                 Ok(())

@@ -1,11 +1,16 @@
 //! What a running attempt knows of itself, with what it may tell the host.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use crate::task::Source;
-use crate::{AbortReason, AbortSignal};
+use crate::{AbortReason, AbortSignal, Error, Result};
 
 /// One attempt at one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +57,9 @@ pub(crate) trait Host {
     fn abort_reason(&self) -> Option<AbortReason>;
     fn grace_remaining(&self) -> Option<Duration>;
     fn abort_source(&self) -> Source;
+    /// The recorded result of a step, JSON; none where it is to be done.
+    fn begin_step(&self, name: &str) -> Result<Option<Vec<u8>>>;
+    fn complete_step(&self, name: &str, output: Vec<u8>) -> Result<()>;
 }
 
 /// A handler's view of its attempt.
@@ -60,11 +68,17 @@ pub(crate) trait Host {
 pub struct Ctx {
     job: JobInfo,
     host: Rc<dyn Host>,
+    /// How often each step was begun in this attempt.
+    begun: RefCell<HashMap<String, u32>>,
 }
 
 impl Ctx {
     pub(crate) fn new(job: JobInfo, host: Rc<dyn Host>) -> Self {
-        Self { job, host }
+        Self {
+            job,
+            host,
+            begun: RefCell::default(),
+        }
     }
 
     /// The job and the number of this attempt.
@@ -105,6 +119,99 @@ impl Ctx {
     /// Says how far the attempt is, 0 to 100 (more counts as 100), with the step it is in.
     pub fn progress(&self, percent: u8, step: impl AsRef<str>) {
         self.host.progress(percent.min(100), step.as_ref());
+    }
+
+    /// Does a piece of work once in the life of the job: its result is committed at once, and a later attempt
+    /// gets it back instead of doing the work again.
+    ///
+    /// ```
+    /// use rouse_sdk::{Ctx, Error, TestCtx};
+    ///
+    /// fn order(ctx: &Ctx) -> Result<u64, Error> {
+    ///     let charge: u64 = ctx.step("charge", || Ok(17))?;
+    ///     ctx.step("ship", || match ctx.job().attempt {
+    ///         1 => Err(Error::retryable("no parcel service today")),
+    ///         _ => Ok(charge),
+    ///     })
+    /// }
+    ///
+    /// let first = TestCtx::new();
+    /// assert!(order(&first).is_err());
+    /// // The second attempt does not charge again.
+    /// let second = first.next_attempt();
+    /// assert_eq!(order(&second).unwrap(), 17);
+    /// assert_eq!(second.steps_done(), ["ship"]);
+    /// ```
+    ///
+    /// The name has 1 to 200 characters without `#`. The second step of the same name within an attempt is
+    /// another step, so a step may stand in a loop, as long as each attempt goes through it in the same order. A
+    /// job has up to 1,000 steps, each with a result of at most 256 KiB, 8 MiB together.
+    ///
+    /// The work may still be done twice: an attempt can be lost between the work and its record. What the work does
+    /// outside should bear that (an idempotency key, for instance `format!("{}-charge", ctx.job().id)`).
+    ///
+    /// # Errors
+    /// Those of the work, of which nothing is recorded; where a recorded result does not fit `T` any more; where
+    /// the host refuses the step (kind `step-refused`); and where the attempt has to stop (kind `aborted`).
+    pub fn step<T: Serialize + DeserializeOwned>(
+        &self,
+        name: impl AsRef<str>,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let name = self.nth(name.as_ref())?;
+        match self.recorded(&name)? {
+            Some(recorded) => Ok(recorded),
+            None => self.record(&name, work()?),
+        }
+    }
+
+    /// [`step`](Self::step) for work that waits: the future is awaited only where there is no result yet.
+    ///
+    /// # Errors
+    /// As those of [`step`](Self::step).
+    pub async fn step_async<T: Serialize + DeserializeOwned>(
+        &self,
+        name: impl AsRef<str>,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let name = self.nth(name.as_ref())?;
+        match self.recorded(&name)? {
+            Some(recorded) => Ok(recorded),
+            None => self.record(&name, work.await?),
+        }
+    }
+
+    /// The name under which a step is recorded: `name`, `name#2`, `name#3` …
+    fn nth(&self, name: &str) -> Result<String> {
+        if name.contains('#') {
+            let why = format_args!("the name of a step has no #, which {name:?} has");
+            return Err(Error::permanent(why).kind("step-refused"));
+        }
+        let mut begun = self.begun.borrow_mut();
+        let times = begun.entry(name.to_owned()).or_default();
+        *times += 1;
+        Ok(match *times {
+            1 => name.to_owned(),
+            n => format!("{name}#{n}"),
+        })
+    }
+
+    fn recorded<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let Some(bytes) = self.host.begin_step(name)? else {
+            return Ok(None);
+        };
+        serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+            Error::retryable(format_args!(
+                "the recorded result of the step {name} is not what this version of the handler expects: {error}"
+            ))
+            .kind("step-changed")
+        })
+    }
+
+    fn record<T: Serialize>(&self, name: &str, output: T) -> Result<T> {
+        self.host
+            .complete_step(name, serde_json::to_vec(&output)?)?;
+        Ok(output)
     }
 
     /// This attempt's abort signal.

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// the message. (That is why `Error` itself is not a `std::error::Error`.)
 ///
 /// ```
-/// use std::time::Duration;
+/// use std::time::{Duration, SystemTime};
 /// use rouse_sdk::Error;
 ///
 /// let busy = Error::retryable("the server is busy")
@@ -39,6 +39,8 @@ pub struct Error {
     pub permanent: bool,
     /// Try again after this long, instead of the handler's own backoff.
     pub retry_after: Option<Duration>,
+    /// Try again then, instead of either.
+    pub retry_at: Option<SystemTime>,
 }
 
 impl Error {
@@ -50,6 +52,7 @@ impl Error {
             details: None,
             permanent: false,
             retry_after: None,
+            retry_at: None,
         }
     }
 
@@ -80,6 +83,17 @@ impl Error {
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.permanent = false;
         self.retry_after = Some(wait);
+        self.retry_at = None;
+        self
+    }
+
+    /// Asks for the next attempt at this time, by the database's clock; makes the error retryable. A time that
+    /// has passed means at once, one that is more than a year away a year.
+    #[must_use]
+    pub fn retry_at(mut self, time: SystemTime) -> Self {
+        self.permanent = false;
+        self.retry_after = None;
+        self.retry_at = Some(time);
         self
     }
 }
@@ -155,5 +169,8 @@ mod tests {
         let error = Error::permanent("no").retry_after(Duration::from_secs(1));
         assert!(!error.permanent);
         assert_eq!(error.retry_after, Some(Duration::from_secs(1)));
+        let at = SystemTime::UNIX_EPOCH;
+        let error = error.retry_at(at);
+        assert_eq!((error.retry_at, error.retry_after), (Some(at), None));
     }
 }

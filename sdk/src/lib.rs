@@ -58,8 +58,8 @@
 //! # What comes with it
 //! - [`handler`](macro@handler): the attribute, with every option that a handler can declare.
 //! - [`export!`]: makes a module of one or more handlers.
-//! - [`Ctx`]: the job, the log, the progress, the abort signal.
-//! - [`Error`]: retryable, permanent, or retryable after a time; `?` works on any error.
+//! - [`Ctx`]: the job, the log, the progress, the abort signal, and steps whose results later attempts get back.
+//! - [`Error`]: retryable, permanent, or retryable after or at a time; `?` works on any error.
 //! - [`sleep`], [`race`], [`block_on`]: waiting, also in an `async fn` handler.
 //! - `TestCtx`: the native stand-in for `Ctx`.
 //!

@@ -1,6 +1,7 @@
 //! The native stand-in for [`Ctx`], for unit tests.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
 use std::rc::Rc;
@@ -100,6 +101,24 @@ impl TestCtx {
         self.recorder.progress.borrow().clone()
     }
 
+    /// The next attempt at the same job: with the steps that are recorded so far, and nothing else.
+    #[must_use]
+    pub fn next_attempt(&self) -> Self {
+        let job = self.ctx.job().clone();
+        let next = Self::for_job(|next| {
+            *next = job;
+            next.attempt += 1;
+        });
+        let recorded = self.recorder.recorded.borrow().clone();
+        *next.recorder.recorded.borrow_mut() = recorded;
+        next
+    }
+
+    /// The names of the steps whose work was done by this attempt, in order.
+    pub fn steps_done(&self) -> Vec<String> {
+        self.recorder.done.borrow().clone()
+    }
+
     /// Tells the attempt to stop, with a grace of 5 s as the host's default is.
     pub fn fire_abort(&self, reason: AbortReason) {
         self.aborter().fire(reason, Duration::from_secs(5));
@@ -157,7 +176,18 @@ impl fmt::Debug for Aborter {
 struct Recorder {
     logs: RefCell<Vec<LogLine>>,
     progress: RefCell<Vec<ProgressReport>>,
+    recorded: RefCell<HashMap<String, Vec<u8>>>,
+    done: RefCell<Vec<String>>,
     abort: Arc<Abort>,
+}
+
+impl Recorder {
+    fn unless_aborted(&self) -> Result<(), Error> {
+        match self.abort.fired() {
+            None => Ok(()),
+            Some(_) => Err(Error::retryable("the attempt has to stop").kind("aborted")),
+        }
+    }
 }
 
 impl Host for Recorder {
@@ -181,6 +211,18 @@ impl Host for Recorder {
         Some(stop_at.map_or(Duration::MAX, |at| {
             at.saturating_duration_since(Instant::now())
         }))
+    }
+
+    fn begin_step(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        self.unless_aborted()?;
+        Ok(self.recorded.borrow().get(name).cloned())
+    }
+
+    fn complete_step(&self, name: &str, output: Vec<u8>) -> Result<(), Error> {
+        self.unless_aborted()?;
+        self.done.borrow_mut().push(name.to_owned());
+        self.recorded.borrow_mut().insert(name.to_owned(), output);
+        Ok(())
     }
 
     fn abort_source(&self) -> Source {

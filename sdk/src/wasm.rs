@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::ctx::Host;
 use crate::handler::Entry;
@@ -33,7 +33,7 @@ pub mod bindings {
 }
 
 pub use bindings::exports::rouse::handler::handlers::{Failure, Guest, JobInfo};
-use bindings::rouse::handler::context;
+use bindings::rouse::handler::{context, retry, steps};
 use bindings::wasi::clocks::monotonic_clock;
 use bindings::wasi::io::poll::{self, Pollable};
 
@@ -69,6 +69,9 @@ pub fn run(entries: &[Entry], job: JobInfo) -> Result<Vec<u8>, Failure> {
 }
 
 fn failure(error: Error) -> Failure {
+    if let Some(at) = error.retry_at.filter(|_| !error.permanent) {
+        retry::at(unix_ms(at));
+    }
     Failure {
         kind: error.kind.into_owned(),
         message: error.message,
@@ -79,6 +82,22 @@ fn failure(error: Error) -> Failure {
         retry_after_ms: error
             .retry_after
             .map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
+    }
+}
+
+/// Milliseconds since 1970; 0 before.
+fn unix_ms(at: SystemTime) -> i64 {
+    let since = at
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// What the host says of a step that cannot be.
+fn step_error(error: steps::StepError) -> Error {
+    match error {
+        steps::StepError::Aborted => Error::retryable("the attempt has to stop").kind("aborted"),
+        steps::StepError::Refused(why) => Error::permanent(why).kind("step-refused"),
     }
 }
 
@@ -133,6 +152,14 @@ impl Host for Imports {
         self.signal()
             .grace_remaining_ms()
             .map(Duration::from_millis)
+    }
+
+    fn begin_step(&self, name: &str) -> crate::Result<Option<Vec<u8>>> {
+        steps::begin(name).map_err(step_error)
+    }
+
+    fn complete_step(&self, name: &str, output: Vec<u8>) -> crate::Result<()> {
+        steps::complete(name, &output).map_err(step_error)
     }
 
     fn abort_source(&self) -> Source {

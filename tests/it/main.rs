@@ -14,6 +14,7 @@ mod wakeups;
 
 mod outcomes;
 mod outside;
+mod steps;
 mod stopping;
 mod worker;
 mod workers;

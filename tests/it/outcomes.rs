@@ -266,3 +266,44 @@ async fn the_operators_retries_count_before_those_of_the_module() {
     );
     worker.drain().await;
 }
+
+#[tokio::test]
+async fn a_job_that_runs_out_of_memory_is_tried_once_more_with_twice_as_much() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let several = Settings {
+        overrides: crate::support::worker::tries("test.alloc", 5, Duration::from_secs(3600)),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, several).await;
+    // The limit is 32 MiB, and the next attempt comes at once.
+    let id = enqueue(&client, "test.alloc", json!({"bytes": 40 << 20})).await;
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
+    let id = enqueue(&client, "test.alloc", json!({"bytes": 100 << 20})).await;
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("failed", 2));
+    let error = job.error.unwrap();
+    assert_eq!(error["kind"], "out_of_memory");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("67108864 bytes"), "{message}");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_job_that_does_what_it_is_not_granted_is_never_tried_again() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, settings()).await;
+    let id = enqueue(&client, "test.connect", json!({"to": "127.0.0.1:1"})).await;
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("failed", 1));
+    let error = job.error.unwrap();
+    assert_eq!(error["kind"], "denied");
+    let message = error["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("the handler asked for the network"),
+        "{message}"
+    );
+    worker.drain().await;
+}

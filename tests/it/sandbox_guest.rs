@@ -276,6 +276,7 @@ pub(crate) fn job(payload: &str) -> JobInput {
         max_attempts: 5,
         requested_at_ms: 0,
         payload: payload.into(),
+        memory_bytes: None,
     }
 }
 

@@ -223,7 +223,9 @@ async fn an_instance_has_an_end_after_ten_thousand_jobs() {
     let counts = sandbox.clone().guests().spawn(async move {
         let mut counts = Vec::new();
         for _ in 0..10_001 {
-            let run = sandbox.run(&handler, job("c"), AbortHandle::new()).await;
+            let run = sandbox
+                .run(&handler, job("c"), AbortHandle::new(), None)
+                .await;
             counts.push(run.end);
         }
         counts

@@ -64,6 +64,10 @@ async fn result(handler: &str, payload: Value) -> Value {
 async fn failure(handler: &str, payload: Value) -> String {
     match run(handler, payload).await {
         RunEnd::Failed(failure) => failure.message,
+        RunEnd::Denied { then, .. } => match *then {
+            RunEnd::Failed(failure) => failure.message,
+            end => panic!("a failure, not {end:?}"),
+        },
         end => panic!("a failure, not {end:?}"),
     }
 }
@@ -95,6 +99,7 @@ async fn a_guest_is_told_all_of_its_job() {
         max_attempts: 7,
         requested_at_ms: 1_700_000_000_123,
         payload: r#"{"ü":[1,null]}"#.into(),
+        memory_bytes: None,
     };
     let run = attempt(
         &sandbox(),
@@ -249,9 +254,9 @@ async fn rust_that_runs_out_of_memory_is_out_of_memory() {
 }
 
 #[tokio::test]
-async fn rust_that_recurses_too_deeply_traps() {
+async fn rust_that_recurses_too_deeply_overflows_its_stack() {
     let end = run("test.recurse", json!({ "depth": 1_000_000 })).await;
-    assert!(matches!(end, RunEnd::Trapped { .. }), "{end:?}");
+    assert!(matches!(end, RunEnd::StackOverflow { .. }), "{end:?}");
 }
 
 #[tokio::test]

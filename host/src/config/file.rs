@@ -77,6 +77,8 @@ pub struct File {
     lost_max: Option<u32>,
     /// Memory of one attempt in MiB; default 128.
     memory_mb: Option<usize>,
+    /// Memory of an attempt in MiB after one that ran out of it; default twice `memory_mb`.
+    memory_retry_mb: Option<usize>,
     /// The largest result, bytes; default 4 MiB.
     result_bytes_max: Option<usize>,
     /// `off`: no queue, and so no database; only invocations.
@@ -222,6 +224,16 @@ impl File {
         within("keep_days", self.keep_days.map(u64::from), 1, 36_500, "")?;
         within("lost_max", self.lost_max.map(u64::from), 1, 1000, "")?;
         within("memory_mb", self.memory_mb.map(|mb| mb as u64), 1, 4096, "")?;
+        let memory_mb = self
+            .memory_mb
+            .unwrap_or(sandbox::Settings::default().memory_bytes_max >> 20);
+        within(
+            "memory_retry_mb",
+            self.memory_retry_mb.map(|mb| mb as u64),
+            memory_mb as u64,
+            4096,
+            " (memory_mb is the least)",
+        )?;
         within(
             "result_bytes_max",
             self.result_bytes_max.map(|bytes| bytes as u64),
@@ -363,11 +375,15 @@ impl File {
                 },
             })
         });
+        let memory_bytes_max = self
+            .memory_mb
+            .map_or(default.memory_bytes_max, |mb| mb << 20);
         sandbox::Settings {
             attempts_max: slots,
-            memory_bytes_max: self
-                .memory_mb
-                .map_or(default.memory_bytes_max, |mb| mb << 20),
+            memory_bytes_max,
+            memory_retry_bytes_max: self
+                .memory_retry_mb
+                .map_or((2 * memory_bytes_max).min(4 << 30), |mb| mb << 20),
             result_bytes_max: self.result_bytes_max.unwrap_or(default.result_bytes_max),
             grants: Grants(grants.collect()),
             instances: self

@@ -116,8 +116,10 @@ pub async fn once(
         max_attempts: TRIES,
         requested_at_ms: now_ms(),
         payload: call.payload,
+        memory_bytes: None,
     };
-    let mut running = pin!(sandbox.run(handler, input, abort.clone()));
+    // Steps are not recorded, as there is no later attempt that could use them; progress goes to the log.
+    let mut running = pin!(sandbox.run(handler, input, abort.clone(), None));
     let run = tokio::select! {
         biased;
         run = &mut running => run,
@@ -138,6 +140,7 @@ fn answer(end: RunEnd, policy: &Policy) -> Answer {
     let tries = Tries {
         failed: TRIES,
         max: TRIES,
+        more_memory_bytes: None,
     };
     // The last figure is for the wait before another try, and there is none.
     decide(end, tries, &policy.retry, 0.0).into()
@@ -177,6 +180,7 @@ mod tests {
             details: None,
             permanent: false,
             retry_after: Some(Duration::from_secs(1)),
+            retry_at: None,
         };
         assert_eq!(word(RunEnd::Failed(retryable)), "failed");
         assert_eq!(word(RunEnd::Aborted(AbortReason::TimedOut)), "timed_out");

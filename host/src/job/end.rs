@@ -1,6 +1,6 @@
 //! How a run in the sandbox ended, before anything is decided about the job.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::AbortReason;
 
@@ -21,12 +21,24 @@ pub enum RunEnd {
         /// One frame a line, innermost first.
         backtrace: Vec<String>,
     },
-    /// WebAssembly trapped (unreachable, out of bounds, stack overflow …).
+    /// WebAssembly trapped (unreachable, out of bounds …).
     Trapped {
         /// What wasmtime says of it.
         message: String,
         /// One frame a line, innermost first.
         backtrace: Vec<String>,
+    },
+    /// Calls went deeper than the stack.
+    StackOverflow {
+        /// One frame a line, innermost first.
+        backtrace: Vec<String>,
+    },
+    /// The guest did something that it is not granted, and did not get over it.
+    Denied {
+        /// What was denied, with what the operator can do about it.
+        denial: String,
+        /// How it ended then.
+        then: Box<Self>,
     },
     /// The guest asked for more memory than its limit, and stopped because of it.
     OutOfMemory {
@@ -59,4 +71,6 @@ pub struct Failure {
     pub permanent: bool,
     /// Try again after this long, instead of the handler's own backoff.
     pub retry_after: Option<Duration>,
+    /// Try again then, by the database's clock, instead of either.
+    pub retry_at: Option<SystemTime>,
 }

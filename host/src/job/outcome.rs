@@ -6,17 +6,17 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::{AbortReason, RetryPolicy, RunEnd, State};
+use super::{AbortReason, Again, RetryAt, RetryPolicy, RunEnd, State};
 
 /// What becomes of the job after an attempt. Settled behind the fence.
 #[derive(Debug)]
 pub enum Outcome {
     /// `succeeded`, with this result.
     Succeeded(Box<RawValue>),
-    /// Back to `queued`: the next attempt starts after `delay`.
+    /// Back to `queued`, for another attempt.
     Retry {
-        /// How long to wait, from the settlement on.
-        delay: Duration,
+        /// When, and with how much memory.
+        again: Again,
         /// Why this attempt did not succeed.
         error: AttemptError,
     },
@@ -64,6 +64,10 @@ pub enum ErrorKind {
     Panic,
     /// WebAssembly trapped.
     Trap,
+    /// Calls went deeper than the stack.
+    StackOverflow,
+    /// The handler did something that it is not granted.
+    Denied,
     /// The handler ran into its memory limit.
     OutOfMemory,
     /// The result is too large.
@@ -83,45 +87,115 @@ pub struct Tries {
     pub failed: u32,
     /// How many there may be.
     pub max: u32,
+    /// What the next attempt may have if this one ran out of memory, bytes; none: this one had more than
+    /// usual already, or the operator allows no more.
+    pub more_memory_bytes: Option<u64>,
 }
 
 /// Decides what becomes of a job whose attempt ended like this. `random` is uniform in
 /// `0.0..1.0` and is used for the jitter of the backoff.
 ///
-/// Retried while tries are left: errors of the guest (unless permanent), panics, traps, memory,
-/// results that are too large or invalid, time-outs, and runs that the host could not start.
+/// | How it ended | Another attempt, while tries are left |
+/// |---|---|
+/// | an error of the handler | after the backoff, or when the handler says; never where it is permanent |
+/// | a panic, a trap, too deep a stack | after the backoff |
+/// | out of memory | once, at once, with twice the memory |
+/// | something that it is not granted | never |
+/// | a result that is too large or invalid | after the backoff |
+/// | the run timeout | after the backoff; the last one ends the job as `timed_out` |
+/// | the host could not run it | after the backoff |
+/// | a shutdown | at once, and this one does not count |
+///
+/// (SPEC rows B4, Q5.)
 pub fn decide(end: RunEnd, tries: Tries, policy: &RetryPolicy, random: f64) -> Outcome {
-    let (error, verdict) = match end {
-        RunEnd::Returned(bytes) => match result_from(&bytes) {
-            Ok(result) => return Outcome::Succeeded(result),
-            Err(why) => (
-                AttemptError::new(ErrorKind::InvalidResult, why),
-                Verdict::default(),
-            ),
+    let (error, verdict) = match judge(end, tries) {
+        Judged::Decided(outcome) => return outcome,
+        Judged::Failed(error, verdict) => (error, verdict),
+    };
+    let (at, memory_bytes) = match verdict.again {
+        When::Never => (None, None),
+        When::Backoff => (
+            Some(RetryAt::After(policy.delay(tries.failed, random))),
+            None,
+        ),
+        When::At(at) => (Some(at), None),
+        When::WithMemory(bytes) => (Some(RetryAt::After(Duration::ZERO)), Some(bytes)),
+    };
+    match at {
+        Some(at) if tries.failed < tries.max => Outcome::Retry {
+            again: Again { at, memory_bytes },
+            error,
         },
-        RunEnd::Aborted(AbortReason::TimedOut) => (
+        _ => Outcome::Ended {
+            state: verdict.last,
+            error,
+        },
+    }
+}
+
+enum Judged {
+    /// Nothing is left to decide.
+    Decided(Outcome),
+    /// It did not succeed.
+    Failed(AttemptError, Verdict),
+}
+
+/// How an error is to be treated.
+struct Verdict {
+    again: When,
+    /// The state when no tries are left.
+    last: State,
+}
+
+enum When {
+    Never,
+    Backoff,
+    At(RetryAt),
+    WithMemory(u64),
+}
+
+impl Judged {
+    /// Ends in `failed` once there are no more tries.
+    fn failed(error: AttemptError, again: When) -> Self {
+        let last = State::Failed;
+        Self::Failed(error, Verdict { again, last })
+    }
+
+    fn retried(kind: ErrorKind, message: impl AsRef<str>) -> Self {
+        Self::failed(AttemptError::new(kind, message), When::Backoff)
+    }
+}
+
+fn judge(end: RunEnd, tries: Tries) -> Judged {
+    match end {
+        RunEnd::Returned(bytes) => match result_from(&bytes) {
+            Ok(result) => Judged::Decided(Outcome::Succeeded(result)),
+            Err(why) => Judged::retried(ErrorKind::InvalidResult, why),
+        },
+        RunEnd::Aborted(AbortReason::TimedOut) => Judged::Failed(
             AttemptError::new(
                 ErrorKind::TimedOut,
                 "the attempt ran longer than its run timeout (`timeout` of the handler; rouse.toml can change it)",
             ),
             Verdict {
+                again: When::Backoff,
                 last: State::TimedOut,
-                ..Verdict::default()
             },
         ),
-        RunEnd::Aborted(AbortReason::Shutdown) => return Outcome::Released,
+        RunEnd::Aborted(AbortReason::Shutdown) => Judged::Decided(Outcome::Released),
         RunEnd::Aborted(
             reason @ (AbortReason::TakenByAnotherWorker
             | AbortReason::AlreadyCompleted
             | AbortReason::NotFound
             | AbortReason::Error
             | AbortReason::Cancelled),
-        ) => return Outcome::Dropped(reason),
+        ) => Judged::Decided(Outcome::Dropped(reason)),
         RunEnd::Failed(failure) => {
-            let verdict = Verdict {
-                permanent: failure.permanent,
-                retry_after: failure.retry_after,
-                ..Verdict::default()
+            let again = match (failure.permanent, failure.retry_at, failure.retry_after) {
+                (true, _, _) => When::Never,
+                (false, Some(at), _) => When::At(RetryAt::Time(at)),
+                (false, None, Some(after)) => When::At(RetryAt::After(after)),
+                (false, None, None) => When::Backoff,
             };
             let details = failure
                 .details
@@ -133,76 +207,63 @@ pub fn decide(end: RunEnd, tries: Tries, policy: &RetryPolicy, random: f64) -> O
                 details,
                 ..AttemptError::new(ErrorKind::GuestError, failure.message)
             };
-            (error, verdict)
+            Judged::failed(error, again)
         }
         RunEnd::Panicked {
             message,
             location,
             backtrace,
-        } => (
-            AttemptError {
+        } => {
+            let error = AttemptError {
                 location: Some(clean(&location)),
-                backtrace: backtrace.iter().map(|frame| clean(frame)).collect(),
-                ..AttemptError::new(ErrorKind::Panic, message)
-            },
-            Verdict::default(),
-        ),
-        RunEnd::Trapped { message, backtrace } => (
-            AttemptError {
-                backtrace: backtrace.iter().map(|frame| clean(frame)).collect(),
-                ..AttemptError::new(ErrorKind::Trap, message)
-            },
-            Verdict::default(),
-        ),
-        RunEnd::OutOfMemory { limit_bytes } => (
-            AttemptError::new(
-                ErrorKind::OutOfMemory,
-                format!(
-                    "the handler needed more than its {limit_bytes} bytes of memory (`memory_mb` in rouse.toml)"
-                ),
-            ),
-            Verdict::default(),
-        ),
-        RunEnd::OutputTooLarge { bytes, limit_bytes } => (
-            AttemptError::new(
-                ErrorKind::OutputTooLarge,
-                format!("the result has {bytes} bytes; {limit_bytes} are allowed"),
-            ),
-            Verdict::default(),
-        ),
-        RunEnd::Unrunnable(why) => (
-            AttemptError::new(ErrorKind::Unrunnable, why),
-            Verdict::default(),
-        ),
-    };
-
-    if verdict.permanent || tries.failed >= tries.max {
-        return Outcome::Ended {
-            state: verdict.last,
-            error,
-        };
-    }
-    let delay = verdict
-        .retry_after
-        .unwrap_or_else(|| policy.delay(tries.failed, random));
-    Outcome::Retry { delay, error }
-}
-
-/// How an error is to be treated.
-struct Verdict {
-    permanent: bool,
-    retry_after: Option<Duration>,
-    /// The state when no tries are left.
-    last: State,
-}
-
-impl Default for Verdict {
-    fn default() -> Self {
-        Self {
-            permanent: false,
-            retry_after: None,
-            last: State::Failed,
+                ..AttemptError::new(ErrorKind::Panic, message).with(&backtrace)
+            };
+            Judged::failed(error, When::Backoff)
         }
+        RunEnd::Trapped { message, backtrace } => {
+            let error = AttemptError::new(ErrorKind::Trap, message).with(&backtrace);
+            Judged::failed(error, When::Backoff)
+        }
+        RunEnd::StackOverflow { backtrace } => {
+            let message = "the handler's calls went deeper than its stack (512 KiB)";
+            let error = AttemptError::new(ErrorKind::StackOverflow, message).with(&backtrace);
+            Judged::failed(error, When::Backoff)
+        }
+        RunEnd::Denied { denial, then } => match judge(*then, tries) {
+            Judged::Decided(outcome) => Judged::Decided(outcome),
+            Judged::Failed(then, _) => {
+                let message = clean(&format!("{denial}; then: {}", then.message));
+                let error = AttemptError {
+                    kind: ErrorKind::Denied,
+                    message,
+                    ..then
+                };
+                Judged::failed(error, When::Never)
+            }
+        },
+        RunEnd::OutOfMemory { limit_bytes } => {
+            let needed = format!(
+                "the handler needed more than its {limit_bytes} bytes of memory (`memory_mb` in rouse.toml)"
+            );
+            match tries.more_memory_bytes {
+                Some(bytes) => Judged::failed(
+                    AttemptError::new(
+                        ErrorKind::OutOfMemory,
+                        format!("{needed}; the next attempt may have {bytes}"),
+                    ),
+                    When::WithMemory(bytes),
+                ),
+                None => Judged::failed(
+                    AttemptError::new(ErrorKind::OutOfMemory, needed),
+                    When::Never,
+                ),
+            }
+        }
+        RunEnd::OutputTooLarge { bytes, limit_bytes } => Judged::retried(
+            ErrorKind::OutputTooLarge,
+            format!("the result has {bytes} bytes; {limit_bytes} are allowed"),
+        ),
+        RunEnd::Unrunnable(why) => Judged::retried(ErrorKind::Unrunnable, why),
     }
 }
 
@@ -217,6 +278,11 @@ impl AttemptError {
             backtrace: Vec::new(),
             details: None,
         }
+    }
+
+    fn with(mut self, backtrace: &[String]) -> Self {
+        self.backtrace = backtrace.iter().map(|frame| clean(frame)).collect();
+        self
     }
 
     /// As it is stored.

@@ -1,6 +1,33 @@
 //! When to try again.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
+
+/// The next attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Again {
+    /// When, at the earliest.
+    pub at: RetryAt,
+    /// What it may use instead of what this one could, bytes; none: the same.
+    pub memory_bytes: Option<u64>,
+}
+
+/// When a job is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RetryAt {
+    /// So long after the settlement.
+    After(Duration),
+    /// Then, by the database's clock.
+    Time(SystemTime),
+}
+
+impl From<Duration> for Again {
+    fn from(delay: Duration) -> Self {
+        Self {
+            at: RetryAt::After(delay),
+            memory_bytes: None,
+        }
+    }
+}
 
 /// Exponential backoff: `initial × multiplier^(attempt − 1)`, capped at `max`, with jitter
 /// (SPEC row Q5). Each handler declares its own in its manifest; the operator may override it.

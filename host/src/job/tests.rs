@@ -1,6 +1,6 @@
 //! The rules of jobs, over many values.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
 
@@ -13,10 +13,29 @@ fn failure(permanent: bool, retry_after: Option<Duration>) -> RunEnd {
         details: Some(br#"{"a":"b\u0000c"}"#.to_vec()),
         permanent,
         retry_after,
+        retry_at: None,
     })
 }
 
+fn tries(failed: u32, max: u32) -> Tries {
+    Tries {
+        failed,
+        max,
+        more_memory_bytes: None,
+    }
+}
+
 fn ends() -> impl Strategy<Value = RunEnd> {
+    prop_oneof![
+        4 => simple_ends(),
+        1 => ("\\PC{0,20}", simple_ends()).prop_map(|(denial, then)| RunEnd::Denied {
+            denial,
+            then: Box::new(then),
+        }),
+    ]
+}
+
+fn simple_ends() -> impl Strategy<Value = RunEnd> {
     let text = "\\PC{0,20}";
     prop_oneof![
         Just(RunEnd::Returned(b"no json".to_vec())),
@@ -33,6 +52,9 @@ fn ends() -> impl Strategy<Value = RunEnd> {
             message,
             backtrace: Vec::new(),
         }),
+        Just(RunEnd::StackOverflow {
+            backtrace: vec!["frame\0".into()],
+        }),
         any::<usize>().prop_map(|limit_bytes| RunEnd::OutOfMemory { limit_bytes }),
         any::<usize>().prop_map(|bytes| RunEnd::OutputTooLarge {
             bytes,
@@ -48,7 +70,7 @@ proptest! {
     fn no_job_is_tried_more_often_than_it_may(
         end in ends(), failed in 1_u32..20, max in 1_u32..20, random in 0.0..1.0,
     ) {
-        let outcome = decide(end, Tries { failed, max }, &RetryPolicy::default(), random);
+        let outcome = decide(end, tries(failed, max), &RetryPolicy::default(), random);
         match outcome {
             Outcome::Retry { .. } => prop_assert!(failed < max),
             Outcome::Ended { state, .. } => prop_assert!(state.is_final()),
@@ -58,7 +80,7 @@ proptest! {
 
     #[test]
     fn no_text_of_a_guest_brings_a_nul_into_the_database(end in ends(), failed in 1_u32..3) {
-        let outcome = decide(end, Tries { failed, max: 2 }, &RetryPolicy::default(), 0.5);
+        let outcome = decide(end, tries(failed, 2), &RetryPolicy::default(), 0.5);
         let (Outcome::Retry { error, .. } | Outcome::Ended { error, .. }) = outcome else {
             return Err(TestCaseError::fail("none of these succeeds"));
         };
@@ -90,8 +112,8 @@ proptest! {
     #[test]
     fn results_pass_through_unchanged(number in any::<i64>(), text in "\\PC{0,20}") {
         let bytes = serde_json::to_vec(&(number, &text)).expect("it can be written");
-        let tries = Tries { failed: 1, max: 1 };
-        let outcome = decide(RunEnd::Returned(bytes.clone()), tries, &RetryPolicy::default(), 0.0);
+        let left = tries(1, 1);
+        let outcome = decide(RunEnd::Returned(bytes.clone()), left, &RetryPolicy::default(), 0.0);
         let Outcome::Succeeded(result) = outcome else {
             return Err(TestCaseError::fail("it succeeds"));
         };
@@ -101,10 +123,10 @@ proptest! {
 
 #[test]
 fn a_number_that_postgres_would_write_out_in_full_is_no_result() {
-    let tries = Tries { failed: 1, max: 1 };
+    let left = tries(1, 1);
     let outcome = |json: &str| {
         let end = RunEnd::Returned(json.as_bytes().to_vec());
-        decide(end, tries, &RetryPolicy::default(), 0.0)
+        decide(end, left, &RetryPolicy::default(), 0.0)
     };
     for good in [
         r#"{"1e9999": "\\\"5e9999", "t": true}"#,
@@ -133,11 +155,11 @@ fn the_default_backoff_is_ten_seconds_doubled_up_to_five_minutes() {
 
 #[test]
 fn a_permanent_error_is_never_retried_and_retry_after_is_obeyed() {
-    let tries = Tries { failed: 1, max: 9 };
+    let left = tries(1, 9);
     let policy = RetryPolicy::default();
     let outcome = decide(
         failure(true, Some(Duration::from_secs(1))),
-        tries,
+        left,
         &policy,
         0.0,
     );
@@ -150,22 +172,69 @@ fn a_permanent_error_is_never_retried_and_retry_after_is_obeyed() {
     ));
     let outcome = decide(
         failure(false, Some(Duration::from_secs(77))),
-        tries,
+        left,
         &policy,
         0.0,
     );
-    assert!(matches!(outcome, Outcome::Retry { delay, .. } if delay.as_secs() == 77));
+    assert!(
+        matches!(outcome, Outcome::Retry { again, .. } if again == Duration::from_secs(77).into())
+    );
+}
+
+#[test]
+fn an_error_may_name_the_time_of_the_next_attempt() {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(4_000_000_000);
+    let RunEnd::Failed(mut failure) = failure(false, Some(Duration::from_secs(1))) else {
+        unreachable!("it is one");
+    };
+    failure.retry_at = Some(at);
+    let end = RunEnd::Failed(failure);
+    let outcome = decide(end, tries(1, 2), &RetryPolicy::default(), 0.0);
+    assert!(matches!(outcome, Outcome::Retry { again, .. } if again.at == RetryAt::Time(at)));
+}
+
+#[test]
+fn out_of_memory_is_tried_once_more_and_only_with_more() {
+    let decide = |more_memory_bytes, max| {
+        let tries = Tries {
+            more_memory_bytes,
+            ..tries(1, max)
+        };
+        let end = RunEnd::OutOfMemory { limit_bytes: 7 };
+        decide(end, tries, &RetryPolicy::default(), 0.0)
+    };
+    let Outcome::Retry { again, error } = decide(Some(14), 2) else {
+        panic!("it is retried");
+    };
+    assert_eq!(again.memory_bytes, Some(14));
+    assert_eq!(again.at, RetryAt::After(Duration::ZERO));
+    assert_eq!(error.kind, ErrorKind::OutOfMemory);
+    assert!(matches!(decide(None, 9), Outcome::Ended { .. }), "no more");
+    assert!(
+        matches!(decide(Some(14), 1), Outcome::Ended { .. }),
+        "no try"
+    );
+}
+
+#[test]
+fn what_is_denied_is_never_retried_and_keeps_what_the_handler_said() {
+    let end = RunEnd::Denied {
+        denial: "no sockets".into(),
+        then: Box::new(failure(false, Some(Duration::from_secs(1)))),
+    };
+    let Outcome::Ended { state, error } = decide(end, tries(1, 9), &RetryPolicy::default(), 0.0)
+    else {
+        panic!("it is not retried");
+    };
+    assert_eq!((state, error.kind), (State::Failed, ErrorKind::Denied));
+    assert!(error.message.starts_with("no sockets; then: not"));
+    assert_eq!(error.guest_kind.as_deref(), Some("busy"));
 }
 
 #[test]
 fn the_last_time_out_ends_the_job_as_timed_out() {
     let end = RunEnd::Aborted(AbortReason::TimedOut);
-    let outcome = decide(
-        end,
-        Tries { failed: 3, max: 3 },
-        &RetryPolicy::default(),
-        0.0,
-    );
+    let outcome = decide(end, tries(3, 3), &RetryPolicy::default(), 0.0);
     assert!(matches!(
         outcome,
         Outcome::Ended {
@@ -177,8 +246,8 @@ fn the_last_time_out_ends_the_job_as_timed_out() {
 
 #[test]
 fn nothing_is_said_about_a_job_whose_lease_is_lost_and_a_shutdown_gives_it_back() {
-    let tries = Tries { failed: 1, max: 1 };
-    let outcome = |reason| decide(RunEnd::Aborted(reason), tries, &RetryPolicy::default(), 0.0);
+    let left = tries(1, 1);
+    let outcome = |reason| decide(RunEnd::Aborted(reason), left, &RetryPolicy::default(), 0.0);
     for reason in [
         AbortReason::TakenByAnotherWorker,
         AbortReason::AlreadyCompleted,

@@ -3,7 +3,10 @@
 wasmtime::component::bindgen!({
     path: "../sdk/wit",
     world: "module",
-    imports: { default: trappable },
+    imports: {
+        "rouse:handler/steps": async | trappable,
+        default: trappable,
+    },
     exports: { default: async },
     with: {
         "wasi:io/poll": wasmtime_wasi::p2::bindings::io::poll,

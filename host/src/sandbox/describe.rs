@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use wasmtime::Store;
 
 use super::bindings::ModulePre;
-use super::capability::{GuestLog, Speaker};
+use super::capability::{GuestLog, Speaker, Steps};
 use super::end::trap_message;
 use super::limits::{self, AttemptLimiter, MemoryBudget};
 use super::meter::within_cpu;
@@ -48,7 +48,7 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
     let log = Arc::new(GuestLog::new(Speaker::Module, abort.clone(), 0));
     // A budget of its own: a busy host is no reason to refuse a module.
     let limiter = AttemptLimiter::new(MEMORY_BYTES_MAX, MemoryBudget::new(MEMORY_BYTES_MAX));
-    let state = AttemptState::new(&[], limiter, abort, log)?;
+    let state = AttemptState::new(&[], limiter, abort, log, Steps::default())?;
     let mut store = Store::new(&sandbox.engine, state);
     limits::limit(&mut store, 0);
 

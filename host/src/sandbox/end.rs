@@ -1,12 +1,13 @@
 //! From how a call came back to how the run ended.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use wasmtime::{Trap, WasmBacktrace};
 use wasmtime_wasi::I32Exit;
 
 use super::bindings::exports::rouse::handler::handlers::Failure as GuestFailure;
 use super::capability::printable;
+use super::engine::BACKTRACE_FRAMES_MAX;
 use super::limits::{Denial, hostcall_bytes_max};
 use super::state::AttemptState;
 use crate::job::{Failure, RunEnd};
@@ -46,11 +47,15 @@ pub(super) fn classify(
             limit_bytes: result_bytes_max,
         },
         Ok(result) => RunEnd::Returned(result),
-        Err(Stop::Failed(failure)) => RunEnd::Failed(failed(failure, result_bytes_max)),
+        Err(Stop::Failed(failure)) => {
+            let mut failed = failed(failure, result_bytes_max);
+            failed.retry_at = state.retry_at_ms.map(retry_at);
+            denied(RunEnd::Failed(failed), state)
+        }
         Err(Stop::Starting(error)) => match state.limiter.denial() {
             Some(denial) => out_of_memory(denial, state),
             // The module's own code runs at the start too (constructors).
-            None if is_guests_fault(&error) => trapped(&error, state),
+            None if is_guests_fault(&error) => denied(trapped(&error, state), state),
             None => RunEnd::Unrunnable(format!("no instance could be made: {error:#}")),
         },
         // Without a frame of the guest it failed on its way out: the result was too large even
@@ -63,7 +68,7 @@ pub(super) fn classify(
         }
         Err(Stop::Running(error)) => match state.limiter.denial() {
             Some(denial) => out_of_memory(denial, state),
-            None => trapped(&error, state),
+            None => denied(trapped(&error, state), state),
         },
     }
 }
@@ -74,6 +79,8 @@ pub(super) fn left_in_order(end: &RunEnd) -> bool {
         RunEnd::Returned(_) | RunEnd::Failed(_) => true,
         RunEnd::Panicked { .. }
         | RunEnd::Trapped { .. }
+        | RunEnd::StackOverflow { .. }
+        | RunEnd::Denied { .. }
         | RunEnd::OutOfMemory { .. }
         | RunEnd::OutputTooLarge { .. }
         | RunEnd::Aborted(_)
@@ -99,6 +106,26 @@ fn failed(failure: GuestFailure, details_bytes_max: usize) -> Failure {
         retry_after: failure
             .retry_after_ms
             .map(|ms| Duration::from_millis(ms).min(RETRY_AFTER_MAX)),
+        retry_at: None,
+    }
+}
+
+/// A time as Postgres can hold it; times before 1970 have passed as well as any.
+fn retry_at(unix_ms: i64) -> SystemTime {
+    let latest = SystemTime::now() + RETRY_AFTER_MAX;
+    let ms = u64::try_from(unix_ms).unwrap_or(0);
+    let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms));
+    at.map_or(latest, |at| at.min(latest))
+}
+
+/// The end of a guest to which something was denied for want of a grant.
+fn denied(end: RunEnd, state: &AttemptState) -> RunEnd {
+    match state.denial {
+        None => end,
+        Some(denial) => RunEnd::Denied {
+            denial: denial.into(),
+            then: Box::new(end),
+        },
     }
 }
 
@@ -136,9 +163,24 @@ fn trapped(error: &wasmtime::Error, state: &AttemptState) -> RunEnd {
             backtrace,
         };
     }
+    if is_stack_overflow(error) {
+        return RunEnd::StackOverflow { backtrace };
+    }
     RunEnd::Trapped {
         message: trap_message(error),
         backtrace,
+    }
+}
+
+/// True for the stack of calls, and for the one that languages keep in memory besides: it lies at the lower end
+/// of memory, and whoever goes deeper than it has room for reaches below address 0.
+fn is_stack_overflow(error: &wasmtime::Error) -> bool {
+    match error.downcast_ref::<Trap>() {
+        Some(Trap::StackOverflow) => true,
+        Some(Trap::MemoryOutOfBounds) => error
+            .downcast_ref::<WasmBacktrace>()
+            .is_some_and(|backtrace| backtrace.frames().len() >= BACKTRACE_FRAMES_MAX),
+        _ => false,
     }
 }
 

@@ -12,7 +12,7 @@ use wasmtime::{
     WasmFeatures,
 };
 
-use super::capability::guard_files;
+use super::capability::{guard_files, guard_sockets};
 use super::idle::Idle;
 use super::instance::{Instance, Serves};
 use super::limits::{MemoryBudget, TABLE_ELEMENTS_MAX, WASM_STACK_BYTES_MAX};
@@ -51,7 +51,7 @@ const TABLE_RESIDENT_BYTES: usize = 64 << 10;
 const PAGE_BYTES: usize = 64 << 10;
 
 /// Frames of a backtrace that are kept: the panic machinery takes the first ten.
-const BACKTRACE_FRAMES_MAX: usize = 48;
+pub(super) const BACKTRACE_FRAMES_MAX: usize = 48;
 
 /// Runs guests. One for a host: it owns the engine, the pool of instances, the clock that
 /// interrupts guests, and the threads that run them.
@@ -80,11 +80,12 @@ impl Sandbox {
         if settings.attempts_max == 0 {
             bail!("the sandbox is set to 0 attempts at once; set at least 1");
         }
-        if settings.memory_bytes_max < PAGE_BYTES || settings.memory_bytes_max > 4 << 30 {
-            bail!(
-                "the sandbox is set to {} bytes of memory for an attempt; set 64 KiB to 4 GiB",
-                settings.memory_bytes_max
-            );
+        for bytes in [settings.memory_bytes_max, settings.memory_retry_bytes_max] {
+            if !(PAGE_BYTES..=4 << 30).contains(&bytes) {
+                bail!(
+                    "the sandbox is set to {bytes} bytes of memory for an attempt; set 64 KiB to 4 GiB"
+                );
+            }
         }
 
         let size = Machine::read().fit(settings.attempts_max, settings.memory_bytes_total_max);
@@ -185,6 +186,9 @@ fn idle_max(attempts: usize, settings: &Settings) -> usize {
 fn config(attempts: usize, settings: &Settings) -> Config {
     let instances = attempts + DESCRIBES_MAX + idle_max(attempts, settings);
     let instances = u32::try_from(instances).unwrap_or(u32::MAX);
+    let most = settings
+        .memory_bytes_max
+        .max(settings.memory_retry_bytes_max);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(instances)
         .total_core_instances(instances.saturating_mul(CORE_INSTANCES_PER_COMPONENT))
@@ -197,7 +201,7 @@ fn config(attempts: usize, settings: &Settings) -> Config {
         .table_elements(TABLE_ELEMENTS_MAX)
         .table_keep_resident(TABLE_RESIDENT_BYTES)
         .linear_memory_keep_resident(MEMORY_RESIDENT_BYTES)
-        .max_memory_size(settings.memory_bytes_max.next_multiple_of(PAGE_BYTES));
+        .max_memory_size(most.next_multiple_of(PAGE_BYTES));
 
     let mut config = Config::new();
     config
@@ -227,8 +231,21 @@ fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)
         .and_then(|()| guard_files(&mut linker))
+        .and_then(|()| guard_sockets(&mut linker))
         .and_then(|()| {
             bindings::rouse::handler::context::add_to_linker::<_, HasSelf<AttemptState>>(
+                &mut linker,
+                |state| state,
+            )
+        })
+        .and_then(|()| {
+            bindings::rouse::handler::steps::add_to_linker::<_, HasSelf<AttemptState>>(
+                &mut linker,
+                |state| state,
+            )
+        })
+        .and_then(|()| {
+            bindings::rouse::handler::retry::add_to_linker::<_, HasSelf<AttemptState>>(
                 &mut linker,
                 |state| state,
             )

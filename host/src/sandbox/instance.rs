@@ -7,7 +7,7 @@ use wasmtime::Store;
 
 use super::bindings;
 use super::bindings::exports::rouse::handler::handlers::JobInfo;
-use super::capability::GuestLog;
+use super::capability::{GuestLog, Steps};
 use super::end::{self, Stop};
 use super::limits::{self, AttemptLimiter};
 use super::state::AttemptState;
@@ -37,7 +37,7 @@ pub(super) struct Serves {
 
 impl Sandbox {
     /// An instance for one attempt: a fresh one, or, where module and operator agree, one that has
-    /// served this tenant before.
+    /// served this tenant before. `memory_bytes`: instead of the usual limit.
     ///
     /// # Errors
     /// When a granted directory cannot be opened.
@@ -47,15 +47,22 @@ impl Sandbox {
         tenant: Option<&str>,
         abort: &AbortHandle,
         log: GuestLog,
+        steps: Steps,
+        memory_bytes: Option<usize>,
     ) -> Result<Instance, String> {
         let (grants, log) = (&handler.grants, Arc::new(log));
-        if let Some(mut kept) = self.kept(handler, tenant) {
-            kept.store.data_mut().next(grants, abort.clone(), log)?;
+        // One that was kept has the usual memory.
+        if memory_bytes.is_none()
+            && let Some(mut kept) = self.kept(handler, tenant)
+        {
+            let state = kept.store.data_mut();
+            state.next(grants, abort.clone(), log, steps)?;
             limits::begin(&mut kept.store);
             return Ok(kept);
         }
-        let limiter = AttemptLimiter::new(self.settings.memory_bytes_max, self.budget.clone());
-        let state = AttemptState::new(grants, limiter, abort.clone(), log)?;
+        let limit = self.settings.memory_limit(memory_bytes);
+        let limiter = AttemptLimiter::new(limit, self.budget.clone());
+        let state = AttemptState::new(grants, limiter, abort.clone(), log, steps)?;
         let mut store = Store::new(&self.engine, state);
         limits::limit(&mut store, self.settings.result_bytes_max);
         Ok(Instance {

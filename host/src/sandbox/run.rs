@@ -8,10 +8,10 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::bindings::exports::rouse::handler::handlers::JobInfo;
-use super::capability::{GuestLog, Speaker};
+use super::capability::{GuestLog, Speaker, Steps};
 use super::end;
 use super::meter::metered;
-use super::{AbortHandle, Handler, Sandbox};
+use super::{AbortHandle, Handler, Journal, Sandbox};
 use crate::job::{Attempt, JobId, RunEnd};
 
 /// What a guest is told of its job. The handler's name comes from the handler.
@@ -33,6 +33,8 @@ pub struct JobInput {
     pub requested_at_ms: i64,
     /// UTF-8 JSON.
     pub payload: Vec<u8>,
+    /// The memory it may use, bytes; none: the usual limit.
+    pub memory_bytes: Option<usize>,
 }
 
 /// How an attempt went.
@@ -55,6 +57,9 @@ impl Sandbox {
     ///
     /// The task has to be one of [`guests`](Self::guests): the guest computes in it.
     ///
+    /// Steps and progress go to the `journal`; without one, every step is done and nobody hears of the
+    /// progress but the log.
+    ///
     /// Once `abort` has turned, the end is [`RunEnd::Aborted`], also when the guest returned
     /// something within its grace. The caller applies the run timeout, through `abort`.
     ///
@@ -65,19 +70,26 @@ impl Sandbox {
         handler: &Arc<Handler>,
         job: JobInput,
         abort: AbortHandle,
+        journal: Option<Arc<dyn Journal>>,
     ) -> impl Future<Output = Run> + Send + 'static + use<> {
         let started = Instant::now();
         let sandbox = self.clone();
         let handler = handler.clone();
         async move {
-            let attempt = sandbox.attempt(&handler, job, abort);
+            let attempt = sandbox.attempt(&handler, job, abort, journal);
             let mut run = caught(attempt).await.unwrap_or_else(Run::of_a_panic);
             run.wall = started.elapsed();
             run
         }
     }
 
-    async fn attempt(&self, handler: &Arc<Handler>, job: JobInput, abort: AbortHandle) -> Run {
+    async fn attempt(
+        &self,
+        handler: &Arc<Handler>,
+        job: JobInput,
+        abort: AbortHandle,
+        journal: Option<Arc<dyn Journal>>,
+    ) -> Run {
         // Free at once for a worker that keeps to `attempts_max`.
         let permit = match self.attempts.try_acquire() {
             Ok(permit) => Some(permit),
@@ -100,11 +112,14 @@ impl Sandbox {
         };
         let log = GuestLog::new(speaker, abort.clone(), self.settings.log_bytes_max);
         let tenant = job.tenant.as_deref();
-        let mut instance = match self.instance(handler, tenant, &abort, log) {
+        let (steps, memory_bytes) = (Steps::of(journal), job.memory_bytes);
+        let mut instance = match self.instance(handler, tenant, &abort, log, steps, memory_bytes) {
             Ok(instance) => instance,
             Err(why) => return Run::without_guest(RunEnd::Unrunnable(why)),
         };
-        let tenant = handler.reuses.then(|| job.tenant.clone());
+        // One with more memory than usual serves nobody else.
+        let reuses = handler.reuses && memory_bytes.is_none();
+        let tenant = reuses.then(|| job.tenant.clone());
         let job = told(handler, job);
 
         let mut cpu = Duration::ZERO;

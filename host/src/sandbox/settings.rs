@@ -32,6 +32,9 @@ pub struct Settings {
     pub attempts_max: usize,
     /// Memory of one attempt, all its linear memories together, bytes. Default: 128 MiB.
     pub memory_bytes_max: usize,
+    /// The most memory of an attempt after one that ran out of it, bytes: that one is tried again with twice
+    /// as much, if it fits here. Default: twice `memory_bytes_max`.
+    pub memory_retry_bytes_max: usize,
     /// Memory of all attempts together, bytes. None: three quarters of the machine's (or of the
     /// control group's), which is the default.
     pub memory_bytes_total_max: Option<usize>,
@@ -50,6 +53,18 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// The memory of one attempt, of which an earlier one may have asked for so much.
+    pub(super) fn memory_limit(&self, asked: Option<usize>) -> usize {
+        let most = self.memory_bytes_max.max(self.memory_retry_bytes_max);
+        asked.unwrap_or(self.memory_bytes_max).min(most)
+    }
+
+    /// What an attempt may have after one that ran out of these bytes; none: no more than they.
+    pub fn more_memory_than(&self, bytes: usize) -> Option<usize> {
+        let more = bytes.saturating_mul(2).min(self.memory_retry_bytes_max);
+        (more > bytes).then_some(more)
+    }
+
     /// What the operator says of this handler's instances.
     pub(super) fn instances_of(&self, handler: &str) -> Instances {
         let most_specific = most_specific(&self.instances, handler);
@@ -68,6 +83,7 @@ impl Default for Settings {
         Self {
             attempts_max: ATTEMPTS_PER_CORE * cores,
             memory_bytes_max: MEMORY_BYTES_MAX,
+            memory_retry_bytes_max: 2 * MEMORY_BYTES_MAX,
             memory_bytes_total_max: None,
             result_bytes_max: RESULT_BYTES_MAX,
             log_bytes_max: LOG_BYTES_MAX,

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use wasmtime::component::ResourceTable;
+use wasmtime_wasi::filesystem::WasiFilesystemCtxView;
 use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 
-use super::capability::{GuestLog, GuestOutput, Stream};
+use super::capability::{GuestLog, GuestOutput, Steps, Stream};
 use super::limits::{AttemptLimiter, RANDOM_BYTES_MAX};
 use super::{AbortHandle, Grant, Mode};
 
@@ -20,6 +21,11 @@ pub(super) struct AttemptState {
     pub(super) log: Arc<GuestLog>,
     /// The panic that the guest reported just before it trapped.
     pub(super) panic: Option<Panic>,
+    pub(super) steps: Steps,
+    /// What was denied last for want of a grant.
+    pub(super) denial: Option<&'static str>,
+    /// When the guest wants its next attempt, milliseconds since 1970.
+    pub(super) retry_at_ms: Option<i64>,
 }
 
 /// A panic, in the guest's own words.
@@ -40,6 +46,7 @@ impl AttemptState {
         limiter: AttemptLimiter,
         abort: AbortHandle,
         log: Arc<GuestLog>,
+        steps: Steps,
     ) -> Result<Self, String> {
         Ok(Self {
             wasi: prepared(grants, &log)?,
@@ -48,6 +55,9 @@ impl AttemptState {
             abort,
             log,
             panic: None,
+            steps,
+            denial: None,
+            retry_at_ms: None,
         })
     }
 
@@ -61,11 +71,15 @@ impl AttemptState {
         grants: &[Grant],
         abort: AbortHandle,
         log: Arc<GuestLog>,
+        steps: Steps,
     ) -> Result<(), String> {
         self.wasi = prepared(grants, &log)?;
         self.abort = abort;
         self.log = log;
         self.panic = None;
+        self.steps = steps;
+        self.denial = None;
+        self.retry_at_ms = None;
         Ok(())
     }
 }
@@ -109,6 +123,19 @@ fn granted(mut wasi: WasiCtxBuilder, grants: &[Grant]) -> Result<WasiCtx, String
             })?;
     }
     Ok(wasi.build())
+}
+
+impl AttemptState {
+    /// The files of the guest, and where their denials are noted.
+    pub(super) fn files(&mut self) -> (WasiFilesystemCtxView<'_>, &mut Option<&'static str>) {
+        let log = &self.log;
+        let wasi = self.wasi.get_or_insert_with(|| wasi(log).build());
+        let files = WasiFilesystemCtxView {
+            ctx: wasi.filesystem(),
+            table: &mut self.table,
+        };
+        (files, &mut self.denial)
+    }
 }
 
 impl WasiView for AttemptState {

@@ -47,6 +47,7 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(12, "0012_claims_end_at_eight_mebibytes", breaking: false),
     migration!(13, "0013_workers_prove_themselves", breaking: true),
     migration!(14, "0014_from_outside", breaking: false),
+    migration!(15, "0015_steps_and_progress", breaking: false),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.

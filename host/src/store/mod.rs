@@ -22,8 +22,10 @@ mod queues;
 mod read;
 mod registration;
 mod renew;
+mod report;
 mod settle;
 mod sleep;
+mod steps;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +50,9 @@ pub use promote::Promotion;
 pub use read::JobView;
 pub use registration::{Registration, Stats, WorkerKey};
 pub use renew::{Refusal, Renewal};
-pub use settle::{Again, Fate, Locked, RetryAt, Settled, Settlement};
+pub use report::Report;
+pub use settle::{Fate, Locked, Settled, Settlement};
+pub use steps::NotMine;
 
 /// How long Postgres may take to answer. No statement of a host takes long; a connection that is
 /// silent for so long leads nowhere.
@@ -91,6 +95,13 @@ impl StoreError {
             Self::Unreachable(_) | Self::NotRegistered => None,
             Self::Refused(error) => error.code(),
         }
+    }
+
+    /// True where Postgres cannot store what it was given: the same call would fail again.
+    pub fn is_about_data(&self) -> bool {
+        // 22 data exception, 23 integrity constraint.
+        self.code()
+            .is_some_and(|code| matches!(&code.code()[..2], "22" | "23"))
     }
 
     /// True where the same call may work later: the server is away, restarting, in recovery,

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio_postgres::types::Type;
 
 use super::{JsonText, Store, StoreError, millis};
-use crate::job::{Fence, JobId, State};
+use crate::job::{Again, Fence, JobId, RetryAt, State};
 
 /// What is to become of one job.
 #[derive(Debug, Clone)]
@@ -33,33 +33,6 @@ pub enum Fate {
     Retry(Again, JsonText),
     /// Back to `queued` at once, as if the claim had never been made.
     Released,
-}
-
-/// The next attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Again {
-    /// When, at the earliest.
-    pub at: RetryAt,
-    /// What it may use instead of what this one could, bytes; none: the same.
-    pub memory_bytes: Option<u64>,
-}
-
-/// When a job is tried again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RetryAt {
-    /// So long after the settlement.
-    After(Duration),
-    /// Then, by the database's clock.
-    Time(SystemTime),
-}
-
-impl From<Duration> for Again {
-    fn from(delay: Duration) -> Self {
-        Self {
-            at: RetryAt::After(delay),
-            memory_bytes: None,
-        }
-    }
 }
 
 /// What to do about a job that somebody else's transaction has locked.

@@ -7,6 +7,7 @@ use tracing::debug;
 
 use super::Shared;
 use super::boottime::BootTime;
+use super::journal::AttemptJournal;
 use super::leases::Lease;
 use super::meters::HandlerMeters;
 use super::policy::Policy;
@@ -73,7 +74,7 @@ impl Drop for Slot<'_> {
 }
 
 /// Takes one claimed job from its claim to its settlement.
-async fn run(shared: &Shared, mut claim: Claim) {
+async fn run(shared: &Arc<Shared>, mut claim: Claim) {
     // Others may run it by now. Where nobody has it, nothing is lost.
     if claim.is_lost(BootTime::now()) {
         return give_back(shared, &claim).await;
@@ -84,7 +85,10 @@ async fn run(shared: &Shared, mut claim: Claim) {
         Dispatch::Unbound(why) => {
             let error = AttemptError::new(ErrorKind::Unrunnable, why);
             let delay = RetryPolicy::default().initial;
-            let outcome = Outcome::Retry { delay, error };
+            let outcome = Outcome::Retry {
+                again: delay.into(),
+                error,
+            };
             let meters = shared.meters.of(&claim.lane.handler);
             return settle(shared, &claim, meters, None, outcome).await;
         }
@@ -93,7 +97,7 @@ async fn run(shared: &Shared, mut claim: Claim) {
     let meters = shared.meters.of(&handler.manifest.name);
     let started_after = Some(claim.received.elapsed());
     let run = sandbox_run(shared, &mut claim, &handler, &policy, &meters).await;
-    let outcome = outcome(&claim, run, &policy);
+    let outcome = outcome(shared, &claim, run, &policy);
     settle(shared, &claim, meters, started_after, outcome).await;
 }
 
@@ -129,7 +133,7 @@ fn dispatch(shared: &Shared, claim: &Claim) -> Dispatch {
 }
 
 async fn sandbox_run(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     claim: &mut Claim,
     handler: &Arc<Handler>,
     policy: &Policy,
@@ -160,10 +164,15 @@ async fn sandbox_run(
         max_attempts: job.max_attempts.unwrap_or(policy.retry.max_attempts),
         requested_at_ms: unix_ms(job.requested_at),
         payload: std::mem::take(&mut job.payload.0).into_bytes(),
+        memory_bytes: memory_bytes(job),
     };
+    let journal = Arc::new(AttemptJournal::new(shared.clone(), job.id, job.fence));
     debug!(job.id = %job.id, handler = %handler.manifest.name, attempt = job.attempt.0, "attempt started");
     shared.meters.running.increment(1);
-    let mut running = std::pin::pin!(shared.sandbox.run(handler, input, abort.clone()));
+    let run = shared
+        .sandbox
+        .run(handler, input, abort.clone(), Some(journal.clone()));
+    let mut running = std::pin::pin!(run);
     let run = tokio::select! {
         biased;
         run = &mut running => run,
@@ -172,6 +181,7 @@ async fn sandbox_run(
             running.await
         }
     };
+    journal.close();
     shared.meters.running.decrement(1);
     meters.seconds.record(run.wall.as_secs_f64());
     shared.tally.ran(run.wall);
@@ -182,13 +192,30 @@ async fn sandbox_run(
 }
 
 /// The decision about the job, which is pure; see [`decide`].
-fn outcome(claim: &Claim, run: Run, policy: &Policy) -> Outcome {
+fn outcome(shared: &Shared, claim: &Claim, run: Run, policy: &Policy) -> Outcome {
     let failed = claim.job.attempt.0 - claim.job.lost;
     let tries = Tries {
         failed: u32::try_from(failed).unwrap_or(0),
         max: claim.job.max_attempts.unwrap_or(policy.retry.max_attempts),
+        more_memory_bytes: more_memory_bytes(shared, &claim.job),
     };
     decide(run.end, tries, &policy.retry, rand::random())
+}
+
+/// The memory that an earlier attempt has asked for, by running out of its own.
+fn memory_bytes(job: &ClaimedJob) -> Option<usize> {
+    job.memory_bytes
+        .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+/// What the next attempt may have if this one ran out of memory: once in the life of a job there is more.
+fn more_memory_bytes(shared: &Shared, job: &ClaimedJob) -> Option<u64> {
+    if job.memory_bytes.is_some() {
+        return None;
+    }
+    let settings = shared.sandbox.settings();
+    let more = settings.more_memory_than(settings.memory_bytes_max)?;
+    u64::try_from(more).ok()
 }
 
 /// Hands the outcome to the settler, which writes it behind the fence.
@@ -205,7 +232,7 @@ async fn settle(
             let text: Box<str> = result.into();
             Fate::Succeeded(JsonText(text.into()))
         }
-        Outcome::Retry { delay, error } => Fate::Retry(delay.into(), JsonText(error.to_json())),
+        Outcome::Retry { again, error } => Fate::Retry(again, JsonText(error.to_json())),
         Outcome::Ended { state, error } => Fate::Ended(state, JsonText(error.to_json())),
         Outcome::Released => Fate::Released,
         Outcome::Dropped(reason) => {

@@ -142,7 +142,8 @@ impl Leases {
         }
     }
 
-    fn lose(&self, id: JobId, fence: Fence, reason: AbortReason) {
+    /// The job is this worker's no more.
+    pub(super) fn lose(&self, id: JobId, fence: Fence, reason: AbortReason) {
         if let Some(lease) = self.lock().get_mut(&id)
             && lease.fence == fence
             && !lease.over

@@ -2,7 +2,7 @@
 //!
 //! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run → `RunEnd` → `Outcome` → settle.
 //! Around it run loops, each in its own file: the claimer, the slots, the settler, the leases,
-//! the wakeups, the heartbeats and the upkeep. They share `Shared` and nothing else.
+//! the wakeups, the heartbeats, the progress and the upkeep. They share `Shared` and nothing else.
 //!
 //! Promises: at least once (an attempt whose lease is lost may run twice); a job is settled at
 //! most once, by the owner of its fence; no time of this machine's clock decides anything.
@@ -11,6 +11,7 @@ mod attempt;
 mod boottime;
 mod claimer;
 mod claims;
+mod journal;
 mod lanes;
 mod leases;
 mod life;
@@ -19,6 +20,7 @@ mod meters;
 mod policy;
 mod poll;
 mod prefetch;
+mod progress;
 mod settings;
 mod settler;
 mod sleeper;
@@ -98,6 +100,7 @@ struct Shared {
     /// True while the last word from the database was a good one.
     database_answers: Arc<AtomicBool>,
     leases: leases::Leases,
+    progress: progress::Progress,
     tally: life::Tally,
     /// The database has refused this worker: is this life over?
     doubts: Notify,
@@ -165,6 +168,7 @@ pub async fn run(
         listens_anew: AtomicBool::new(false),
         database_answers: health.database_answers,
         leases: leases::Leases::default(),
+        progress: progress::Progress::default(),
         tally: life::Tally::new(),
         doubts: Notify::new(),
         reborn: watch::Sender::new(incarnation),
@@ -181,6 +185,7 @@ pub async fn run(
         around.spawn(async move { stop.run_until_cancelled(task).await });
     };
     spawn(Box::pin(leases::renew_forever(shared.clone())));
+    spawn(Box::pin(progress::run_forever(shared.clone())));
     spawn(Box::pin(slots::give_back_late_claims(shared.clone())));
     spawn(Box::pin(upkeep::run_forever(shared.clone())));
     spawn(Box::pin(life::run_forever(shared.clone(), heartbeat)));

@@ -3,6 +3,7 @@
 mod failing;
 mod greedy;
 mod reaching;
+mod steps;
 mod waiting;
 
 use rouse_sdk::{Ctx, Error, export, handler};
@@ -10,7 +11,8 @@ use serde_json::{Value, json};
 
 use failing::{fail, flaky, panic, trap};
 use greedy::{alloc, big_result, nul_result, recurse, reuse_state, spin, state};
-use reaching::{env, print, read_file, write_file};
+use reaching::{connect, env, print, read_file, write_file};
+use steps::{bad_steps, changed_step, retry_at, two_steps};
 use waiting::{deadlock, ignore_abort, race, sleep, wait_abort};
 
 /// Gives its payload back, with all that it was told of its job.
@@ -71,4 +73,9 @@ export!(
     write_file,
     env,
     print,
+    connect,
+    two_steps,
+    bad_steps,
+    changed_step,
+    retry_at,
 );

@@ -101,3 +101,15 @@ pub(crate) fn print(payload: Print) -> usize {
     }
     payload.times
 }
+
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct Connect {
+    to: String,
+}
+
+/// Connects to an address, and fails where it cannot.
+#[handler(name = "test.connect", max_attempts = 3)]
+pub(crate) fn connect(payload: Connect) -> Result<(), Error> {
+    TcpStream::connect(payload.to)?;
+    Ok(())
+}

@@ -15,7 +15,11 @@ pub(crate) fn attempt(
     job: JobInput,
     abort: AbortHandle,
 ) -> Attempting {
-    Attempting(sandbox.guests().spawn(sandbox.run(handler, job, abort)))
+    Attempting(
+        sandbox
+            .guests()
+            .spawn(sandbox.run(handler, job, abort, None)),
+    )
 }
 
 /// An attempt that runs.

@@ -53,7 +53,13 @@ impl Host for AttemptState {
 
     fn progress(&mut self, percent: u8, step: String) -> wasmtime::Result<()> {
         let step = printable(&step, STEP_CHARS_MAX);
-        self.log.progress(percent.min(100), &step);
+        let percent = percent.min(100);
+        self.log.progress(percent, &step);
+        if let Some(journal) = self.steps.journal()
+            && self.abort.reason().is_none()
+        {
+            journal.progress(percent, &step);
+        }
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use wasmtime::component::{HasData, Linker, Resource};
 use wasmtime_wasi::async_trait;
-use wasmtime_wasi::filesystem::{WasiFilesystemCtxView, WasiFilesystemView};
+use wasmtime_wasi::filesystem::WasiFilesystemCtxView;
 use wasmtime_wasi::p2::bindings::filesystem::types::{
     Advice, Descriptor, DescriptorFlags, DescriptorStat, DescriptorType, DirectoryEntry,
     DirectoryEntryStream, ErrorCode, Filesize, Host, HostDescriptor, HostDirectoryEntryStream,
@@ -23,13 +23,22 @@ use crate::sandbox::state::AttemptState;
 /// Puts the guard before the files that wasmtime-wasi has linked.
 pub(in crate::sandbox) fn guard_files(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
-    add_to_linker::<AttemptState, GuardedFiles>(linker, |state| Files {
-        abort: state.abort.clone(),
-        inner: state.filesystem(),
+    add_to_linker::<AttemptState, GuardedFiles>(linker, |state| {
+        let abort = state.abort.clone();
+        let (inner, denial) = state.files();
+        Files {
+            abort,
+            inner,
+            denial,
+        }
     })?;
     linker.allow_shadowing(false);
     Ok(())
 }
+
+/// Both are the operator's to change, so the lines say what stands in rouse.toml.
+const DENIAL: &str = "the handler did something to a file that is not permitted: directories are granted for \
+                      reading only unless rouse.toml has mode = \"read-write\" there, and no path leads out of them";
 
 struct GuardedFiles;
 
@@ -40,6 +49,7 @@ impl HasData for GuardedFiles {
 struct Files<'a> {
     abort: AbortHandle,
     inner: WasiFilesystemCtxView<'a>,
+    denial: &'a mut Option<&'static str>,
 }
 
 impl Files<'_> {
@@ -51,6 +61,16 @@ impl Files<'_> {
         }
     }
 
+    /// Notes that something was not permitted.
+    fn noted<T>(&mut self, done: FsResult<T>) -> FsResult<T> {
+        if let Err(error) = &done
+            && error.downcast_ref() == Some(&ErrorCode::NotPermitted)
+        {
+            *self.denial = Some(DENIAL);
+        }
+        done
+    }
+
     fn guard(&mut self, stream: Resource<DynOutputStream>) -> FsResult<Resource<DynOutputStream>> {
         let inner = self.inner.table.delete(stream)?;
         let abort = self.abort.clone();
@@ -59,16 +79,25 @@ impl Files<'_> {
     }
 }
 
-/// Methods that are handed on, those marked with `#[changes]` only while the attempt may go on.
+/// Methods that are handed on.
 macro_rules! hand_on {
-    ($(
-        $(#[$guard:ident])?
-        fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty;
-    )*) => {
+    ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
         $(
             async fn $name(&mut self, $($argument: $kind),*) -> $result {
-                $(self.$guard()?;)?
                 HostDescriptor::$name(&mut self.inner, $($argument),*).await
+            }
+        )*
+    };
+}
+
+/// The same for those that change something: only while the attempt may go on.
+macro_rules! hand_on_changes {
+    ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
+        $(
+            async fn $name(&mut self, $($argument: $kind),*) -> $result {
+                self.changes()?;
+                let done = HostDescriptor::$name(&mut self.inner, $($argument),*).await;
+                self.noted(done)
             }
         )*
     };
@@ -91,10 +120,10 @@ impl HostDescriptor for Files<'_> {
         fn stat_at(fd: Fd, how: PathFlags, path: String) -> FsResult<DescriptorStat>;
         fn sync(fd: Fd) -> FsResult<()>;
         fn sync_data(fd: Fd) -> FsResult<()>;
+    }
 
-        #[changes]
+    hand_on_changes! {
         fn create_directory_at(fd: Fd, path: String) -> FsResult<()>;
-        #[changes]
         fn link_at(
             fd: Fd,
             how: PathFlags,
@@ -102,15 +131,10 @@ impl HostDescriptor for Files<'_> {
             new_dir: Fd,
             new_path: String
         ) -> FsResult<()>;
-        #[changes]
         fn remove_directory_at(fd: Fd, path: String) -> FsResult<()>;
-        #[changes]
         fn rename_at(fd: Fd, path: String, new_dir: Fd, new_path: String) -> FsResult<()>;
-        #[changes]
         fn set_size(fd: Fd, bytes: Filesize) -> FsResult<()>;
-        #[changes]
         fn set_times(fd: Fd, accessed: NewTimestamp, modified: NewTimestamp) -> FsResult<()>;
-        #[changes]
         fn set_times_at(
             fd: Fd,
             how: PathFlags,
@@ -118,11 +142,8 @@ impl HostDescriptor for Files<'_> {
             accessed: NewTimestamp,
             modified: NewTimestamp
         ) -> FsResult<()>;
-        #[changes]
         fn symlink_at(fd: Fd, path: String, new_path: String) -> FsResult<()>;
-        #[changes]
         fn unlink_file_at(fd: Fd, path: String) -> FsResult<()>;
-        #[changes]
         fn write(fd: Fd, bytes: Vec<u8>, offset: Filesize) -> FsResult<Filesize>;
     }
 
@@ -137,7 +158,8 @@ impl HostDescriptor for Files<'_> {
         if open.intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE) {
             self.changes()?;
         }
-        self.inner.open_at(fd, how, path, open, flags).await
+        let opened = self.inner.open_at(fd, how, path, open, flags).await;
+        self.noted(opened)
     }
 
     fn read_via_stream(&mut self, fd: Fd, offset: Filesize) -> FsResult<Resource<DynInputStream>> {

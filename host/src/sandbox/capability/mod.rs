@@ -4,9 +4,14 @@ mod context;
 mod files;
 mod log;
 mod output;
+mod retry;
+mod sockets;
+mod steps;
 
 #[expect(unreachable_pub, reason = "the generated bindings re-export it")]
 pub use context::AbortSignal;
 pub(super) use files::guard_files;
 pub(super) use log::{GuestLog, Speaker, printable};
 pub(super) use output::{GuestOutput, Stream};
+pub(super) use sockets::guard_sockets;
+pub(super) use steps::Steps;

@@ -1,0 +1,90 @@
+//! `wasi:sockets`: refused to everyone, and the refusal is noted, so that the outcome can say why.
+
+use wasmtime::component::{HasSelf, Linker, Resource};
+use wasmtime_wasi::p2::bindings::sockets::network::{
+    self, ErrorCode, IpAddress, IpAddressFamily, Network,
+};
+use wasmtime_wasi::p2::bindings::sockets::{ip_name_lookup, tcp_create_socket, udp_create_socket};
+use wasmtime_wasi::p2::{DynPollable, SocketError, SocketResult, TcpSocket, UdpSocket};
+
+use crate::sandbox::state::AttemptState;
+
+const DENIAL: &str = "the handler asked for the network, which is granted to no handler";
+
+/// Puts the refusal before what wasmtime-wasi has linked.
+pub(in crate::sandbox) fn guard_sockets(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
+    type Myself = HasSelf<AttemptState>;
+    linker.allow_shadowing(true);
+    tcp_create_socket::add_to_linker::<_, Myself>(linker, |state| state)?;
+    udp_create_socket::add_to_linker::<_, Myself>(linker, |state| state)?;
+    ip_name_lookup::add_to_linker::<_, Myself>(linker, |state| state)?;
+    linker.allow_shadowing(false);
+    Ok(())
+}
+
+impl AttemptState {
+    fn no_network<T>(&mut self) -> SocketResult<T> {
+        self.denial = Some(DENIAL);
+        Err(ErrorCode::AccessDenied.into())
+    }
+}
+
+impl network::HostNetwork for AttemptState {
+    fn drop(&mut self, network: Resource<Network>) -> wasmtime::Result<()> {
+        self.table.delete(network)?;
+        Ok(())
+    }
+}
+
+impl network::Host for AttemptState {
+    fn convert_error_code(&mut self, error: SocketError) -> wasmtime::Result<ErrorCode> {
+        error.downcast()
+    }
+
+    // No error of a stream is one of the network: there are no such streams.
+    fn network_error_code(
+        &mut self,
+        _: Resource<wasmtime::Error>,
+    ) -> wasmtime::Result<Option<ErrorCode>> {
+        Ok(None)
+    }
+}
+
+impl tcp_create_socket::Host for AttemptState {
+    fn create_tcp_socket(&mut self, _: IpAddressFamily) -> SocketResult<Resource<TcpSocket>> {
+        self.no_network()
+    }
+}
+
+impl udp_create_socket::Host for AttemptState {
+    async fn create_udp_socket(&mut self, _: IpAddressFamily) -> SocketResult<Resource<UdpSocket>> {
+        self.no_network()
+    }
+}
+
+type Stream = Resource<ip_name_lookup::ResolveAddressStream>;
+
+impl ip_name_lookup::Host for AttemptState {
+    fn resolve_addresses(&mut self, _: Resource<Network>, _: String) -> SocketResult<Stream> {
+        self.no_network()
+    }
+}
+
+// No stream is ever given out.
+impl ip_name_lookup::HostResolveAddressStream for AttemptState {
+    fn resolve_next_address(&mut self, _: Stream) -> SocketResult<Option<IpAddress>> {
+        self.no_network()
+    }
+
+    fn subscribe(&mut self, stream: Stream) -> wasmtime::Result<Resource<DynPollable>> {
+        Err(self.table.delete(stream).err().map_or_else(
+            || wasmtime::Error::msg("there are no such streams"),
+            wasmtime::Error::from,
+        ))
+    }
+
+    fn drop(&mut self, stream: Stream) -> wasmtime::Result<()> {
+        self.table.delete(stream)?;
+        Ok(())
+    }
+}

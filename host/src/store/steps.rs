@@ -1,0 +1,74 @@
+//! Results of steps, recorded behind the fence.
+
+use std::collections::HashMap;
+
+use tokio_postgres::types::Type;
+
+use super::{Store, StoreError};
+use crate::job::{AbortReason, Fence, JobId};
+
+/// The job is this worker's no more, for this reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotMine(pub AbortReason);
+
+impl NotMine {
+    fn read(reason: &str) -> Self {
+        Self(AbortReason::parse(reason).unwrap_or(AbortReason::Error))
+    }
+}
+
+impl Store {
+    /// The results of the steps of a job that this worker has claimed, JSON, by name.
+    pub async fn recorded_steps(
+        &self,
+        id: JobId,
+        fence: Fence,
+    ) -> Result<Result<HashMap<String, Vec<u8>>, NotMine>, StoreError> {
+        let me = self.me()?;
+        let rows = self
+            .query(
+                include_str!("recorded_steps.sql"),
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&id.0, Type::INT8),
+                    (&fence.0, Type::INT8),
+                ],
+            )
+            .await?;
+        Ok(rows
+            .iter()
+            .map(|row| match row.get::<_, Option<&str>>(0) {
+                Some(reason) => Err(NotMine::read(reason)),
+                None => Ok((row.get(1), row.get::<_, String>(2).into_bytes())),
+            })
+            .collect())
+    }
+
+    /// Records the result of a step, JSON, of a job that this worker has claimed. It is committed when this
+    /// returns. Recording the same step again changes nothing.
+    pub async fn record_step(
+        &self,
+        id: JobId,
+        fence: Fence,
+        step: &str,
+        output: &str,
+    ) -> Result<Result<(), NotMine>, StoreError> {
+        let me = self.me()?;
+        let rows = self
+            .query(
+                include_str!("record_step.sql"),
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&id.0, Type::INT8),
+                    (&fence.0, Type::INT8),
+                    (&step, Type::TEXT),
+                    (&output, Type::TEXT),
+                ],
+            )
+            .await?;
+        let refusal: Option<&str> = rows.first().and_then(|row| row.get(0));
+        Ok(refusal.map_or(Ok(()), |reason| Err(NotMine::read(reason))))
+    }
+}

@@ -1,0 +1,102 @@
+//! What an attempt leaves behind, in Postgres behind the fence: results of steps, and its progress.
+
+use std::collections::HashMap;
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tracing::warn;
+
+use super::Shared;
+use crate::job::{Fence, JobId};
+use crate::sandbox::{Journal, Waiting};
+use crate::store::{NotMine, Report, StoreError};
+
+/// The wait after a failure that may pass.
+const RETRY_AFTER: Duration = Duration::from_millis(200);
+
+/// The journal of one attempt. While the database does not answer it is asked again, until the worker
+/// trusts the lease no more: the abort signal ends the wait.
+pub(super) struct AttemptJournal {
+    shared: Arc<Shared>,
+    id: JobId,
+    fence: Fence,
+    has_reported: AtomicBool,
+}
+
+impl AttemptJournal {
+    pub(super) fn new(shared: Arc<Shared>, id: JobId, fence: Fence) -> Self {
+        Self {
+            shared,
+            id,
+            fence,
+            has_reported: AtomicBool::new(false),
+        }
+    }
+
+    /// The attempt has ended.
+    pub(super) fn close(&self) {
+        if self.has_reported.load(Ordering::Relaxed) {
+            self.shared.progress.ended(self.id, self.fence);
+        }
+    }
+
+    /// What the database said in the end; none: nothing yet, ask again.
+    async fn answer<T>(&self, answer: Result<Result<T, NotMine>, StoreError>) -> Option<T> {
+        match answer {
+            Ok(Ok(said)) => Some(said),
+            Ok(Err(NotMine(reason))) => {
+                self.shared.leases.lose(self.id, self.fence, reason);
+                pending().await
+            }
+            // This life of the worker is over, which will end the attempt.
+            Err(error) if self.shared.doubted(&error) => pending().await,
+            Err(error) => {
+                warn!(job.id = %self.id, %error, "could not read or record a step; trying again");
+                tokio::time::sleep(RETRY_AFTER).await;
+                None
+            }
+        }
+    }
+}
+
+impl Journal for AttemptJournal {
+    fn recorded(&self) -> Waiting<'_, HashMap<String, Vec<u8>>> {
+        Box::pin(async {
+            loop {
+                let answer = self.shared.store.recorded_steps(self.id, self.fence).await;
+                if let Some(recorded) = self.answer(answer).await {
+                    return recorded;
+                }
+            }
+        })
+    }
+
+    fn record<'a>(&'a self, step: &'a str, output: &'a [u8]) -> Waiting<'a, Result<(), String>> {
+        Box::pin(async move {
+            let output = str::from_utf8(output).map_err(|error| error.to_string())?;
+            let store = &self.shared.store;
+            loop {
+                match store.record_step(self.id, self.fence, step, output).await {
+                    Err(error) if error.is_about_data() => return Err(error.to_string()),
+                    answer => {
+                        if let Some(()) = self.answer(answer).await {
+                            return Ok(());
+                        }
+                    }
+                }
+            }
+        })
+    }
+
+    fn progress(&self, percent: u8, step: &str) {
+        self.has_reported.store(true, Ordering::Relaxed);
+        self.shared.progress.say(Report {
+            id: self.id,
+            fence: self.fence,
+            percent,
+            step: step.to_owned(),
+        });
+    }
+}

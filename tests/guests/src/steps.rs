@@ -1,0 +1,111 @@
+//! Guests whose work outlives their attempt.
+
+use std::time::{Duration, SystemTime};
+
+use rouse_sdk::{Ctx, Error, handler};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// What happens between the first step and the second, in the first attempt.
+#[derive(Deserialize, JsonSchema, Clone, Copy, PartialEq)]
+#[serde(rename_all = "kebab-case")]
+enum Between {
+    Nothing,
+    Fail,
+    Panic,
+    /// Says so in its progress, then waits until it has to stop, and tries a step then.
+    Wait,
+    /// The same, deaf to the abort.
+    Deaf,
+}
+
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct Steps {
+    between: Between,
+}
+
+/// Two steps, each of which gives the number of the attempt that did it; one in a loop; the result is all of them.
+#[handler(
+    name = "test.steps",
+    max_attempts = 3,
+    initial_backoff = "10ms",
+    max_backoff = "10ms",
+    grace = "200ms"
+)]
+pub(crate) async fn two_steps(ctx: &Ctx, payload: Steps) -> Result<Value, Error> {
+    let attempt = ctx.job().attempt;
+    let first = ctx.step("first", || Ok(attempt))?;
+    let looped: Vec<u32> = (0..3)
+        .map(|_| ctx.step("looped", || Ok(attempt)))
+        .collect::<Result<_, Error>>()?;
+    if attempt == 1 {
+        match payload.between {
+            Between::Nothing => {}
+            Between::Fail => return Err(Error::retryable("between the steps")),
+            Between::Panic => panic!("between the steps"),
+            Between::Wait => {
+                ctx.progress(50, "waiting");
+                ctx.abort().wait().await;
+                let late = ctx.step("late", || Ok(attempt));
+                ctx.info(format_args!("a step after the abort: {late:?}"));
+                late?;
+            }
+            Between::Deaf => {
+                ctx.progress(50, "waiting");
+                rouse_sdk::sleep(Duration::from_secs(3600)).await;
+            }
+        }
+    }
+    let second = ctx.step_async("second", async { Ok(attempt) }).await?;
+    Ok(json!({"first": first, "looped": looped, "second": second}))
+}
+
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct BadSteps {
+    name: String,
+    bytes: usize,
+    count: u32,
+}
+
+/// Makes as many steps of this name and size, and gives the error of the one that was refused.
+#[handler(name = "test.bad-steps", max_attempts = 1)]
+pub(crate) fn bad_steps(ctx: &Ctx, payload: BadSteps) -> Value {
+    for _ in 0..payload.count {
+        let step = ctx.step(&payload.name, || Ok("x".repeat(payload.bytes)));
+        if let Err(error) = step {
+            return json!({"kind": error.kind, "message": error.message});
+        }
+    }
+    json!("all recorded")
+}
+
+/// Reads a number where the first attempt has recorded a text.
+#[handler(
+    name = "test.changed-step",
+    max_attempts = 2,
+    initial_backoff = "10ms",
+    max_backoff = "10ms"
+)]
+pub(crate) fn changed_step(ctx: &Ctx, _payload: Value) -> Result<u32, Error> {
+    if ctx.job().attempt == 1 {
+        ctx.step("it", || Ok("a text".to_owned()))?;
+        return Err(Error::retryable("the next version comes"));
+    }
+    ctx.step("it", || Ok(7))
+}
+
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct RetryAt {
+    unix_ms: u64,
+}
+
+/// Fails once, and asks for its next attempt at this time.
+#[handler(name = "test.retry-at", max_attempts = 2)]
+pub(crate) fn retry_at(ctx: &Ctx, payload: RetryAt) -> Result<u32, Error> {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(payload.unix_ms);
+    match ctx.job().attempt {
+        1 => Err(Error::retryable("not yet").retry_at(at)),
+        attempt => Ok(attempt),
+    }
+}

@@ -1,0 +1,431 @@
+//! Steps and progress: what an attempt leaves behind while it runs, and who may.
+
+use std::time::Duration;
+
+use rouse::job::{AbortReason, Fence, JobId};
+use rouse::store::{Locked, NotMine, Report};
+use rouse::worker::Settings;
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::claims::{claim, orders, rand, result, settlement};
+use crate::support::worker::{TestWorker, ended, enqueue, events, until_true};
+
+/// Waits until the attempt has said that it waits.
+async fn until_it_waits(client: &Client, id: i64) {
+    until_true(
+        client,
+        &format!("SELECT coalesce((progress->>'step') = 'waiting', false) FROM rouse.job({id})"),
+    )
+    .await;
+}
+
+async fn recorded(client: &Client, id: i64) -> Vec<String> {
+    let rows = client
+        .query(
+            "SELECT name FROM rouse.step WHERE job = $1 ORDER BY at, name",
+            &[&id],
+        )
+        .await
+        .unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+async fn refused(client: &Client) -> i64 {
+    client
+        .query_one("SELECT sum(refused)::bigint FROM rouse.workers", &[])
+        .await
+        .unwrap()
+        .get(0)
+}
+
+#[tokio::test]
+async fn a_step_that_is_recorded_is_not_done_again() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    for (between, attempt) in [("nothing", 1), ("fail", 2), ("panic", 2)] {
+        let id = enqueue(&client, "test.steps", json!({ "between": between })).await;
+        let job = ended(&client, id).await;
+        let done = json!({"first": 1, "looped": [1, 1, 1], "second": attempt});
+        assert_eq!(
+            (job.attempt, job.result),
+            (attempt, Some(done)),
+            "{between}: {:?}",
+            job.error
+        );
+        let steps = ["first", "looped", "looped#2", "looped#3", "second"];
+        assert_eq!(recorded(&client, id).await, steps);
+    }
+    let id = enqueue(&client, "test.steps", json!({"between": "fail"})).await;
+    ended(&client, id).await;
+    let told = [
+        "requested",
+        "started",
+        "step",
+        "step",
+        "step",
+        "step",
+        "failed",
+        "started",
+        "step",
+        "succeeded",
+    ];
+    assert_eq!(events(&client, id).await, told);
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn whoever_takes_a_job_over_starts_from_its_recorded_steps() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let id = enqueue(&client, "test.steps", json!({"between": "deaf"})).await;
+    until_it_waits(&client, id).await;
+    // As if its worker had not been able to renew it.
+    client
+        .execute(
+            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE id = $1",
+            &[&id],
+        )
+        .await
+        .unwrap();
+    let job = ended(&client, id).await;
+    let done = json!({"first": 1, "looped": [1, 1, 1], "second": 2});
+    assert_eq!((job.attempt, job.result), (2, Some(done)));
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn an_attempt_that_has_to_stop_records_nothing_more() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let id = enqueue(&client, "test.steps", json!({"between": "wait"})).await;
+    until_it_waits(&client, id).await;
+    client
+        .query("SELECT rouse.cancel($1)", &[&id])
+        .await
+        .unwrap();
+    worker.drain().await;
+    let steps = ["first", "looped", "looped#2", "looped#3"];
+    assert_eq!(recorded(&client, id).await, steps);
+}
+
+#[tokio::test]
+async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
+    let db = TestDb::new().await;
+    let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
+    enqueue(&client, "x", json!({})).await;
+    let job = claim(&mine, 1).await.remove(0);
+    let (id, fence) = (job.id, job.fence);
+    let refusal = |reason| Err(NotMine(reason));
+
+    let wrong = Fence(fence.0 ^ 1);
+    let taken = AbortReason::TakenByAnotherWorker;
+    for (store, fence) in [(&other, fence), (&mine, wrong)] {
+        let said = store.record_step(id, fence, "s", "1").await.unwrap();
+        assert_eq!(said, refusal(taken));
+        let said = store.recorded_steps(id, fence).await.unwrap();
+        assert_eq!(said, Err(NotMine(taken)));
+    }
+    assert_eq!(refused(&client).await, 2, "twice by the other worker");
+    assert!(recorded(&client, id.0).await.is_empty());
+
+    for output in ["[1]", "[2]"] {
+        let said = mine.record_step(id, fence, "s", output).await.unwrap();
+        assert_eq!(said, Ok(()));
+    }
+    let steps = mine.recorded_steps(id, fence).await.unwrap().unwrap();
+    assert_eq!(steps["s"], b"[1]", "the first one stays");
+
+    let settled = settlement(&job, result("1"));
+    mine.settle(&[settled], Locked::Wait).await.unwrap();
+    let said = mine.record_step(id, fence, "late", "1").await.unwrap();
+    assert_eq!(said, refusal(AbortReason::AlreadyCompleted));
+    let said = mine.record_step(JobId(-1), fence, "s", "1").await.unwrap();
+    assert_eq!(said, refusal(AbortReason::NotFound));
+
+    let cancelled = enqueue(&client, "x", json!({})).await;
+    let job = claim(&mine, 1).await.remove(0);
+    client
+        .query("SELECT rouse.cancel($1)", &[&cancelled])
+        .await
+        .unwrap();
+    let said = mine.record_step(job.id, job.fence, "s", "1").await.unwrap();
+    assert_eq!(said, refusal(AbortReason::Cancelled));
+}
+
+#[tokio::test]
+async fn while_a_step_is_being_recorded_nobody_takes_the_job_over_or_settles_it() {
+    let db = TestDb::new().await;
+    let (mut recording, client) = (db.client().await, db.client().await);
+    let (mine, other) = (db.worker().await, db.worker().await);
+    enqueue(&client, "x", json!({})).await;
+    let job = claim(&mine, 1).await.remove(0);
+    client
+        .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s'")
+        .await
+        .unwrap();
+
+    // The lock that rouse.record_step takes, in a transaction that has not committed.
+    let open = recording.transaction().await.unwrap();
+    open.query(
+        "SELECT FROM rouse.job WHERE id = $1 FOR SHARE",
+        &[&job.id.0],
+    )
+    .await
+    .unwrap();
+    let orders = orders(&other, 60_000).await;
+    let adopt = async || {
+        other
+            .adopt(Fence(rand()), &orders, 1, 3, None)
+            .await
+            .unwrap()
+    };
+    assert!(adopt().await.is_empty());
+    let settled = mine
+        .settle(&[settlement(&job, result("1"))], Locked::Skip)
+        .await
+        .unwrap();
+    assert!(settled.locked.contains(&job.id));
+    open.commit().await.unwrap();
+    assert_eq!(adopt().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_step_that_cannot_be_recorded_now_is_recorded_later() {
+    let db = TestDb::new().await;
+    let (mut client, observer) = (db.client().await, db.client().await);
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let open = client.transaction().await.unwrap();
+    open.batch_execute("LOCK TABLE rouse.step IN EXCLUSIVE MODE")
+        .await
+        .unwrap();
+    let id = enqueue(&observer, "test.steps", json!({"between": "nothing"})).await;
+    // One call waits for the lock; the lock is let go only after that call was given up.
+    until_true(
+        &observer,
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%record_step%')",
+    )
+    .await;
+    until_true(
+        &observer,
+        "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%record_step%')",
+    )
+    .await;
+    open.commit().await.unwrap();
+    let job = ended(&observer, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_worker_without_connections_goes_on_with_its_steps_when_it_has_some() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(&client, "SELECT count(*) = 1 FROM rouse.workers").await;
+    let id = enqueue(&client, "test.steps", json!({"between": "fail"})).await;
+    for _ in 0..20 {
+        client
+            .batch_execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                 WHERE datname = current_database() AND pid <> pg_backend_pid()",
+            )
+            .await
+            .unwrap();
+    }
+    let job = ended(&client, id).await;
+    assert_eq!(job.state, "succeeded", "{:?}", job.error);
+    let done: Value = job.result.unwrap();
+    assert_eq!(done["looped"], json!(vec![done["first"].clone(); 3]));
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn steps_that_make_no_sense_are_refused_with_the_reason() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let cases = [
+        ("", 1, 1, "1 to 200 printable characters"),
+        (&"x".repeat(201), 1, 1, "1 to 200 printable characters"),
+        ("a\nb", 1, 1, "1 to 200 printable characters"),
+        ("a#2", 1, 1, "has no #"),
+        ("large", 300_000, 1, "300002 bytes; 262144 are allowed"),
+        ("many", 1, 1001, "at most 1000 steps"),
+        ("much", 262_000, 40, "more than the 8388608 bytes"),
+    ];
+    for (name, bytes, count, why) in cases {
+        let payload = json!({"name": name, "bytes": bytes, "count": count});
+        let id = enqueue(&client, "test.bad-steps", payload).await;
+        let said = ended(&client, id).await.result.unwrap();
+        assert_eq!(said["kind"], "step-refused", "{name:.20}: {said}");
+        assert!(said["message"].as_str().unwrap().contains(why), "{said}");
+    }
+    // A NUL, which jsonb could not hold, is no trouble.
+    let payload = json!({"name": "ok", "bytes": 1, "count": 3});
+    let id = enqueue(&client, "test.bad-steps", payload).await;
+    assert_eq!(ended(&client, id).await.result, Some(json!("all recorded")));
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_recorded_result_that_a_new_version_cannot_read_is_an_error_that_says_so() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let id = enqueue(&client, "test.changed-step", json!({})).await;
+    let job = ended(&client, id).await;
+    let error = job.error.unwrap();
+    assert_eq!(error["guest_kind"], "step-changed");
+    let message = error["message"].as_str().unwrap();
+    assert!(
+        message.contains("the recorded result of the step it"),
+        "{message}"
+    );
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn steps_of_a_job_that_lives_outlive_their_partition() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    client
+        .batch_execute(&format!(
+            "SET ROLE rouse_owner;
+             CREATE TABLE rouse.step_20200101 PARTITION OF rouse.step FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+             INSERT INTO rouse.step VALUES ({id}, 'kept', '1', 1, 1, '2020-01-01', '2020-01-01'),
+                                           (-1, 'gone', '1', 1, 1, '2020-01-01', '2020-01-01')"
+        ))
+        .await
+        .unwrap();
+    assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(recorded(&client, id).await, ["kept"]);
+    assert!(recorded(&client, -1).await.is_empty());
+    let at: String = client
+        .query_one("SELECT at::date::text FROM rouse.step", &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(at, "2020-01-01", "when it was recorded is not rewritten");
+}
+
+#[tokio::test]
+async fn progress_is_shown_while_the_attempt_runs_and_only_its_worker_may_say_it() {
+    let db = TestDb::new().await;
+    let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    let job = claim(&mine, 1).await.remove(0);
+    let report = |fence, percent| Report {
+        id: job.id,
+        fence,
+        percent,
+        step: "half of it".into(),
+    };
+    let shown = async || -> Option<Value> {
+        client
+            .query_one("SELECT progress FROM rouse.job($1)", &[&id])
+            .await
+            .unwrap()
+            .get(0)
+    };
+    assert_eq!(shown().await, None);
+
+    let accepted = mine.report(&[report(job.fence, 50)], &[]).await.unwrap();
+    assert_eq!(accepted, [job.id].into());
+    let said = shown().await.unwrap();
+    assert_eq!(
+        (&said["percent"], &said["step"]),
+        (&json!(50), &json!("half of it"))
+    );
+
+    let stale = Fence(job.fence.0 ^ 1);
+    assert!(
+        mine.report(&[report(stale, 60)], &[])
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    assert!(
+        other
+            .report(&[report(job.fence, 60)], &[])
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    assert_eq!(refused(&client).await, 1, "by the other worker");
+    assert_eq!(shown().await.unwrap()["percent"], 50);
+
+    // Whoever has the job now begins at nothing.
+    client
+        .execute(
+            "UPDATE rouse.job SET fence = fence + 1 WHERE id = $1",
+            &[&id],
+        )
+        .await
+        .unwrap();
+    assert_eq!(shown().await, None);
+    mine.report(&[], &[(job.id, job.fence)]).await.unwrap();
+    let left: i64 = client
+        .query_one("SELECT count(*) FROM rouse.progress", &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(left, 0);
+}
+
+#[tokio::test]
+async fn what_a_running_handler_says_of_its_progress_is_in_the_database_and_gone_after_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let id = enqueue(&client, "test.steps", json!({"between": "wait"})).await;
+    until_it_waits(&client, id).await;
+    client
+        .query("SELECT rouse.cancel($1)", &[&id])
+        .await
+        .unwrap();
+    until_true(&client, "SELECT count(*) = 0 FROM rouse.progress").await;
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn an_error_may_name_the_time_of_the_next_attempt() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let soon = std::time::SystemTime::now() + Duration::from_millis(1500);
+    let ms = soon
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_millis();
+    let id = enqueue(&client, "test.retry-at", json!({"unix_ms": ms as u64})).await;
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
+    let row = client
+        .query_one(
+            "SELECT (extract(epoch FROM available_at) * 1000)::bigint, claimed_at >= available_at FROM rouse.job($1)",
+            &[&id],
+        )
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, i64>(0), ms as i64);
+    assert!(row.get::<_, bool>(1), "not before");
+    // Next year, at the latest.
+    let id = enqueue(
+        &client,
+        "test.retry-at",
+        json!({"unix_ms": u64::MAX / 2_000_000}),
+    )
+    .await;
+    until_true(
+        &client,
+        &format!("SELECT attempt = 1 AND state = 'queued' AND available_at < now() + interval '366 days' FROM rouse.job({id})"),
+    )
+    .await;
+    worker.drain().await;
+}
