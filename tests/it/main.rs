@@ -26,6 +26,7 @@ mod sandbox_run;
 mod sandbox_sdk;
 
 mod commands;
+mod fleet;
 mod harness;
 mod http;
 mod invoke;

@@ -95,7 +95,7 @@ pub(super) struct Databases {
     pub(super) listen_at: Connector,
 }
 
-fn worker_id(text: &str) -> Result<String, String> {
+pub(super) fn worker_id(text: &str) -> Result<String, String> {
     config::check_worker_id(text).map(|()| text.to_string())
 }
 
@@ -313,7 +313,7 @@ fn readiness(health: Option<&Health>, catalog: &Arc<Catalog>, stop: &Stop) -> Re
 }
 
 /// Handlers are installed at once; the future waits for the signals.
-fn stop_on_signals(
+pub(super) fn stop_on_signals(
     stop: Stop,
     invoker: Option<Arc<Invoker>>,
 ) -> anyhow::Result<impl Future<Output = ()>> {

@@ -1,5 +1,6 @@
 //! The `rouse` command: one file per subcommand.
 
+mod ago;
 mod attempt_error;
 mod dev;
 mod duration;
@@ -15,8 +16,10 @@ mod payload;
 mod postgres;
 mod queue;
 mod serve;
+mod served;
 mod target;
 mod text;
+mod workers;
 
 use std::process::ExitCode;
 
@@ -71,9 +74,11 @@ enum Command {
     Invoke(invoke::Args),
     /// Show, list and change jobs
     Job(job::Args),
-    /// List, pause, resume and purge queues
+    /// List, drain, pause, resume and purge queues
     Queue(queue::Args),
-    /// List the handlers of a folder, and the files that are refused
+    /// List, show, forget and verify workers
+    Workers(workers::Args),
+    /// List the handlers of a folder, or of the fleet
     Handlers(handlers::Args),
     /// Write the crate of a new handler
     New(new::Args),
@@ -93,6 +98,7 @@ impl Command {
             | Self::Enqueue(_)
             | Self::Job(_)
             | Self::Queue(_)
+            | Self::Workers(_)
             | Self::Handlers(_)
             | Self::New(_) => Some("error"),
         }
@@ -144,6 +150,7 @@ pub fn main() -> ExitCode {
             Command::Invoke(args) => invoke::run(args).await,
             Command::Job(args) => job::run(args).await,
             Command::Queue(args) => queue::run(args).await,
+            Command::Workers(args) => workers::run(args).await,
             Command::Handlers(args) => handlers::run(args).await,
             Command::New(args) => new::run(&args),
             Command::Postgres(args) => postgres::run(args).await,

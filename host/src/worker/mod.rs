@@ -2,13 +2,14 @@
 //!
 //! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run → `RunEnd` → `Outcome` → settle.
 //! Around it run loops, each in its own file: the claimer, the slots, the settler, the leases,
-//! the wakeups, the heartbeats, the progress and the upkeep. They share `Shared` and nothing else.
+//! the wakeups, the heartbeats, the challenges, the progress and the upkeep. They share `Shared` and nothing else.
 //!
 //! Promises: at least once (an attempt whose lease is lost may run twice); a job is settled at
 //! most once, by the owner of its fence; no time of this machine's clock decides anything.
 
 mod attempt;
 mod boottime;
+mod challenges;
 mod claimer;
 mod claims;
 mod journal;
@@ -38,6 +39,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
+pub use meters::Outcomes;
 pub use policy::{Override, Overrides, Policy};
 pub use settings::Settings;
 
@@ -102,6 +104,7 @@ struct Shared {
     leases: leases::Leases,
     progress: progress::Progress,
     tally: life::Tally,
+    challenges: challenges::Challenges,
     /// The database has refused this worker: is this life over?
     doubts: Notify,
     /// The number of the life that goes on.
@@ -124,11 +127,13 @@ impl Shared {
     }
 }
 
-/// A worker's health, for `/readyz`.
+/// How a worker fares, for who has started it.
 #[derive(Clone, Default)]
 pub struct Health {
     /// True while the last word from the database was a good one.
     pub database_answers: Arc<AtomicBool>,
+    /// What has become of its attempts so far.
+    pub outcomes: Arc<Outcomes>,
 }
 
 /// Runs a worker until `stop`; returns when everything is settled and unregistered.
@@ -158,7 +163,7 @@ pub async fn run(
     let (settlements, ended) = mpsc::channel(settler::QUEUE_MAX);
     let shared = Arc::new(Shared {
         slots: slots::Slots::new(settings.slots),
-        meters: meters::Meters::new(),
+        meters: meters::Meters::new(health.outcomes),
         settings,
         store,
         sandbox,
@@ -170,6 +175,7 @@ pub async fn run(
         leases: leases::Leases::default(),
         progress: progress::Progress::default(),
         tally: life::Tally::new(),
+        challenges: challenges::Challenges::default(),
         doubts: Notify::new(),
         reborn: watch::Sender::new(incarnation),
         fatal: OnceLock::new(),
@@ -189,6 +195,7 @@ pub async fn run(
     spawn(Box::pin(slots::give_back_late_claims(shared.clone())));
     spawn(Box::pin(upkeep::run_forever(shared.clone())));
     spawn(Box::pin(life::run_forever(shared.clone(), heartbeat)));
+    spawn(Box::pin(challenges::answer_forever(shared.clone())));
     spawn(Box::pin(wakeups::listen_forever(shared.clone(), listen_at)));
     let mut settler = tokio::spawn(settler::run(shared.clone(), ended));
 
