@@ -519,3 +519,114 @@ async fn a_job_that_is_committed_behind_the_cursors_is_found_by_its_notification
     );
     worker.drain().await;
 }
+
+/// Enqueues so many jobs of such a priority that take so long.
+async fn flood(client: &tokio_postgres::Client, priority: &str, jobs: i32, ms: i32) {
+    client
+        .execute(
+            "SELECT rouse.enqueue_many('test.sleep', array_fill(jsonb_build_object('ms', $1::int), ARRAY[$2::int]), priority => $3)",
+            &[&ms, &jobs, &priority],
+        )
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_steady_flood_of_high_jobs_does_not_keep_normal_and_low_ones_for_longer_than_the_setting()
+{
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    flood(&client, "high", 2000, 20).await;
+    flood(&client, "normal", 20, 1).await;
+    flood(&client, "low", 20, 1).await;
+    let patient = Settings {
+        slots: 4,
+        promote_after: Some(Duration::from_secs(2)),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, patient).await;
+    until_true(
+        &client,
+        "SELECT NOT EXISTS (SELECT FROM rouse.jobs WHERE priority <> 'high' AND finished_at IS NULL)",
+    )
+    .await;
+    worker.stop_now().await;
+    let row = client
+        .query_one(
+            "SELECT count(*) FILTER (WHERE state IN ('queued', 'running')),
+                    extract(epoch FROM max(started_at - requested_at) FILTER (WHERE priority <> 'high'))::float8,
+                    extract(epoch FROM min(started_at - requested_at) FILTER (WHERE priority <> 'high'))::float8
+             FROM rouse.jobs",
+            &[],
+        )
+        .await
+        .unwrap();
+    let (high_left, longest, shortest): (i64, f64, f64) = (row.get(0), row.get(1), row.get(2));
+    assert!(high_left > 0, "there was always one of higher priority");
+    assert!(
+        shortest >= 2.0,
+        "none went ahead of the newer ones too early: {shortest}"
+    );
+    // The setting, a sweep, and the wait for their own share: 40 jobs of the same age, two of four slots.
+    assert!(longest < 12.0, "{longest}");
+}
+
+#[tokio::test]
+async fn without_promotion_a_flood_of_high_jobs_keeps_the_others_waiting() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    flood(&client, "high", 100, 20).await;
+    flood(&client, "low", 1, 1).await;
+    client
+        .batch_execute("UPDATE rouse.job SET available_at = now() - interval '1 day'")
+        .await
+        .unwrap();
+    let strict = Settings {
+        slots: 1,
+        promote_after: None,
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, strict).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+    let last: String = client
+        .query_one(
+            "SELECT priority::text FROM rouse.jobs ORDER BY started_at DESC LIMIT 1",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(last, "low");
+}
+
+#[tokio::test]
+async fn a_worker_serves_its_queues_in_order() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for queue in ["third", "second", "first"] {
+        for handler in ["noop", "test.echo"] {
+            client
+                .query("SELECT rouse.enqueue($1, queue => $2)", &[&handler, &queue])
+                .await
+                .unwrap();
+        }
+    }
+    let ordered = Settings {
+        slots: 1,
+        queues: ["first", "second", "third"].map(String::from).to_vec(),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, ordered).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+    let rows = client
+        .query("SELECT queue FROM rouse.jobs ORDER BY started_at", &[])
+        .await
+        .unwrap();
+    let queues: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(
+        queues,
+        ["first", "first", "second", "second", "third", "third"]
+    );
+}

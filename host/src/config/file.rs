@@ -73,6 +73,9 @@ pub struct File {
     drain_timeout: Option<Duration>,
     /// Days for which finished jobs are kept; default 7.
     keep_days: Option<u32>,
+    /// A job that has waited for so long goes ahead of newer ones; default 15 min, 0s: never.
+    #[serde(default, deserialize_with = "duration")]
+    promote_after: Option<Duration>,
     /// A job that was lost with its worker this often fails; default 3.
     lost_max: Option<u32>,
     /// Memory of one attempt in MiB; default 128.
@@ -350,6 +353,10 @@ impl File {
             poll_max: self.poll_max.unwrap_or(default.poll_max),
             drain_timeout: self.drain_timeout.unwrap_or(default.drain_timeout),
             keep_days: self.keep_days.unwrap_or(default.keep_days),
+            promote_after: self
+                .promote_after
+                .or(default.promote_after)
+                .filter(|after| !after.is_zero()),
             lost_max: self.lost_max.unwrap_or(default.lost_max),
             sources: self.sources.clone().into_iter().collect(),
             overrides: Overrides(

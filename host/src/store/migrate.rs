@@ -49,6 +49,7 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(14, "0014_from_outside", breaking: false),
     migration!(15, "0015_steps_and_progress", breaking: false),
     migration!(16, "0016_fleet", breaking: false),
+    migration!(17, "0017_what_waits_too_long", breaking: false),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.

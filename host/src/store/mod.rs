@@ -17,6 +17,7 @@ mod json;
 mod lanes;
 mod listen;
 mod outside;
+mod overdue;
 mod partitions;
 mod peek;
 mod promote;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tracing::info;
 
 use super::Shared;
+use super::ageing::{KNOWN_MAX, Overdue};
 use super::attempt::Claim;
 use super::boottime::BootTime;
 use super::lanes::{After, Lanes};
@@ -14,7 +15,7 @@ use super::prefetch::Prefetch;
 use super::slots;
 use crate::job::Fence;
 use crate::sandbox::HandlerSet;
-use crate::store::{ClaimedJob, Lane, StoreError};
+use crate::store::{ClaimOrder, ClaimedJob, Lane, StoreError};
 
 /// What is known of the lanes, and what was claimed from them.
 pub(super) struct Claims<'a> {
@@ -23,6 +24,7 @@ pub(super) struct Claims<'a> {
     /// The handlers for which it was decided which lanes are served.
     handlers: Option<Arc<HandlerSet>>,
     prefetch: Prefetch,
+    overdue: Overdue,
 }
 
 impl<'a> Claims<'a> {
@@ -32,6 +34,7 @@ impl<'a> Claims<'a> {
             lanes: Lanes::default(),
             handlers: None,
             prefetch: Prefetch::new(Instant::now()),
+            overdue: Overdue::default(),
         }
     }
 
@@ -49,10 +52,14 @@ impl<'a> Claims<'a> {
         let settings = &self.shared.settings;
         self.lanes.serve(|lane: &Lane| {
             let handler = handlers.get(&lane.handler)?;
-            let queue = settings.queues.is_empty() || settings.queues.contains(&lane.queue);
+            let queue_place = match settings.queues.as_slice() {
+                [] => 0,
+                queues => queues.iter().position(|queue| *queue == lane.queue)?,
+            };
             let tags = lane.tags.iter().all(|tag| settings.tags.contains(tag));
             let policy = Policy::resolve(&handler.manifest, &settings.overrides);
-            (queue && tags).then(|| i64::try_from(policy.lease.as_millis()).unwrap_or(i64::MAX))
+            let lease_ms = i64::try_from(policy.lease.as_millis()).unwrap_or(i64::MAX);
+            tags.then_some((lease_ms, queue_place))
         });
         self.handlers = Some(handlers);
     }
@@ -103,20 +110,51 @@ impl<'a> Claims<'a> {
         Ok(self.dispatch(jobs, asked))
     }
 
-    /// Claims from the lanes, in their order.
+    /// Asks what has waited too long behind jobs of other lanes.
+    pub(super) async fn look_for_overdue(&mut self) -> Result<(), StoreError> {
+        let Some(wait) = self.shared.settings.promote_after else {
+            return Ok(());
+        };
+        let behind = self.lanes.behind();
+        let overdue = match behind.is_empty() {
+            true => Vec::new(),
+            false => self.shared.store.overdue(&behind, wait, KNOWN_MAX).await?,
+        };
+        self.overdue.learn(overdue);
+        Ok(())
+    }
+
+    /// Claims from the lanes, in their order; half of it from those that have waited too long.
     pub(super) async fn claim(&mut self, wanted: usize, after: After) -> Result<usize, StoreError> {
-        let shared = self.shared;
-        let orders = self.lanes.orders(after);
-        if orders.is_empty() {
-            return Ok(0);
+        let mut found = 0;
+        let (share, lanes) = self.overdue.share(wanted);
+        if share > 0 {
+            let orders = self.lanes.orders_of(&lanes);
+            let (jobs, asked) = self.claim_from(&orders, share).await?;
+            self.overdue.claimed(&jobs, share);
+            found = self.dispatch(jobs, asked);
         }
+        let orders = self.lanes.orders(after);
+        if found < wanted && !orders.is_empty() {
+            let (jobs, asked) = self.claim_from(&orders, wanted - found).await?;
+            found += self.dispatch(jobs, asked);
+        }
+        Ok(found)
+    }
+
+    /// One claim; and when it was asked for.
+    async fn claim_from(
+        &mut self,
+        orders: &[ClaimOrder],
+        wanted: usize,
+    ) -> Result<(Vec<ClaimedJob>, BootTime), StoreError> {
         let fence = Fence(rand::random());
         let asked = BootTime::now();
-        let jobs = shared.store.claim(fence, &orders, wanted).await?;
-        self.lanes.claimed(&orders, &jobs, wanted);
+        let jobs = self.shared.store.claim(fence, orders, wanted).await?;
+        self.lanes.claimed(orders, &jobs, wanted);
         let bytes = jobs.iter().map(|job| job.payload.0.len()).sum();
         self.prefetch.claimed(jobs.len(), bytes);
-        Ok(self.dispatch(jobs, asked))
+        Ok((jobs, asked))
     }
 
     fn dispatch(&self, jobs: Vec<ClaimedJob>, asked: BootTime) -> usize {

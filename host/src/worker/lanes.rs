@@ -43,6 +43,8 @@ struct Known {
     lane: Arc<Lane>,
     /// How long claims from it are good for; none: it is not served.
     lease_ms: Option<i64>,
+    /// The place of its queue among those that are served.
+    queue_place: usize,
     cursor: i64,
     /// The cursor at the last two calls of [`Lanes::look_back`], the older one first.
     recent: [i64; 2],
@@ -64,12 +66,17 @@ impl Known {
         })
     }
 
-    /// The place in the order in which lanes are claimed from: by priority, and within it the lane
+    /// The place in the order in which lanes are claimed from: by priority, then by queue, and of these the lane
     /// that has come least far first. Turns are numbered across lanes, so that one has the oldest jobs.
     /// Not by the cursor: after each sweep the lanes with the smallest ids would go first, and the
     /// others have to wait until those are empty.
-    fn place(&self) -> (Priority, i64, LaneId) {
-        (self.lane.priority, self.reached, self.lane.id)
+    fn place(&self) -> ((Priority, usize), i64, LaneId) {
+        (self.class(), self.reached, self.lane.id)
+    }
+
+    /// Lanes of one class take turns; those of a later one wait until the earlier ones are empty.
+    fn class(&self) -> (Priority, usize) {
+        (self.lane.priority, self.queue_place)
     }
 }
 
@@ -113,6 +120,7 @@ impl Lanes {
                 Known {
                     lane: Arc::new(lane),
                     lease_ms: None,
+                    queue_place: 0,
                     cursor: i64::MIN,
                     recent: [i64::MIN; 2],
                     marks: [i64::MIN; 2],
@@ -124,14 +132,15 @@ impl Lanes {
         self.known.len() > before
     }
 
-    /// Decides anew which lanes are served: those for which `lease_ms` gives a lease.
-    pub(super) fn serve(&mut self, lease_ms: impl Fn(&Lane) -> Option<i64>) {
+    /// Decides anew which lanes are served: those for which `served` gives a lease, with the place of their queue.
+    pub(super) fn serve(&mut self, served: impl Fn(&Lane) -> Option<(i64, usize)>) {
         for known in self.known.values_mut() {
-            let lease_ms = lease_ms(&known.lane);
+            let (lease_ms, queue_place) = served(&known.lane).unzip();
             if known.lease_ms.is_none() && lease_ms.is_some() {
                 self.active.insert(known.lane.id);
             }
             known.lease_ms = lease_ms;
+            known.queue_place = queue_place.unwrap_or(0);
         }
         let known = &self.known;
         let served = |id: &LaneId| known.get(id).is_some_and(|lane| lane.lease_ms.is_some());
@@ -198,6 +207,26 @@ impl Lanes {
                 self.active.remove(&order.lane);
             }
         }
+    }
+
+    /// Lanes that have jobs and stand behind others that have some.
+    pub(super) fn behind(&self) -> Vec<ClaimOrder> {
+        let known = &self.known;
+        let active = || self.active.iter().filter_map(|id| known.get(id));
+        let first = active().map(Known::class).min();
+        active()
+            .filter(|lane| Some(lane.class()) > first)
+            .filter_map(|lane| lane.order(After::Recent))
+            .collect()
+    }
+
+    /// Orders for these lanes, as far as they are served.
+    pub(super) fn orders_of(&self, lanes: &[LaneId]) -> Vec<ClaimOrder> {
+        let known = lanes.iter().filter_map(|id| self.known.get(id));
+        known
+            .filter_map(|lane| lane.order(After::Recent))
+            .take(LANES_PER_CLAIM)
+            .collect()
     }
 
     /// Every served lane, in the order in which to claim from them.

@@ -166,6 +166,10 @@ impl<'a> Looks<'a> {
         if found < wanted && self.claims.lanes.fit_one_claim() {
             self.claims.lanes.swept();
         }
+        if found >= wanted {
+            // Some lanes were not reached, and may not be for long.
+            self.claims.look_for_overdue().await?;
+        }
         if restart {
             let again = began.elapsed() * RESTART_SHARE;
             self.restart_at = Instant::now() + again.min(RESTART_WITHIN);

@@ -7,6 +7,7 @@
 //! Promises: at least once (an attempt whose lease is lost may run twice); a job is settled at
 //! most once, by the owner of its fence; no time of this machine's clock decides anything.
 
+mod ageing;
 mod attempt;
 mod boottime;
 mod challenges;

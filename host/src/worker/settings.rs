@@ -15,7 +15,7 @@ pub struct Settings {
     pub key: WorkerKey,
     /// The machine's name, for listings.
     pub hostname: String,
-    /// The queues that are served; empty: all.
+    /// The queues that are served, in order: within a priority, jobs of the first go first; empty: all, as they come.
     pub queues: Vec<String>,
     /// Jobs that require tags are claimed only when all of them are here.
     pub tags: Vec<String>,
@@ -27,6 +27,8 @@ pub struct Settings {
     pub poll_min: Duration,
     /// The longest wait between two looks.
     pub poll_max: Duration,
+    /// A job that has waited for so long goes ahead of newer ones that would be first; none: never.
+    pub promote_after: Option<Duration>,
     /// A job that was lost with its worker this often fails.
     pub lost_max: u32,
     /// Finished jobs are kept for this many days.
@@ -40,7 +42,7 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// All queues, 4 slots a core, notifications on, polls from 5 ms up to 2 s, 3 losses, 7 days,
+    /// All queues, 4 slots a core, notifications on, polls from 5 ms up to 2 s, promotion after 15 minutes, 3 losses, 7 days,
     /// 300 s to drain.
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
@@ -54,6 +56,7 @@ impl Default for Settings {
             notify: true,
             poll_min: Duration::from_millis(5),
             poll_max: Duration::from_secs(2),
+            promote_after: Some(Duration::from_secs(15 * 60)),
             lost_max: 3,
             keep_days: 7,
             drain_timeout: Duration::from_secs(300),

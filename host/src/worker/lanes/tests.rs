@@ -52,7 +52,7 @@ fn high_lanes_go_first_and_within_a_priority_the_one_that_has_come_least_far() {
         lane(3, 30, Priority::Normal),
         lane(4, 40, Priority::High),
     ]);
-    lanes.serve(|_| Some(1000));
+    lanes.serve(|_| Some((1000, 0)));
     lanes.advance(LaneId(20), 7);
     lanes.advance(LaneId(30), 5);
     lanes.advance(LaneId(40), 99);
@@ -61,10 +61,30 @@ fn high_lanes_go_first_and_within_a_priority_the_one_that_has_come_least_far() {
 }
 
 #[test]
+fn within_a_priority_queues_go_in_the_order_of_the_settings() {
+    let mut lanes = Lanes::default();
+    lanes.learn(vec![
+        lane(1, 10, Priority::Normal),
+        lane(2, 20, Priority::Normal),
+        lane(3, 30, Priority::High),
+    ]);
+    // The second queue is that of lane 10.
+    lanes.serve(|lane| Some((1000, usize::from(lane.id.0 == 10))));
+    lanes.advance(LaneId(20), 7);
+    let ids = |orders: &[ClaimOrder]| orders.iter().map(|it| it.lane.0).collect::<Vec<_>>();
+    assert_eq!(ids(&lanes.orders(After::Cursor)), [30, 20, 10]);
+    let mut behind = ids(&lanes.behind());
+    behind.sort_unstable();
+    assert_eq!(behind, [10, 20], "all but those of the first class");
+    lanes.claimed(&lanes.orders(After::Cursor), &[job(20, 8)], 2);
+    assert!(lanes.behind().is_empty(), "the others have no jobs");
+}
+
+#[test]
 fn a_sweep_goes_back_two_sweeps_and_a_restart_goes_back_to_the_start() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(1000));
+    lanes.serve(|_| Some((1000, 0)));
     lanes.advance(LaneId(10), 100);
     lanes.rewind();
     lanes.advance(LaneId(10), 200);
@@ -83,7 +103,7 @@ fn a_sweep_changes_from_where_the_lanes_are_read_and_not_their_order() {
         lane(1, 10, Priority::Normal),
         lane(2, 20, Priority::Normal),
     ]);
-    lanes.serve(|_| Some(1000));
+    lanes.serve(|_| Some((1000, 0)));
     lanes.advance(LaneId(10), 7);
     lanes.advance(LaneId(20), 5);
     lanes.restart();
@@ -100,7 +120,7 @@ fn the_same_lane_catalogued_twice_is_one_lane() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
     lanes.learn(vec![lane(2, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(1000));
+    lanes.serve(|_| Some((1000, 0)));
     assert_eq!(order(&lanes), [(10, i64::MIN)]);
     assert_eq!(lanes.read_after(), 2 - CATALOG_WINDOW);
 }
@@ -109,7 +129,7 @@ fn the_same_lane_catalogued_twice_is_one_lane() {
 fn where_jobs_are_being_committed_now_the_cursor_lags_a_moment_behind() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some(1000));
+    lanes.serve(|_| Some((1000, 0)));
     let recent = |lanes: &Lanes| lanes.orders(After::Recent)[0].after;
     for (turn, before) in [(100, i64::MIN), (200, i64::MIN), (300, 100), (400, 200)] {
         lanes.advance(LaneId(10), turn);
@@ -156,7 +176,7 @@ fn a_claim_is_good_for_the_lease_that_its_lane_was_served_with() {
         lane(1, 20, Priority::Normal),
         lane(2, 10, Priority::Low),
     ]);
-    lanes.serve(|lane| (lane.id.0 == 20).then_some(3000));
+    lanes.serve(|lane| (lane.id.0 == 20).then_some((3000, 0)));
     let lease = lanes.get(LaneId(20)).map(|(_, lease)| lease);
     assert_eq!(lease, Some(Duration::from_secs(3)));
     assert!(lanes.get(LaneId(10)).is_none(), "it is not served");
@@ -167,7 +187,7 @@ fn many_idle() -> (Lanes, i64) {
     let mut lanes = Lanes::default();
     let many = i64::try_from(LANES_PER_CLAIM).unwrap() + 10;
     lanes.learn((1..=many).map(|n| lane(n, n, Priority::Low)).collect());
-    lanes.serve(|_| Some(1000));
+    lanes.serve(|_| Some((1000, 0)));
     while let orders @ [_, ..] = &*lanes.orders(After::Cursor) {
         lanes.claimed(orders, &[], 1);
     }
@@ -181,7 +201,7 @@ fn among_more_lanes_than_a_claim_looks_at_it_goes_to_those_that_have_jobs() {
     assert!(lanes.touch(LaneId(7)));
     assert!(!lanes.touch(LaneId(many + 1)), "it is not known");
     lanes.learn(vec![lane(many + 1, many + 1, Priority::High)]);
-    lanes.serve(|_| Some(1000));
+    lanes.serve(|_| Some((1000, 0)));
     let ids = |lanes: &Lanes| order(lanes).iter().map(|(id, _)| *id).collect::<Vec<_>>();
     assert_eq!(
         ids(&lanes),
