@@ -21,7 +21,7 @@ fn serve(db: &TestDb, config: &Path, more: &[&str]) -> Host {
     ];
     args.extend(["--config", config.to_str().unwrap()]);
     args.extend(more);
-    let log = ("ROUSE_LOG", "info,rouse::worker::attempt=debug");
+    let log = ("ROUSE_LOG", "info,rouse::job=debug");
     let host = Host::rouse(&args, &[("DATABASE_URL", &db.url()), log]);
     host.line(PATIENCE, |line| line.contains("worker started"));
     host
@@ -85,7 +85,9 @@ async fn sigterm_stops_claiming_finishes_what_runs_and_exits_with_zero() {
     let host = serve(&db, &config(""), &["--slots", "1"]);
     let running = enqueue(&client, "test.sleep", json!({"ms": 1000})).await;
     // A claim that has not started yet would be given back.
-    host.line(PATIENCE, |line| line.contains("attempt started"));
+    host.line(PATIENCE, |line| {
+        line.contains("started") && line.contains("rouse::job")
+    });
     host.signal(libc::SIGTERM);
     host.line(PATIENCE, |line| line.contains("stopping"));
     let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
@@ -494,6 +496,14 @@ async fn serve_answers_for_its_health_and_counts_what_it_does() {
         metrics.contains("rouse_attempts_total{handler=\"noop\",outcome=\"succeeded\"} 1"),
         "{metrics}"
     );
+    // The host has asked the database at its start.
+    for shown in [
+        "rouse_dead_rows ",
+        "rouse_xmin_age_transactions ",
+        "rouse_oldest_transaction_seconds ",
+    ] {
+        assert!(metrics.contains(shown), "{shown}: {metrics}");
+    }
 
     let second = Host::rouse(
         &[

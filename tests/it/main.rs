@@ -10,8 +10,10 @@ mod partitions;
 mod plans;
 mod roles;
 mod settle;
+mod vitals;
 mod wakeups;
 
+mod middleware;
 mod outcomes;
 mod outside;
 mod steps;
@@ -20,6 +22,7 @@ mod worker;
 mod workers;
 
 mod folder;
+mod sandbox_abort;
 mod sandbox_guest;
 mod sandbox_reuse;
 mod sandbox_run;
@@ -30,5 +33,7 @@ mod fleet;
 mod harness;
 mod http;
 mod invoke;
+mod outages;
+mod pooler;
 mod private_postgres;
 mod tls;

@@ -43,6 +43,7 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
                 grant("test.read-file", Mode::Read),
                 grant("test.write-file", Mode::ReadWrite),
                 grant("test.files", Mode::ReadWrite),
+                grant("test.frozen", Mode::ReadWrite),
                 Grant {
                     handler: "test.lost".into(),
                     dir: dir.join("nowhere"),
@@ -97,6 +98,7 @@ fn assemble(imports: &str, describe: &str, text: &str, run: &str) -> Vec<u8> {
     let wat = format!(
         r#"(module
         (import "rouse:handler/context@0.1.0" "log" (func $log (param i32 i32 i32)))
+        (import "rouse:handler/context@0.1.0" "progress" (func $progress (param i32 i32 i32)))
         (import "rouse:handler/context@0.1.0" "panicked" (func $panicked (param i32 i32 i32 i32)))
         (import "rouse:handler/context@0.1.0" "abort" (func $abort (result i32)))
         (import "rouse:handler/context@0.1.0" "[method]abort-signal.subscribe"

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rouse::job::{AbortReason, Failure, RunEnd};
-use rouse::sandbox::AbortHandle;
+use rouse::sandbox::{AbortHandle, BootTime};
 
 use crate::sandbox_guest::{
     Handlers, MEMORY_BYTES_MAX, RESULT_BYTES_MAX, echo, granted_dir, guest, guest_of_wasip1, job,
@@ -421,4 +421,46 @@ async fn after_the_abort_an_attempt_changes_no_file_any_more() {
     );
     assert_eq!(std::fs::read_to_string(&kept).unwrap(), "a");
     assert!(!granted_dir().join("late").exists());
+}
+
+#[tokio::test]
+async fn an_attempt_that_cannot_be_trusted_any_more_changes_no_file_before_it_is_told() {
+    // Makes the directory `wait`, and `over` as soon as there is a file `go`.
+    let imports = r#"
+        (import "wasi_snapshot_preview1" "path_open" (func $path_open
+            (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))
+        (import "wasi_snapshot_preview1" "path_create_directory" (func $path_create_directory
+            (param i32 i32 i32) (result i32)))"#;
+    let body = r#"
+        (i32.store (i32.const 300) (i32.const 0x74696177)) ;; "wait"
+        (i32.store (i32.const 304) (i32.const 0x7265766f)) ;; "over"
+        (i32.store (i32.const 308) (i32.const 0x6f67)) ;; "go"
+        (if (call $path_create_directory (i32.const 3) (i32.const 300) (i32.const 4))
+            (then unreachable))
+        (loop $again
+            (br_if $again (call $path_open (i32.const 3) (i32.const 0) (i32.const 308) (i32.const 2)
+                (i32.const 0) (i64.const 2) (i64.const 0) (i32.const 0) (i32.const 340))))
+        (drop (call $path_create_directory (i32.const 3) (i32.const 304) (i32.const 4)))
+        (call $return_ok (local.get $payload) (local.get $payload_len))"#;
+    let guest = guest_of_wasip1(imports, &manifest("test.frozen", "1"), body);
+    let handlers = Handlers::with(&[("frozen.wasm", &guest)]).await;
+    let abort = AbortHandle::new();
+    abort.trust_until(BootTime::now().plus(Duration::from_secs(3600)));
+    let running = attempt(
+        &sandbox(),
+        &handlers.handler("test.frozen"),
+        job("1"),
+        abort.clone(),
+    );
+    while !granted_dir().join("wait").exists() {
+        assert!(!running.is_finished(), "{:?}", running.await);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+
+    // As it is after a freeze: the lease has run out, and nobody has looked yet.
+    abort.trust_until(BootTime::now());
+    std::fs::write(granted_dir().join("go"), "").unwrap();
+    let run = running.await;
+    assert_eq!(run.end, RunEnd::Aborted(AbortReason::Error));
+    assert!(!granted_dir().join("over").exists());
 }

@@ -243,3 +243,53 @@ async fn a_drain_that_takes_too_long_aborts_what_runs_and_gives_it_back() {
     let job = show(&client, id).await;
     assert_eq!((job.state.as_str(), job.attempt), ("queued", 0));
 }
+
+#[tokio::test]
+async fn a_rolling_restart_of_three_hosts_under_load_burns_no_attempt() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let hosts = || async { TestWorker::start(&db, settings()).await };
+    let mut workers = [hosts().await, hosts().await, hosts().await];
+    // Enough for the whole of it: each host is replaced while there is work for all of them.
+    let sql = "SELECT count(*) FROM (SELECT rouse.enqueue_many('test.sleep', array_agg(jsonb_build_object('ms', n % 40)))
+               FROM generate_series(1, 3000) AS n) AS q";
+    client.query(sql, &[]).await.unwrap();
+    for round in 1..=2 {
+        for worker in &mut workers {
+            let finished = client
+                .query_one("SELECT count(*) FROM rouse.finished", &[])
+                .await
+                .unwrap()
+                .get::<_, i64>(0);
+            until_true(
+                &client,
+                &format!("SELECT count(*) > {finished} + 100 FROM rouse.finished"),
+            )
+            .await;
+            let old = std::mem::replace(worker, hosts().await);
+            old.drain().await;
+        }
+        let left: i64 = client
+            .query_one("SELECT count(*) FROM rouse.job", &[])
+            .await
+            .unwrap()
+            .get(0);
+        assert!(left > 0, "round {round} was under load");
+    }
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    for worker in workers {
+        worker.drain().await;
+    }
+    let row = client
+        .query_one(
+            "SELECT count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1 AND lost = 0), count(DISTINCT worker),
+                    (SELECT count(*) FROM rouse.attempt)
+             FROM rouse.finished",
+            &[],
+        )
+        .await
+        .unwrap();
+    let counts: Vec<i64> = (0..3).map(|n| row.get(n)).collect();
+    assert_eq!((counts[0], counts[2]), (3000, 0), "on attempt 1; failed");
+    assert!(counts[1] >= 6, "{} workers had a part in it", counts[1]);
+}

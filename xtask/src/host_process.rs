@@ -172,7 +172,7 @@ impl Interruption {
     }
 
     /// Waits for one, and names it.
-    async fn come(&mut self) -> &'static str {
+    pub(crate) async fn come(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "interrupted",
             _ = self.terminate.recv() => "terminated",
@@ -238,7 +238,7 @@ fn pid(id: u32) -> Option<Pid> {
 
 /// Lets the kernel stop the process when we are killed without a chance to do it.
 #[cfg(target_os = "linux")]
-fn end_with_us(command: &mut Command) {
+pub(crate) fn end_with_us(command: &mut Command) {
     #[expect(
         unsafe_code,
         reason = "the standard library has no safe way to run code in the child"
@@ -253,7 +253,7 @@ fn end_with_us(command: &mut Command) {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn end_with_us(_command: &mut Command) {}
+pub(crate) fn end_with_us(_command: &mut Command) {}
 
 /// A new folder on a disk, which the user that the private Postgres runs as can reach.
 pub(crate) fn scratch_folder() -> Result<TempDir> {

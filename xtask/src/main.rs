@@ -10,6 +10,8 @@ mod check;
 
 mod bench;
 
+mod chaos;
+
 mod guests;
 mod wasm_toolchain;
 
@@ -63,6 +65,15 @@ enum Command {
         cargo xtask bench all                   everything, and one table at the end\n\n\
         docs/performance.md says what each figure means. Other work on the machine shows in all of them.")]
     Bench(bench::Options),
+    /// Kill, freeze, crash and interfere under load, then check that every promise was kept
+    #[command(after_help = "Examples:\n  \
+        cargo xtask chaos --minutes 5 --seed 7           the schedule of faults is made of the seed alone\n  \
+        cargo xtask chaos --minutes 1 --faults kill-host,crash-server\n  \
+        cargo xtask chaos --minutes 1 --keep chaos-run   keeps the ledger, the evidence and the hosts' logs\n  \
+        cargo xtask chaos --check chaos-run              checks what an earlier run has kept, once more\n\n\
+        The exit code is 0 where every promise was kept, and every fault and every rule had its cases. Otherwise the\n\
+        folder with ledger, evidence and logs is kept, and its path is printed. docs/reliability.md says what is checked.")]
+    Chaos(chaos::Options),
 }
 
 fn main() -> ExitCode {
@@ -85,6 +96,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             println!("{placed}");
         }
         Command::Bench(options) => return bench::run(&workspace, options),
+        Command::Chaos(options) => return chaos::run(&workspace, options),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -239,7 +239,10 @@ impl Host {
         // Whether anybody can ask for them or not: samples pile up otherwise.
         let metrics = self.metrics.clone();
         tokio::spawn(async move { metrics.keep_up().await });
-        let health = databases.is_some().then(Health::default);
+        let health = databases.is_some().then(|| Health {
+            metrics_asked: self.metrics.asked(),
+            ..Health::default()
+        });
         let readiness = readiness(health.as_ref(), &self.catalog, &stop);
         let http_stop = CancellationToken::new();
         let http = self.http.map(|listener| {
@@ -271,6 +274,7 @@ impl Host {
                     listen_at: databases.listen_at,
                     sandbox: self.sandbox,
                     catalog: self.catalog,
+                    middlewares: Vec::new(),
                 };
                 worker::run(self.settings, parts, health, stop).await
             }

@@ -2,7 +2,10 @@
 
 use std::{
     convert::Infallible,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -21,7 +24,10 @@ const UPKEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// What was counted so far.
 #[derive(Clone)]
-pub struct Metrics(PrometheusHandle);
+pub struct Metrics {
+    handle: PrometheusHandle,
+    asked: Arc<AtomicBool>,
+}
 
 /// Makes everything that this process counts go to one place. A second call gives the same place.
 ///
@@ -36,13 +42,24 @@ pub fn install_metrics() -> Result<Metrics, BuildError> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS)?
         .install_recorder()?;
-    Ok(installed.insert(Metrics(handle)).clone())
+    let metrics = Metrics {
+        handle,
+        // The first who asks is to find everything.
+        asked: Arc::new(AtomicBool::new(true)),
+    };
+    Ok(installed.insert(metrics).clone())
 }
 
 impl Metrics {
     /// All of it, in Prometheus' text format.
     pub fn render(&self) -> String {
-        self.0.render()
+        self.asked.store(true, Ordering::Relaxed);
+        self.handle.render()
+    }
+
+    /// True from one look at the page to the next time that somebody sets it to false.
+    pub fn asked(&self) -> Arc<AtomicBool> {
+        self.asked.clone()
     }
 
     /// Keeps memory bounded where nobody scrapes: histograms hold every sample until they are
@@ -51,7 +68,7 @@ impl Metrics {
         let mut ticks = time::interval(UPKEEP_EVERY);
         loop {
             ticks.tick().await;
-            self.0.run_upkeep();
+            self.handle.run_upkeep();
         }
     }
 }

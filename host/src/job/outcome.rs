@@ -80,6 +80,24 @@ pub enum ErrorKind {
     Unrunnable,
 }
 
+impl ErrorKind {
+    /// The word under which it is stored and counted.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::GuestError => "guest_error",
+            Self::Panic => "panic",
+            Self::Trap => "trap",
+            Self::StackOverflow => "stack_overflow",
+            Self::Denied => "denied",
+            Self::OutOfMemory => "out_of_memory",
+            Self::OutputTooLarge => "output_too_large",
+            Self::InvalidResult => "invalid_result",
+            Self::TimedOut => "timed_out",
+            Self::Unrunnable => "unrunnable",
+        }
+    }
+}
+
 /// How often this job has been tried, and how often it may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tries {

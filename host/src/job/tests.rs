@@ -278,3 +278,23 @@ fn every_word_of_an_abort_reason_reads_back() {
     }
     assert_eq!(AbortReason::parse("busy"), None);
 }
+
+#[test]
+fn an_error_is_counted_under_the_word_that_is_stored() {
+    use ErrorKind::*;
+    for kind in [
+        GuestError,
+        Panic,
+        Trap,
+        StackOverflow,
+        Denied,
+        OutOfMemory,
+        OutputTooLarge,
+        InvalidResult,
+        TimedOut,
+        Unrunnable,
+    ] {
+        let stored = serde_json::to_value(kind).expect("a word");
+        assert_eq!(stored, kind.as_str());
+    }
+}

@@ -1,11 +1,13 @@
 //! The signal that tells a running attempt to stop, with the hard stop behind it.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use super::boottime::BootTime;
 use crate::job::AbortReason;
 
 /// Stands in for "never" where a grace is too long for the clock.
@@ -16,6 +18,9 @@ const GRACE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// 1. at once, the guest's abort signal is ready, and calls of the guest with an effect outside
 ///    (log, progress, changes of files) are refused;
 /// 2. after the grace, the guest is stopped wherever it is, in WebAssembly or in a host call.
+///
+/// It also turns by itself, for whoever asks, once the attempt cannot be trusted any more: a process that was frozen
+/// goes on with its guests before anybody has looked at the leases.
 #[derive(Debug, Clone, Default)]
 pub struct AbortHandle(Arc<Signal>);
 
@@ -25,11 +30,14 @@ pub struct AbortHandle(Arc<Signal>);
 struct Signal {
     turned: Mutex<Option<Turned>>,
     changed: Notify,
+    /// Nanoseconds of the clock for trust; 0: for ever.
+    trusted_until: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Turned {
     reason: AbortReason,
+    at: Instant,
     kill_at: Instant,
 }
 
@@ -42,10 +50,17 @@ impl AbortHandle {
     /// Turns the signal. When it has turned already, the first reason stays, and the hard stop
     /// only ever moves closer: a lost lease ends the grace of a time-out.
     pub fn abort(&self, reason: AbortReason, grace: Duration) {
-        let kill_at = Instant::now() + grace.min(GRACE_MAX);
+        let at = Instant::now();
+        let kill_at = at + grace.min(GRACE_MAX);
         let mut turned = self.lock();
         match &mut *turned {
-            None => *turned = Some(Turned { reason, kill_at }),
+            None => {
+                *turned = Some(Turned {
+                    reason,
+                    at,
+                    kill_at,
+                });
+            }
             Some(turned) if kill_at < turned.kill_at => turned.kill_at = kill_at,
             Some(_) => return,
         }
@@ -53,9 +68,32 @@ impl AbortHandle {
         self.0.changed.notify_waiters();
     }
 
+    /// Until then the attempt may go on without being told anything; where this is not called, for ever. A lease that
+    /// is renewed moves it.
+    pub fn trust_until(&self, until: BootTime) {
+        let nanos = until.as_nanos().max(1);
+        self.0.trusted_until.store(nanos, Ordering::Relaxed);
+    }
+
     /// Why the attempt has to stop; none while it may go on.
     pub fn reason(&self) -> Option<AbortReason> {
-        self.lock().map(|turned| turned.reason)
+        let reason = self.lock().map(|turned| turned.reason);
+        if reason.is_none() && self.has_lapsed() {
+            // How long its grace is, the worker knows, which finds the same out at its next look.
+            self.abort(AbortReason::Error, GRACE_MAX);
+            return self.lock().map(|turned| turned.reason);
+        }
+        reason
+    }
+
+    fn has_lapsed(&self) -> bool {
+        let until = self.0.trusted_until.load(Ordering::Relaxed);
+        until != 0 && until <= BootTime::now().as_nanos()
+    }
+
+    /// How long ago the signal turned; none while the attempt may go on.
+    pub fn turned_for(&self) -> Option<Duration> {
+        self.lock().map(|turned| turned.at.elapsed())
     }
 
     /// How long until the hard stop; none while the attempt may go on.
@@ -107,7 +145,40 @@ impl AbortHandle {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    const REASONS: [AbortReason; 7] = [
+        AbortReason::TakenByAnotherWorker,
+        AbortReason::AlreadyCompleted,
+        AbortReason::NotFound,
+        AbortReason::Error,
+        AbortReason::TimedOut,
+        AbortReason::Cancelled,
+        AbortReason::Shutdown,
+    ];
+
+    proptest! {
+        #[test]
+        fn of_any_aborts_in_any_order_the_first_says_why_and_the_closest_hard_stop_counts(
+            aborts in prop::collection::vec((0..REASONS.len(), 0_u64..10_000_000), 1..10),
+        ) {
+            let abort = AbortHandle::new();
+            let mut remaining = Duration::MAX;
+            for (reason, grace_ms) in &aborts {
+                abort.abort(REASONS[*reason], Duration::from_millis(*grace_ms));
+                let now = abort.grace_remaining().expect("it has turned");
+                prop_assert!(now <= remaining && now <= Duration::from_millis(*grace_ms));
+                remaining = now;
+            }
+            prop_assert_eq!(abort.reason(), Some(REASONS[aborts[0].0]));
+            let closest = aborts.iter().map(|(_, ms)| *ms).min().expect("there is one");
+            let late = Duration::from_millis(closest).min(GRACE_MAX).saturating_sub(remaining);
+            // As long as the loop took; a stop is never further away than asked for.
+            prop_assert!(late < Duration::from_secs(10), "{:?}", late);
+        }
+    }
 
     #[test]
     fn the_first_reason_stays_while_the_hard_stop_only_moves_closer() {
@@ -123,6 +194,21 @@ mod tests {
 
         abort.abort(AbortReason::TakenByAnotherWorker, Duration::ZERO);
         assert_eq!(abort.reason(), Some(AbortReason::TimedOut));
+        assert!(abort.is_killed());
+    }
+
+    #[test]
+    fn an_attempt_that_cannot_be_trusted_any_more_has_to_stop_before_anybody_tells_it() {
+        let abort = AbortHandle::new();
+        let now = BootTime::now();
+        abort.trust_until(now.plus(Duration::from_secs(60)));
+        assert_eq!(abort.reason(), None);
+        abort.trust_until(now);
+        assert_eq!(abort.reason(), Some(AbortReason::Error));
+        assert!(!abort.is_killed(), "its grace is still to come");
+        abort.trust_until(now.plus(Duration::from_secs(60)));
+        assert_eq!(abort.reason(), Some(AbortReason::Error), "never back");
+        abort.abort(AbortReason::Error, Duration::ZERO);
         assert!(abort.is_killed());
     }
 

@@ -31,8 +31,9 @@ const IDLE_PER_ATTEMPT: usize = 4;
 const IDLE_COUNT_MAX: usize = 64;
 
 /// What one component may be made of. A Rust guest is 3 core instances (its own code and two
-/// small ones that tie it to the host), or 4 from wasm32-wasip1, with 1 memory and 2 tables.
-const CORE_INSTANCES_PER_COMPONENT: u32 = 4;
+/// small ones that tie it to the host), or 4 from wasm32-wasip1, and one more where it exports `_initialize` as
+/// those of C and Go do; with 1 memory and 2 tables.
+const CORE_INSTANCES_PER_COMPONENT: u32 = 5;
 const MEMORIES_PER_COMPONENT: u32 = 1;
 const TABLES_PER_COMPONENT: u32 = 2;
 

@@ -17,6 +17,7 @@ mod instance;
 
 mod abort;
 mod bindings;
+mod boottime;
 mod capability;
 mod end;
 mod journal;
@@ -32,6 +33,7 @@ mod load;
 mod manifest;
 
 pub use abort::AbortHandle;
+pub use boottime::BootTime;
 pub use catalog::{Catalog, Handler, HandlerSet, Refusal};
 pub use engine::Sandbox;
 pub use grants::{Grant, Grants, Mode};

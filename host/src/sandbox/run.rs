@@ -162,7 +162,8 @@ impl Run {
         ))
     }
 
-    fn without_guest(end: RunEnd) -> Self {
+    /// An attempt that ended before there was a guest.
+    pub(crate) fn without_guest(end: RunEnd) -> Self {
         Self {
             end,
             cpu: Duration::ZERO,

@@ -30,6 +30,7 @@ mod report;
 mod settle;
 mod sleep;
 mod steps;
+mod vitals;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +60,7 @@ pub use renew::{Refusal, Renewal};
 pub use report::Report;
 pub use settle::{Fate, Locked, Settled, Settlement};
 pub use steps::NotMine;
+pub use vitals::{Depth, Vitals};
 
 /// How long Postgres may take to answer. No statement of a host takes long; a connection that is
 /// silent for so long leads nowhere.

@@ -3,19 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use tracing::debug;
-
 use super::Shared;
-use super::boottime::BootTime;
+use super::events::{self, Of};
 use super::journal::AttemptJournal;
 use super::leases::Lease;
 use super::meters::HandlerMeters;
+use super::middleware::{AttemptInfo, Next};
 use super::policy::Policy;
 use super::settler::{Ended, Unsettled};
 use crate::job::{
-    AbortReason, AttemptError, ErrorKind, Fence, JobId, Outcome, RetryPolicy, Tries, decide,
+    AbortReason, AttemptError, ErrorKind, Fence, JobId, Outcome, RetryPolicy, RunEnd, Tries, decide,
 };
-use crate::sandbox::{AbortHandle, Handler, JobInput, Run};
+use crate::sandbox::{AbortHandle, BootTime, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Fate, JsonText, Lane, Settlement};
 
 /// A job, as it came from the database.
@@ -34,6 +33,17 @@ impl Claim {
     /// True when its lease has run out: it stood in line while the machine was suspended, for instance.
     pub(super) fn is_lost(&self, now: BootTime) -> bool {
         self.asked.plus(self.lease) <= now
+    }
+
+    /// What events about it tell. `handler`: the one that runs.
+    pub(super) fn of<'a>(&self, shared: &'a Shared, handler: &'a str) -> Of<'a> {
+        Of {
+            worker_id: &shared.settings.worker_id,
+            id: self.job.id,
+            handler,
+            attempt: self.job.attempt,
+            claimed: self.asked,
+        }
     }
 }
 
@@ -98,6 +108,9 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) {
     let started_after = Some(claim.received.elapsed());
     let run = sandbox_run(shared, &mut claim, &handler, &policy, &meters).await;
     let outcome = outcome(shared, &claim, run, &policy);
+    if let Outcome::Retry { error, .. } | Outcome::Ended { error, .. } = &outcome {
+        meters.count_error(error.kind);
+    }
     settle(shared, &claim, meters, started_after, outcome).await;
 }
 
@@ -139,12 +152,11 @@ async fn sandbox_run(
     policy: &Policy,
     meters: &HandlerMeters,
 ) -> Run {
-    let job = &mut claim.job;
     let abort = AbortHandle::new();
     shared.leases.insert(
-        job.id,
+        claim.job.id,
         Lease {
-            fence: job.fence,
+            fence: claim.job.fence,
             lease: policy.lease,
             grace: policy.grace,
             abort: abort.clone(),
@@ -155,7 +167,41 @@ async fn sandbox_run(
             doubted: false,
         },
     );
-    let input = JobInput {
+    let input = input(claim, policy);
+    let job = &claim.job;
+    let journal = Arc::new(AttemptJournal::new(shared.clone(), job.id, job.fence));
+    let about = AttemptInfo {
+        id: job.id,
+        handler: &handler.manifest.name,
+        queue: &claim.lane.queue,
+        tenant: job.tenant.as_deref(),
+        source: job.source.as_deref(),
+        attempt: job.attempt,
+        max_attempts: input.max_attempts,
+        requested_at: job.requested_at,
+        claimed_at: job.claimed_at,
+        worker_id: &shared.settings.worker_id,
+    };
+    let of = claim.of(shared, &handler.manifest.name);
+    events::started(of);
+    let run = shared
+        .sandbox
+        .run(handler, input, abort.clone(), Some(journal.clone()));
+    let run = Box::pin(within(run, &abort, policy));
+    let run = Next::new(&shared.middlewares, &about, run).run().await;
+    journal.close();
+    if let (RunEnd::Aborted(reason), Some(took)) = (&run.end, abort.turned_for()) {
+        events::aborted(of, *reason, took);
+    }
+    meters.seconds.record(run.wall.as_secs_f64());
+    shared.tally.ran(run.wall);
+    run
+}
+
+/// What the guest is told of its job.
+fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
+    let job = &mut claim.job;
+    JobInput {
         id: job.id,
         queue: claim.lane.queue.clone(),
         tenant: job.tenant.clone(),
@@ -165,30 +211,20 @@ async fn sandbox_run(
         requested_at_ms: unix_ms(job.requested_at),
         payload: std::mem::take(&mut job.payload.0).into_bytes(),
         memory_bytes: memory_bytes(job),
-    };
-    let journal = Arc::new(AttemptJournal::new(shared.clone(), job.id, job.fence));
-    debug!(job.id = %job.id, handler = %handler.manifest.name, attempt = job.attempt.0, "attempt started");
-    shared.meters.running.increment(1);
-    let run = shared
-        .sandbox
-        .run(handler, input, abort.clone(), Some(journal.clone()));
-    let mut running = std::pin::pin!(run);
-    let run = tokio::select! {
+    }
+}
+
+/// The run within its timeout.
+async fn within(run: impl Future<Output = Run>, abort: &AbortHandle, policy: &Policy) -> Run {
+    let mut run = std::pin::pin!(run);
+    tokio::select! {
         biased;
-        run = &mut running => run,
+        run = &mut run => run,
         () = tokio::time::sleep(policy.timeout) => {
             abort.abort(AbortReason::TimedOut, policy.grace);
-            running.await
+            run.await
         }
-    };
-    journal.close();
-    shared.meters.running.decrement(1);
-    meters.seconds.record(run.wall.as_secs_f64());
-    shared.tally.ran(run.wall);
-    if let Ok(waited) = job.claimed_at.duration_since(job.requested_at) {
-        shared.meters.wait_seconds.record(waited.as_secs_f64());
     }
-    run
 }
 
 /// The decision about the job, which is pure; see [`decide`].
@@ -236,7 +272,7 @@ async fn settle(
         Outcome::Ended { state, error } => Fate::Ended(state, JsonText(error.to_json())),
         Outcome::Released => Fate::Released,
         Outcome::Dropped(reason) => {
-            debug!(job.id = %job.id, reason = reason.as_str(), "outcome dropped: the job is not this worker's any more");
+            events::dropped(claim.of(shared, &meters.handler), reason);
             meters.count("dropped");
             shared.leases.remove(job.id, job.fence);
             return;

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::info;
+use metrics::counter;
 
 use super::Shared;
 use super::ageing::{KNOWN_MAX, Overdue};
 use super::attempt::Claim;
-use super::boottime::BootTime;
+use super::events;
 use super::lanes::{After, Lanes};
 use super::policy::Policy;
 use super::prefetch::Prefetch;
 use super::slots;
 use crate::job::Fence;
-use crate::sandbox::HandlerSet;
+use crate::sandbox::{BootTime, HandlerSet};
 use crate::store::{ClaimOrder, ClaimedJob, Lane, StoreError};
 
 /// What is known of the lanes, and what was claimed from them.
@@ -104,10 +104,8 @@ impl<'a> Claims<'a> {
                 within,
             )
             .await?;
-        if !jobs.is_empty() {
-            info!(jobs = jobs.len(), "adopted jobs whose worker is gone");
-        }
-        Ok(self.dispatch(jobs, asked))
+        counter!("rouse_jobs_adopted_total").increment(jobs.len() as u64);
+        Ok(self.dispatch(jobs, asked, true))
     }
 
     /// Asks what has waited too long behind jobs of other lanes.
@@ -132,12 +130,12 @@ impl<'a> Claims<'a> {
             let orders = self.lanes.orders_of(&lanes);
             let (jobs, asked) = self.claim_from(&orders, share).await?;
             self.overdue.claimed(&jobs, share);
-            found = self.dispatch(jobs, asked);
+            found = self.dispatch(jobs, asked, false);
         }
         let orders = self.lanes.orders(after);
         if found < wanted && !orders.is_empty() {
             let (jobs, asked) = self.claim_from(&orders, wanted - found).await?;
-            found += self.dispatch(jobs, asked);
+            found += self.dispatch(jobs, asked, false);
         }
         Ok(found)
     }
@@ -157,7 +155,7 @@ impl<'a> Claims<'a> {
         Ok((jobs, asked))
     }
 
-    fn dispatch(&self, jobs: Vec<ClaimedJob>, asked: BootTime) -> usize {
+    fn dispatch(&self, jobs: Vec<ClaimedJob>, asked: BootTime, adopted: bool) -> usize {
         let received = Instant::now();
         let count = jobs.len();
         self.shared.meters.claimed.increment(count as u64);
@@ -168,13 +166,19 @@ impl<'a> Claims<'a> {
                     .lanes
                     .get(job.lane)
                     .expect("claims are made from lanes that are served");
-                Claim {
+                let claim = Claim {
                     job,
                     lane,
                     asked,
                     received,
                     lease,
+                };
+                let of = claim.of(self.shared, &claim.lane.handler);
+                match adopted {
+                    true => events::adopted(of, claim.job.lost),
+                    false => events::claimed(of),
                 }
+                claim
             })
             .collect();
         slots::start(self.shared, claims);

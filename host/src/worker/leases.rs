@@ -12,10 +12,9 @@ use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use super::Shared;
-use super::boottime::BootTime;
 use super::policy::LEASE_MIN;
 use crate::job::{AbortReason, Fence, JobId};
-use crate::sandbox::AbortHandle;
+use crate::sandbox::{AbortHandle, BootTime};
 use crate::store::{Refusal, Renewal};
 
 /// How often the leases are looked at.
@@ -59,6 +58,7 @@ impl Leases {
         if let Some(reason) = self.all_aborted.get() {
             lease.abort.abort(*reason, lease.grace);
         }
+        lease.abort.trust_until(lease.trusted_until);
         let before = running.insert(id, lease);
         // This worker has adopted its own job (after a suspension, for instance) before it noticed
         // that it had lost it. From here on nobody could tell the earlier attempt to stop.
@@ -138,6 +138,7 @@ impl Leases {
             && lease.fence == renewal.fence
         {
             lease.trusted_until = asked.plus(lease.lease);
+            lease.abort.trust_until(lease.trusted_until);
             lease.doubted = false;
         }
     }
@@ -242,7 +243,34 @@ fn take_answers(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// The database counts a lease from when it answers, and the worker from before it asked. So whatever
+        /// happens, the worker's trust ends first, and renewals come in the first half.
+        #[test]
+        fn the_worker_stops_trusting_a_lease_before_the_database_does(
+            lease_ms in 2_000_u64..10_000_000, way_there_ms in 0_u64..5_000, later_ms in 0_u64..20_000_000,
+        ) {
+            let asked = BootTime::now();
+            let lease = Duration::from_millis(lease_ms);
+            let runs_out_in_the_database = asked.plus(Duration::from_millis(way_there_ms)).plus(lease);
+            let leases = Leases::default();
+            let (mut one, told) = self::lease(FENCE, asked.plus(lease));
+            one.lease = lease;
+            leases.insert(JOB, one);
+
+            let now = asked.plus(Duration::from_millis(later_ms));
+            let due = !leases.due(now).is_empty();
+            prop_assert_eq!(due, later_ms * 10 >= lease_ms * 4, "renewed after four tenths");
+            leases.distrust(now);
+            let trusted = told.reason().is_none();
+            prop_assert_eq!(trusted, now < asked.plus(lease));
+            prop_assert!(!trusted || now < runs_out_in_the_database);
+        }
+    }
 
     const JOB: JobId = JobId(1);
     const FENCE: Fence = Fence(7);
@@ -263,12 +291,12 @@ mod tests {
 
     #[test]
     fn a_worker_that_adopts_its_own_job_stops_the_attempt_that_still_runs() {
-        let now = BootTime::now();
+        let later = BootTime::now().plus(Duration::from_secs(10));
         let leases = Leases::default();
-        let (first, told) = lease(FENCE, now);
+        let (first, told) = lease(FENCE, later);
         leases.insert(JOB, first);
         assert_eq!(told.reason(), None);
-        let (second, untold) = lease(Fence(8), now.plus(Duration::from_secs(10)));
+        let (second, untold) = lease(Fence(8), later);
         leases.insert(JOB, second);
         assert_eq!(told.reason(), Some(AbortReason::TakenByAnotherWorker));
         assert_eq!(untold.reason(), None);
@@ -300,6 +328,23 @@ mod tests {
         assert!(leases.due(now).is_empty());
         assert!(told.grace_remaining() <= Some(Duration::from_secs(5)));
         assert!(leases.is_lost(JOB, FENCE, now));
+    }
+
+    #[test]
+    fn an_attempt_knows_by_itself_when_its_lease_cannot_be_trusted_any_more() {
+        let leases = Leases::default();
+        let now = BootTime::now();
+        let (lease, told) = lease(FENCE, now.plus(Duration::from_secs(3600)));
+        leases.insert(JOB, lease);
+        assert_eq!(told.reason(), None);
+        let renewal = Renewal {
+            id: JOB,
+            fence: FENCE,
+            lease_ms: 10_000,
+        };
+        // As if it had been asked for at the beginning of the clock: ten seconds of trust, long gone.
+        leases.extend(&renewal, BootTime::default());
+        assert_eq!(told.reason(), Some(AbortReason::Error));
     }
 
     #[test]

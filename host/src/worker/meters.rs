@@ -6,6 +6,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
+use crate::job::ErrorKind;
+
+use super::middleware::{Metered, Middleware, Traced};
+
 /// What can become of an attempt, as `rouse_attempts_total` says it. `refused`: its lease was lost,
 /// and the database said so; `dropped`: the worker knew it already.
 const OUTCOMES: [&str; 8] = [
@@ -34,8 +38,8 @@ impl Outcomes {
 /// What is counted of all attempts.
 pub(super) struct Meters {
     pub(super) claimed: Counter,
-    pub(super) running: Gauge,
-    pub(super) wait_seconds: Histogram,
+    running: Gauge,
+    wait_seconds: Histogram,
     pub(super) settle_batch_jobs: Histogram,
     handlers: RwLock<HashMap<String, Arc<HandlerMeters>>>,
     all: Arc<Outcomes>,
@@ -59,6 +63,17 @@ impl Meters {
             settle_batch_jobs: histogram!("rouse_settle_batch_jobs"),
             handlers: RwLock::default(),
         }
+    }
+
+    /// Rouse's own middlewares, around these.
+    pub(super) fn around(&self, inner: Vec<Arc<dyn Middleware>>) -> Vec<Arc<dyn Middleware>> {
+        let metered = Metered {
+            running: self.running.clone(),
+            wait_seconds: self.wait_seconds.clone(),
+        };
+        let mut all: Vec<Arc<dyn Middleware>> = vec![Arc::new(Traced), Arc::new(metered)];
+        all.extend(inner);
+        all
     }
 
     /// The counters of this handler.
@@ -89,6 +104,12 @@ impl Meters {
 }
 
 impl HandlerMeters {
+    /// Counts why an attempt did not succeed.
+    pub(super) fn count_error(&self, kind: ErrorKind) {
+        counter!("rouse_attempt_errors_total", "handler" => self.handler.clone(), "kind" => kind.as_str())
+            .increment(1);
+    }
+
     /// Counts what became of an attempt: one of [`OUTCOMES`].
     pub(super) fn count(&self, outcome: &str) {
         let place = OUTCOMES.iter().position(|one| *one == outcome);

@@ -1,6 +1,7 @@
 //! Where store and sandbox meet: claims jobs, runs their attempts, settles the outcomes.
 //!
-//! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run → `RunEnd` → `Outcome` → settle.
+//! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run (within the middlewares) → `RunEnd` →
+//! `Outcome` → settle.
 //! Around it run loops, each in its own file: the claimer, the slots, the settler, the leases,
 //! the wakeups, the heartbeats, the challenges, the progress and the upkeep. They share `Shared` and nothing else.
 //!
@@ -9,16 +10,17 @@
 
 mod ageing;
 mod attempt;
-mod boottime;
 mod challenges;
 mod claimer;
 mod claims;
+mod events;
 mod journal;
 mod lanes;
 mod leases;
 mod life;
 mod look;
 mod meters;
+mod middleware;
 mod policy;
 mod poll;
 mod prefetch;
@@ -28,6 +30,7 @@ mod settler;
 mod sleeper;
 mod slots;
 mod upkeep;
+mod vitals;
 mod wakeups;
 
 use std::pin::Pin;
@@ -41,6 +44,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 pub use meters::Outcomes;
+pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
 pub use settings::Settings;
 
@@ -59,6 +63,8 @@ pub struct Parts {
     pub sandbox: Arc<Sandbox>,
     /// The handlers.
     pub catalog: Arc<Catalog>,
+    /// What is to happen around each attempt, the outermost first.
+    pub middlewares: Vec<Arc<dyn Middleware>>,
 }
 
 /// Tells a running worker to stop. Dropping it does not.
@@ -94,6 +100,7 @@ struct Shared {
     catalog: Arc<Catalog>,
     slots: slots::Slots,
     meters: meters::Meters,
+    middlewares: Vec<Arc<dyn Middleware>>,
     /// Somebody wants the claimer to look now.
     wakeups: wakeups::Wakeups,
     /// True while the listening connection stands.
@@ -102,6 +109,7 @@ struct Shared {
     listens_anew: AtomicBool,
     /// True while the last word from the database was a good one.
     database_answers: Arc<AtomicBool>,
+    metrics_asked: Arc<AtomicBool>,
     leases: leases::Leases,
     progress: progress::Progress,
     tally: life::Tally,
@@ -128,13 +136,15 @@ impl Shared {
     }
 }
 
-/// How a worker fares, for who has started it.
+/// How a worker fares, for who has started it; and what that one wants to know.
 #[derive(Clone, Default)]
 pub struct Health {
     /// True while the last word from the database was a good one.
     pub database_answers: Arc<AtomicBool>,
     /// What has become of its attempts so far.
     pub outcomes: Arc<Outcomes>,
+    /// Somebody has asked for the metrics, and wants them to be up to date the next time.
+    pub metrics_asked: Arc<AtomicBool>,
 }
 
 /// Runs a worker until `stop`; returns when everything is settled and unregistered.
@@ -149,6 +159,7 @@ pub async fn run(
         listen_at,
         sandbox,
         catalog,
+        middlewares,
     } = parts;
     store
         .prepare_partitions()
@@ -162,9 +173,11 @@ pub async fn run(
     health.database_answers.store(true, Ordering::Relaxed);
 
     let (settlements, ended) = mpsc::channel(settler::QUEUE_MAX);
+    let meters = meters::Meters::new(health.outcomes.clone());
     let shared = Arc::new(Shared {
         slots: slots::Slots::new(settings.slots),
-        meters: meters::Meters::new(health.outcomes),
+        middlewares: meters.around(middlewares),
+        meters,
         settings,
         store,
         sandbox,
@@ -173,6 +186,7 @@ pub async fn run(
         listening: AtomicBool::new(false),
         listens_anew: AtomicBool::new(false),
         database_answers: health.database_answers,
+        metrics_asked: health.metrics_asked,
         leases: leases::Leases::default(),
         progress: progress::Progress::default(),
         tally: life::Tally::new(),
@@ -195,6 +209,7 @@ pub async fn run(
     spawn(Box::pin(progress::run_forever(shared.clone())));
     spawn(Box::pin(slots::give_back_late_claims(shared.clone())));
     spawn(Box::pin(upkeep::run_forever(shared.clone())));
+    spawn(Box::pin(vitals::run_forever(shared.clone())));
     spawn(Box::pin(life::run_forever(shared.clone(), heartbeat)));
     spawn(Box::pin(challenges::answer_forever(shared.clone())));
     spawn(Box::pin(wakeups::listen_forever(shared.clone(), listen_at)));

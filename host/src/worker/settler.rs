@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio_postgres::error::SqlState;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, warn};
 
 use super::Shared;
-use super::boottime::BootTime;
+use super::events;
 use super::meters::HandlerMeters;
 use crate::job::{Attempt, AttemptError, ErrorKind, State};
+use crate::sandbox::BootTime;
 use crate::store::{Fate, JsonText, Locked, Settlement, StoreError};
 
 /// How many outcomes may wait before attempts wait with them.
@@ -230,7 +231,7 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     shared.leases.remove(*id, *fence);
     if !accepted {
         one.meters.count("refused");
-        info!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, "outcome refused: the lease is lost");
+        events::refused(one.of(shared));
         return;
     }
     one.meters.count(match fate {
@@ -244,32 +245,10 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         Fate::Ended(..) | Fate::Retry(..) => shared.tally.settled(false),
         Fate::Released => {}
     }
-    match fate {
-        Fate::Succeeded(_) => {
-            debug!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, "succeeded");
-        }
-        Fate::Ended(state, why) => {
-            warn!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, error = %without_backtrace(why), "{}", state.as_str());
-        }
-        Fate::Retry(again, why) => {
-            info!(job.id = %id, handler = %one.meters.handler, attempt = one.attempt.0, again = ?again.at, error = %without_backtrace(why), "retry");
-            // The claimer's sleep has to end when this job is due.
-            shared.wakeups.ring(None);
-        }
-        Fate::Released => debug!(job.id = %id, "given back"),
-    }
-}
-
-/// The error for the log. Its backtrace is with the attempt (`rouse job ID`), not here: it would be
-/// two thousand characters in the line of each retry.
-fn without_backtrace(error: &JsonText) -> String {
-    match serde_json::from_str::<serde_json::Map<_, _>>(&error.0) {
-        Ok(mut error) => {
-            error.remove("backtrace");
-            serde_json::Value::Object(error).to_string()
-        }
-        // Not what the host writes; all the more to be seen as it is.
-        Err(_) => error.0.clone(),
+    events::settled(one.of(shared), fate);
+    if let Fate::Retry(..) = fate {
+        // The claimer's sleep has to end when this job is due.
+        shared.wakeups.ring(None);
     }
 }
 
@@ -283,18 +262,4 @@ fn is_data(error: &StoreError) -> bool {
     error
         .code()
         .is_some_and(|code| matches!(&code.code()[..2], "22" | "54"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_log_has_the_error_without_its_backtrace() {
-        let error = r#"{"kind":"panic","message":"no","backtrace":["abort","main"]}"#;
-        let shown = without_backtrace(&JsonText(error.into()));
-        assert_eq!(shown, r#"{"kind":"panic","message":"no"}"#);
-        let odd = without_backtrace(&JsonText("no JSON".into()));
-        assert_eq!(odd, "no JSON");
-    }
 }

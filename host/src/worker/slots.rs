@@ -190,8 +190,8 @@ mod tests {
 
     use super::*;
     use crate::job::{Attempt, Fence, JobId, LaneId, Priority};
+    use crate::sandbox::BootTime;
     use crate::store::{ClaimedJob, JsonText, Lane};
-    use crate::worker::boottime::BootTime;
 
     fn claim(id: i64, received: Instant) -> Claim {
         Claim {

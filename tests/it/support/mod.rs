@@ -10,5 +10,5 @@ pub(crate) mod worker;
 
 pub(crate) use attempt::attempt;
 pub(crate) use cluster::{free_port, postgres_settings, scratch};
-pub(crate) use database::TestDb;
+pub(crate) use database::{TestDb, connect};
 pub(crate) use host::{Host, rouse_binary};

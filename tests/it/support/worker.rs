@@ -5,8 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rouse::sandbox::{Catalog, Sandbox, Settings as SandboxSettings};
+use rouse::store::Store;
 use rouse::store::connect::Connector;
-use rouse::worker::{self, Health, Override, Overrides, Parts, Settings, Stop};
+use rouse::worker::{self, Health, Middleware, Override, Overrides, Parts, Settings, Stop};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
@@ -91,13 +92,44 @@ impl TestWorker {
         settings: Settings,
         catalog: Arc<Catalog>,
     ) -> Self {
-        let stop = Stop::default();
+        Self::start_through(db.store(), listen_at, settings, catalog)
+    }
+
+    /// Starts a worker with these connections.
+    pub(crate) fn start_through(
+        store: Store,
+        listen_at: Connector,
+        settings: Settings,
+        catalog: Arc<Catalog>,
+    ) -> Self {
         let parts = Parts {
-            store: db.store(),
+            store,
             listen_at,
             sandbox: sandbox(),
             catalog,
+            middlewares: Vec::new(),
         };
+        Self::start_with(parts, settings)
+    }
+
+    /// Starts a worker on all guests, with these around each attempt.
+    pub(crate) async fn start_within(
+        db: &TestDb,
+        settings: Settings,
+        middlewares: Vec<Arc<dyn Middleware>>,
+    ) -> Self {
+        let parts = Parts {
+            store: db.store(),
+            listen_at: db.connector(),
+            sandbox: sandbox(),
+            catalog: catalog().await,
+            middlewares,
+        };
+        Self::start_with(parts, settings)
+    }
+
+    fn start_with(parts: Parts, settings: Settings) -> Self {
+        let stop = Stop::default();
         let task = tokio::spawn(worker::run(
             settings,
             parts,

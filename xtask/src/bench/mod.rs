@@ -27,7 +27,7 @@ mod server;
 
 mod counts;
 mod cpu;
-mod percentiles;
+pub(crate) mod percentiles;
 mod wal;
 
 mod progress;

@@ -4,16 +4,16 @@ use anyhow::{Result, ensure};
 
 /// In the unit of what was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Percentiles {
-    pub(super) p50: f64,
-    pub(super) p95: f64,
-    pub(super) p99: f64,
-    pub(super) max: f64,
+pub(crate) struct Percentiles {
+    pub(crate) p50: f64,
+    pub(crate) p95: f64,
+    pub(crate) p99: f64,
+    pub(crate) max: f64,
 }
 
 impl Percentiles {
     /// By nearest rank: each of them is one of the values.
-    pub(super) fn of(mut values: Vec<f64>) -> Result<Self> {
+    pub(crate) fn of(mut values: Vec<f64>) -> Result<Self> {
         ensure!(!values.is_empty(), "nothing was measured");
         values.sort_by(f64::total_cmp);
         let rank = |percent: usize| values[(values.len() * percent).div_ceil(100).max(1) - 1];

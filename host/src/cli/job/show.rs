@@ -123,6 +123,7 @@ fn show(job: &JobView) -> String {
         "tenant",
         "source",
         "attempt",
+        "lost",
         "max_attempts",
         "requested_at",
         "available_at",
@@ -132,18 +133,32 @@ fn show(job: &JobView) -> String {
         "payload",
         "result",
     ] {
-        let no_tags = |value: &Value| key == "tags" && *value == json!([]);
-        if let Some(value) = record
-            .get(key)
-            .filter(|value| !value.is_null() && !no_tags(value))
-        {
+        let says_nothing = |value: &Value| {
+            value.is_null()
+                || (key == "tags" && *value == json!([]))
+                || (key == "lost" && *value == json!(0))
+        };
+        if let Some(value) = record.get(key).filter(|value| !says_nothing(value)) {
             table.add_row([key.to_string(), cell(value)]);
         }
+    }
+    if let Some(progress) = record.get("progress").filter(|said| !said.is_null()) {
+        let said = |key: &str| progress.get(key).map(cell).unwrap_or_default();
+        table.add_row([
+            "progress".to_string(),
+            format!("{} %, {}", said("percent"), said("step")),
+        ]);
     }
     let mut text = table.trim_fmt();
     text.push('\n');
     if let Some(error) = record.get("error").filter(|error| !error.is_null()) {
         text.push_str("\nerror\n");
+        if job.state == "failed" && error["kind"] == "lost" {
+            text.push_str(&format!(
+                "  quarantined: it probably kills the hosts that run it; where that is mended, `rouse job retry {}`\n",
+                cell(&record["id"])
+            ));
+        }
         text.push_str(&lines(error));
     }
     text.push_str("\nhistory\n");
@@ -154,6 +169,7 @@ fn show(job: &JobView) -> String {
         let detail = |key: &str| event.get("detail").and_then(|detail| detail.get(key));
         let by = detail("by").map(|by| format!("by {}", cell(by)));
         let why = detail("message")
+            .or_else(|| detail("name"))
             .or_else(|| detail("run_at"))
             .or_else(|| detail("as"));
         history.add_row([

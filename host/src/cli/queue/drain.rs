@@ -180,6 +180,7 @@ impl Work {
             listen_at: self.connector.clone(),
             sandbox: self.sandbox.clone(),
             catalog: self.catalog.clone(),
+            middlewares: Vec::new(),
         };
         let mut worker = tokio::spawn(worker::run(
             self.settings.clone(),

@@ -6,11 +6,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// A moment on CLOCK_BOOTTIME. `std::time::Instant` stands still while the machine is suspended,
 /// and a lease does not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct BootTime(Duration);
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootTime(Duration);
 
 impl BootTime {
-    pub(super) fn now() -> Self {
+    /// Now.
+    pub fn now() -> Self {
         let now = clock_gettime(ClockId::Boottime);
         Self(Duration::new(
             u64::try_from(now.tv_sec).unwrap_or(0),
@@ -18,7 +19,17 @@ impl BootTime {
         ))
     }
 
-    pub(super) fn plus(self, later: Duration) -> Self {
+    /// How long after an earlier moment this is.
+    pub fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// So much later.
+    pub fn plus(self, later: Duration) -> Self {
         Self(self.0.saturating_add(later))
+    }
+
+    pub(super) fn as_nanos(self) -> u64 {
+        u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX)
     }
 }

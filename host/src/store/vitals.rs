@@ -1,0 +1,60 @@
+//! How the database fares, for those who watch it.
+
+use super::{Store, StoreError};
+
+/// How many jobs one queue has for one handler. Counted up to 10,000 for each lane.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Depth {
+    /// The queue.
+    pub queue: String,
+    /// The handler.
+    pub handler: String,
+    /// Jobs that could start now.
+    pub ready: i64,
+    /// Jobs that wait for their time.
+    pub scheduled: i64,
+    /// Jobs that are claimed.
+    pub running: i64,
+    /// How long the oldest ready one has waited, seconds; none: there is none.
+    pub oldest_wait_s: Option<f64>,
+}
+
+/// What keeps the live table small, or does not.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Vitals {
+    /// Rows of `rouse.job` that are dead and not cleaned up, as the statistics have it.
+    pub dead_rows: i64,
+    /// The age of the oldest transaction that keeps dead rows, seconds; none: there is none that this login may see.
+    pub oldest_transaction_s: Option<f64>,
+    /// How many transactions back the oldest snapshot, prepared transaction or replication slot is; none: as above.
+    pub xmin_age: Option<i64>,
+}
+
+impl Store {
+    /// What waits and runs. Reads up to 10,000 entries of an index for each lane.
+    pub async fn depths(&self) -> Result<Vec<Depth>, StoreError> {
+        let rows = self.query(include_str!("depths.sql"), &[]).await?;
+        Ok(rows
+            .iter()
+            .map(|row| Depth {
+                queue: row.get(0),
+                handler: row.get(1),
+                ready: row.get(2),
+                scheduled: row.get(3),
+                running: row.get(4),
+                oldest_wait_s: row.get(5),
+            })
+            .collect())
+    }
+
+    /// How the live table fares.
+    pub async fn vitals(&self) -> Result<Vitals, StoreError> {
+        let rows = self.query(include_str!("vitals.sql"), &[]).await?;
+        let row = rows.first().expect("a SELECT without FROM returns one row");
+        Ok(Vitals {
+            dead_rows: row.get(0),
+            oldest_transaction_s: row.get(1),
+            xmin_age: row.get(2),
+        })
+    }
+}

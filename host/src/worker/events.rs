@@ -1,0 +1,138 @@
+//! Every transition of a job as a structured event (SPEC row Q10): target `rouse::job`, with `event`, `job.id`, `handler`,
+//! `attempt`, `worker.id` and, from the claim on, `elapsed_ms`. docs/operating.md lists them.
+
+use std::time::Duration;
+
+use tracing::{debug, info, warn};
+
+use super::Shared;
+use super::settler::Unsettled;
+use crate::job::{AbortReason, Attempt, JobId, RetryAt};
+use crate::sandbox::BootTime;
+use crate::store::{Fate, JsonText};
+
+const TARGET: &str = "rouse::job";
+
+/// Of which attempt an event tells.
+#[derive(Clone, Copy)]
+pub(super) struct Of<'a> {
+    pub(super) worker_id: &'a str,
+    pub(super) id: JobId,
+    pub(super) handler: &'a str,
+    pub(super) attempt: Attempt,
+    /// Before the claim was asked for.
+    pub(super) claimed: BootTime,
+}
+
+impl Of<'_> {
+    fn elapsed_ms(&self) -> u64 {
+        let elapsed = BootTime::now().since(self.claimed);
+        u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+macro_rules! event {
+    ($level:ident, $name:expr, $of:expr $(, $($field:tt)+)?) => {
+        $level!(
+            target: TARGET,
+            event = $name,
+            job.id = %$of.id,
+            handler = $of.handler,
+            attempt = $of.attempt.0,
+            worker.id = $of.worker_id,
+            elapsed_ms = $of.elapsed_ms(),
+            $($($field)+)?
+        )
+    };
+}
+
+pub(super) fn claimed(of: Of<'_>) {
+    event!(debug, "claimed", of);
+}
+
+pub(super) fn adopted(of: Of<'_>, lost: i32) {
+    event!(info, "adopted", of, lost, "its worker is gone");
+}
+
+pub(super) fn started(of: Of<'_>) {
+    event!(debug, "started", of);
+}
+
+/// The attempt was told to stop.
+pub(super) fn aborted(of: Of<'_>, reason: AbortReason, took: Duration) {
+    let stopped_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    event!(info, "aborted", of, reason = reason.as_str(), stopped_ms);
+}
+
+/// Nothing is said about the job: it is not this worker's any more.
+pub(super) fn dropped(of: Of<'_>, reason: AbortReason) {
+    event!(debug, "dropped", of, reason = reason.as_str());
+}
+
+/// The outcome came too late.
+pub(super) fn refused(of: Of<'_>) {
+    event!(info, "refused", of, "outcome refused: the lease is lost");
+}
+
+/// The outcome is written.
+pub(super) fn settled(of: Of<'_>, fate: &Fate) {
+    match fate {
+        Fate::Succeeded(_) => event!(debug, "succeeded", of),
+        Fate::Ended(state, why) => {
+            event!(warn, state.as_str(), of, error = %without_backtrace(why));
+        }
+        Fate::Retry(again, why) => {
+            let error = without_backtrace(why);
+            match again.at {
+                RetryAt::After(delay) => {
+                    let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+                    event!(info, "retried", of, delay_ms, error = %error);
+                }
+                RetryAt::Time(at) => {
+                    let at = humantime::format_rfc3339_millis(at);
+                    event!(info, "retried", of, retry_at = %at, error = %error);
+                }
+            }
+        }
+        Fate::Released => event!(debug, "released", of),
+    }
+}
+
+impl Unsettled {
+    pub(super) fn of<'a>(&'a self, shared: &'a Shared) -> Of<'a> {
+        Of {
+            worker_id: &shared.settings.worker_id,
+            id: self.settlement.id,
+            handler: &self.meters.handler,
+            attempt: self.attempt,
+            claimed: self.asked,
+        }
+    }
+}
+
+/// The error for the log. Its backtrace is with the attempt (`rouse job ID`), not here: it would be
+/// two thousand characters in the line of each retry.
+fn without_backtrace(error: &JsonText) -> String {
+    match serde_json::from_str::<serde_json::Map<_, _>>(&error.0) {
+        Ok(mut error) => {
+            error.remove("backtrace");
+            serde_json::Value::Object(error).to_string()
+        }
+        // Not what the host writes; all the more to be seen as it is.
+        Err(_) => error.0.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_has_the_error_without_its_backtrace() {
+        let error = r#"{"kind":"panic","message":"no","backtrace":["abort","main"]}"#;
+        let shown = without_backtrace(&JsonText(error.into()));
+        assert_eq!(shown, r#"{"kind":"panic","message":"no"}"#);
+        let odd = without_backtrace(&JsonText("no JSON".into()));
+        assert_eq!(odd, "no JSON");
+    }
+}

@@ -1,0 +1,125 @@
+//! A handler that leaves evidence of each of its attempts outside of the database.
+//!
+//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.begin`, `….step` and `….end`. A file is
+//! made by one system call, so that no kill can leave half of it.
+
+use std::collections::hash_map::RandomState;
+use std::fs::File;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::time::{Duration, SystemTime};
+
+use rouse_sdk::{Ctx, Error, export, handler};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// Where the operator's grant is seen.
+const EVIDENCE: &str = "/evidence";
+
+/// What an attempt is to do.
+#[derive(Deserialize, JsonSchema)]
+struct Work {
+    /// The job's number in the ledger.
+    n: i64,
+    /// How long it sleeps before all else.
+    #[serde(default)]
+    sleep_ms: u64,
+    /// Attempts up to this one fail.
+    #[serde(default)]
+    fail_attempts: u32,
+    /// It fails for good.
+    #[serde(default)]
+    hopeless: bool,
+    /// It does a step in the middle of its sleep, and says how far it is.
+    #[serde(default)]
+    steps: bool,
+}
+
+/// What identifies this attempt, whatever the database says of it.
+struct Witness {
+    job: i64,
+    attempt: u32,
+    nonce: String,
+}
+
+impl Witness {
+    /// Leaves evidence that an attempt begins.
+    fn begin(ctx: &Ctx) -> Result<Self, Error> {
+        let witness = Self {
+            job: ctx.job().id,
+            attempt: ctx.job().attempt,
+            // Its keys come from the host's random numbers, anew for each instance.
+            nonce: format!("{:016x}", RandomState::new().build_hasher().finish()),
+        };
+        witness.leave("begin")?;
+        Ok(witness)
+    }
+
+    fn leave(&self, what: &str) -> Result<(), Error> {
+        let at_us = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)?
+            .as_micros();
+        let Self {
+            job,
+            attempt,
+            nonce,
+        } = self;
+        File::create_new(format!("{EVIDENCE}/{job}.{attempt}.{nonce}.{at_us}.{what}"))?;
+        Ok(())
+    }
+
+    fn to_json(&self) -> Value {
+        json!({"attempt": self.attempt, "nonce": self.nonce})
+    }
+}
+
+/// Sleeps, then fails or succeeds, as its payload says. The result, or the details of the error, name the attempt.
+#[handler(name = "chaos.work", capabilities = ["dir"])]
+async fn work(ctx: &Ctx, work: Work) -> Result<Value, Error> {
+    let witness = Witness::begin(ctx)?;
+    let mut result = witness.to_json();
+    result["n"] = work.n.into();
+    let mut sleep_ms = work.sleep_ms;
+    if work.steps {
+        ctx.progress(10, &witness.nonce);
+        sleep(sleep_ms / 2).await;
+        sleep_ms -= sleep_ms / 2;
+        let first: String = ctx.step("first", || Ok(witness.nonce.clone()))?;
+        if first == witness.nonce {
+            witness.leave("step")?;
+        }
+        result["first"] = first.into();
+        ctx.progress(50, &witness.nonce);
+    }
+    sleep(sleep_ms).await;
+    witness.leave("end")?;
+    if work.hopeless {
+        return Err(Error::permanent("as it was asked to")
+            .kind("hopeless")
+            .details(witness.to_json()));
+    }
+    if witness.attempt <= work.fail_attempts {
+        return Err(Error::retryable("as it was asked to")
+            .kind("flaky")
+            .details(witness.to_json()));
+    }
+    Ok(result)
+}
+
+async fn sleep(ms: u64) {
+    if ms > 0 {
+        rouse_sdk::sleep(Duration::from_millis(ms)).await;
+    }
+}
+
+/// Computes on until its run timeout stops it.
+#[handler(name = "chaos.spin", capabilities = ["dir"])]
+fn spin(ctx: &Ctx, work: Work) -> Result<Value, Error> {
+    Witness::begin(ctx)?;
+    let mut n = work.n;
+    loop {
+        n = std::hint::black_box(n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+    }
+}
+
+export!(work, spin);

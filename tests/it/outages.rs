@@ -1,0 +1,241 @@
+//! A database that is read-only, has gone elsewhere, or has no room: survived, and said clearly.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rouse::postgres::Server;
+use serde_json::json;
+use tokio_postgres::Client;
+
+use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, show, until, until_true};
+use crate::support::{Host, TestDb, connect, free_port, postgres_settings, scratch};
+
+/// A real host with a few handlers, which loads quickly.
+fn serve(url: &str) -> Host {
+    let folder = scratch("outages");
+    for guest in ["noop.wasm", "test_guests.wasm"] {
+        std::fs::copy(guests_dir().join(guest), folder.join(guest)).expect("a guest");
+    }
+    let folder = folder.to_str().expect("a path").to_owned();
+    let args = ["serve", "--http", "off", "--handlers", &folder];
+    let host = Host::rouse(&args, &[("DATABASE_URL", url)]);
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    host
+}
+
+async fn cut_all_others(client: &Client) {
+    client
+        .batch_execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_database_that_is_read_only_for_a_while_is_waited_for() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let host = serve(&db.url());
+    let running = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
+    until(&client, running, |job| job.state == "running").await;
+    let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
+    ended(&client, waiting).await;
+    // As on a standby that has not been promoted yet.
+    client
+        .batch_execute(
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database()); END $$",
+        )
+        .await
+        .unwrap();
+    let waiting = enqueue(&client, "noop", json!({"n": 2})).await;
+    cut_all_others(&client).await;
+    host.line(PATIENCE, |line| {
+        line.contains("read-only transaction") && line.contains("trying again")
+    });
+    client
+        .batch_execute(
+            "SET default_transaction_read_only = off;
+             DO $$ BEGIN EXECUTE format('ALTER DATABASE %I RESET default_transaction_read_only', current_database()); END $$",
+        )
+        .await
+        .unwrap();
+    cut_all_others(&client).await;
+    for id in [running, waiting] {
+        let job = ended(&client, id).await;
+        assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    }
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+}
+
+/// Starts a server on this data directory and port.
+async fn server(data_dir: &Path, port: u16) -> Server {
+    let mut settings = postgres_settings(data_dir);
+    settings.port = Some(port);
+    tokio::task::spawn_blocking(move || Server::start(&settings))
+        .await
+        .unwrap()
+        .expect("a server")
+}
+
+#[tokio::test]
+async fn a_database_that_comes_back_at_another_address_is_found_there() {
+    let (data_dir, first, second) = (scratch("failover").join("pg"), free_port(), free_port());
+    let before = server(&data_dir, first).await;
+    let url = before.tcp_url("postgres").expect("it has a port");
+    let mut client = connect(&url).await;
+    rouse::store::migrate::run(&mut client).await.unwrap();
+    // Both addresses, as one would write down a primary and its standby.
+    let both = url.replace(
+        &format!("127.0.0.1:{first}"),
+        &format!("127.0.0.1:{first},127.0.0.1:{second}"),
+    );
+    assert_ne!(both, url);
+    let host = serve(&both);
+    let done = enqueue(&client, "noop", json!({"n": 1})).await;
+    ended(&client, done).await;
+    let running = enqueue(&client, "test.sleep", json!({"ms": 2000})).await;
+    until(&client, running, |job| job.state == "running").await;
+
+    tokio::task::spawn_blocking(move || drop(before))
+        .await
+        .unwrap();
+    host.line(PATIENCE, |line| {
+        line.contains("cannot claim") && line.contains("trying again")
+    });
+    let after = server(&data_dir, second).await;
+    let client = connect(&after.tcp_url("postgres").expect("it has a port")).await;
+    host.line(PATIENCE, |line| line.contains("the database answers again"));
+    // The attempt went on meanwhile: its lease was good for a minute.
+    let job = ended(&client, running).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    let next = enqueue(&client, "noop", json!({"n": 2})).await;
+    assert_eq!(ended(&client, next).await.state, "succeeded");
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+    tokio::task::spawn_blocking(move || drop(after))
+        .await
+        .unwrap();
+}
+
+/// A small file system of this test's own; unmounted when dropped.
+struct Small(PathBuf);
+
+impl Small {
+    /// None where this user may not mount.
+    fn mount(mebibytes: u32) -> Option<Self> {
+        let dir = scratch("small");
+        let size = format!("size={mebibytes}m,mode=777");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
+            .arg(&dir)
+            .output();
+        if !mounted.is_ok_and(|done| done.status.success()) {
+            eprintln!("SKIPPED: this user may not mount a small file system");
+            return None;
+        }
+        Some(Self(dir))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        // Lazily: the server may still have files open there.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
+    }
+}
+
+#[tokio::test]
+async fn a_database_without_room_refuses_and_goes_on_when_it_has_some() {
+    let Some(small) = Small::mount(40) else {
+        return;
+    };
+    let data_dir = scratch("full").join("pg");
+    let settings = postgres_settings(&data_dir);
+    let server = tokio::task::spawn_blocking(move || Server::start(&settings))
+        .await
+        .unwrap()
+        .expect("a server");
+    // The server's user makes its own folder there, as it must be the owner.
+    let admin = connect(&server.url("postgres")).await;
+    let place = small.0.join("space");
+    admin
+        .batch_execute(&format!(
+            "COPY (SELECT) TO PROGRAM 'mkdir -m 700 {0}'",
+            place.display()
+        ))
+        .await
+        .unwrap();
+    admin
+        .batch_execute(&format!(
+            "CREATE TABLESPACE small LOCATION '{}'",
+            place.display()
+        ))
+        .await
+        .unwrap();
+    admin
+        .batch_execute("CREATE DATABASE small TABLESPACE small")
+        .await
+        .unwrap();
+    let url = server.url("small");
+    let mut client = connect(&url).await;
+    rouse::store::migrate::run(&mut client).await.unwrap();
+    let host = serve(&url);
+    let done = enqueue(&client, "noop", json!({"n": 1})).await;
+    ended(&client, done).await;
+    let running = enqueue(&client, "test.big-result", json!({"bytes": 900_000})).await;
+    ended(&client, running).await;
+
+    // All that is left, and then a job whose result needs more.
+    client
+        .batch_execute(
+            "CREATE TABLE filler (page text); ALTER TABLE filler ALTER page SET STORAGE PLAIN",
+        )
+        .await
+        .unwrap();
+    loop {
+        let filled = client
+            .batch_execute(
+                "INSERT INTO filler SELECT repeat('x', 7000) FROM generate_series(1, 64)",
+            )
+            .await;
+        if let Err(error) = filled {
+            assert!(format!("{error:?}").contains("No space left"), "{error:?}");
+            break;
+        }
+    }
+    let mut refused = 0;
+    let mut accepted = Vec::new();
+    for n in 0..2000 {
+        let payload = json!({"n": n, "pad": "y".repeat(2000)});
+        match client
+            .query_one("SELECT rouse.enqueue('noop', $1)", &[&payload])
+            .await
+        {
+            Ok(row) => accepted.push(row.get::<_, i64>(0)),
+            Err(error) => {
+                assert!(format!("{error:?}").contains("No space left"), "{error:?}");
+                refused += 1;
+                if refused > 3 {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(refused > 3, "the producer is told");
+    host.line(PATIENCE, |line| line.contains("No space left"));
+    client.batch_execute("DROP TABLE filler").await.unwrap();
+    for id in accepted {
+        let job = ended(&client, id).await;
+        assert_eq!(job.state, "succeeded", "{:?}", show(&client, id).await);
+    }
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+    drop(client);
+    tokio::task::spawn_blocking(move || drop(server))
+        .await
+        .unwrap();
+}

@@ -1,0 +1,193 @@
+//! Behind PgBouncer in transaction mode: each transaction may have another session.
+
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rouse::store::Store;
+use rouse::store::connect::Connector;
+use rouse::worker::Settings;
+use serde_json::json;
+
+use crate::support::worker::{
+    PATIENCE, TestWorker, catalog, ended, enqueue, events, lease, until, until_true,
+};
+use crate::support::{Host, TestDb, free_port, scratch};
+
+/// A PgBouncer of this test's own, with two sessions for everybody.
+struct Pooler {
+    process: Host,
+    url: String,
+}
+
+/// None where this machine has no PgBouncer: CI installs it.
+fn pooler(db: &TestDb) -> Option<Pooler> {
+    let Some(binary) = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer"]
+        .into_iter()
+        .find(|path| Path::new(path).is_file())
+    else {
+        eprintln!("SKIPPED: there is no PgBouncer on this machine (apt-get install pgbouncer)");
+        return None;
+    };
+    let url = db.url();
+    let (server, database) = url.rsplit_once('/').expect("a database");
+    let (user, host) = server
+        .strip_prefix("postgres://")
+        .and_then(|rest| rest.split_once('@'))
+        .expect("a user at a host");
+    let socket = host.replace("%2F", "/");
+    // The socket is for its owner alone, and so is this process.
+    let owner = std::fs::metadata(&socket).expect("the socket's directory");
+    let (dir, port) = (scratch("pooler"), free_port());
+    let config = dir.join("pgbouncer.ini");
+    std::fs::write(
+        &config,
+        format!(
+            "[databases]\n{database} = host={socket} user={user}\n\
+             [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
+             auth_type = any\npool_mode = transaction\ndefault_pool_size = 2\n"
+        ),
+    )
+    .expect("a configuration");
+    let mut command = Command::new(binary);
+    command.arg(&config).uid(owner.uid()).gid(owner.gid());
+    let process = Host::spawn(command);
+    process.line(PATIENCE, |line| line.contains("process up"));
+    let url = format!("postgres://{user}@127.0.0.1:{port}/{database}?sslmode=disable");
+    Some(Pooler { process, url })
+}
+
+impl Pooler {
+    fn connector(&self) -> Connector {
+        Connector::from_url(&self.url, &|_| None).expect("a good connection string")
+    }
+
+    fn store(&self) -> Store {
+        Store::new(self.connector().pool(4))
+    }
+}
+
+fn settings() -> Settings {
+    Settings {
+        notify: false,
+        poll_max: Duration::from_millis(200),
+        overrides: lease("test.*", 2),
+        ..Settings::default()
+    }
+}
+
+#[tokio::test]
+async fn everything_goes_on_behind_a_transaction_pooler_with_polling() {
+    let db = TestDb::new().await;
+    let Some(pooler) = pooler(&db) else { return };
+    let client = db.client().await;
+    let start = async || {
+        let catalog = catalog().await;
+        TestWorker::start_through(pooler.store(), pooler.connector(), settings(), catalog)
+    };
+    let (one, other) = (start().await, start().await);
+
+    // Enqueued through it too, in transactions of every length.
+    let through = crate::support::connect(&pooler.url).await;
+    for n in 0..50 {
+        through
+            .batch_execute(&format!(
+                "BEGIN; SELECT rouse.enqueue('noop', '{{\"n\": {n}}}'); SELECT rouse.enqueue('test.flaky', '{{\"fail_until\": 1}}'); COMMIT"
+            ))
+            .await
+            .unwrap();
+    }
+    // Steps, a time-out of a lease that is renewed, a cancellation that the renewal finds.
+    let steps = enqueue(&client, "test.steps", json!({"between": "fail"})).await;
+    let long = enqueue(&client, "test.sleep", json!({"ms": 3000})).await;
+    let endless = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, endless, |job| job.state == "running").await;
+    client
+        .query("SELECT rouse.cancel($1)", &[&endless])
+        .await
+        .unwrap();
+
+    let job = ended(&client, steps).await;
+    let done = json!({"first": 1, "looped": [1, 1, 1], "second": 2});
+    assert_eq!(job.result, Some(done));
+    let job = ended(&client, long).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    assert!(events(&client, long).await.contains(&"renewed".to_owned()));
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let row = client
+        .query_one(
+            "SELECT count(*) FILTER (WHERE state = 'succeeded'), count(DISTINCT id), max(attempt) FROM rouse.finished",
+            &[],
+        )
+        .await
+        .unwrap();
+    let counts: (i64, i64, i32) = (row.get(0), row.get(1), row.get(2));
+    assert_eq!(counts, (102, 103, 2));
+    one.drain().await;
+    other.drain().await;
+}
+
+#[tokio::test]
+async fn a_pooler_that_is_restarted_and_sessions_that_are_cut_lose_nothing() {
+    let db = TestDb::new().await;
+    let Some(first) = pooler(&db) else { return };
+    let client = db.client().await;
+    let worker = TestWorker::start_through(
+        first.store(),
+        first.connector(),
+        settings(),
+        catalog().await,
+    );
+    client
+        .batch_execute("SELECT rouse.enqueue_many('test.sleep', array_fill('{\"ms\": 20}'::jsonb, ARRAY[300]))")
+        .await
+        .unwrap();
+    for finished in [20, 100, 200] {
+        until_true(
+            &client,
+            &format!("SELECT count(*) > {finished} FROM rouse.finished"),
+        )
+        .await;
+        client
+            .batch_execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                 WHERE datname = current_database() AND pid <> pg_backend_pid()",
+            )
+            .await
+            .unwrap();
+    }
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let row = client
+        .query_one(
+            "SELECT count(*) FILTER (WHERE state = 'succeeded'), count(DISTINCT id) FROM rouse.finished",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (300, 300));
+    worker.drain().await;
+    first.process.kill();
+}
+
+#[tokio::test]
+async fn with_a_direct_address_for_it_a_worker_behind_a_pooler_is_notified() {
+    let db = TestDb::new().await;
+    let Some(pooler) = pooler(&db) else { return };
+    let client = db.client().await;
+    let never = Duration::from_secs(60);
+    let asleep = Settings {
+        notify: true,
+        poll_min: never,
+        poll_max: never,
+        ..settings()
+    };
+    let worker = TestWorker::start_through(pooler.store(), db.connector(), asleep, catalog().await);
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    let before = std::time::Instant::now();
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    assert!(before.elapsed() < never / 2, "the poll did it");
+    worker.drain().await;
+}

@@ -1,0 +1,170 @@
+//! Each reason to stop, in each state in which a guest can be: it is over soon after its grace.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rouse::job::{AbortReason, RunEnd};
+use rouse::sandbox::{AbortHandle, Catalog, Handler, Journal, Waiting};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use crate::sandbox_guest::{Handlers, PATIENCE, guest_of_wasip1, job, manifest, sandbox};
+use crate::support::worker::guests_dir;
+
+const REASONS: [AbortReason; 7] = [
+    AbortReason::TakenByAnotherWorker,
+    AbortReason::AlreadyCompleted,
+    AbortReason::NotFound,
+    AbortReason::Error,
+    AbortReason::TimedOut,
+    AbortReason::Cancelled,
+    AbortReason::Shutdown,
+];
+
+const GRACE: Duration = Duration::from_millis(200);
+
+/// From the end of the grace on: two ticks of 10 ms, and much for a busy machine.
+const STOPPED_WITHIN: Duration = Duration::from_secs(2);
+
+/// Hears of the first progress of an attempt. Its answer to the first step never comes.
+#[derive(Default)]
+struct Hanging(Notify);
+
+impl Journal for Hanging {
+    fn recorded(&self) -> Waiting<'_, HashMap<String, Vec<u8>>> {
+        self.0.notify_one();
+        Box::pin(std::future::pending())
+    }
+
+    fn record<'a>(&'a self, _: &'a str, _: &'a [u8]) -> Waiting<'a, Result<(), String>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn progress(&self, _: u8, _: &str) {
+        self.0.notify_one();
+    }
+}
+
+/// Aborts an attempt for this reason once it says that it is there; returns how long it took to stop.
+async fn stop(handler: &Arc<Handler>, payload: &str, reason: AbortReason) -> Duration {
+    let (abort, journal) = (AbortHandle::new(), Arc::new(Hanging::default()));
+    let running = sandbox().run(
+        handler,
+        job(payload),
+        abort.clone(),
+        Some(journal.clone() as Arc<dyn Journal>),
+    );
+    let running = sandbox().guests().spawn(running);
+    timeout(PATIENCE, journal.0.notified())
+        .await
+        .expect("the guest is there");
+    let grace = match reason {
+        AbortReason::TakenByAnotherWorker => Duration::ZERO,
+        _ => GRACE,
+    };
+    abort.abort(reason, grace);
+    let run = timeout(PATIENCE, running).await.expect("it ends").unwrap();
+    let took = abort.turned_for().expect("it has turned");
+    assert_eq!(run.end, RunEnd::Aborted(reason));
+    assert!(took < grace + STOPPED_WITHIN, "{reason:?}: {took:?}");
+    took
+}
+
+/// Stops attempts for every reason, all at once. `deaf`: guests in this state use up their grace.
+async fn stop_for_every_reason(
+    state: &str,
+    handler: Arc<Handler>,
+    payload: &'static str,
+    deaf: bool,
+) {
+    let stops = REASONS.map(|reason| {
+        let handler = handler.clone();
+        tokio::spawn(async move { stop(&handler, payload, reason).await })
+    });
+    for (reason, stop) in REASONS.into_iter().zip(stops) {
+        let took = stop
+            .await
+            .unwrap_or_else(|error| panic!("{state}: {error}"));
+        println!("{state}: {}: {} ms", reason.as_str(), took.as_millis());
+        if deaf && reason != AbortReason::TakenByAnotherWorker {
+            assert!(took >= GRACE, "{state}: it had its grace: {took:?}");
+        }
+    }
+}
+
+/// A guest that says that it is there and then does this for ever.
+async fn raw(forever: &str) -> (Handlers, Arc<Handler>) {
+    let body = format!(
+        "(call $progress (i32.const 1) (i32.const 0) (i32.const 0))
+         (drop (memory.grow (i32.const 400)))
+         (loop $ever {forever} (br $ever)) unreachable"
+    );
+    let guest = guest_of_wasip1("", &manifest("test.it", "1"), &body);
+    let handlers = Handlers::with(&[("guest.wasm", &guest)]).await;
+    let handler = handlers.handler("test.it");
+    (handlers, handler)
+}
+
+#[tokio::test]
+async fn a_guest_that_spins_is_stopped() {
+    let (_handlers, handler) = raw("").await;
+    stop_for_every_reason("spinning", handler, "{}", true).await;
+}
+
+#[tokio::test]
+async fn a_guest_that_copies_memory_is_stopped() {
+    let copy = "(memory.copy (i32.const 200000) (i32.const 8000000) (i32.const 18000000))";
+    let (_handlers, handler) = raw(copy).await;
+    stop_for_every_reason("in memory.copy", handler, "{}", true).await;
+}
+
+#[tokio::test]
+async fn a_guest_in_a_loop_of_host_calls_is_stopped() {
+    let log = "(call $log (i32.const 2) (i32.const 0) (i32.const 16))";
+    let (_handlers, handler) = raw(log).await;
+    stop_for_every_reason("logging", handler, "{}", true).await;
+}
+
+#[tokio::test]
+async fn a_guest_in_a_loop_of_panics_is_stopped() {
+    let panic = "(call $panicked (i32.const 0) (i32.const 16) (i32.const 0) (i32.const 16))";
+    let (_handlers, handler) = raw(panic).await;
+    stop_for_every_reason("panicking", handler, "{}", true).await;
+}
+
+#[tokio::test]
+async fn a_guest_that_waits_for_its_abort_again_and_again_is_stopped() {
+    let (_handlers, handler) = raw("(call $wait_for_abort)").await;
+    // It hoards pollables until the host ends it, which may be before its grace is over.
+    stop_for_every_reason("waiting for the abort", handler, "{}", false).await;
+}
+
+#[tokio::test]
+async fn a_guest_whose_start_never_ends_is_stopped() {
+    // It ends while the module is described, where no directory is granted.
+    let imports = r#"(import "wasi_snapshot_preview1" "fd_prestat_get"
+        (func $granted (param i32 i32) (result i32)))"#;
+    let body = r#"unreachable)
+        (func (export "_initialize")
+            (if (i32.eqz (call $granted (i32.const 3) (i32.const 512))) (then
+                (call $progress (i32.const 1) (i32.const 0) (i32.const 0))
+                (loop $ever (br $ever))))"#;
+    let guest = guest_of_wasip1(imports, &manifest("test.files", "1"), body);
+    let handlers = Handlers::with(&[("guest.wasm", &guest)]).await;
+    let handler = handlers.handler("test.files");
+    stop_for_every_reason("starting", handler, "{}", true).await;
+}
+
+#[tokio::test]
+async fn a_guest_of_rust_that_sleeps_or_waits_for_the_host_is_stopped() {
+    let catalog = Catalog::open(sandbox(), guests_dir())
+        .await
+        .expect("a catalog");
+    let set = catalog.current();
+    let handler = |name: &str| set.get(name).expect("it is served").clone();
+    // Blocked in a call of the host; in a step, whose record never comes.
+    stop_for_every_reason("sleeping", handler("test.ignore-abort"), "{}", true).await;
+    let step = r#"{"between": "nothing"}"#;
+    stop_for_every_reason("in a step", handler("test.steps"), step, false).await;
+}

@@ -1,0 +1,188 @@
+//! The world with indexes: what is known of one job, of one worker, of one moment.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::super::ledger::{Answer, Ask, What};
+use super::super::load::Wish;
+use super::super::world::{Attempt, Call, Evidence, Job, Record, Step, World};
+
+/// A claim commits asynchronously, and the server writes what is committed within some tenths of a second. What it had
+/// not written when it crashed, it has forgotten.
+pub(super) const FORGOTTEN_WITHIN_US: i64 = 3_000_000;
+
+pub(crate) struct Known<'a> {
+    pub(super) world: &'a World,
+    evidence: HashMap<i64, Vec<&'a Evidence>>,
+    attempts: HashMap<i64, Vec<&'a Attempt>>,
+    records: HashMap<i64, Vec<&'a Record>>,
+    steps: HashMap<i64, Vec<&'a Step>>,
+    calls: HashMap<i64, Vec<&'a Call>>,
+    jobs: HashMap<i64, Vec<&'a Job>>,
+    originals: HashMap<i64, Vec<&'a Job>>,
+    wishes: HashMap<i64, &'a Wish>,
+    worker_ids: HashMap<i64, &'a str>,
+}
+
+impl<'a> Known<'a> {
+    pub(super) fn of(world: &'a World) -> Self {
+        Self {
+            world,
+            evidence: by(&world.evidence, |e| Some(e.job)),
+            attempts: by(&world.attempts, |a| Some(a.job)),
+            records: by(&world.records, |r| r.job),
+            steps: by(&world.steps, |s| Some(s.job)),
+            calls: by(&world.calls, job_of),
+            jobs: by(&world.jobs, |j| Some(j.id)),
+            originals: by(&world.jobs, |j| j.retried_from.is_none().then_some(j.n)),
+            wishes: wishes(world),
+            worker_ids: world
+                .workers
+                .iter()
+                .map(|w| (w.incarnation, w.worker_id.as_str()))
+                .collect(),
+        }
+    }
+
+    pub(super) fn evidence(&self, job: i64) -> &[&'a Evidence] {
+        self.evidence.get(&job).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn attempts(&self, job: i64) -> &[&'a Attempt] {
+        self.attempts.get(&job).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn records(&self, job: i64) -> &[&'a Record] {
+        self.records.get(&job).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn steps(&self, job: i64) -> &[&'a Step] {
+        self.steps.get(&job).map_or(&[], Vec::as_slice)
+    }
+
+    /// Rows with this id: one, where all is well.
+    pub(super) fn rows(&self, job: i64) -> &[&'a Job] {
+        self.jobs.get(&job).map_or(&[], Vec::as_slice)
+    }
+
+    /// Rows that the enqueue of this number has made; retries are not among them.
+    pub(super) fn originals(&self, n: i64) -> &[&'a Job] {
+        self.originals.get(&n).map_or(&[], Vec::as_slice)
+    }
+
+    /// Calls about this job, its enqueue not among them.
+    pub(super) fn calls(&self, job: i64) -> &[&'a Call] {
+        self.calls.get(&job).map_or(&[], Vec::as_slice)
+    }
+
+    /// What its producer has asked for.
+    pub(super) fn wish(&self, job: &Job) -> Option<&'a Wish> {
+        self.wishes.get(&job.n).copied()
+    }
+
+    pub(super) fn worker_id(&self, incarnation: i64) -> &'a str {
+        self.worker_ids.get(&incarnation).copied().unwrap_or("?")
+    }
+
+    /// How many crashes of the server overlap this time.
+    pub(super) fn crashes(&self, from_us: i64, until_us: i64) -> usize {
+        let crashes = self.world.happened.iter().filter(|h| {
+            matches!(h.what, What::ServerCrashed { .. })
+                && h.from_us <= until_us
+                && h.until_us >= from_us
+        });
+        crashes.count()
+    }
+
+    /// Whether the server may have forgotten the claim of this attempt.
+    pub(super) fn forgotten(&self, evidence: &Evidence) -> bool {
+        let begun = evidence.begun_us;
+        self.crashes(begun, begun + FORGOTTEN_WITHIN_US) > 0
+    }
+
+    /// Whether this attempt's claim was given back.
+    pub(super) fn released(&self, job: i64, attempt: i32) -> bool {
+        let mut records = self.records(job).iter();
+        records.any(|r| r.event == "released" && r.attempt == Some(attempt))
+    }
+
+    /// When this queue was certainly paused: from the answer to the pause to the question of the next resume.
+    pub(super) fn pauses(&self, queue: &str) -> Vec<(i64, i64)> {
+        let resumes: Vec<&Call> = self
+            .world
+            .calls
+            .iter()
+            .filter(|call| matches!(&call.ask, Ask::Resume { queue: of } if of == queue))
+            .collect();
+        let pauses = self.world.calls.iter().filter(|call| {
+            matches!(&call.ask, Ask::Pause { queue: of } if of == queue)
+                && matches!(call.answer, Answer::Ok(_))
+        });
+        pauses
+            .filter_map(|pause| {
+                // One that was under way may have come after it.
+                let until = resumes
+                    .iter()
+                    .filter(|resume| resume.answered_us >= pause.asked_us)
+                    .map(|resume| resume.asked_us)
+                    .min()
+                    .unwrap_or(self.world.dumped_us);
+                (pause.answered_us < until).then_some((pause.answered_us, until))
+            })
+            .collect()
+    }
+}
+
+/// The nonce that a result or the details of an error carry.
+pub(super) fn nonce(job: Option<&Value>, error: Option<&Value>) -> Option<String> {
+    let result = job.and_then(|result| result["nonce"].as_str());
+    let details = error.and_then(|error| error["details"]["nonce"].as_str());
+    result.or(details).map(str::to_owned)
+}
+
+pub(super) fn kind(error: Option<&Value>) -> &str {
+    error
+        .and_then(|error| error["kind"].as_str())
+        .unwrap_or_default()
+}
+
+/// Whether a call from outside has ended the job, as its row says.
+pub(super) fn ended_from_outside(job: &Job) -> bool {
+    job.state == "cancelled"
+        || kind(job.error.as_ref()) == "outside"
+        || job
+            .result
+            .as_ref()
+            .is_some_and(|r| r.get("outside").is_some())
+}
+
+/// Which job a call is about.
+fn job_of(call: &Call) -> Option<i64> {
+    match &call.ask {
+        Ask::Cancel { job }
+        | Ask::Complete { job, .. }
+        | Ask::Fail { job, .. }
+        | Ask::Retry { job }
+        | Ask::Reschedule { job, .. } => Some(*job),
+        Ask::Enqueue { .. } | Ask::Pause { .. } | Ask::Resume { .. } => None,
+    }
+}
+
+fn wishes(world: &World) -> HashMap<i64, &Wish> {
+    let wishes = world.calls.iter().filter_map(|call| match &call.ask {
+        Ask::Enqueue { wish, .. } => Some((wish.n, wish)),
+        _ => None,
+    });
+    wishes.collect()
+}
+
+fn by<T>(all: &[T], key: impl Fn(&T) -> Option<i64>) -> HashMap<i64, Vec<&T>> {
+    let mut found: HashMap<i64, Vec<&T>> = HashMap::new();
+    for one in all {
+        if let Some(key) = key(one) {
+            found.entry(key).or_default().push(one);
+        }
+    }
+    found
+}

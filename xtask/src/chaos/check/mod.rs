@@ -1,0 +1,216 @@
+//! The checker: pure functions over what was asked, what really ran, and what the database says.
+//!
+//! Each rule counts what it has looked at. One that has looked at nothing has shown nothing, and fails the run.
+
+mod file;
+mod known;
+
+mod accepted;
+mod attempts;
+mod keys;
+mod outside;
+mod recovery;
+mod settled;
+mod steps;
+mod times;
+
+#[cfg(test)]
+mod tests;
+
+use super::plan::Fault;
+use super::world::World;
+pub(super) use file::file_on;
+pub(super) use known::Known;
+
+/// What a rule has found.
+#[derive(Default)]
+pub(super) struct Found {
+    /// How many cases it has looked at.
+    pub(super) checked: u64,
+    pub(super) violations: Vec<Violation>,
+    /// Milliseconds, where the rule measures something.
+    pub(super) measured_ms: Vec<f64>,
+}
+
+/// One case that is against the rule.
+#[derive(Debug)]
+pub(super) struct Violation {
+    pub(super) job: Option<i64>,
+    pub(super) what: String,
+}
+
+impl Found {
+    /// One case; where it is against the rule, `what` says how.
+    fn case(&mut self, job: impl Into<Option<i64>>, wrong: bool, what: impl FnOnce() -> String) {
+        self.checked += 1;
+        if wrong {
+            self.violations.push(Violation {
+                job: job.into(),
+                what: what(),
+            });
+        }
+    }
+}
+
+/// A promise, and the function that looks whether it was kept.
+pub(super) struct Rule {
+    /// Stable, for scripts and tests.
+    pub(super) name: &'static str,
+    /// A promise, in words.
+    pub(super) promise: &'static str,
+    /// Without any of these faults it has nothing to look at; none: there is always something.
+    needs: &'static [Fault],
+    check: fn(&Known<'_>) -> Found,
+}
+
+/// Every rule.
+pub(super) const RULES: [Rule; 22] = [
+    Rule {
+        name: "accepted_is_kept",
+        promise: "a job whose enqueue was answered with its id is there",
+        needs: &[],
+        check: accepted::kept,
+    },
+    Rule {
+        name: "refused_leaves_nothing",
+        promise: "what was refused or rolled back has left no job, what is unknown at most one",
+        needs: &[],
+        check: accepted::nothing_else,
+    },
+    Rule {
+        name: "settled_once",
+        promise: "a job is live or has ended once, and so has each of its attempts",
+        needs: &[],
+        check: settled::once,
+    },
+    Rule {
+        name: "stale_outcome",
+        promise: "an outcome is that of the attempt whose claim stands with it",
+        needs: &[],
+        check: settled::by_its_claim,
+    },
+    Rule {
+        name: "superseded",
+        promise: "no attempt that was superseded has settled the job",
+        needs: &[],
+        check: settled::by_the_last_attempt,
+    },
+    Rule {
+        name: "revoked",
+        promise: "an attempt that has lost its job changes nothing outside of the database any more",
+        needs: &[Fault::KillHost, Fault::FreezeHost],
+        check: settled::revoked,
+    },
+    Rule {
+        name: "stale_step",
+        promise: "the result of a step is recorded by the attempt that has the job",
+        needs: &[],
+        check: steps::stale_step,
+    },
+    Rule {
+        name: "steps_are_kept",
+        promise: "a step that was recorded is not done again, and each later attempt gets its result",
+        needs: &[],
+        check: steps::steps_are_kept,
+    },
+    Rule {
+        name: "stale_progress",
+        promise: "what is said of a running attempt was said by that attempt",
+        needs: &[],
+        check: steps::stale_progress,
+    },
+    Rule {
+        name: "not_early",
+        promise: "no job starts before its run_at",
+        needs: &[],
+        check: times::not_early,
+    },
+    Rule {
+        name: "pause_holds",
+        promise: "nothing of a paused queue is claimed",
+        needs: &[Fault::PauseQueue],
+        check: times::pause_holds,
+    },
+    Rule {
+        name: "attempts_within_max",
+        promise: "no more attempts fail than may; of begun ones, one more for each crash of the server",
+        needs: &[],
+        check: attempts::within_max,
+    },
+    Rule {
+        name: "losses_end",
+        promise: "a job that is lost so often fails, and no sooner",
+        needs: &[Fault::KillHost, Fault::FreezeHost],
+        check: attempts::losses_end,
+    },
+    Rule {
+        name: "ends_as_asked",
+        promise: "a job that was left alone ends as its handler says",
+        needs: &[],
+        check: attempts::ends_as_asked,
+    },
+    Rule {
+        name: "outside_ends_hold",
+        promise: "a call from outside that was answered is how the job has ended",
+        needs: &[Fault::Cancel, Fault::Complete, Fault::Fail],
+        check: outside::answers_hold,
+    },
+    Rule {
+        name: "outside_ends_were_asked",
+        promise: "no job was ended from outside without being asked to",
+        needs: &[Fault::Cancel, Fault::Complete, Fault::Fail],
+        check: outside::were_asked,
+    },
+    Rule {
+        name: "unique_key",
+        promise: "no two live jobs have the same unique key",
+        needs: &[],
+        check: keys::one_live_job,
+    },
+    Rule {
+        name: "one_retry",
+        promise: "of a finished job no two retries are live",
+        needs: &[Fault::Retry],
+        check: keys::one_live_retry,
+    },
+    Rule {
+        name: "nothing_stuck",
+        promise: "in the end nothing runs, and nothing waits whose time has come",
+        needs: &[],
+        check: recovery::nothing_stuck,
+    },
+    Rule {
+        name: "taken_up_again",
+        promise: "from a kill to the job running again, while the server is up: p99 within the lease and 2 s",
+        needs: &[Fault::KillHost],
+        check: recovery::taken_up_again,
+    },
+    Rule {
+        name: "stop_burns_nothing",
+        promise: "a host that is stopped in order loses no attempt",
+        needs: &[],
+        check: recovery::stop_burns_nothing,
+    },
+    Rule {
+        name: "hosts_live",
+        promise: "no host ends by itself, and each stops when it is told to",
+        needs: &[],
+        check: recovery::hosts_live,
+    },
+];
+
+impl Rule {
+    /// Whether a run with these faults has shown nothing where this rule had no case.
+    pub(super) fn is_needed(&self, faults: &[Fault]) -> bool {
+        self.needs.is_empty() || self.needs.iter().any(|fault| faults.contains(fault))
+    }
+}
+
+/// All rules over all that is known.
+pub(super) fn check(world: &World) -> Vec<(&'static Rule, Found)> {
+    let known = Known::of(world);
+    RULES
+        .iter()
+        .map(|rule| (rule, (rule.check)(&known)))
+        .collect()
+}

@@ -1,0 +1,154 @@
+//! Who has settled a job, and how often.
+
+use std::collections::{HashMap, HashSet};
+
+use super::super::world::Evidence;
+use super::known::{ended_from_outside, kind, nonce};
+use super::{Found, Known};
+
+/// Settled twice: 0.
+pub(super) fn once(known: &Known<'_>) -> Found {
+    let mut found = Found::default();
+    let mut seen = HashSet::new();
+    for job in &known.world.jobs {
+        if !seen.insert(job.id) {
+            continue;
+        }
+        let rows = known.rows(job.id);
+        found.case(job.id, rows.len() > 1, || {
+            let states: Vec<_> = rows.iter().map(|row| row.state.as_str()).collect();
+            format!("job {} is there {} times: {states:?}", job.id, rows.len())
+        });
+        let mut numbers = HashSet::new();
+        for attempt in known.attempts(job.id) {
+            let number = attempt.attempt;
+            let again = !numbers.insert(number);
+            // The end that came while it ran is the end of that attempt.
+            let twice =
+                job.finished_us.is_some() && job.claimed_us.is_some() && job.attempt == number;
+            found.case(job.id, again || twice, || {
+                format!("attempt {number} of job {} has ended twice", job.id)
+            });
+        }
+    }
+    found
+}
+
+/// An end that a worker has written, of a job or of an attempt.
+struct Written<'a> {
+    job: i64,
+    attempt: i32,
+    worker: &'a str,
+    nonce: Option<String>,
+    claimed_us: i64,
+    ended_us: i64,
+}
+
+/// The attempt that an outcome names has really run: on that worker, with that number, after that claim. One with
+/// the same number from an earlier claim (given back, or forgotten in a crash) has begun before it.
+pub(super) fn by_its_claim(known: &Known<'_>) -> Found {
+    let mut found = Found::default();
+    for written in written(known) {
+        let fits = |e: &&Evidence| {
+            e.attempt == written.attempt
+                && e.worker == written.worker
+                && written.nonce.as_ref().is_none_or(|nonce| *nonce == e.nonce)
+                && (written.claimed_us..=written.ended_us).contains(&e.begun_us)
+        };
+        let evidence = known.evidence(written.job);
+        let wrong = !evidence.iter().any(fits);
+        found.case(written.job, wrong, || {
+            format!(
+                "attempt {} of job {} was settled by {} with the nonce {:?}, and no such attempt has begun there \
+                 between its claim and its end; evidence: {evidence:?}",
+                written.attempt, written.job, written.worker, written.nonce
+            )
+        });
+    }
+    found
+}
+
+fn written<'a>(known: &Known<'a>) -> Vec<Written<'a>> {
+    let mut all = Vec::new();
+    for job in &known.world.jobs {
+        let (Some(worker), Some(claimed_us), Some(ended_us)) =
+            (job.worker, job.claimed_us, job.finished_us)
+        else {
+            continue;
+        };
+        if !ended_from_outside(job) && kind(job.error.as_ref()) != "lost" {
+            all.push(Written {
+                job: job.id,
+                attempt: job.attempt,
+                worker: known.worker_id(worker),
+                nonce: nonce(job.result.as_ref(), job.error.as_ref()),
+                claimed_us,
+                ended_us,
+            });
+        }
+    }
+    for attempt in known.world.attempts.iter().filter(|a| !a.lost) {
+        all.push(Written {
+            job: attempt.job,
+            attempt: attempt.attempt,
+            worker: known.worker_id(attempt.worker),
+            nonce: nonce(None, Some(&attempt.error)),
+            claimed_us: attempt.claimed_us,
+            ended_us: attempt.ended_us,
+        });
+    }
+    all
+}
+
+/// No attempt with a higher number has begun before the job ended, but those whose claim was given back, or forgotten
+/// in a crash of the server.
+pub(super) fn by_the_last_attempt(known: &Known<'_>) -> Found {
+    let mut found = Found::default();
+    for job in known.world.jobs.iter().filter(|j| j.finished_us.is_some()) {
+        let newer = known.evidence(job.id).iter().find(|e| {
+            e.attempt > job.attempt && !known.released(job.id, e.attempt) && !known.forgotten(e)
+        });
+        found.case(job.id, newer.is_some(), || {
+            format!(
+                "job {} was settled by attempt {}, which {newer:?} had superseded",
+                job.id, job.attempt
+            )
+        });
+    }
+    found
+}
+
+/// An attempt leaves nothing outside of the database any more once another has begun: its host refuses that as soon as
+/// it cannot trust the lease. Where the server has forgotten the claim, the host cannot know. What remains is a freeze
+/// between the host's look and what it then does: some microseconds.
+pub(super) fn revoked(known: &Known<'_>) -> Found {
+    let mut found = Found::default();
+    let mut next: HashMap<i64, &Evidence> = HashMap::new();
+    // From the last begin to the first.
+    for evidence in known.world.evidence.iter().rev() {
+        let Some(next) = next.insert(evidence.job, evidence) else {
+            continue;
+        };
+        let last_us = evidence.ended_us.max(evidence.stepped_us);
+        let forgotten = known.crashes(evidence.begun_us, next.begun_us) > 0;
+        if forgotten || evidence.ended_us.is_some_and(|at| at < next.begun_us) {
+            continue;
+        }
+        found.case(
+            evidence.job,
+            last_us.is_some_and(|at| at > next.begun_us),
+            || {
+                format!(
+                    "attempt {} of job {} on {} went on {} µs after attempt {} had begun on {}",
+                    evidence.attempt,
+                    evidence.job,
+                    evidence.worker,
+                    last_us.unwrap_or_default() - next.begun_us,
+                    next.attempt,
+                    next.worker
+                )
+            },
+        );
+    }
+    found
+}

@@ -1,0 +1,346 @@
+//! A world with something of everything, in which every promise was kept.
+
+use serde_json::json;
+
+use super::super::super::ledger::{Answer, Ask, Happened, Run, What};
+use super::super::super::load::{WORK, Wish};
+use super::super::super::plan::Fault;
+use super::super::super::world::{
+    Attempt, Call, Evidence, Job, Progress, Record, Step, Worker, World,
+};
+
+pub(super) const S: i64 = 1_000_000;
+pub(super) const A: i64 = 1;
+pub(super) const B: i64 = 2;
+pub(super) const C: i64 = 3;
+
+// The jobs of the healthy world.
+pub(super) const QUICK: i64 = 10;
+pub(super) const FLAKY: i64 = 11;
+pub(super) const HOPELESS: i64 = 12;
+pub(super) const ORPHAN: i64 = 13;
+pub(super) const DOOMED: i64 = 14;
+pub(super) const LATER: i64 = 15;
+pub(super) const FAR: i64 = 16;
+pub(super) const CANCELLED: i64 = 17;
+pub(super) const COMPLETED: i64 = 18;
+pub(super) const FAILED: i64 = 19;
+pub(super) const KEYED: [i64; 2] = [20, 21];
+pub(super) const AGAIN: [i64; 2] = [22, 23];
+pub(super) const RELEASED: i64 = 24;
+pub(super) const MOVED: i64 = 25;
+pub(super) const STEPPED: i64 = 26;
+
+/// Puts jobs into a world, one at a time.
+#[derive(Default)]
+struct Builder(World);
+
+impl Builder {
+    fn call(&mut self, at_us: i64, ask: Ask, answer: Answer) {
+        self.0.calls.push(Call {
+            number: self.0.calls.len() as u64,
+            ask,
+            asked_us: at_us,
+            answered_us: at_us + 1_000,
+            answer,
+        });
+    }
+
+    /// A job that was enqueued at `at_us`, and is live.
+    fn job(&mut self, id: i64, at_us: i64, wish: Wish) -> &mut Job {
+        let wish = Wish {
+            n: id * 100,
+            handler: WORK.into(),
+            queue: "default".into(),
+            ..wish
+        };
+        let run_at_us = wish.run_in_ms.map(|ms| at_us + ms * 1000);
+        let job = Job {
+            id,
+            queue: wish.queue.clone(),
+            handler: wish.handler.clone(),
+            state: "queued".into(),
+            unique_key: wish.unique_key.clone(),
+            n: wish.n,
+            requested_us: at_us,
+            available_us: run_at_us.unwrap_or(at_us),
+            ..Job::default()
+        };
+        self.call(at_us, Ask::Enqueue { wish, run_at_us }, Answer::Ok(id));
+        self.0.jobs.push(job);
+        self.of(id)
+    }
+
+    fn of(&mut self, id: i64) -> &mut Job {
+        let job = self.0.jobs.iter_mut().find(|job| job.id == id);
+        job.expect("the job was built")
+    }
+
+    /// An attempt begins on a worker, a millisecond after its claim.
+    fn begin(&mut self, id: i64, attempt: i32, worker: i64, claimed_us: i64) {
+        let evidence = Evidence {
+            worker: format!("host-{worker}"),
+            job: id,
+            attempt,
+            nonce: nonce(id, attempt),
+            begun_us: claimed_us + 1_000,
+            ended_us: Some(claimed_us + 2_000),
+            ..Evidence::default()
+        };
+        self.0.evidence.push(evidence);
+        let job = self.of(id);
+        job.attempt = attempt;
+        job.worker = Some(worker);
+        job.claimed_us = Some(claimed_us);
+    }
+
+    /// The attempt has ended, and the job has not.
+    fn attempt(&mut self, id: i64, lost: bool, ended_us: i64) {
+        let job = self.of(id).clone();
+        let details = json!({"attempt": job.attempt, "nonce": nonce(id, job.attempt)});
+        self.0.attempts.push(Attempt {
+            job: id,
+            attempt: job.attempt,
+            lost,
+            worker: job.worker.expect("it has begun"),
+            error: match lost {
+                true => json!({"kind": "lost"}),
+                false => json!({"kind": "guest_error", "guest_kind": "flaky", "details": details}),
+            },
+            claimed_us: job.claimed_us.expect("it has begun"),
+            ended_us,
+        });
+        let job = self.of(id);
+        job.lost += i32::from(lost);
+        job.worker = None;
+        job.claimed_us = None;
+    }
+
+    fn succeed(&mut self, id: i64, at_us: i64) {
+        let job = self.of(id);
+        job.state = "succeeded".into();
+        job.result =
+            Some(json!({"n": job.n, "attempt": job.attempt, "nonce": nonce(job.id, job.attempt)}));
+        job.finished_us = Some(at_us);
+    }
+
+    fn end(&mut self, id: i64, state: &str, error: serde_json::Value, at_us: i64) {
+        let job = self.of(id);
+        job.state = state.into();
+        job.error = (!error.is_null()).then_some(error);
+        job.finished_us = Some(at_us);
+    }
+
+    fn happen(&mut self, from_us: i64, until_us: i64, what: What) {
+        self.0.happened.push(Happened {
+            from_us,
+            until_us,
+            what,
+        });
+    }
+}
+
+pub(super) fn nonce(id: i64, attempt: i32) -> String {
+    format!("{id}-{attempt}")
+}
+
+/// A world with something of everything, in which every promise was kept.
+pub(super) fn healthy() -> World {
+    let mut b = Builder::default();
+    b.0.run = Run {
+        lease_us: 5 * S,
+        lost_max: 3,
+        rate: 1,
+        minutes: 1.0,
+        faults: vec![Fault::KillHost],
+        ..Run::default()
+    };
+    b.0.dumped_us = 1_000 * S;
+    for incarnation in [A, B, C] {
+        b.0.workers.push(Worker {
+            incarnation,
+            worker_id: format!("host-{incarnation}"),
+        });
+    }
+    let plain = Wish::default;
+
+    b.job(QUICK, 10 * S, plain());
+    b.begin(QUICK, 1, A, 11 * S);
+    b.succeed(QUICK, 12 * S);
+
+    let flaky = Wish {
+        fail_attempts: 1,
+        ..plain()
+    };
+    b.job(FLAKY, 10 * S, flaky);
+    b.begin(FLAKY, 1, A, 11 * S);
+    b.attempt(FLAKY, false, 12 * S);
+    b.begin(FLAKY, 2, B, 13 * S);
+    b.succeed(FLAKY, 14 * S);
+
+    let hopeless = Wish {
+        hopeless: true,
+        ..plain()
+    };
+    b.job(HOPELESS, 10 * S, hopeless);
+    b.begin(HOPELESS, 1, A, 11 * S);
+    let details = json!({"attempt": 1, "nonce": nonce(HOPELESS, 1)});
+    let error = json!({"kind": "guest_error", "guest_kind": "hopeless", "details": details});
+    b.end(HOPELESS, "failed", error, 12 * S);
+
+    // Host C is killed while it runs this one.
+    b.job(ORPHAN, 20 * S, plain());
+    b.begin(ORPHAN, 1, C, 21 * S);
+    b.0.evidence.last_mut().expect("it has begun").ended_us = None;
+    b.happen(
+        22 * S,
+        22 * S,
+        What::HostKilled {
+            worker: "host-3".into(),
+        },
+    );
+    b.attempt(ORPHAN, true, 26 * S);
+    b.begin(ORPHAN, 2, A, 26 * S);
+    b.succeed(ORPHAN, 27 * S);
+
+    // This one loses its host three times.
+    b.job(DOOMED, 30 * S, plain());
+    for (attempt, at) in [(1, 31), (2, 41)] {
+        b.begin(DOOMED, attempt, B, at * S);
+        b.attempt(DOOMED, true, (at + 5) * S);
+    }
+    b.begin(DOOMED, 3, B, 60 * S);
+    b.of(DOOMED).lost = 3;
+    b.end(DOOMED, "failed", json!({"kind": "lost"}), 66 * S);
+
+    let later = Wish {
+        run_in_ms: Some(5_000),
+        ..plain()
+    };
+    b.job(LATER, 10 * S, later.clone());
+    b.begin(LATER, 1, A, 15 * S);
+    b.succeed(LATER, 16 * S);
+    b.job(MOVED, 10 * S, later);
+    let moved = Ask::Reschedule {
+        job: MOVED,
+        run_at_us: Some(18 * S),
+    };
+    b.call(11 * S, moved, Answer::Ok(1));
+    b.begin(MOVED, 1, A, 18 * S);
+    b.succeed(MOVED, 19 * S);
+    let far = Wish {
+        run_in_ms: Some(10_000_000),
+        ..plain()
+    };
+    b.job(FAR, 10 * S, far);
+
+    b.job(CANCELLED, 10 * S, plain());
+    b.call(11 * S, Ask::Cancel { job: CANCELLED }, Answer::Ok(1));
+    b.end(CANCELLED, "cancelled", json!(null), 11 * S);
+    b.job(COMPLETED, 10 * S, plain());
+    let mark = "by hand".to_string();
+    let complete = Ask::Complete {
+        job: COMPLETED,
+        mark: mark.clone(),
+    };
+    b.call(11 * S, complete, Answer::Unknown("lost".into()));
+    let job = b.of(COMPLETED);
+    job.state = "succeeded".into();
+    job.result = Some(json!({"outside": mark}));
+    job.finished_us = Some(11 * S);
+    b.job(FAILED, 10 * S, plain());
+    let fail = Ask::Fail {
+        job: FAILED,
+        mark: mark.clone(),
+    };
+    b.call(11 * S, fail, Answer::Ok(1));
+    b.end(
+        FAILED,
+        "failed",
+        json!({"kind": "outside", "message": mark}),
+        11 * S,
+    );
+
+    // One after the other with the same key.
+    let keyed = Wish {
+        unique_key: Some("k".into()),
+        ..plain()
+    };
+    for (id, at) in KEYED.into_iter().zip([10, 20]) {
+        b.job(id, at * S, keyed.clone());
+        b.begin(id, 1, A, (at + 1) * S);
+        b.succeed(id, (at + 2) * S);
+    }
+
+    // Retries of the first job, one after the other.
+    for (id, at) in AGAIN.into_iter().zip([30, 40]) {
+        b.call(at * S, Ask::Retry { job: QUICK }, Answer::Ok(id));
+        b.0.jobs.push(Job {
+            id,
+            queue: "default".into(),
+            handler: WORK.into(),
+            retried_from: Some(QUICK),
+            n: QUICK * 100,
+            requested_us: at * S,
+            available_us: at * S,
+            ..Job::default()
+        });
+        b.begin(id, 1, A, (at + 1) * S);
+        b.succeed(id, (at + 2) * S);
+    }
+
+    // The first claim of this one was given back.
+    b.job(RELEASED, 70 * S, plain());
+    b.begin(RELEASED, 1, B, 71 * S);
+    b.0.evidence.last_mut().expect("it has begun").nonce = "given back".into();
+    b.0.records.push(Record {
+        job: Some(RELEASED),
+        event: "released".into(),
+        attempt: Some(1),
+        worker: Some(B),
+        at_us: 72 * S,
+        ..Record::default()
+    });
+    b.begin(RELEASED, 1, A, 73 * S);
+    b.succeed(RELEASED, 74 * S);
+
+    // The first attempt of this one has done its step, and the second was told of it.
+    let stepped = Wish {
+        steps: true,
+        fail_attempts: 1,
+        ..plain()
+    };
+    b.job(STEPPED, 80 * S, stepped);
+    b.begin(STEPPED, 1, A, 81 * S);
+    b.0.evidence.last_mut().expect("it has begun").stepped_us = Some(81 * S + 1_500);
+    b.0.steps.push(Step {
+        job: STEPPED,
+        name: "first".into(),
+        result: json!(nonce(STEPPED, 1)),
+        attempt: 1,
+        worker: A,
+        at_us: 81 * S + 1_400,
+    });
+    b.attempt(STEPPED, false, 82 * S);
+    b.begin(STEPPED, 2, B, 83 * S);
+    b.0.progress.push(Progress {
+        job: STEPPED,
+        attempt: 2,
+        worker: B,
+        step: nonce(STEPPED, 2),
+    });
+    b.succeed(STEPPED, 84 * S);
+    let result = b.of(STEPPED).result.as_mut();
+    result.expect("it has succeeded")["first"] = json!(nonce(STEPPED, 1));
+
+    let (queue, other) = ("default".to_string(), "default".to_string());
+    b.call(100 * S, Ask::Pause { queue }, Answer::Ok(1));
+    b.call(110 * S, Ask::Resume { queue: other }, Answer::Ok(1));
+    let stopped = What::HostStopped {
+        worker: "host-1".into(),
+        status: "exit status: 0".into(),
+        clean: true,
+    };
+    b.happen(900 * S, 901 * S, stopped);
+    b.0
+}

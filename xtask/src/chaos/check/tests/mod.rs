@@ -1,0 +1,403 @@
+//! The checker is held against worlds in which exactly one promise is broken.
+
+mod healthy;
+
+use serde_json::json;
+
+use super::super::ledger::{Answer, Ask, Happened, What};
+use super::super::load::ATTEMPTS_MAX;
+use super::super::plan::Fault;
+use super::super::world::{Evidence, Job, World};
+use super::{RULES, check};
+use healthy::*;
+
+/// Breaks one promise in the healthy world: exactly that rule may say so.
+fn breaks(rule: &str, mutate: impl FnOnce(&mut World)) {
+    let mut world = healthy();
+    mutate(&mut world);
+    let broken: Vec<_> = check(&world)
+        .into_iter()
+        .filter(|(_, found)| !found.violations.is_empty())
+        .map(|(rule, _)| rule.name)
+        .collect();
+    assert_eq!(broken, [rule]);
+}
+
+fn job(world: &mut World, id: i64) -> &mut Job {
+    let job = world.jobs.iter_mut().find(|job| job.id == id);
+    job.expect("the healthy world has it")
+}
+
+fn evidence(world: &mut World, id: i64) -> &mut Evidence {
+    let evidence = world.evidence.iter_mut().find(|e| e.job == id);
+    evidence.expect("the healthy world has it")
+}
+
+#[test]
+fn a_healthy_world_breaks_nothing_and_every_rule_has_a_case_in_it() {
+    for (rule, found) in check(&healthy()) {
+        assert!(
+            found.violations.is_empty(),
+            "{}: {:?}",
+            rule.name,
+            found.violations
+        );
+        assert!(found.checked > 0, "{}", rule.name);
+    }
+    let names: std::collections::HashSet<_> = RULES.iter().map(|rule| rule.name).collect();
+    assert_eq!(names.len(), RULES.len());
+}
+
+#[test]
+fn an_accepted_job_that_is_not_there_is_found() {
+    breaks("accepted_is_kept", |world| {
+        world.jobs.retain(|job| job.id != FAR)
+    });
+}
+
+#[test]
+fn a_retry_that_is_not_there_is_found() {
+    breaks("accepted_is_kept", |world| {
+        world.jobs.retain(|job| job.id != AGAIN[1])
+    });
+}
+
+#[test]
+fn a_job_whose_enqueue_was_refused_or_rolled_back_is_found() {
+    let answered = |world: &mut World, answer: Answer| {
+        let call = world
+            .calls
+            .iter_mut()
+            .find(|c| c.answer == Answer::Ok(QUICK));
+        call.expect("it was asked for").answer = answer;
+    };
+    breaks("refused_leaves_nothing", |world| {
+        answered(world, Answer::Refused("no".into()));
+    });
+    breaks("refused_leaves_nothing", |world| {
+        answered(world, Answer::Unknown("rolled back".into()));
+        for call in &mut world.calls {
+            if let Ask::Enqueue { wish, .. } = &mut call.ask {
+                wish.rolled_back |= wish.n == QUICK * 100;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_job_that_is_there_twice_under_two_ids_is_found() {
+    breaks("refused_leaves_nothing", |world| {
+        let mut twin = job(world, FAR).clone();
+        twin.id = 99;
+        world.jobs.push(twin);
+    });
+}
+
+#[test]
+fn a_job_that_nobody_has_asked_for_is_found() {
+    breaks("refused_leaves_nothing", |world| {
+        let mut stray = job(world, FAR).clone();
+        (stray.id, stray.n) = (99, 9_900);
+        world.jobs.push(stray);
+    });
+}
+
+#[test]
+fn a_job_that_is_finished_and_live_is_found() {
+    breaks("settled_once", |world| {
+        let mut live = job(world, QUICK).clone();
+        (live.state, live.finished_us) = ("queued".into(), None);
+        (live.claimed_us, live.worker, live.result) = (None, None, None);
+        live.available_us = world.dumped_us + S;
+        world.jobs.push(live);
+    });
+}
+
+#[test]
+fn an_attempt_that_has_ended_twice_is_found() {
+    breaks("settled_once", |world| {
+        let mut again = world.attempts.clone();
+        again.retain(|attempt| attempt.job == FLAKY);
+        world.attempts.append(&mut again);
+    });
+}
+
+#[test]
+fn an_outcome_with_the_nonce_of_another_attempt_is_found() {
+    breaks("stale_outcome", |world| {
+        let result = job(world, RELEASED).result.as_mut();
+        result.expect("it has succeeded")["nonce"] = json!("given back");
+    });
+}
+
+#[test]
+fn an_outcome_from_another_worker_is_found() {
+    breaks("stale_outcome", |world| job(world, QUICK).worker = Some(B));
+}
+
+#[test]
+fn an_outcome_of_an_attempt_that_never_began_is_found() {
+    breaks("stale_outcome", |world| {
+        world.evidence.retain(|e| e.job != QUICK)
+    });
+}
+
+#[test]
+fn a_failed_attempt_with_the_nonce_of_another_is_found() {
+    breaks("stale_outcome", |world| {
+        let failed = world.attempts.iter_mut().find(|a| a.job == FLAKY);
+        failed.expect("it has failed once").error["details"]["nonce"] = json!("other");
+    });
+}
+
+#[test]
+fn an_outcome_of_an_attempt_that_was_superseded_is_found() {
+    breaks("superseded", |world| {
+        let mut newer = evidence(world, QUICK).clone();
+        (newer.attempt, newer.nonce) = (2, "newer".into());
+        (newer.begun_us, newer.ended_us) = (newer.begun_us + S / 4, None);
+        world.evidence.push(newer);
+    });
+}
+
+#[test]
+fn an_attempt_that_goes_on_after_it_has_lost_its_job_is_found() {
+    breaks("revoked", |world| {
+        evidence(world, ORPHAN).ended_us = Some(26 * S + 2_000)
+    });
+}
+
+#[test]
+fn a_superseding_attempt_whose_claim_the_server_has_forgotten_is_excused() {
+    let mut world = healthy();
+    let mut newer = evidence(&mut world, QUICK).clone();
+    (newer.attempt, newer.nonce) = (2, "newer".into());
+    (newer.begun_us, newer.ended_us) = (newer.begun_us + S / 4, None);
+    let at_us = newer.begun_us + S / 2;
+    world.evidence.push(newer);
+    world.happened.push(Happened {
+        from_us: at_us,
+        until_us: at_us + S,
+        what: What::ServerCrashed {
+            how: Fault::CrashServer,
+        },
+    });
+    for (rule, found) in check(&world) {
+        assert!(
+            found.violations.is_empty(),
+            "{}: {:?}",
+            rule.name,
+            found.violations
+        );
+    }
+}
+
+#[test]
+fn a_step_that_a_stale_attempt_has_written_is_found() {
+    // Under the claim of its successor.
+    breaks("stale_step", |world| world.steps[0].attempt = 2);
+    // After it had ended.
+    breaks("stale_step", |world| world.steps[0].at_us = 90 * S);
+    // From a worker that did not have the job.
+    breaks("stale_step", |world| world.steps[0].worker = C);
+}
+
+#[test]
+fn a_step_that_is_forgotten_or_done_twice_is_found() {
+    breaks("steps_are_kept", |world| world.steps.clear());
+    breaks("steps_are_kept", |world| {
+        let result = job(world, STEPPED).result.as_mut();
+        result.expect("it has succeeded")["first"] = json!(nonce(STEPPED, 2));
+    });
+    breaks("steps_are_kept", |world| {
+        let mut all = world.evidence.iter_mut();
+        let second = all.find(|e| e.job == STEPPED && e.attempt == 2);
+        second.expect("it has begun").stepped_us = Some(83 * S);
+    });
+}
+
+#[test]
+fn the_progress_of_a_stale_attempt_is_found() {
+    breaks("stale_progress", |world| {
+        world.progress[0].step = nonce(STEPPED, 1)
+    });
+}
+
+#[test]
+fn a_start_before_its_time_is_found() {
+    breaks("not_early", |world| {
+        evidence(world, LATER).begun_us = 15 * S - 1;
+        job(world, LATER).claimed_us = Some(15 * S - 1_000);
+    });
+}
+
+#[test]
+fn a_start_before_the_time_that_the_job_was_moved_to_is_found() {
+    breaks("not_early", |world| {
+        evidence(world, MOVED).begun_us = 17 * S;
+        job(world, MOVED).claimed_us = Some(17 * S - 1_000);
+    });
+}
+
+#[test]
+fn a_claim_of_a_paused_queue_is_found() {
+    breaks("pause_holds", |world| {
+        for call in &mut world.calls {
+            if matches!(call.ask, Ask::Pause { .. }) {
+                (call.asked_us, call.answered_us) = (72 * S, 72 * S + 1_000);
+            }
+        }
+    });
+}
+
+#[test]
+fn more_failed_attempts_than_may_be_are_found() {
+    breaks("attempts_within_max", |world| {
+        for call in &mut world.calls {
+            if let Ask::Enqueue { wish, .. } = &mut call.ask
+                && wish.n == FLAKY * 100
+            {
+                wish.max_attempts = Some(1);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_job_that_begins_more_often_than_it_is_claimed_is_found() {
+    breaks("attempts_within_max", |world| {
+        for number in 0..ATTEMPTS_MAX {
+            let mut more = evidence(world, QUICK).clone();
+            more.nonce = format!("more {number}");
+            (more.begun_us, more.ended_us) = (more.begun_us + S / 4, None);
+            world.evidence.push(more);
+        }
+    });
+}
+
+#[test]
+fn a_job_that_goes_on_after_too_many_losses_is_found() {
+    breaks("losses_end", |world| job(world, ORPHAN).lost = 3);
+}
+
+#[test]
+fn a_job_that_is_given_up_too_soon_is_found() {
+    breaks("losses_end", |world| job(world, DOOMED).lost = 2);
+}
+
+#[test]
+fn a_job_that_ends_otherwise_than_its_handler_says_is_found() {
+    breaks("ends_as_asked", |world| {
+        job(world, HOPELESS).state = "timed_out".into()
+    });
+    breaks("ends_as_asked", |world| {
+        job(world, QUICK).result.as_mut().expect("it has one")["n"] = json!(0);
+    });
+}
+
+#[test]
+fn a_cancellation_that_was_answered_and_does_not_hold_is_found() {
+    breaks("outside_ends_hold", |world| {
+        let ask = Ask::Cancel { job: QUICK };
+        let mut call = world.calls[0].clone();
+        (call.ask, call.answer) = (ask, Answer::Ok(1));
+        world.calls.push(call);
+    });
+}
+
+#[test]
+fn an_end_from_outside_that_nobody_has_asked_for_is_found() {
+    breaks("outside_ends_were_asked", |world| {
+        world
+            .calls
+            .retain(|call| !matches!(call.ask, Ask::Cancel { .. }));
+    });
+    breaks("outside_ends_were_asked", |world| {
+        world
+            .calls
+            .retain(|call| !matches!(call.ask, Ask::Complete { .. }));
+    });
+}
+
+#[test]
+fn two_live_jobs_with_one_key_are_found() {
+    breaks("unique_key", |world| {
+        job(world, KEYED[0]).finished_us = Some(21 * S)
+    });
+}
+
+#[test]
+fn two_live_retries_of_one_job_are_found() {
+    breaks("one_retry", |world| {
+        job(world, AGAIN[0]).finished_us = Some(41 * S)
+    });
+}
+
+#[test]
+fn a_job_that_waits_although_its_time_has_come_is_found() {
+    breaks("nothing_stuck", |world| {
+        job(world, FAR).available_us = world.dumped_us - S;
+    });
+}
+
+#[test]
+fn a_job_that_runs_without_anybody_is_found() {
+    breaks("nothing_stuck", |world| {
+        job(world, FAR).state = "running".into()
+    });
+}
+
+#[test]
+fn an_orphan_that_waits_too_long_is_found() {
+    breaks("taken_up_again", |world| {
+        for evidence in world.evidence.iter_mut() {
+            if evidence.job == ORPHAN && evidence.attempt == 2 {
+                evidence.begun_us = 29 * S + 1_000;
+            }
+        }
+        job(world, ORPHAN).claimed_us = Some(29 * S);
+        job(world, ORPHAN).finished_us = Some(30 * S);
+    });
+}
+
+#[test]
+fn an_attempt_that_is_lost_with_a_host_that_was_stopped_in_order_is_found() {
+    breaks("stop_burns_nothing", |world| {
+        let stopped = What::HostStopped {
+            worker: "host-2".into(),
+            status: "exit status: 0".into(),
+            clean: true,
+        };
+        world.happened.push(Happened {
+            from_us: 45 * S,
+            until_us: 46 * S,
+            what: stopped,
+        });
+    });
+}
+
+#[test]
+fn a_host_that_ends_by_itself_is_found() {
+    breaks("hosts_live", |world| {
+        world.happened.push(Happened {
+            from_us: 45 * S,
+            until_us: 46 * S,
+            what: What::HostEnded {
+                worker: "host-1".into(),
+                status: "exit status: 1".into(),
+                up_us: S,
+            },
+        });
+    });
+}
+
+#[test]
+fn a_host_that_does_not_stop_in_order_is_found() {
+    breaks("hosts_live", |world| {
+        for happened in &mut world.happened {
+            if let What::HostStopped { clean, .. } = &mut happened.what {
+                *clean = false;
+            }
+        }
+    });
+}

@@ -1,0 +1,79 @@
+//! When jobs may start.
+
+use super::super::ledger::{Answer, Ask};
+use super::super::world::Job;
+use super::{Found, Known};
+
+/// Started before run_at: 0. The database and the host share a clock here.
+pub(super) fn not_early(known: &Known<'_>) -> Found {
+    let mut found = Found::default();
+    for call in &known.world.calls {
+        let Ask::Enqueue {
+            wish,
+            run_at_us: Some(run_at_us),
+        } = &call.ask
+        else {
+            continue;
+        };
+        let Some(job) = known.originals(wish.n).first() else {
+            continue;
+        };
+        for evidence in known.evidence(job.id) {
+            let earliest = earliest_us(known, job, *run_at_us, evidence.begun_us);
+            let early_us = earliest - evidence.begun_us;
+            found.case(job.id, early_us > 0, || {
+                format!(
+                    "attempt {} of job {} began {early_us} µs before its time",
+                    evidence.attempt, job.id
+                )
+            });
+        }
+    }
+    found
+}
+
+/// From when on the job might start, as it was known at `at_us`. While a move is under way, either time may hold.
+fn earliest_us(known: &Known<'_>, job: &Job, run_at_us: i64, at_us: i64) -> i64 {
+    let mut earliest = run_at_us;
+    for call in known.calls(job.id) {
+        let Ask::Reschedule { run_at_us, .. } = call.ask else {
+            continue;
+        };
+        let moved = run_at_us.unwrap_or(call.asked_us);
+        match &call.answer {
+            Answer::Refused(_) => {}
+            Answer::Ok(_) if at_us >= call.answered_us => earliest = moved,
+            Answer::Ok(_) | Answer::Unknown(_) if at_us >= call.asked_us => {
+                earliest = earliest.min(moved);
+            }
+            Answer::Ok(_) | Answer::Unknown(_) => {}
+        }
+    }
+    earliest
+}
+
+/// No claim of a queue falls into a time in which it was certainly paused.
+pub(super) fn pause_holds(known: &Known<'_>) -> Found {
+    let mut found = Found::default();
+    for queue in super::super::load::QUEUES {
+        let pauses = known.pauses(queue);
+        if pauses.is_empty() {
+            continue;
+        }
+        for job in known.world.jobs.iter().filter(|job| job.queue == queue) {
+            let of_attempts = known.attempts(job.id).iter().map(|a| a.claimed_us);
+            for claimed_us in job.claimed_us.into_iter().chain(of_attempts) {
+                let paused = pauses
+                    .iter()
+                    .find(|(from, until)| *from < claimed_us && claimed_us < *until);
+                found.case(job.id, paused.is_some(), || {
+                    format!(
+                        "job {} was claimed at {claimed_us} although {queue} was paused: {paused:?}",
+                        job.id
+                    )
+                });
+            }
+        }
+    }
+    found
+}

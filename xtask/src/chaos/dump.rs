@@ -1,0 +1,109 @@
+//! The tables at the end of a run, written to files: what is checked needs no database any more.
+
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use tokio_postgres::Client;
+
+use super::folder::Folder;
+use super::ledger::now_us;
+
+/// Losses after the first wait for 10 s, then for 20 s; leases and retries come on top.
+const DRAINED_WITHIN: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// What is scheduled further ahead than this is not waited for.
+const AHEAD: &str = "1 hour";
+
+/// Waits until nothing is live but what is scheduled far ahead; returns how many jobs are left after the patience.
+pub(super) async fn drained(client: &Client) -> Result<i64> {
+    let began = Instant::now();
+    let sql = format!(
+        "SELECT count(*) FROM rouse.job
+         WHERE state = 'running' OR turn IS NOT NULL OR available_at < now() + interval '{AHEAD}'"
+    );
+    loop {
+        let left: i64 = client.query_one(&sql, &[]).await?.get(0);
+        if left == 0 || began.elapsed() > DRAINED_WITHIN {
+            return Ok(left);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// A time as microseconds since 1970.
+macro_rules! us {
+    ($column:literal) => {
+        concat!("(extract(epoch FROM ", $column, ") * 1000000)::bigint")
+    };
+}
+
+/// Each table, and what is read of it: one JSON object a row.
+const TABLES: [(&str, &str); 5] = [
+    (
+        "jobs",
+        concat!(
+            "SELECT json_build_object('id', id, 'queue', queue, 'handler', handler, 'tags', tags, 'state', state, ",
+            "'unique_key', unique_key, 'attempt', attempt, 'lost', lost, 'retried_from', retried_from, 'worker', worker, ",
+            "'n', payload->'n', 'result', result, 'error', CASE WHEN finished_at IS NOT NULL THEN error END, ",
+            "'requested_us', ",
+            us!("requested_at"),
+            ", 'available_us', ",
+            us!("available_at"),
+            ", 'claimed_us', ",
+            us!("claimed_at"),
+            ", 'finished_us', ",
+            us!("finished_at"),
+            ")::text FROM rouse.jobs"
+        ),
+    ),
+    (
+        "attempts",
+        concat!(
+            "SELECT json_build_object('job', job, 'attempt', attempt, 'lost', lost, 'worker', worker, 'error', error, ",
+            "'claimed_us', ",
+            us!("claimed_at"),
+            ", 'ended_us', ",
+            us!("ended_at"),
+            ")::text FROM rouse.attempt"
+        ),
+    ),
+    (
+        "records",
+        concat!(
+            "SELECT json_build_object('job', job, 'queue', queue, 'event', event, 'attempt', attempt, 'worker', worker, ",
+            "'at_us', ",
+            us!("at"),
+            ")::text FROM rouse.record WHERE event <> 'renewed'"
+        ),
+    ),
+    (
+        "steps",
+        concat!(
+            "SELECT json_build_object('job', job, 'name', name, 'result', result, 'attempt', attempt, 'worker', worker, ",
+            "'at_us', ",
+            us!("at"),
+            ")::text FROM rouse.step"
+        ),
+    ),
+    (
+        "workers",
+        "SELECT json_build_object('incarnation', incarnation, 'worker_id', worker_id)::text FROM rouse.worker",
+    ),
+];
+
+/// Writes all of them, and when that was.
+pub(super) async fn write(client: &Client, folder: &Folder) -> Result<()> {
+    for (table, sql) in TABLES {
+        let path = folder.dump(table);
+        let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+        let mut file = BufWriter::new(file);
+        for row in client.query(sql, &[]).await? {
+            writeln!(file, "{}", row.get::<_, &str>(0))?;
+        }
+        file.flush()?;
+    }
+    std::fs::write(folder.dump("dumped"), now_us().to_string())?;
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! Where a run keeps what it has seen, so that it can be checked again later.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    /// Makes a new one; a folder that has something in it is left alone.
+    pub(super) fn create(path: &Path) -> Result<Self> {
+        let folder = Self(std::path::absolute(path)?);
+        for part in [folder.evidence(), folder.hosts(), folder.handlers()] {
+            fs::create_dir_all(&part).with_context(|| format!("create {}", part.display()))?;
+        }
+        Ok(folder)
+    }
+
+    /// That of an earlier run.
+    pub(super) fn of(path: &Path) -> Self {
+        Self(path.to_owned())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A folder for each host, with a file for each begin and each end of an attempt.
+    pub(super) fn evidence(&self) -> PathBuf {
+        self.0.join("evidence")
+    }
+
+    /// A folder for each host, with its settings and its log.
+    pub(super) fn hosts(&self) -> PathBuf {
+        self.0.join("hosts")
+    }
+
+    /// What the hosts watch.
+    pub(super) fn handlers(&self) -> PathBuf {
+        self.0.join("handlers")
+    }
+
+    pub(super) fn ledger(&self) -> PathBuf {
+        self.0.join("ledger.jsonl")
+    }
+
+    pub(super) fn plan(&self) -> PathBuf {
+        self.0.join("plan.jsonl")
+    }
+
+    /// The rows of one table at the end.
+    pub(super) fn dump(&self, table: &str) -> PathBuf {
+        self.0.join(format!("{table}.jsonl"))
+    }
+
+    pub(super) fn violations(&self) -> PathBuf {
+        self.0.join("violations.txt")
+    }
+}

@@ -1,0 +1,62 @@
+//! Builds of the module that differ in their bytes, and in nothing else.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+const NAME: &str = "chaos_guest.wasm";
+
+/// The module, and the folder that hosts watch.
+pub(super) struct Module {
+    bytes: Vec<u8>,
+    folder: PathBuf,
+}
+
+impl Module {
+    /// Reads it from the folder of all guests.
+    pub(super) fn read(guests: &Path, folder: &Path) -> Result<Self> {
+        let path = guests.join(NAME);
+        Ok(Self {
+            bytes: fs::read(&path).with_context(|| format!("read {}", path.display()))?,
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// Puts a build into the folder, as a deployment would: under a hidden name, then renamed.
+    pub(super) fn place(&self, build: u64) -> Result<()> {
+        let hidden = self.folder.join(format!(".{NAME}.{build}"));
+        let place = self.folder.join(NAME);
+        fs::write(&hidden, variant(&self.bytes, build))
+            .and_then(|()| fs::rename(&hidden, &place))
+            .with_context(|| format!("write {}", place.display()))
+    }
+}
+
+/// The module with a custom section more, which has the number of the build.
+fn variant(module: &[u8], build: u64) -> Vec<u8> {
+    const SECTION: &[u8] = b"build";
+    let text = build.to_string();
+    let mut bytes = module.to_vec();
+    // Id 0, the length of what follows, and the name with its own length. All of them are below 128: one byte each.
+    bytes.extend([
+        0,
+        (1 + SECTION.len() + text.len()) as u8,
+        SECTION.len() as u8,
+    ]);
+    bytes.extend(SECTION);
+    bytes.extend(text.as_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builds_differ_in_a_custom_section_at_their_end() {
+        let one = variant(b"\0asm", 7);
+        assert_eq!(one, b"\0asm\0\x07\x05build7");
+        assert_ne!(one, variant(b"\0asm", 8));
+    }
+}

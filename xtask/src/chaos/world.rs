@@ -1,0 +1,279 @@
+//! All that is known after a run, read from its folder.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::folder::Folder;
+use super::ledger::{Answer, Ask, Happened, Line, Run};
+
+/// A question with its answer. One that was never answered counts as unknown at the end of the run.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) number: u64,
+    pub(super) ask: Ask,
+    pub(super) asked_us: i64,
+    pub(super) answered_us: i64,
+    pub(super) answer: Answer,
+}
+
+/// What an attempt has left outside of the database.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Evidence {
+    pub(super) worker: String,
+    pub(super) job: i64,
+    pub(super) attempt: i32,
+    pub(super) nonce: String,
+    pub(super) begun_us: i64,
+    /// When its step was recorded, and not an earlier attempt's.
+    pub(super) stepped_us: Option<i64>,
+    pub(super) ended_us: Option<i64>,
+}
+
+/// A row of rouse.jobs.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Job {
+    pub(super) id: i64,
+    pub(super) queue: String,
+    pub(super) handler: String,
+    pub(super) tags: Vec<String>,
+    pub(super) state: String,
+    pub(super) unique_key: Option<String>,
+    pub(super) attempt: i32,
+    pub(super) lost: i32,
+    pub(super) retried_from: Option<i64>,
+    pub(super) worker: Option<i64>,
+    pub(super) n: i64,
+    pub(super) result: Option<Value>,
+    pub(super) error: Option<Value>,
+    pub(super) requested_us: i64,
+    pub(super) available_us: i64,
+    pub(super) claimed_us: Option<i64>,
+    pub(super) finished_us: Option<i64>,
+}
+
+/// A row of rouse.attempt.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Attempt {
+    pub(super) job: i64,
+    pub(super) attempt: i32,
+    pub(super) lost: bool,
+    pub(super) worker: i64,
+    pub(super) error: Value,
+    pub(super) claimed_us: i64,
+    pub(super) ended_us: i64,
+}
+
+/// A row of rouse.record; renewals are left out.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) job: Option<i64>,
+    pub(super) queue: Option<String>,
+    pub(super) event: String,
+    pub(super) attempt: Option<i32>,
+    pub(super) worker: Option<i64>,
+    pub(super) at_us: i64,
+}
+
+/// A row of rouse.step.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Step {
+    pub(super) job: i64,
+    pub(super) name: String,
+    pub(super) result: Value,
+    pub(super) attempt: i32,
+    pub(super) worker: i64,
+    pub(super) at_us: i64,
+}
+
+/// What rouse.jobs has said of a running job's progress, at one moment of the run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Progress {
+    pub(super) job: i64,
+    pub(super) attempt: i32,
+    pub(super) worker: i64,
+    /// The nonce of whoever has said it.
+    pub(super) step: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Worker {
+    pub(super) incarnation: i64,
+    pub(super) worker_id: String,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct World {
+    pub(super) run: Run,
+    pub(super) calls: Vec<Call>,
+    pub(super) happened: Vec<Happened>,
+    pub(super) evidence: Vec<Evidence>,
+    pub(super) jobs: Vec<Job>,
+    pub(super) attempts: Vec<Attempt>,
+    pub(super) records: Vec<Record>,
+    pub(super) steps: Vec<Step>,
+    pub(super) progress: Vec<Progress>,
+    pub(super) workers: Vec<Worker>,
+    pub(super) dumped_us: i64,
+}
+
+impl World {
+    pub(super) fn read(folder: &Folder) -> Result<Self> {
+        let mut world = Self {
+            evidence: evidence(&folder.evidence())?,
+            jobs: rows(&folder.dump("jobs"))?,
+            attempts: rows(&folder.dump("attempts"))?,
+            records: rows(&folder.dump("records"))?,
+            steps: rows(&folder.dump("steps"))?,
+            progress: rows(&folder.dump("progress"))?,
+            workers: rows(&folder.dump("workers"))?,
+            ..Self::default()
+        };
+        let dumped = folder.dump("dumped");
+        world.dumped_us = fs::read_to_string(&dumped)
+            .with_context(|| format!("read {}", dumped.display()))?
+            .trim()
+            .parse()?;
+        world.take_ledger(rows(&folder.ledger())?);
+        Ok(world)
+    }
+
+    fn take_ledger(&mut self, lines: Vec<Line>) {
+        let mut places = HashMap::new();
+        for line in lines {
+            match line {
+                Line::Run(run) => self.run = run,
+                Line::Happened(happened) => self.happened.push(happened),
+                Line::Asked { at_us, call, ask } => {
+                    places.insert(call, self.calls.len());
+                    self.calls.push(Call {
+                        number: call,
+                        ask,
+                        asked_us: at_us,
+                        answered_us: self.dumped_us,
+                        answer: Answer::Unknown("never answered".into()),
+                    });
+                }
+                Line::Answered {
+                    at_us,
+                    call,
+                    answer,
+                } => {
+                    if let Some(place) = places.get(&call) {
+                        self.calls[*place].answered_us = at_us;
+                        self.calls[*place].answer = answer;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
+    let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    text.lines()
+        .map(|line| serde_json::from_str(line))
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("read {}", path.display()))
+}
+
+/// The names of all files of all hosts.
+fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
+    let mut found: HashMap<(String, String), Evidence> = HashMap::new();
+    let mut later = Vec::new();
+    for host in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
+        let host = host?;
+        let worker = host.file_name().to_string_lossy().into_owned();
+        for file in fs::read_dir(host.path())? {
+            let name = file?.file_name().to_string_lossy().into_owned();
+            let parts: Vec<&str> = name.split('.').collect();
+            let [job, attempt, nonce, at_us, what] = parts[..] else {
+                bail!("{worker}/{name} is no evidence");
+            };
+            let at_us: i64 = at_us.parse()?;
+            let key = (worker.clone(), nonce.to_owned());
+            match what {
+                "begin" => {
+                    let evidence = Evidence {
+                        worker: worker.clone(),
+                        job: job.parse()?,
+                        attempt: attempt.parse()?,
+                        nonce: nonce.to_owned(),
+                        begun_us: at_us,
+                        ..Evidence::default()
+                    };
+                    if found.insert(key, evidence).is_some() {
+                        bail!("two attempts on {worker} have the nonce {nonce}");
+                    }
+                }
+                _ => later.push((key, at_us, what == "step")),
+            }
+        }
+    }
+    for (key, at_us, is_step) in later {
+        match found.get_mut(&key) {
+            Some(evidence) if is_step => evidence.stepped_us = Some(at_us),
+            Some(evidence) => evidence.ended_us = Some(at_us),
+            None => bail!(
+                "the attempt {} on {} has gone on, and never begun",
+                key.1,
+                key.0
+            ),
+        }
+    }
+    let mut all: Vec<_> = found.into_values().collect();
+    all.sort_by(|a, b| (a.begun_us, &a.nonce).cmp(&(b.begun_us, &b.nonce)));
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evidence_is_read_from_the_names_of_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = dir.path().join("host-0");
+        fs::create_dir(&host).unwrap();
+        for name in [
+            "7.1.aa.100.begin",
+            "7.1.aa.120.step",
+            "7.1.aa.150.end",
+            "7.2.bb.120.begin",
+        ] {
+            fs::write(host.join(name), "").unwrap();
+        }
+        let found = evidence(dir.path()).unwrap();
+        assert_eq!(found.len(), 2);
+        assert_eq!((found[0].attempt, found[0].ended_us), (1, Some(150)));
+        assert_eq!(found[0].stepped_us, Some(120));
+        assert_eq!((found[1].attempt, found[1].ended_us), (2, None));
+        fs::write(host.join("9.1.cc.100.end"), "").unwrap();
+        assert!(evidence(dir.path()).is_err());
+    }
+
+    #[test]
+    fn a_question_without_an_answer_is_unknown() {
+        let mut world = World::default();
+        let ask = Ask::Cancel { job: 1 };
+        let asked = |call| Line::Asked {
+            at_us: 5,
+            call,
+            ask: ask.clone(),
+        };
+        let answer = Line::Answered {
+            at_us: 9,
+            call: 2,
+            answer: Answer::Ok(1),
+        };
+        world.take_ledger(vec![asked(1), asked(2), answer]);
+        assert!(matches!(world.calls[0].answer, Answer::Unknown(_)));
+        assert_eq!(world.calls[1].answer, Answer::Ok(1));
+        assert_eq!(world.calls[1].answered_us, 9);
+    }
+}
