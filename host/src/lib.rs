@@ -1,13 +1,15 @@
 //! Rouse runs Postgres jobs in WebAssembly sandboxes. This is the host; ARCHITECTURE.md is its map.
 //!
-//! Rooms in reading order. Dependencies point one way: `cli`, `http` → `worker` → `store`,
-//! `sandbox` → `job`. `store` and `sandbox` do not know each other, and nothing but `config`
+//! Rooms in reading order. Dependencies point one way: `cli`, `http` → `invoke` → `worker` →
+//! `store`, `sandbox` → `job`. `store` and `sandbox` do not know each other, and nothing but `config`
 //! reads the environment.
 
 pub mod job;
 pub mod sandbox;
 pub mod store;
 pub mod worker;
+
+pub mod invoke;
 
 pub mod config;
 pub mod http;

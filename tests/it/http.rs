@@ -29,6 +29,7 @@ async fn start() -> Running {
     let pages = Pages {
         readiness: Readiness::new(move || asked.lock().unwrap().clone()),
         metrics: install_metrics().unwrap(),
+        invocations: None,
     };
     let (stop, stopped) = oneshot::channel();
     let server = tokio::spawn(serve(listener, pages, async {

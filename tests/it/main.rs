@@ -29,8 +29,10 @@ mod sandbox_run;
 mod sandbox_sdk;
 
 mod commands;
+mod fleet;
 mod harness;
 mod http;
+mod invoke;
 mod outages;
 mod pooler;
 mod private_postgres;

@@ -10,10 +10,10 @@ use clap::Args as ClapArgs;
 use serde_json::json;
 
 use super::example;
-use super::host::{Host, HostArgs};
+use super::host::{Databases, Host, HostArgs};
 use super::postgres::PrivateArgs;
 use super::text::plain;
-use crate::config::Environment;
+use crate::config::{Environment, Queue};
 use crate::sandbox::{Handler, HandlerSet};
 use crate::store::connect::Connector;
 
@@ -25,7 +25,7 @@ pub(super) struct Args {
     #[command(flatten)]
     host: HostArgs,
 
-    /// Where /healthz, /readyz and /metrics answer; port 0: any free one; `off`: nowhere
+    /// Where /healthz, /readyz, /metrics and /invoke answer; port 0: any free one; `off`: nowhere
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     http: String,
 
@@ -39,12 +39,21 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let handlers = &args.host.handlers;
     std::fs::create_dir_all(handlers)
         .with_context(|| format!("cannot make the handlers folder {}", handlers.display()))?;
+    let written = args.host.read()?;
+    anyhow::ensure!(
+        written.queue == Queue::On,
+        "rouse.toml says queue = \"off\", and then there is nothing for a private Postgres to do; use `rouse serve`"
+    );
     let private = args.private.start().await?;
-    let host = Host::prepare(&args.host, &args.http).await?;
+    let host = Host::prepare(&args.host, written, &args.http).await?;
     let connector = Connector::from_url(&private.url, &|name| Environment.get(name))?;
     say_ready(&args, &private.url, private.tcp_url.as_deref(), &host)?;
+    let databases = Databases {
+        listen_at: connector.clone(),
+        connector,
+    };
     let done = tokio::select! {
-        done = host.work(connector.clone(), connector) => done,
+        done = host.work(Some(databases)) => done,
         error = private.died() => return Err(error),
     };
     private.stop().await?;

@@ -1,14 +1,13 @@
 //! `rouse enqueue`: one job, from the shell.
 
-use std::io::Read as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use serde_json::json;
 
 use super::duration::duration;
+use super::payload;
 use super::target::Target;
 use crate::store::Enqueue;
 
@@ -64,18 +63,7 @@ pub(super) struct Args {
 
 /// Enqueues and prints the id.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let payload = if args.payload == "-" {
-        let mut text = String::new();
-        std::io::stdin()
-            .read_to_string(&mut text)
-            .context("read the payload from standard input")?;
-        text
-    } else {
-        args.payload
-    };
-    // A clear word here is better than Postgres's, which does not know about shells and quotes.
-    serde_json::from_str::<serde::de::IgnoredAny>(&payload)
-        .context("the payload is no JSON (is it quoted for the shell? '{\"text\": \"hello\"}')")?;
+    let payload = payload::read(args.payload)?;
     let store = args.target.store()?;
     store.check_schema().await?;
     let id = store

@@ -1,4 +1,6 @@
-//! What `rouse dev` and `rouse serve` have in common: a worker, its health over HTTP, and signals.
+//! What `rouse dev` and `rouse serve` have in common: a worker, its HTTP port, and signals.
+
+mod invocations;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,8 +15,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::duration::duration;
-use crate::config::{self, Environment, File};
-use crate::http::{self, Metrics, Pages, Readiness, Report};
+use crate::config::{self, Environment, File, Queue};
+use crate::http::{self, Invocations, Metrics, Pages, Readiness, Report};
+use crate::invoke::{Invoker, Share};
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
@@ -65,7 +68,34 @@ pub(super) struct HostArgs {
     drain_timeout: Option<std::time::Duration>,
 }
 
-fn worker_id(text: &str) -> Result<String, String> {
+impl HostArgs {
+    /// Reads `rouse.toml`.
+    pub(super) fn read(&self) -> anyhow::Result<Written> {
+        let (file, folder) = File::read(self.config.as_deref())?;
+        let queue = file.queue();
+        Ok(Written {
+            file,
+            folder,
+            queue,
+        })
+    }
+}
+
+/// What is written in `rouse.toml`.
+pub(super) struct Written {
+    file: File,
+    folder: PathBuf,
+    /// Whether the host works for the queue.
+    pub(super) queue: Queue,
+}
+
+/// Where a host finds its jobs.
+pub(super) struct Databases {
+    pub(super) connector: Connector,
+    pub(super) listen_at: Connector,
+}
+
+pub(super) fn worker_id(text: &str) -> Result<String, String> {
     config::check_worker_id(text).map(|()| text.to_string())
 }
 
@@ -89,12 +119,21 @@ pub(super) struct Host {
     pub(super) catalog: Arc<Catalog>,
     http: Option<TcpListener>,
     metrics: Metrics,
+    invocations: Option<Invocations>,
 }
 
 impl Host {
-    /// Reads the settings, loads the handlers, opens the HTTP port (`off`: none).
-    pub(super) async fn prepare(args: &HostArgs, http: &str) -> anyhow::Result<Self> {
-        let (file, folder) = File::read(args.config.as_deref())?;
+    /// Checks the settings, loads the handlers, opens the HTTP port (`off`: none).
+    pub(super) async fn prepare(
+        args: &HostArgs,
+        written: Written,
+        http: &str,
+    ) -> anyhow::Result<Self> {
+        let Written {
+            file,
+            folder,
+            queue,
+        } = written;
         let mut settings = file.worker(Environment.hostname());
         if !args.queues.is_empty() {
             settings.queues.clone_from(&args.queues);
@@ -130,7 +169,22 @@ impl Host {
             }
         };
         let metrics = http::install_metrics()?;
-        let limits = file.sandbox(&folder, settings.slots);
+        let address = http.as_ref().and_then(|http| http.local_addr().ok());
+        let offer = invocations::offer(&file, &folder, address, settings.slots)?;
+        if queue == Queue::Off && offer.is_none() {
+            anyhow::bail!(
+                "the queue is off (queue = \"off\" in rouse.toml, or --no-queue), and so are invocations: nothing is left to do; \
+                 they need --http, an invoke_max that is not 0, and a loopback address or a token"
+            );
+        }
+        let wanted = Share {
+            slots: match queue {
+                Queue::On => settings.slots,
+                Queue::Off => 0,
+            },
+            invocations: offer.as_ref().map_or(0, |offer| offer.max),
+        };
+        let limits = file.sandbox(&folder, wanted.slots + wanted.invocations);
         for grant in limits.grants.0.iter().filter(|grant| !grant.dir.is_dir()) {
             warn!(
                 dir = %grant.dir.display(),
@@ -141,13 +195,28 @@ impl Host {
         let sandbox = Sandbox::start(limits)?;
         let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
         let catalog = Arc::new(catalog);
-        settings.slots = settings.slots.min(sandbox.attempts_max());
+        let share = wanted.fit(sandbox.attempts_max());
+        settings.slots = share.slots;
+        let invocations = offer.map(|offer| {
+            let invoker = Invoker::new(
+                sandbox.clone(),
+                catalog.clone(),
+                settings.overrides.clone(),
+                share.invocations,
+            );
+            Invocations {
+                invoker: Arc::new(invoker),
+                access: offer.access,
+                payload_bytes_max: offer.payload_bytes_max,
+            }
+        });
         Ok(Self {
             settings,
             sandbox,
             catalog,
             http,
             metrics,
+            invocations,
         })
     }
 
@@ -156,29 +225,31 @@ impl Host {
         self.http.as_ref()?.local_addr().ok()
     }
 
+    /// How many invocations it runs at once; none: they are off.
+    pub(super) fn invocations_max(&self) -> Option<usize> {
+        Some(self.invocations.as_ref()?.invoker.max())
+    }
+
     /// Works until SIGTERM or SIGINT, and then until everything that runs has ended. A second signal
-    /// stops what runs.
-    pub(super) async fn work(
-        self,
-        connector: Connector,
-        listen_at: Connector,
-    ) -> anyhow::Result<()> {
-        let store = Store::new(connector.pool(POOL_SIZE));
+    /// stops what runs. Without databases it only does what it is asked for over HTTP.
+    pub(super) async fn work(self, databases: Option<Databases>) -> anyhow::Result<()> {
         let stop = Stop::default();
-        tokio::spawn(stop_on_signals(stop.clone())?);
+        let invoker = self.invocations.as_ref().map(|it| it.invoker.clone());
+        tokio::spawn(stop_on_signals(stop.clone(), invoker.clone())?);
         // Whether anybody can ask for them or not: samples pile up otherwise.
         let metrics = self.metrics.clone();
         tokio::spawn(async move { metrics.keep_up().await });
-        let health = Health {
+        let health = databases.is_some().then(|| Health {
             metrics_asked: self.metrics.asked(),
             ..Health::default()
-        };
-        let readiness = readiness(&health, &self.catalog, &stop);
+        });
+        let readiness = readiness(health.as_ref(), &self.catalog, &stop);
         let http_stop = CancellationToken::new();
         let http = self.http.map(|listener| {
             let pages = Pages {
                 readiness,
                 metrics: self.metrics,
+                invocations: self.invocations,
             };
             tokio::spawn(http::serve(
                 listener,
@@ -187,14 +258,37 @@ impl Host {
             ))
         });
         self.catalog.watch();
-        let parts = Parts {
-            store,
-            listen_at,
-            sandbox: self.sandbox,
-            catalog: self.catalog,
-            middlewares: Vec::new(),
+        // They drain while the worker does.
+        let patience = self.settings.drain_timeout;
+        let invocations = invoker.map(|invoker| {
+            let end = invoker.clone();
+            (
+                invoker,
+                tokio::spawn(async move { end.end(patience).await }),
+            )
+        });
+        let done = match (databases, health) {
+            (Some(databases), Some(health)) => {
+                let parts = Parts {
+                    store: Store::new(databases.connector.pool(POOL_SIZE)),
+                    listen_at: databases.listen_at,
+                    sandbox: self.sandbox,
+                    catalog: self.catalog,
+                    middlewares: Vec::new(),
+                };
+                worker::run(self.settings, parts, health, stop).await
+            }
+            _ => {
+                if let Some((invoker, _)) = &invocations {
+                    invoker.stopping().await;
+                }
+                Ok(())
+            }
         };
-        let done = worker::run(self.settings, parts, health, stop).await;
+        if let Some((invoker, ended)) = invocations {
+            invoker.drain();
+            ended.await.context("wait for invocations")?;
+        }
         http_stop.cancel();
         if let Some(http) = http {
             http.await?.context("the HTTP server has failed")?;
@@ -204,23 +298,29 @@ impl Host {
 }
 
 /// What `/readyz` says, from what is known.
-fn readiness(health: &Health, catalog: &Arc<Catalog>, stop: &Stop) -> Readiness {
-    let (health, catalog, stop) = (health.clone(), catalog.clone(), stop.clone());
+fn readiness(health: Option<&Health>, catalog: &Arc<Catalog>, stop: &Stop) -> Readiness {
+    let (health, catalog, stop) = (health.cloned(), catalog.clone(), stop.clone());
     Readiness::new(move || {
-        let database = match health.database_answers.load(Ordering::Relaxed) {
-            true => Ok(()),
-            false => Err("the database does not answer".to_string()),
-        };
         let handlers = match catalog.current().names().is_empty() {
             false => Ok(()),
             true => Err("no handler is loaded".to_string()),
+        };
+        let Some(health) = &health else {
+            return Report::without_queue(handlers, stop.is_stopping());
+        };
+        let database = match health.database_answers.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err("the database does not answer".to_string()),
         };
         Report::new(database, handlers, stop.is_stopping())
     })
 }
 
 /// Handlers are installed at once; the future waits for the signals.
-fn stop_on_signals(stop: Stop) -> anyhow::Result<impl Future<Output = ()>> {
+pub(super) fn stop_on_signals(
+    stop: Stop,
+    invoker: Option<Arc<Invoker>>,
+) -> anyhow::Result<impl Future<Output = ()>> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     Ok(async move {
@@ -232,10 +332,16 @@ fn stop_on_signals(stop: Stop) -> anyhow::Result<impl Future<Output = ()>> {
         };
         next().await;
         info!(
-            "stopping: nothing more is claimed, what runs is finished (a second signal stops that too)"
+            "stopping: nothing more is begun, what runs is finished (a second signal stops that too)"
         );
         stop.drain();
+        if let Some(invoker) = &invoker {
+            invoker.drain();
+        }
         next().await;
         stop.now();
+        if let Some(invoker) = &invoker {
+            invoker.stop_now();
+        }
     })
 }

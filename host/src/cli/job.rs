@@ -7,9 +7,8 @@ mod show;
 use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};
-use serde_json::Value;
 
-use super::text::plain;
+use super::attempt_error::cell;
 
 /// There is no such job (any more).
 const EXIT_UNKNOWN: u8 = 3;
@@ -73,11 +72,4 @@ fn unknown(id: i64) {
     eprintln!(
         "rouse: no job {id}: it was never enqueued (or its transaction is not committed), or it finished so long ago that it is not kept any more"
     );
-}
-
-fn cell(value: &Value) -> String {
-    match value {
-        Value::String(text) => plain(text),
-        other => plain(&other.to_string()),
-    }
 }

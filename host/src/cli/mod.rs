@@ -1,19 +1,25 @@
 //! The `rouse` command: one file per subcommand.
 
+mod ago;
+mod attempt_error;
 mod dev;
 mod duration;
 mod enqueue;
 mod example;
 mod handlers;
 mod host;
+mod invoke;
 mod job;
 mod migrate;
 pub mod new;
+mod payload;
 mod postgres;
 mod queue;
 mod serve;
+mod served;
 mod target;
 mod text;
+mod workers;
 
 use std::process::ExitCode;
 
@@ -64,11 +70,15 @@ enum Command {
     Migrate(migrate::Args),
     /// Enqueue one job and print its id
     Enqueue(enqueue::Args),
+    /// Run one handler once, without a queue or a database
+    Invoke(invoke::Args),
     /// Show, list and change jobs
     Job(job::Args),
-    /// List, pause, resume and purge queues
+    /// List, drain, pause, resume and purge queues
     Queue(queue::Args),
-    /// List the handlers of a folder, and the files that are refused
+    /// List, show, forget and verify workers
+    Workers(workers::Args),
+    /// List the handlers of a folder, or of the fleet
     Handlers(handlers::Args),
     /// Write the crate of a new handler
     New(new::Args),
@@ -82,10 +92,13 @@ impl Command {
     fn log_filter(&self) -> Option<&'static str> {
         match self {
             Self::Dev(_) | Self::Serve(_) | Self::Postgres(_) => None,
+            // What the handler says is part of the answer.
+            Self::Invoke(_) => Some("error,rouse::guest=info"),
             Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
             | Self::Queue(_)
+            | Self::Workers(_)
             | Self::Handlers(_)
             | Self::New(_) => Some("error"),
         }
@@ -134,8 +147,10 @@ pub fn main() -> ExitCode {
             Command::Serve(args) => serve::run(args).await,
             Command::Migrate(args) => migrate::run(args).await,
             Command::Enqueue(args) => enqueue::run(args).await,
+            Command::Invoke(args) => invoke::run(args).await,
             Command::Job(args) => job::run(args).await,
             Command::Queue(args) => queue::run(args).await,
+            Command::Workers(args) => workers::run(args).await,
             Command::Handlers(args) => handlers::run(args).await,
             Command::New(args) => new::run(&args),
             Command::Postgres(args) => postgres::run(args).await,

@@ -1,5 +1,7 @@
 //! `rouse queue`: what is in the queues, and whether they go on.
 
+mod drain;
+
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
@@ -7,6 +9,7 @@ use clap::{Args as ClapArgs, Subcommand};
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
+use super::ago;
 use super::target::Target;
 use super::text::plain;
 use crate::store::Store;
@@ -29,6 +32,8 @@ enum Verb {
     /// List the queues: ready, scheduled and running jobs, and how long the oldest ready one waits
     #[command(visible_alias = "list")]
     Ls(Ls),
+    /// Run what is in a queue, in this process, until it is empty
+    Drain(drain::Args),
     /// Cancel the ready jobs of a queue; running and scheduled ones stay
     Purge(Purge),
     /// Let nothing more of a queue be claimed; what runs goes on, and jobs can still be enqueued
@@ -89,6 +94,7 @@ struct Named {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
         Verb::Ls(args) => ls(args).await,
+        Verb::Drain(args) => drain::run(args).await,
         Verb::Purge(args) => purge(args).await,
         Verb::Pause(args) => pause(args).await,
         Verb::Resume(args) => resume(args).await,
@@ -128,11 +134,7 @@ fn table(queues: &[Value]) -> String {
             Some(jobs) if at_least && jobs >= 10_000 => format!("{jobs}+"),
             jobs => jobs.unwrap_or_default().to_string(),
         };
-        // Whole seconds are enough for people.
-        let wait = queue["oldest_wait_s"].as_f64().map(|secs| {
-            let secs = std::time::Duration::try_from_secs_f64(secs.floor()).unwrap_or_default();
-            humantime::format_duration(secs).to_string()
-        });
+        let wait = queue["oldest_wait_s"].as_f64().map(ago::seconds);
         table.add_row([
             plain(queue["name"].as_str().unwrap_or_default()),
             jobs("ready"),

@@ -1,4 +1,4 @@
-//! `rouse serve`: a worker on somebody's database.
+//! `rouse serve`: a worker on somebody's database, or a host that only does what it is asked for directly.
 
 use std::process::ExitCode;
 
@@ -6,9 +6,9 @@ use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use tracing::{info, warn};
 
-use super::host::{Host, HostArgs};
+use super::host::{Databases, Host, HostArgs};
 use super::target::Target;
-use crate::config::Environment;
+use crate::config::{Environment, Queue};
 use crate::store::connect::Connector;
 use crate::store::migrate;
 
@@ -25,22 +25,26 @@ pub(super) struct Args {
     #[arg(long, value_name = "URL")]
     listen_url: Option<String>,
 
-    /// Where /healthz, /readyz and /metrics answer; `off`: nowhere
+    /// Take no jobs, and need no database: only POST /invoke/HANDLER; also `queue = "off"` in rouse.toml
+    #[arg(long, conflicts_with_all = ["database_url", "listen_url"])]
+    no_queue: bool,
+
+    /// Where /healthz, /readyz, /metrics and /invoke answer; `off`: nowhere
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8420")]
     http: String,
 }
 
 /// Serves until a signal.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let connector = args.target.connector()?;
-    let listen_at = match args.listen_url.or_else(|| Environment.listen_url()) {
-        Some(url) => Connector::from_url(&url, &|name| Environment.get(name))
-            .context("read the address to listen at (--listen-url or ROUSE_LISTEN_URL)")?,
-        None => connector.clone(),
+    let mut written = args.host.read()?;
+    if args.no_queue {
+        written.queue = Queue::Off;
+    }
+    let databases = match written.queue {
+        Queue::On => Some(databases(&args).await?),
+        Queue::Off => None,
     };
-    // Before anything is compiled: the mistakes of the first day.
-    migrate::check(&connector.client().await?).await?;
-    let host = Host::prepare(&args.host, &args.http).await?;
+    let host = Host::prepare(&args.host, written, &args.http).await?;
     let handlers = host.catalog.current();
     info!(
         handlers = handlers.names().join(", "),
@@ -54,6 +58,29 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(address) = host.http_address() {
         info!("health and metrics on http://{address}");
     }
-    host.work(connector, listen_at).await?;
+    match host.invocations_max() {
+        Some(max) => info!(max, "invocations are on: POST /invoke/HANDLER"),
+        None => info!("invocations are off"),
+    }
+    if databases.is_none() {
+        info!("the queue is off: no job is taken, and no database is used");
+    }
+    host.work(databases).await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where the jobs are; the mistakes of the first day are told before anything is compiled.
+async fn databases(args: &Args) -> anyhow::Result<Databases> {
+    let connector = args.target.connector()?;
+    let listen_url = args.listen_url.clone();
+    let listen_at = match listen_url.or_else(|| Environment.listen_url()) {
+        Some(url) => Connector::from_url(&url, &|name| Environment.get(name))
+            .context("read the address to listen at (--listen-url or ROUSE_LISTEN_URL)")?,
+        None => connector.clone(),
+    };
+    migrate::check(&connector.client().await?).await?;
+    Ok(Databases {
+        connector,
+        listen_at,
+    })
 }

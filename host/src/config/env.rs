@@ -22,6 +22,11 @@ impl Environment {
         self.get("ROUSE_LISTEN_URL")
     }
 
+    /// `$ROUSE_INVOKE_TOKEN`: what invocations have to show.
+    pub fn invoke_token(self) -> Option<String> {
+        self.get("ROUSE_INVOKE_TOKEN")
+    }
+
     /// `$ROUSE_DATA_DIR`: where `rouse dev` keeps its Postgres.
     pub fn data_dir(self) -> Option<PathBuf> {
         self.get("ROUSE_DATA_DIR").map(PathBuf::from)

@@ -84,12 +84,32 @@ pub struct File {
     memory_retry_mb: Option<usize>,
     /// The largest result, bytes; default 4 MiB.
     result_bytes_max: Option<usize>,
+    /// `off`: no queue, and so no database; only invocations.
+    #[serde(default)]
+    queue: Queue,
+    /// Invocations at the same time, beside the slots; default: as many as slots; 0: none.
+    invoke_max: Option<usize>,
+    /// The file with the token that invocations have to show.
+    invoke_token_file: Option<PathBuf>,
+    /// The largest payload of an invocation, bytes; default 256 KiB.
+    invoke_payload_bytes_max: Option<usize>,
     /// Source → handler.
     #[serde(default)]
     sources: BTreeMap<String, String>,
     /// Settings by handler name or pattern.
     #[serde(default)]
     handlers: BTreeMap<String, HandlerTable>,
+}
+
+/// Whether the host works for the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Queue {
+    /// It does.
+    #[default]
+    On,
+    /// It has no database, and does nothing but invocations.
+    Off,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -224,6 +244,20 @@ impl File {
             64 << 20,
             "",
         )?;
+        within(
+            "invoke_max",
+            self.invoke_max.map(|max| max as u64),
+            0,
+            10_000,
+            "",
+        )?;
+        within(
+            "invoke_payload_bytes_max",
+            self.invoke_payload_bytes_max.map(|bytes| bytes as u64),
+            2,
+            64 << 20,
+            "",
+        )?;
         if self.queues.as_ref().is_some_and(Vec::is_empty) {
             return Err("queues is empty: leave it out to serve all queues".into());
         }
@@ -280,6 +314,28 @@ impl File {
     /// The file with the worker's key; a relative one counts from `folder`.
     pub fn worker_key_file(&self, folder: &Path) -> Option<PathBuf> {
         self.worker_key_file.as_ref().map(|file| folder.join(file))
+    }
+
+    /// Whether the host works for the queue.
+    pub fn queue(&self) -> Queue {
+        self.queue
+    }
+
+    /// Invocations at the same time.
+    pub fn invoke_max(&self) -> Option<usize> {
+        self.invoke_max
+    }
+
+    /// The file with the token that invocations have to show; a relative one counts from `folder`.
+    pub fn invoke_token_file(&self, folder: &Path) -> Option<PathBuf> {
+        self.invoke_token_file
+            .as_ref()
+            .map(|file| folder.join(file))
+    }
+
+    /// The largest payload of an invocation, bytes: what a queue takes where nothing else is set.
+    pub fn invoke_payload_bytes_max(&self) -> usize {
+        self.invoke_payload_bytes_max.unwrap_or(256 << 10)
     }
 
     /// The worker's settings, but for its key.
@@ -429,6 +485,9 @@ mod tests {
             ("poll_max = \"5 minutes\"", "poll_max"),
             ("poll_max = \"soon\"", "no duration"),
             ("queues = []", "queues is empty"),
+            ("queue = \"no\"", "queue"),
+            ("invoke_max = 10001", "invoke_max"),
+            ("invoke_payload_bytes_max = 1", "invoke_payload_bytes_max"),
             ("queues = [\"a b\"]", "\"a b\" is no name"),
             ("tags = [\"\"]", "\"\" is no name"),
             ("worker_id = \"a b\"", "worker_id"),

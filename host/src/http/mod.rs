@@ -1,9 +1,12 @@
-//! Health and metrics over HTTP.
+//! Health, metrics and invocations over HTTP.
 //!
 //! `GET /healthz` says that the process lives, `GET /readyz` whether it can run jobs, `GET /metrics`
-//! everything that is counted, as Prometheus text. There is no login, so the address is on
-//! loopback unless the operator says otherwise, and nothing here changes anything.
+//! everything that is counted, as Prometheus text. There is no login for these, so the address is on
+//! loopback unless the operator says otherwise, and they change nothing. `POST /invoke/{handler}` runs a
+//! handler: on loopback for programs of this machine, anywhere else for whoever has the token.
 
+mod access;
+mod invoke;
 mod metrics;
 mod readiness;
 
@@ -16,13 +19,15 @@ use std::{
 
 use axum::{
     Json, Router,
-    extract::State,
+    extract::{DefaultBodyLimit, State},
     http::{StatusCode, header},
     response::IntoResponse,
-    routing::get,
+    routing::{get, post},
 };
 use tokio::{net::TcpListener, sync::watch, time};
 
+pub use access::{Access, Token};
+pub use invoke::Invocations;
 pub use metrics::{Metrics, install_metrics};
 pub use readiness::{Readiness, Report};
 
@@ -60,6 +65,8 @@ pub struct Pages {
     pub readiness: Readiness,
     /// Read by `/metrics`.
     pub metrics: Metrics,
+    /// Used by `/invoke`; none: that is off.
+    pub invocations: Option<Invocations>,
 }
 
 /// Takes the address, before anything else is started, so that a taken one is said at once.
@@ -105,7 +112,13 @@ pub async fn serve(
 }
 
 fn router(pages: Pages) -> Router {
+    let payload_bytes_max = match &pages.invocations {
+        Some(invocations) => invocations.payload_bytes_max,
+        None => 0,
+    };
+    let invoke = post(invoke::invoke).layer(DefaultBodyLimit::max(payload_bytes_max));
     Router::new()
+        .route("/invoke/{handler}", invoke)
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))

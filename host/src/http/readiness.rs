@@ -30,6 +30,13 @@ impl Report {
         }
     }
 
+    /// The same for a host that has no queue, and therefore no database.
+    pub fn without_queue(handlers: Result<(), String>, stopping: bool) -> Self {
+        let mut report = Self::new(Ok(()), handlers, stopping);
+        report.database = "not used".into();
+        report
+    }
+
     /// True where jobs can be run.
     pub fn is_ready(&self) -> bool {
         self.ready
@@ -72,5 +79,13 @@ mod tests {
         assert!(!Report::new(no(), Ok(()), false).is_ready());
         assert!(!Report::new(Ok(()), no(), false).is_ready());
         assert!(!Report::new(Ok(()), Ok(()), true).is_ready());
+    }
+
+    #[test]
+    fn a_host_without_a_queue_does_not_wait_for_a_database() {
+        let report = Report::without_queue(Ok(()), false);
+        assert!(report.is_ready());
+        assert_eq!(report.database, "not used");
+        assert!(!Report::without_queue(Err("none".into()), false).is_ready());
     }
 }

@@ -13,7 +13,7 @@ use super::end::trap_message;
 use super::limits::{self, AttemptLimiter, MemoryBudget};
 use super::meter::within_cpu;
 use super::state::AttemptState;
-use super::{AbortHandle, Sandbox};
+use super::{AbortHandle, Handler, Manifest, Sandbox};
 
 /// A manifest is put together from constants.
 const MEMORY_BYTES_MAX: usize = 32 << 20;
@@ -22,7 +22,7 @@ const MEMORY_BYTES_MAX: usize = 32 << 20;
 const CPU_MAX: Duration = Duration::from_millis(500);
 
 /// For a module that waits instead of computing.
-const WALL_MAX: Duration = Duration::from_secs(5);
+const WALL_MAX: Duration = Duration::from_secs(15);
 
 /// Calls `describe` in a throwaway instance that has no grants, little memory and little time.
 /// Blocks; not for async code.
@@ -38,6 +38,27 @@ pub(super) fn describe(
         .guests()
         .block_on(task)
         .unwrap_or_else(|error| Err(format!("it could not be described: {error}")))
+}
+
+impl Sandbox {
+    /// Instantiates the module of this handler once more and asks it for its manifest, as when it was loaded.
+    ///
+    /// # Errors
+    /// Where that fails, or the module does not say the same of the handler any more; a sentence that begins with
+    /// "it …".
+    pub async fn verify(self: &Arc<Self>, handler: &Handler) -> Result<(), String> {
+        let task = self
+            .guests()
+            .spawn(call(self.clone(), handler.module.pre.clone()));
+        let text = task
+            .await
+            .unwrap_or_else(|error| Err(format!("it could not be described: {error}")))?;
+        let manifest = Manifest::parse(&text)?;
+        match manifest.handlers.contains(&handler.manifest) {
+            true => Ok(()),
+            false => Err("it describes itself otherwise than when it was loaded".into()),
+        }
+    }
 }
 
 async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<String, String> {
@@ -63,7 +84,7 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
     match called {
         Ok(Some(Ok(manifest))) => Ok(manifest),
         Ok(None) => Err("it computes for more than 500 ms instead of describing itself".into()),
-        Err(_) => Err("it takes more than 5 s to describe itself".into()),
+        Err(_) => Err("it takes more than 15 s to describe itself".into()),
         Ok(Some(Err(_))) if store.data().limiter.denial().is_some() => {
             Err("it needs more than 32 MiB of memory to describe itself".into())
         }

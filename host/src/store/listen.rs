@@ -47,6 +47,8 @@ pub enum Heard {
     Wakeup(Wakeup),
     /// Somebody else has changed this job, which the worker had claimed; none: all that it had.
     Changed(Option<JobId>),
+    /// Somebody wants this worker to prove something.
+    Challenged,
     /// What this worker has said to itself.
     Echo,
 }
@@ -56,12 +58,16 @@ impl Heard {
     fn own(note: &str) -> Self {
         match note {
             ECHO => Self::Echo,
+            CHALLENGE => Self::Challenged,
             note => Self::Changed(note.parse().ok().map(JobId)),
         }
     }
 }
 
 const ECHO: &str = "echo";
+
+/// See `rouse.challenge` (`migrations/0016_fleet.sql`).
+const CHALLENGE: &str = "challenge";
 
 /// How long a worker waits for what it has said to itself.
 pub const ECHO_WITHIN: Duration = Duration::from_secs(5);

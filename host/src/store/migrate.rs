@@ -48,6 +48,7 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(13, "0013_workers_prove_themselves", breaking: true),
     migration!(14, "0014_from_outside", breaking: false),
     migration!(15, "0015_steps_and_progress", breaking: false),
+    migration!(16, "0016_fleet", breaking: false),
     migration!(17, "0017_what_waits_too_long", breaking: false),
 ];
 

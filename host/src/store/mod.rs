@@ -8,8 +8,10 @@ pub mod connect;
 pub mod migrate;
 
 mod adopt;
+mod challenge;
 mod claim;
 mod enqueue;
+mod fleet;
 mod jobs;
 mod json;
 mod lanes;
@@ -22,6 +24,7 @@ mod promote;
 mod queues;
 mod read;
 mod registration;
+mod remaining;
 mod renew;
 mod report;
 mod settle;
@@ -40,6 +43,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use crate::job::Incarnation;
 
+pub use challenge::Challenge;
 pub use claim::{ClaimOrder, ClaimedJob};
 pub use enqueue::Enqueue;
 pub use jobs::Listing;
@@ -51,6 +55,7 @@ pub use peek::{Looking, Peek};
 pub use promote::Promotion;
 pub use read::JobView;
 pub use registration::{Registration, Stats, WorkerKey};
+pub use remaining::Remaining;
 pub use renew::{Refusal, Renewal};
 pub use report::Report;
 pub use settle::{Fate, Locked, Settled, Settlement};

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::Value;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{Json, Type};
 
 use super::{Store, StoreError};
@@ -182,19 +181,6 @@ impl Store {
             .await?;
         let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))
-    }
-
-    /// False when no worker that lives has this handler. A worker is taken to live for 90 s after
-    /// its last heartbeat (SPEC row A2). None: this login may not look.
-    pub async fn handler_is_served(&self, handler: &str) -> Result<Option<bool>, StoreError> {
-        let asked = self
-            .query(include_str!("served.sql"), &[(&handler, Type::TEXT)])
-            .await;
-        match asked {
-            Ok(rows) => Ok(rows.first().map(|row| row.get(0))),
-            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(None),
-            Err(error) => Err(error),
-        }
     }
 
     /// Says that the worker has stopped. What it still has is free at once.

@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
-use super::{Settings, Shared, slots};
+use super::{Settings, Shared, challenges, slots};
 use crate::job::AbortReason;
 use crate::sandbox::HandlerSet;
 use crate::store::{Registration, Stats, StoreError};
@@ -136,11 +136,15 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
             .heartbeat(&capabilities, &stats, draining)
             .await
         {
-            Ok(0) => {}
-            Ok(buried) => warn!(
-                buried,
-                "workers were not heard of for 90 s; what they had claimed is free"
-            ),
+            Ok(buried) => {
+                if buried > 0 {
+                    warn!(
+                        buried,
+                        "workers were not heard of for 90 s; what they had claimed is free"
+                    );
+                }
+                challenges::look_where_deaf(&shared);
+            }
             Err(error) if error.is_over() || error.is_superseded() => {
                 begin_again(&shared, &error).await
             }

@@ -1,6 +1,7 @@
 //! What is counted of attempts. The counters of a handler are looked up once, not for each job.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
@@ -22,6 +23,18 @@ const OUTCOMES: [&str; 8] = [
     "dropped",
 ];
 
+/// What has become of all attempts of one worker.
+#[derive(Debug, Default)]
+pub struct Outcomes([AtomicU64; OUTCOMES.len()]);
+
+impl Outcomes {
+    /// How many attempts have come to this outcome, a word of `rouse_attempts_total`; 0 for any other word.
+    pub fn of(&self, outcome: &str) -> u64 {
+        let place = OUTCOMES.iter().position(|one| *one == outcome);
+        place.map_or(0, |place| self.0[place].load(Ordering::Relaxed))
+    }
+}
+
 /// What is counted of all attempts.
 pub(super) struct Meters {
     pub(super) claimed: Counter,
@@ -29,6 +42,7 @@ pub(super) struct Meters {
     wait_seconds: Histogram,
     pub(super) settle_batch_jobs: Histogram,
     handlers: RwLock<HashMap<String, Arc<HandlerMeters>>>,
+    all: Arc<Outcomes>,
 }
 
 /// What is counted of one handler's attempts.
@@ -36,11 +50,13 @@ pub(super) struct HandlerMeters {
     pub(super) handler: String,
     pub(super) seconds: Histogram,
     outcomes: [Counter; OUTCOMES.len()],
+    all: Arc<Outcomes>,
 }
 
 impl Meters {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(all: Arc<Outcomes>) -> Self {
         Self {
+            all,
             claimed: counter!("rouse_jobs_claimed_total"),
             running: gauge!("rouse_attempts_running"),
             wait_seconds: histogram!("rouse_wait_seconds"),
@@ -76,6 +92,7 @@ impl Meters {
             .or_insert_with(|| {
                 Arc::new(HandlerMeters {
                     handler: handler.to_string(),
+                    all: self.all.clone(),
                     seconds: histogram!("rouse_attempt_seconds", "handler" => handler.to_string()),
                     outcomes: OUTCOMES.map(|outcome| {
                         counter!("rouse_attempts_total", "handler" => handler.to_string(), "outcome" => outcome)
@@ -99,6 +116,7 @@ impl HandlerMeters {
         debug_assert!(place.is_some(), "{outcome} is no outcome");
         if let Some(place) = place {
             self.outcomes[place].increment(1);
+            self.all.0[place].fetch_add(1, Ordering::Relaxed);
         }
     }
 }

@@ -3,13 +3,14 @@
 //! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run (within the middlewares) → `RunEnd` →
 //! `Outcome` → settle.
 //! Around it run loops, each in its own file: the claimer, the slots, the settler, the leases,
-//! the wakeups, the heartbeats, the progress and the upkeep. They share `Shared` and nothing else.
+//! the wakeups, the heartbeats, the challenges, the progress and the upkeep. They share `Shared` and nothing else.
 //!
 //! Promises: at least once (an attempt whose lease is lost may run twice); a job is settled at
 //! most once, by the owner of its fence; no time of this machine's clock decides anything.
 
 mod ageing;
 mod attempt;
+mod challenges;
 mod claimer;
 mod claims;
 mod events;
@@ -42,6 +43,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
+pub use meters::Outcomes;
 pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
 pub use settings::Settings;
@@ -111,6 +113,7 @@ struct Shared {
     leases: leases::Leases,
     progress: progress::Progress,
     tally: life::Tally,
+    challenges: challenges::Challenges,
     /// The database has refused this worker: is this life over?
     doubts: Notify,
     /// The number of the life that goes on.
@@ -133,11 +136,13 @@ impl Shared {
     }
 }
 
-/// A worker's health, for `/readyz` and `/metrics`.
+/// How a worker fares, for who has started it; and what that one wants to know.
 #[derive(Clone, Default)]
 pub struct Health {
     /// True while the last word from the database was a good one.
     pub database_answers: Arc<AtomicBool>,
+    /// What has become of its attempts so far.
+    pub outcomes: Arc<Outcomes>,
     /// Somebody has asked for the metrics, and wants them to be up to date the next time.
     pub metrics_asked: Arc<AtomicBool>,
 }
@@ -168,7 +173,7 @@ pub async fn run(
     health.database_answers.store(true, Ordering::Relaxed);
 
     let (settlements, ended) = mpsc::channel(settler::QUEUE_MAX);
-    let meters = meters::Meters::new();
+    let meters = meters::Meters::new(health.outcomes.clone());
     let shared = Arc::new(Shared {
         slots: slots::Slots::new(settings.slots),
         middlewares: meters.around(middlewares),
@@ -185,6 +190,7 @@ pub async fn run(
         leases: leases::Leases::default(),
         progress: progress::Progress::default(),
         tally: life::Tally::new(),
+        challenges: challenges::Challenges::default(),
         doubts: Notify::new(),
         reborn: watch::Sender::new(incarnation),
         fatal: OnceLock::new(),
@@ -205,6 +211,7 @@ pub async fn run(
     spawn(Box::pin(upkeep::run_forever(shared.clone())));
     spawn(Box::pin(vitals::run_forever(shared.clone())));
     spawn(Box::pin(life::run_forever(shared.clone(), heartbeat)));
+    spawn(Box::pin(challenges::answer_forever(shared.clone())));
     spawn(Box::pin(wakeups::listen_forever(shared.clone(), listen_at)));
     let mut settler = tokio::spawn(settler::run(shared.clone(), ended));
 

@@ -105,6 +105,7 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
     shared.listens_anew.store(true, Ordering::Relaxed);
     // Whatever was notified while nobody listened is found by this look.
     shared.wakeups.ring(None);
+    shared.challenges.ring();
     loop {
         let heard = tokio::select! {
             heard = listener.next() => heard,
@@ -126,6 +127,7 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
                     shared.doubts.notify_one();
                 }
             }
+            Some(Heard::Challenged) => shared.challenges.ring(),
             // One that came late.
             Some(Heard::Echo) => {}
             None => break,

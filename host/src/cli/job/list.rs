@@ -1,5 +1,6 @@
 //! `rouse job ls`: the newest jobs.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
@@ -7,8 +8,10 @@ use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use super::cell;
+use crate::cli::served::Wanted;
 use crate::cli::target::Target;
-use crate::store::Listing;
+use crate::cli::text::plain;
+use crate::store::{Listing, Store};
 
 /// Options of `rouse job ls`.
 #[derive(Debug, ClapArgs)]
@@ -61,10 +64,37 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     println!("{}", table(&jobs));
+    tell_what_nobody_takes(&store, &jobs).await?;
     if more {
         eprintln!("rouse: there are more; --limit N lists more of them");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says once for each kind of queued job that no worker takes why that is so.
+async fn tell_what_nobody_takes(store: &Store, jobs: &[Value]) -> anyhow::Result<()> {
+    let queued = || jobs.iter().filter(|job| job["state"] == "queued");
+    if queued().next().is_none() {
+        return Ok(());
+    }
+    let Some(workers) = store.workers().await? else {
+        return Ok(());
+    };
+    let why = |job| Wanted::of(job).why_nobody(&workers);
+    let told: BTreeSet<String> = queued().filter_map(why).collect();
+    for why in &told {
+        eprintln!("rouse: {why}");
+    }
+    let queues: BTreeSet<&str> = queued().filter_map(|job| job["queue"].as_str()).collect();
+    for queue in queues {
+        if let Some(since) = store.queue_paused_at(queue).await? {
+            let queue = plain(queue);
+            eprintln!(
+                "rouse: queue {queue} is paused since {since} (`rouse queue resume {queue}`)"
+            );
+        }
+    }
+    Ok(())
 }
 
 fn table(jobs: &[Value]) -> String {

@@ -8,7 +8,9 @@ use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use super::{EXIT_UNKNOWN, cell, unknown};
+use crate::cli::attempt_error::lines;
 use crate::cli::duration::duration;
+use crate::cli::served::Wanted;
 use crate::cli::target::Target;
 use crate::cli::text::plain;
 use crate::job::JobId;
@@ -64,7 +66,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         };
         if job.state == "queued" && !told {
             told = true;
-            tell_if_nobody_has_it(&store, &job).await?;
+            tell_if_nobody_takes_it(&store, &job).await?;
         }
         match job.state.as_str() {
             _ if !args.wait => break (job, 0),
@@ -91,13 +93,17 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// A wrong name and a worker that is not there look the same from here: the job waits.
-async fn tell_if_nobody_has_it(store: &Store, job: &JobView) -> anyhow::Result<()> {
-    let handler = job.record["handler"].as_str().unwrap_or_default();
-    if store.handler_is_served(handler).await? == Some(false) {
-        eprintln!(
-            "rouse: no worker that runs now has the handler {}; the job waits for one (`rouse handlers` lists those of a folder)",
-            plain(handler)
-        );
+async fn tell_if_nobody_takes_it(store: &Store, job: &JobView) -> anyhow::Result<()> {
+    let wanted = Wanted::of(&job.record);
+    let Some(workers) = store.workers().await? else {
+        return Ok(());
+    };
+    if let Some(why) = wanted.why_nobody(&workers) {
+        eprintln!("rouse: {why}");
+    }
+    if let Some(since) = store.queue_paused_at(wanted.queue).await? {
+        let queue = plain(wanted.queue);
+        eprintln!("rouse: queue {queue} is paused since {since} (`rouse queue resume {queue}`)");
     }
     Ok(())
 }
@@ -153,14 +159,7 @@ fn show(job: &JobView) -> String {
                 cell(&record["id"])
             ));
         }
-        for key in ["kind", "guest_kind", "message", "location", "details"] {
-            if let Some(value) = error.get(key) {
-                text.push_str(&format!("  {key}: {}\n", cell(value)));
-            }
-        }
-        for frame in error["backtrace"].as_array().into_iter().flatten() {
-            text.push_str(&format!("    {}\n", cell(frame)));
-        }
+        text.push_str(&lines(error));
     }
     text.push_str("\nhistory\n");
     let mut history = Table::new();

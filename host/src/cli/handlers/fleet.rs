@@ -1,0 +1,161 @@
+//! `rouse handlers ls`: what the workers that live can run (SPEC row A11).
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+
+use super::filter::Filter;
+use super::folder;
+use crate::cli::ago;
+use crate::cli::target::Target;
+use crate::cli::text::plain;
+use crate::store::Store;
+
+/// So many workers are named; a list of a hundred is no list.
+const NAMED_MAX: usize = 4;
+
+/// Options of `rouse handlers ls`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Needs the role rouse_observer or rouse_worker. Exit code: 0, also where there is none; with --folder as `rouse handlers`")]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// Only where this holds (again for several, which must all hold): handler=image.*, version=1.2.0, queue=mail, tag=gpu,
+    /// worker=mail-1
+    #[arg(long = "where", value_name = "KEY=VALUE")]
+    filters: Vec<Filter>,
+
+    /// List those of this folder instead, without a database
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["filters", "database_url"])]
+    folder: Option<PathBuf>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(handlers) = args.folder {
+        let args = folder::Args {
+            handlers,
+            config: None,
+            json: args.json,
+        };
+        return folder::run(&args).await;
+    }
+    let store = args.target.store()?;
+    store.check_schema().await?;
+    let mut rows = handlers(&store).await?;
+    rows.retain(|row| args.filters.iter().all(|filter| filter.passes(row)));
+    let mut waiting = unknown(&store).await?;
+    waiting.retain(|row| args.filters.iter().all(|filter| filter.passes_waiting(row)));
+    if args.json {
+        println!("{}", json!({"handlers": rows, "waiting": waiting}));
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("{}", table(&rows));
+    if !waiting.is_empty() {
+        println!("\nno worker takes these:\n{}", backlog(&waiting));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One row for each handler of each worker that lives.
+pub(super) async fn handlers(store: &Store) -> anyhow::Result<Vec<Value>> {
+    match store.fleet_handlers().await? {
+        Some(rows) => Ok(rows),
+        None => anyhow::bail!(
+            "this login may not see the workers; it needs the role rouse_observer or rouse_worker"
+        ),
+    }
+}
+
+/// What waits for a worker that nobody is (SPEC row A4).
+async fn unknown(store: &Store) -> anyhow::Result<Vec<Value>> {
+    let mut rows = store.backlog().await?.unwrap_or_default();
+    rows.retain(|row| row["workers"] == 0 && waits(row));
+    Ok(rows)
+}
+
+fn waits(row: &Value) -> bool {
+    row["ready"].as_i64() > Some(0) || row["scheduled"].as_i64() > Some(0)
+}
+
+/// One line for each version of a handler.
+fn table(rows: &[Value]) -> String {
+    let mut versions: BTreeMap<[String; 3], Vec<&Value>> = BTreeMap::new();
+    for row in rows {
+        let key = ["handler", "version", "sha256"]
+            .map(|key| plain(row[key].as_str().unwrap_or_default()));
+        versions.entry(key).or_default().push(row);
+    }
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(["handler", "version", "sha256", "slots", "workers"]);
+    for ([handler, version, sha256], on) in versions {
+        let slots: i64 = on.iter().filter_map(|row| row["slots"].as_i64()).sum();
+        let mut named: Vec<String> = on.iter().take(NAMED_MAX).map(|row| worker(row)).collect();
+        if on.len() > NAMED_MAX {
+            named.push(format!("and {} more", on.len() - NAMED_MAX));
+        }
+        let digest = sha256.get(..12).unwrap_or(&sha256).to_string();
+        let slots = slots.to_string();
+        table.add_row([handler, version, digest, slots, named.join(", ")]);
+    }
+    table.trim_fmt()
+}
+
+/// The worker's id, and that it is draining where it is.
+pub(super) fn worker(row: &Value) -> String {
+    let id = plain(row["worker_id"].as_str().unwrap_or_default());
+    match row["state"] == "draining" {
+        true => format!("{id} (draining)"),
+        false => id,
+    }
+}
+
+/// Rows of `rouse.backlog`.
+pub(super) fn backlog(rows: &[Value]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header([
+        "handler",
+        "queue",
+        "tags",
+        "ready",
+        "scheduled",
+        "oldest waits",
+        "workers",
+    ]);
+    for row in rows {
+        let text = |key: &str| plain(row[key].as_str().unwrap_or_default());
+        let tags: Vec<String> = row["tags"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .map(plain)
+            .collect();
+        let more = if row["at_least"] == true { "+" } else { "" };
+        table.add_row([
+            text("handler"),
+            text("queue"),
+            tags.join(", "),
+            format!("{}{more}", row["ready"]),
+            format!("{}{more}", row["scheduled"]),
+            row["oldest_wait_s"]
+                .as_f64()
+                .map(ago::seconds)
+                .unwrap_or_default(),
+            row["workers"].to_string(),
+        ]);
+    }
+    table.trim_fmt()
+}

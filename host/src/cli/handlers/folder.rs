@@ -1,0 +1,129 @@
+//! `rouse handlers`: what a folder of modules has to offer.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Args as ClapArgs;
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+
+use crate::cli::text::plain;
+use crate::config::{Environment, File};
+use crate::sandbox::{Catalog, Handler, HandlerSet, Sandbox};
+use crate::worker::{Overrides, Policy};
+
+/// Options of `rouse handlers` without a command.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    /// The folder
+    #[arg(long, value_name = "DIR", default_value = "handlers-wasm")]
+    pub(super) handlers: PathBuf,
+
+    /// Settings; default: ./rouse.toml, if there is one
+    #[arg(long, value_name = "FILE")]
+    pub(super) config: Option<PathBuf>,
+
+    /// Print everything, schemas too, as one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// What a folder has, under the settings.
+pub(super) struct Folder {
+    pub(super) handlers: Arc<HandlerSet>,
+    overrides: Overrides,
+}
+
+impl Folder {
+    pub(super) async fn open(dir: &Path, config: Option<&Path>) -> anyhow::Result<Self> {
+        let (file, folder) = File::read(config)?;
+        anyhow::ensure!(
+            dir.is_dir(),
+            "there is no folder {}; name another with --handlers DIR",
+            dir.display()
+        );
+        let sandbox = Sandbox::start(file.sandbox(&folder, 1))?;
+        Ok(Self {
+            handlers: Catalog::open(sandbox, dir).await?.current(),
+            overrides: file.worker(Environment.hostname()).overrides,
+        })
+    }
+
+    /// What a module says of a handler, with the operator's settings over it.
+    pub(super) fn manifest(&self, handler: &Handler) -> Value {
+        let manifest = &handler.manifest;
+        let policy = Policy::resolve(manifest, &self.overrides);
+        json!({
+            "name": manifest.name,
+            "version": manifest.version,
+            "description": manifest.description,
+            "file": handler.module.file,
+            "sha256": handler.module.digest.to_string(),
+            "lease_ms": policy.lease.as_millis(),
+            "timeout_ms": policy.timeout.as_millis(),
+            "grace_ms": policy.grace.as_millis(),
+            "max_attempts": policy.retry.max_attempts,
+            "instances": if handler.reuses { "reuse" } else { "fresh" },
+            "capabilities": manifest.capabilities,
+            "input_schema": manifest.input_schema,
+            "output_schema": manifest.output_schema,
+        })
+    }
+}
+
+/// Lists; exit 1 when a file is refused.
+pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let folder = Folder::open(&args.handlers, args.config.as_deref()).await?;
+    let handlers = &folder.handlers;
+    let code = if handlers.refused.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    };
+
+    if args.json {
+        let listed: Vec<_> = handlers
+            .handlers
+            .values()
+            .map(|handler| folder.manifest(handler))
+            .collect();
+        let refused: Vec<_> = handlers
+            .refused
+            .iter()
+            .map(|refusal| json!({"file": refusal.file, "why": refusal.why}))
+            .collect();
+        println!("{}", json!({"handlers": listed, "refused": refused}));
+        return Ok(code);
+    }
+
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header([
+        "handler",
+        "version",
+        "file",
+        "timeout",
+        "attempts",
+        "asks for",
+        "what it does",
+    ]);
+    for handler in handlers.handlers.values() {
+        let manifest = &handler.manifest;
+        let policy = Policy::resolve(manifest, &folder.overrides);
+        table.add_row([
+            plain(&manifest.name),
+            plain(&manifest.version),
+            handler.module.file.clone(),
+            humantime::format_duration(policy.timeout).to_string(),
+            policy.retry.max_attempts.to_string(),
+            plain(&manifest.capabilities.join(", ")),
+            plain(manifest.description.lines().next().unwrap_or_default()),
+        ]);
+    }
+    println!("{}", table.trim_fmt());
+    for refusal in &handlers.refused {
+        println!("refused {}: {}", refusal.file, plain(&refusal.why));
+    }
+    Ok(code)
+}

@@ -1,0 +1,227 @@
+//! `rouse invoke`: one handler, once, without a queue or a database.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args as ClapArgs;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::attempt_error;
+use super::duration::duration;
+use super::payload;
+use super::text::plain;
+use crate::config::{Environment, File};
+use crate::invoke::{Answer, Call, Invoked, once};
+use crate::job::{AbortReason, AttemptError, ErrorKind};
+use crate::sandbox::{AbortHandle, Catalog, Handler, HandlerSet, Sandbox};
+use crate::worker::Policy;
+
+/// The handler failed.
+const EXIT_FAILED: u8 = 1;
+/// The payload is no JSON; clap says the same of options.
+const EXIT_USAGE: u8 = 2;
+/// There is no such handler.
+const EXIT_UNKNOWN: u8 = 3;
+/// It ran longer than it may.
+const EXIT_TIMEOUT: u8 = 5;
+/// The host could not run it.
+const EXIT_UNRUNNABLE: u8 = 6;
+/// Ctrl-C, as shells have it: 128 + SIGINT.
+const EXIT_INTERRUPTED: u8 = 130;
+
+/// Options of `rouse invoke`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+The result goes to standard output, logs and errors to standard error. The handler sees attempt 1 of 1 of job 0;
+nothing is tried again, and nothing is kept.
+  rouse invoke text.stats '{\"text\": \"hello\"}'
+Exit codes: 0 succeeded · 1 the handler failed · 2 usage, or the payload is no JSON · 3 no such handler ·
+5 it ran longer than its timeout · 6 it could not be run (settings, folder, sandbox) · 130 Ctrl-C")]
+pub(super) struct Args {
+    /// The handler, for instance text.stats
+    handler: String,
+
+    /// The payload; `-` reads it from standard input
+    #[arg(value_name = "JSON", default_value = "{}")]
+    payload: String,
+
+    /// The folder with the handlers (*.wasm)
+    #[arg(long, value_name = "DIR", default_value = "handlers-wasm")]
+    handlers: PathBuf,
+
+    /// Settings: memory, granted directories …; default: ./rouse.toml, if there is one
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// How long it may run, for instance 90s; default: the handler's own
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    timeout: Option<Duration>,
+
+    /// The queue that the handler is told of
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    queue: String,
+
+    /// Whose call it is
+    #[arg(long)]
+    tenant: Option<String>,
+
+    /// Print one JSON object: outcome, result or error, what it took
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs it and prints what it returns.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match invoke(args).await {
+        Ok(code) => Ok(ExitCode::from(code)),
+        Err(error) => {
+            eprintln!("rouse: {error:#}");
+            Ok(ExitCode::from(EXIT_UNRUNNABLE))
+        }
+    }
+}
+
+async fn invoke(args: Args) -> anyhow::Result<u8> {
+    // Before anything is compiled.
+    let payload = match payload::read(args.payload) {
+        Ok(payload) => payload,
+        Err(error) => {
+            eprintln!("rouse: {error:#}");
+            return Ok(EXIT_USAGE);
+        }
+    };
+    let (file, folder) = File::read(args.config.as_deref())?;
+    let sandbox = Sandbox::start(file.sandbox(&folder, 1))?;
+    let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
+    let handlers = catalog.current();
+    let Some(handler) = handlers.get(&args.handler).cloned() else {
+        eprintln!("{}", unknown(&args.handler, &args.handlers, &handlers));
+        return Ok(EXIT_UNKNOWN);
+    };
+    let overrides = file.worker(Environment.hostname()).overrides;
+    let mut policy = Policy::resolve(&handler.manifest, &overrides);
+    policy.timeout = args.timeout.unwrap_or(policy.timeout);
+    let call = Call {
+        payload: payload.into_bytes(),
+        queue: args.queue,
+        tenant: args.tenant,
+    };
+    let invoked = run_until_ctrl_c(&sandbox, &handler, policy, call).await?;
+    match args.json {
+        true => println!("{}", record(&handler, &invoked)?),
+        false => print(&handler, &invoked)?,
+    }
+    Ok(exit_code(&invoked.answer))
+}
+
+/// Ctrl-C tells the handler to stop; a second one does not wait for it.
+async fn run_until_ctrl_c(
+    sandbox: &Arc<Sandbox>,
+    handler: &Arc<Handler>,
+    policy: Policy,
+    call: Call,
+) -> anyhow::Result<Invoked> {
+    // Before anything runs that it is to stop.
+    let mut interrupt = signal(SignalKind::interrupt()).context("wait for Ctrl-C")?;
+    let abort = AbortHandle::new();
+    let grace = policy.grace;
+    let run = {
+        let (sandbox, handler, abort) = (sandbox.clone(), handler.clone(), abort.clone());
+        async move { once(&sandbox, &handler, &policy, call, abort).await }
+    };
+    let mut running = sandbox.guests().spawn(run);
+    for grace in [grace, Duration::ZERO] {
+        tokio::select! {
+            invoked = &mut running => return invoked.context("run the handler"),
+            _ = interrupt.recv() => abort.abort(AbortReason::Cancelled, grace),
+        }
+    }
+    running.await.context("run the handler")
+}
+
+fn exit_code(answer: &Answer) -> u8 {
+    match answer {
+        Answer::Succeeded(_) => 0,
+        Answer::Failed(error) if error.kind == ErrorKind::Unrunnable => EXIT_UNRUNNABLE,
+        Answer::Failed(_) => EXIT_FAILED,
+        Answer::TimedOut(_) => EXIT_TIMEOUT,
+        Answer::Stopped(_) => EXIT_INTERRUPTED,
+    }
+}
+
+fn unknown(wanted: &str, folder: &std::path::Path, handlers: &HandlerSet) -> String {
+    let names = handlers.names();
+    let mut text = format!(
+        "rouse: no handler {} in {}; ",
+        plain(wanted),
+        folder.display()
+    );
+    text.push_str(&match names.is_empty() {
+        true => "there is none at all".to_string(),
+        false => format!("there are: {}", plain(&names.join(", "))),
+    });
+    for refusal in &handlers.refused {
+        text.push_str(&format!(
+            "\nrouse: refused {}: {}",
+            refusal.file,
+            plain(&refusal.why)
+        ));
+    }
+    text
+}
+
+fn print(handler: &Handler, invoked: &Invoked) -> anyhow::Result<()> {
+    let name = plain(&handler.manifest.name);
+    let tell = |what: &str, error: &AttemptError| -> anyhow::Result<()> {
+        let error = serde_json::to_value(error).context("print the error")?;
+        eprint!("rouse: {name} {what}\n{}", attempt_error::lines(&error));
+        Ok(())
+    };
+    match &invoked.answer {
+        Answer::Succeeded(result) => println!("{}", result.get()),
+        Answer::Failed(error) => tell("failed", error)?,
+        Answer::TimedOut(error) => tell("ran too long", error)?,
+        Answer::Stopped(reason) => eprintln!("rouse: {name} was stopped ({})", reason.as_str()),
+    }
+    Ok(())
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Record<'a> {
+    handler: &'a str,
+    version: &'a str,
+    outcome: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a AttemptError>,
+    wall_ms: f64,
+    cpu_ms: f64,
+    memory_bytes: usize,
+}
+
+fn record(handler: &Handler, invoked: &Invoked) -> anyhow::Result<String> {
+    let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
+    let (result, error) = match &invoked.answer {
+        Answer::Succeeded(result) => (Some(&**result), None),
+        Answer::Failed(error) | Answer::TimedOut(error) => (None, Some(error)),
+        Answer::Stopped(_) => (None, None),
+    };
+    serde_json::to_string(&Record {
+        handler: &handler.manifest.name,
+        version: &handler.manifest.version,
+        outcome: invoked.answer.word(),
+        result,
+        error,
+        wall_ms: ms(invoked.wall),
+        cpu_ms: ms(invoked.cpu),
+        memory_bytes: invoked.memory_bytes,
+    })
+    .context("print what came of it")
+}

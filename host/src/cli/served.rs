@@ -1,0 +1,108 @@
+//! Whether anybody takes a job, and what to do where nobody does.
+
+use serde_json::Value;
+
+use super::text::plain;
+
+/// What a job asks of its worker.
+pub(super) struct Wanted<'a> {
+    pub(super) handler: &'a str,
+    pub(super) queue: &'a str,
+    pub(super) tags: &'a Value,
+}
+
+impl<'a> Wanted<'a> {
+    /// Of a row of `rouse.jobs` or `rouse.backlog`.
+    pub(super) fn of(row: &'a Value) -> Self {
+        Self {
+            handler: row["handler"].as_str().unwrap_or_default(),
+            queue: row["queue"].as_str().unwrap_or_default(),
+            tags: &row["tags"],
+        }
+    }
+
+    /// Why none of these workers (rows of `rouse.workers`) takes it, and what to do; none: one does. The same rule as
+    /// that of the view `rouse.backlog`.
+    pub(super) fn why_nobody(&self, workers: &[Value]) -> Option<String> {
+        let handler = plain(self.handler);
+        let active = workers.iter().filter(|worker| worker["state"] == "active");
+        let mut having = active.filter(|worker| has(&worker["handlers"], self.handler));
+        let able: Vec<_> = having.by_ref().collect();
+        if able.is_empty() {
+            return Some(format!(
+                "no worker that runs now has the handler {handler}; the job waits for one (`rouse handlers` lists those of a folder, `rouse handlers ls` those of the fleet)"
+            ));
+        }
+        let serving: Vec<_> = able
+            .iter()
+            .filter(|worker| {
+                worker["queues"].as_array().is_none_or(Vec::is_empty)
+                    || has(&worker["queues"], self.queue)
+            })
+            .collect();
+        let queue = plain(self.queue);
+        if serving.is_empty() {
+            return Some(format!(
+                "no worker that runs now and has the handler {handler} serves the queue {queue}; start one with --queue {queue}, or empty it with `rouse queue drain {queue}`"
+            ));
+        }
+        let tags: Vec<&str> = texts(self.tags).collect();
+        let tagged = serving
+            .iter()
+            .any(|worker| tags.iter().all(|tag| has(&worker["tags"], tag)));
+        if tagged {
+            return None;
+        }
+        let tags = plain(&tags.join(", "));
+        Some(format!(
+            "no worker that runs now and has the handler {handler} has the tags that the job requires ({tags}); start one with them (`tags` in rouse.toml)"
+        ))
+    }
+}
+
+fn texts(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+}
+
+fn has(list: &Value, wanted: &str) -> bool {
+    texts(list).any(|text| text == wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_handler_first_then_queue_then_tags() {
+        let workers = [
+            json!({"state": "dead", "handlers": ["a", "b"], "queues": [], "tags": []}),
+            json!({"state": "active", "handlers": ["a"], "queues": ["mail"], "tags": ["gpu"]}),
+            json!({"state": "active", "handlers": ["a"], "queues": [], "tags": []}),
+            json!({"state": "active", "handlers": ["c"], "queues": ["mail"], "tags": []}),
+        ];
+        let why = |handler, queue, tags: Value| {
+            let row = json!({"handler": handler, "queue": queue, "tags": tags});
+            Wanted::of(&row).why_nobody(&workers)
+        };
+        assert_eq!(why("a", "any", json!([])), None);
+        assert_eq!(why("a", "mail", json!(["gpu"])), None);
+        let says = |why: Option<String>, part: &str| {
+            assert!(
+                why.as_ref().is_some_and(|why| why.contains(part)),
+                "{why:?}"
+            )
+        };
+        says(why("b", "mail", json!([])), "has the handler b");
+        says(why("c", "other", json!([])), "serves the queue other");
+        says(why("a", "other", json!(["gpu"])), "requires (gpu)");
+        says(
+            why("a", "mail", json!(["gpu", "big"])),
+            "requires (gpu, big)",
+        );
+    }
+}

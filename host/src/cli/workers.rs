@@ -1,0 +1,123 @@
+//! `rouse workers`: who works, what they can do, and whether that is true.
+
+mod list;
+mod show;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{Args as ClapArgs, Subcommand};
+use serde_json::{Value, json};
+
+use super::target::Target;
+use super::text::plain;
+use crate::store::Store;
+
+/// There is no such worker.
+const EXIT_UNKNOWN: u8 = 3;
+/// The worker is not in a state for that.
+const EXIT_REFUSED: u8 = 6;
+
+/// Options of `rouse workers`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the workers: those that live, and the dead that nobody has forgotten
+    #[command(visible_alias = "list")]
+    Ls(list::Args),
+    /// Show one worker with its handlers
+    Show(show::Args),
+    /// Take a worker that has ended off the list; the history of its jobs goes on naming it
+    Forget(Forget),
+    /// Ask a worker to prove that it can run a handler
+    Verify(verify::Args),
+}
+
+/// Options of `rouse workers forget`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Exit codes: 0 done · 3 no such worker · 6 it lives")]
+struct Forget {
+    #[command(flatten)]
+    target: Target,
+
+    /// The worker's id
+    id: String,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does what is asked.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.verb {
+        Verb::Ls(args) => list::run(args).await,
+        Verb::Show(args) => show::run(args).await,
+        Verb::Forget(args) => forget(args).await,
+        Verb::Verify(args) => verify::run(args).await,
+    }
+}
+
+async fn open(target: &Target) -> anyhow::Result<Store> {
+    let store = target.store()?;
+    store.check_schema().await?;
+    Ok(store)
+}
+
+/// All lives that are listed.
+async fn lives(store: &Store) -> anyhow::Result<Vec<Value>> {
+    match store.workers().await? {
+        Some(lives) => Ok(lives),
+        None => anyhow::bail!(
+            "this login may not see the workers; it needs the role rouse_observer or rouse_worker"
+        ),
+    }
+}
+
+fn unknown(id: &str) {
+    eprintln!(
+        "rouse: no worker {} is listed (`rouse workers ls --all`)",
+        plain(id)
+    );
+}
+
+async fn forget(args: Forget) -> anyhow::Result<ExitCode> {
+    let store = open(&args.target).await?;
+    match store.forget_worker(&args.id).await {
+        Ok(lives) if args.json => {
+            println!("{}", json!({"worker_id": args.id, "lives": lives}));
+        }
+        Ok(_) => println!("worker {} is forgotten", plain(&args.id)),
+        Err(error) if error.is_unknown_worker() => {
+            unknown(&args.id);
+            return Ok(ExitCode::from(EXIT_UNKNOWN));
+        }
+        Err(error) if error.is_refused_by_state() => {
+            eprintln!("rouse: {error}");
+            return Ok(ExitCode::from(EXIT_REFUSED));
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The words of a list; a dash where it is empty.
+fn list(values: &Value, nothing: &str) -> String {
+    let words: Vec<String> = values
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .map(plain)
+        .collect();
+    match words.is_empty() {
+        true => nothing.to_string(),
+        false => words.join(", "),
+    }
+}

@@ -1,0 +1,123 @@
+//! `rouse workers ls`.
+
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+
+use super::{list, lives, open};
+use crate::cli::ago;
+use crate::cli::target::Target;
+use crate::cli::text::plain;
+
+/// Options of `rouse workers ls`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Needs the role rouse_observer or rouse_worker. `running` is what a worker said with its last heartbeat.
+Exit code: 0, also where there is none")]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// Every life of every worker, the orderly ended ones too
+    #[arg(long)]
+    all: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let store = open(&args.target).await?;
+    let mut workers = lives(&store).await?;
+    if !args.all {
+        workers = current(workers);
+    }
+    match args.json {
+        true => println!("{}", json!({"workers": workers})),
+        false => println!("{}", table(&workers)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Of each worker the newest life, unless it has ended in order.
+fn current(lives: Vec<Value>) -> Vec<Value> {
+    let mut newest: Vec<Value> = Vec::new();
+    for life in lives {
+        // The newest life of an id comes first.
+        let seen = newest
+            .last()
+            .is_some_and(|last| last["worker_id"] == life["worker_id"]);
+        if !seen {
+            newest.push(life);
+        }
+    }
+    newest.retain(|life| life["state"] != "unregistered");
+    newest
+}
+
+fn table(workers: &[Value]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header([
+        "worker",
+        "state",
+        "host",
+        "version",
+        "slots",
+        "running",
+        "handlers",
+        "tags",
+        "queues",
+        "last seen",
+    ]);
+    for worker in workers {
+        let text = |key: &str| plain(worker[key].as_str().unwrap_or_default());
+        let handlers = worker["handlers"].as_array().map_or(0, Vec::len);
+        let running = worker["stats"]["active"].as_u64();
+        table.add_row([
+            text("worker_id"),
+            text("state"),
+            text("hostname"),
+            text("version"),
+            worker["slots"].to_string(),
+            running.map_or("-".into(), |running| running.to_string()),
+            handlers.to_string(),
+            list(&worker["tags"], "-"),
+            list(&worker["queues"], "all"),
+            worker["seen_s"]
+                .as_f64()
+                .map(|secs| format!("{} ago", ago::seconds(secs)))
+                .unwrap_or_default(),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_each_worker_its_newest_life_is_listed_unless_it_has_stopped_in_order() {
+        let life = |id: &str, state: &str| json!({"worker_id": id, "state": state});
+        let lives = vec![
+            life("a", "active"),
+            life("a", "dead"),
+            life("b", "dead"),
+            life("c", "unregistered"),
+            life("c", "dead"),
+        ];
+        let ids: Vec<_> = current(lives)
+            .iter()
+            .map(|life| (life["worker_id"].clone(), life["state"].clone()))
+            .collect();
+        assert_eq!(
+            ids,
+            [(json!("a"), json!("active")), (json!("b"), json!("dead"))]
+        );
+    }
+}

@@ -1,0 +1,104 @@
+//! `rouse workers show`.
+
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+
+use super::{EXIT_UNKNOWN, list, lives, open, unknown};
+use crate::cli::ago;
+use crate::cli::attempt_error::cell;
+use crate::cli::target::Target;
+use crate::cli::text::plain;
+
+/// Options of `rouse workers show`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Needs the role rouse_observer or rouse_worker. Where the id has had several lives, the newest is shown.
+Exit codes: 0 found · 3 no such worker")]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// The worker's id
+    id: String,
+
+    /// Print one JSON object, with all its lives
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows it.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let store = open(&args.target).await?;
+    let mut lives = lives(&store).await?;
+    lives.retain(|life| life["worker_id"] == args.id);
+    let Some(newest) = lives.first() else {
+        unknown(&args.id);
+        return Ok(ExitCode::from(EXIT_UNKNOWN));
+    };
+    match args.json {
+        true => println!("{}", json!({"worker": newest, "earlier": &lives[1..]})),
+        false => println!("{}", show(newest, lives.len() - 1)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(worker: &Value, earlier: usize) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    let mut row = |key: &str, text: String| {
+        if !text.is_empty() {
+            table.add_row([key.to_string(), text]);
+        }
+    };
+    let seen = worker["seen_s"].as_f64().unwrap_or_default();
+    for key in [
+        "worker_id",
+        "state",
+        "incarnation",
+        "hostname",
+        "platform",
+        "version",
+        "slots",
+    ] {
+        row(key, cell(&worker[key]));
+    }
+    row("queues", list(&worker["queues"], "all"));
+    row("tags", list(&worker["tags"], "none"));
+    row("registered_at", at(&worker["registered_at"]));
+    row("last seen", format!("{} ago", ago::seconds(seen)));
+    row("draining_at", at(&worker["draining_at"]));
+    row("ended_at", at(&worker["ended_at"]));
+    if worker["refused"].as_i64() > Some(0) {
+        row("refused writes", cell(&worker["refused"]));
+    }
+    if earlier > 0 {
+        row("earlier lives", earlier.to_string());
+    }
+    for (key, value) in worker["stats"].as_object().into_iter().flatten() {
+        if !value.is_null() {
+            row(key, cell(value));
+        }
+    }
+    let mut text = table.trim_fmt();
+    text.push_str("\n\nhandlers\n");
+    let mut handlers = Table::new();
+    handlers.load_preset(presets::NOTHING);
+    for (name, said) in worker["capabilities"].as_object().into_iter().flatten() {
+        let digest = said["sha256"].as_str().unwrap_or_default();
+        handlers.add_row([
+            plain(name),
+            plain(said["version"].as_str().unwrap_or_default()),
+            plain(digest.get(..12).unwrap_or(digest)),
+            list(&said["grants"], ""),
+        ]);
+    }
+    text.push_str(&handlers.trim_fmt());
+    text
+}
+
+fn at(value: &Value) -> String {
+    value.as_str().map(plain).unwrap_or_default()
+}

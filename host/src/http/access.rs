@@ -1,0 +1,245 @@
+//! Who may invoke.
+//!
+//! Whoever can reach a port of loopback is on this machine, with two exceptions, and both are browsers:
+//! a page from anywhere can make one send requests to `http://127.0.0.1` (cross-site request forgery),
+//! and its owner can let the page's own name point there, so that the answers can be read too (DNS
+//! rebinding). The first cannot set `content-type: application/json` without asking, which nothing here
+//! answers, and says where it comes from in `Origin`; the second says another name in `Host`. So all
+//! three are looked at. A token is something that no such page has: with it, the rest does not matter.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use sha2::{Digest as _, Sha256};
+
+use super::invoke::Problem;
+
+/// A token that can be guessed is none.
+const TOKEN_CHARS_MIN: usize = 16;
+
+/// Who may invoke.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Access {
+    /// Programs of this machine.
+    Loopback,
+    /// Whoever shows the token.
+    Token(Token),
+}
+
+/// What a caller has to show. Kept as a hash, so that it is printed nowhere, and compared as one, in a time
+/// that does not depend on how much of it is right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Token([u8; 32]);
+
+impl Token {
+    /// # Errors
+    /// Where the text cannot stand in a header, or could be guessed.
+    pub fn new(text: &str) -> Result<Self, String> {
+        if text.len() < TOKEN_CHARS_MIN || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(format!(
+                "the token for invocations has to be at least {TOKEN_CHARS_MIN} visible ASCII characters, without spaces (`openssl rand -hex 32` makes one)"
+            ));
+        }
+        Ok(Self(Sha256::digest(text).into()))
+    }
+
+    fn is(&self, shown: &str) -> bool {
+        let shown: [u8; 32] = Sha256::digest(shown).into();
+        let differences = self
+            .0
+            .iter()
+            .zip(shown)
+            .fold(0, |all, (ours, theirs)| all | (ours ^ theirs));
+        differences == 0
+    }
+}
+
+impl Access {
+    /// Who may invoke on a port of this address; none: nobody.
+    pub fn on(address: SocketAddr, token: Option<Token>) -> Option<Self> {
+        match token {
+            Some(token) => Some(Self::Token(token)),
+            None => address
+                .ip()
+                .to_canonical()
+                .is_loopback()
+                .then_some(Self::Loopback),
+        }
+    }
+
+    /// Lets a request in, or says why not.
+    pub(super) fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        match self {
+            Self::Token(token) => {
+                let shown = text(headers, header::AUTHORIZATION).and_then(bearer);
+                if !shown.is_some_and(|shown| token.is(shown)) {
+                    return Err(Problem::new(
+                        StatusCode::UNAUTHORIZED,
+                        "unauthorized",
+                        "the header `authorization: Bearer TOKEN` is missing or wrong",
+                    ));
+                }
+            }
+            Self::Loopback => {
+                let host = text(headers, header::HOST).unwrap_or_default();
+                if !is_this_machine(host) {
+                    return Err(foreign(format!(
+                        "the header `host` says {host:?}; without a token only localhost and loopback addresses may be called"
+                    )));
+                }
+                let own = format!("http://{host}");
+                if headers.contains_key(header::ORIGIN)
+                    && text(headers, header::ORIGIN) != Some(&own)
+                {
+                    return Err(foreign(
+                        "the call comes from a page of another origin".to_string(),
+                    ));
+                }
+            }
+        }
+        let kind = text(headers, header::CONTENT_TYPE).unwrap_or_default();
+        let kind = kind.split(';').next().unwrap_or_default().trim();
+        if !kind.eq_ignore_ascii_case("application/json") {
+            return Err(Problem::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "not_json",
+                "the header `content-type: application/json` is missing",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn foreign(message: String) -> Problem {
+    Problem::new(StatusCode::FORBIDDEN, "foreign", message)
+}
+
+/// The header, where it is there exactly once.
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    let mut all = headers.get_all(name).iter();
+    match (all.next(), all.next()) {
+        (Some(only), None) => only.to_str().ok(),
+        _ => None,
+    }
+}
+
+fn bearer(authorization: &str) -> Option<&str> {
+    let (scheme, token) = authorization.split_once(' ')?;
+    scheme
+        .eq_ignore_ascii_case("bearer")
+        .then_some(token.trim_start())
+}
+
+/// True for a name that no stranger can point to this machine.
+fn is_this_machine(host: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else {
+        return false;
+    };
+    let name = authority.host();
+    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost")
+        || bare
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(access: &Access, headers: &[(HeaderName, &str)]) -> u16 {
+        let map = headers
+            .iter()
+            .map(|(name, value)| (name.clone(), value.parse().unwrap()))
+            .collect();
+        access
+            .admit(&map)
+            .err()
+            .map_or(200, |problem| problem.status().as_u16())
+    }
+
+    const JSON: (HeaderName, &str) = (header::CONTENT_TYPE, "application/json; charset=utf-8");
+
+    #[test]
+    fn on_loopback_only_calls_of_this_machine_are_let_in() {
+        let access = Access::Loopback;
+        for host in ["localhost", "LocalHost:8420", "127.0.0.1:8420", "[::1]:1"] {
+            assert_eq!(
+                status(&access, &[JSON, (header::HOST, host)]),
+                200,
+                "{host}"
+            );
+        }
+        for host in [
+            "evil.example:8420",
+            "localhost.evil.example",
+            "10.0.0.1",
+            "",
+        ] {
+            assert_eq!(
+                status(&access, &[JSON, (header::HOST, host)]),
+                403,
+                "{host}"
+            );
+        }
+        assert_eq!(status(&access, &[JSON]), 403, "no host at all");
+        let here = (header::HOST, "localhost:8420");
+        for (origin, code) in [
+            ("http://localhost:8420", 200),
+            ("http://evil.example", 403),
+            ("http://localhost:3000", 403),
+            ("null", 403),
+        ] {
+            let headers = [JSON, here.clone(), (header::ORIGIN, origin)];
+            assert_eq!(status(&access, &headers), code, "{origin}");
+        }
+        assert_eq!(status(&access, std::slice::from_ref(&here)), 415);
+        let form = (header::CONTENT_TYPE, "text/plain");
+        assert_eq!(status(&access, &[form, here]), 415);
+    }
+
+    #[test]
+    fn with_a_token_it_counts_and_nothing_else() {
+        let access = Access::Token(Token::new("0123456789abcdef").unwrap());
+        let call = |value: &str| {
+            let headers = [
+                JSON,
+                (header::HOST, "jobs.example"),
+                (header::AUTHORIZATION, value),
+            ];
+            status(&access, &headers)
+        };
+        assert_eq!(call("Bearer 0123456789abcdef"), 200);
+        assert_eq!(call("bearer  0123456789abcdef"), 200);
+        for wrong in [
+            "Bearer 0123456789abcdeF",
+            "Bearer 0123456789abcde",
+            "Bearer",
+            "Basic 0123456789abcdef",
+        ] {
+            assert_eq!(call(wrong), 401, "{wrong}");
+        }
+        assert_eq!(status(&access, &[JSON, (header::HOST, "localhost")]), 401);
+    }
+
+    #[test]
+    fn without_a_token_nobody_but_loopback_is_served() {
+        let on = |address: &str| Access::on(address.parse().unwrap(), None);
+        assert_eq!(on("127.0.0.1:1"), Some(Access::Loopback));
+        assert_eq!(on("[::1]:1"), Some(Access::Loopback));
+        assert_eq!(on("0.0.0.0:1"), None);
+        assert_eq!(on("[::]:1"), None);
+        let token = Token::new("0123456789abcdef").unwrap();
+        let given = Access::on("127.0.0.1:1".parse().unwrap(), Some(token.clone()));
+        assert_eq!(given, Some(Access::Token(token)));
+    }
+
+    #[test]
+    fn a_token_that_can_be_guessed_or_not_be_sent_is_refused_and_none_is_printed() {
+        assert!(Token::new("short").is_err());
+        assert!(Token::new("with spaces in between").is_err());
+        let token = Token::new("0123456789abcdef").unwrap();
+        assert!(!format!("{token:?}").contains("0123456789abcdef"));
+    }
+}

@@ -1,0 +1,269 @@
+//! `POST /invoke/{handler}`: one handler, once, and its result as the answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest as _, Path, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use metrics::counter;
+use serde_json::{Value, json};
+
+use super::{Access, Pages};
+use crate::invoke::{Answer, Call, Invoked, Invoker, Refusal};
+use crate::job::ErrorKind;
+
+/// A caller that sends slower than that is not waited for.
+const BODY_PATIENCE: Duration = Duration::from_secs(30);
+
+/// When to ask again where too many run: a guess, as nobody knows how long they take.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+/// The queue that guests are told of.
+const QUEUE: &str = "default";
+
+/// What invocations over HTTP need.
+#[derive(Clone)]
+pub struct Invocations {
+    /// Runs them.
+    pub invoker: Arc<Invoker>,
+    /// Who may.
+    pub access: Access,
+    /// The largest body, bytes.
+    pub payload_bytes_max: usize,
+}
+
+impl std::fmt::Debug for Invocations {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Invocations")
+            .field("access", &self.access)
+            .field("payload_bytes_max", &self.payload_bytes_max)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why there is no result.
+#[derive(Debug)]
+pub(super) struct Problem {
+    status: StatusCode,
+    error: Value,
+    /// None where the handler was run: that is counted elsewhere.
+    refused: Option<&'static str>,
+}
+
+impl Problem {
+    /// A refusal: nothing was run.
+    pub(super) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            error: json!({"kind": kind, "message": message.into()}),
+            refused: Some(kind),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        if let Some(reason) = self.refused {
+            counter!("rouse_invocations_refused_total", "reason" => reason).increment(1);
+        }
+        let body = axum::Json(json!({"error": self.error}));
+        let mut response = (self.status, body).into_response();
+        let headers = response.headers_mut();
+        if self.status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            headers.insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        if matches!(
+            self.status,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+        ) {
+            headers.insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
+        response
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::UnknownHandler(there) => {
+                let mut problem = Self::new(
+                    StatusCode::NOT_FOUND,
+                    "unknown_handler",
+                    "this host has no such handler",
+                );
+                problem.error["handlers"] = json!(there);
+                problem
+            }
+            Refusal::Full(max) => Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "full",
+                format!("{max} invocations run already, and no more are taken (`invoke_max`)"),
+            ),
+            Refusal::Stopping => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "stopping",
+                "this host is stopping",
+            ),
+        }
+    }
+}
+
+/// Runs the handler. Where the caller goes away, this future is dropped, and with it the invocation:
+/// the guest is told to stop.
+pub(super) async fn invoke(
+    State(pages): State<Pages>,
+    Path(handler): Path<String>,
+    request: Request,
+) -> Response {
+    let Some(invocations) = pages.invocations else {
+        return Problem::new(
+            StatusCode::FORBIDDEN,
+            "off",
+            "invocations are off here: they need a loopback address or a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml), and an invoke_max that is not 0",
+        )
+        .into_response();
+    };
+    match answer(&invocations, &handler, request).await {
+        Ok(result) => result,
+        Err(problem) => problem.into_response(),
+    }
+}
+
+async fn answer(
+    invocations: &Invocations,
+    handler: &str,
+    request: Request,
+) -> Result<Response, Problem> {
+    invocations.access.admit(request.headers())?;
+    let payload = payload(request, invocations.payload_bytes_max).await?;
+    let call = Call {
+        payload,
+        queue: QUEUE.into(),
+        tenant: None,
+    };
+    let invocation = invocations.invoker.begin(handler, call)?;
+    response(invocation.ended().await)
+}
+
+/// The body, which has to be JSON of that size at most.
+async fn payload(request: Request, bytes_max: usize) -> Result<Vec<u8>, Problem> {
+    let too_large = || {
+        Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "too_large",
+            format!("the body has more than {bytes_max} bytes (`invoke_payload_bytes_max`)"),
+        )
+    };
+    // Said before it is sent, where the caller says how much it will be.
+    let announced = request.headers().get(header::CONTENT_LENGTH);
+    let announced = announced.and_then(|bytes| bytes.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|bytes| bytes > bytes_max) {
+        return Err(too_large());
+    }
+    // `DefaultBodyLimit` of the route holds where nothing was said.
+    let read = Bytes::from_request(request, &());
+    let body = match tokio::time::timeout(BODY_PATIENCE, read).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(error)) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+            return Err(too_large());
+        }
+        Ok(Err(error)) => {
+            return Err(Problem::new(
+                StatusCode::BAD_REQUEST,
+                "broken_body",
+                error.body_text(),
+            ));
+        }
+        Err(_) => {
+            return Err(Problem::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "slow_body",
+                format!("the body did not come within {} s", BODY_PATIENCE.as_secs()),
+            ));
+        }
+    };
+    let is_json = std::str::from_utf8(&body)
+        .map_err(|error| error.to_string())
+        .and_then(|text| {
+            serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| error.to_string())
+        });
+    match is_json {
+        Ok(_) => Ok(body.into()),
+        Err(why) => Err(Problem::new(
+            StatusCode::BAD_REQUEST,
+            "invalid_payload",
+            format!("the body is no JSON: {why}"),
+        )),
+    }
+}
+
+fn response(invoked: Invoked) -> Result<Response, Problem> {
+    let (status, error) = match invoked.answer {
+        Answer::Succeeded(result) => {
+            let kind = [(header::CONTENT_TYPE, "application/json")];
+            return Ok((kind, String::from(Box::<str>::from(result))).into_response());
+        }
+        Answer::Failed(error) if error.kind == ErrorKind::Unrunnable => {
+            (StatusCode::INTERNAL_SERVER_ERROR, json!(error))
+        }
+        Answer::Failed(error) => (StatusCode::UNPROCESSABLE_ENTITY, json!(error)),
+        Answer::TimedOut(error) => (StatusCode::GATEWAY_TIMEOUT, json!(error)),
+        Answer::Stopped(reason) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            json!({"kind": reason.as_str(), "message": "this host has stopped the handler"}),
+        ),
+    };
+    Err(Problem {
+        status,
+        error,
+        refused: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{AbortReason, AttemptError};
+
+    fn status(answer: Answer) -> u16 {
+        let invoked = Invoked {
+            answer,
+            wall: Duration::ZERO,
+            cpu: Duration::ZERO,
+            memory_bytes: 0,
+        };
+        match response(invoked) {
+            Ok(response) => response.status().as_u16(),
+            Err(problem) => problem.into_response().status().as_u16(),
+        }
+    }
+
+    #[test]
+    fn every_end_has_a_status_of_its_own() {
+        let error = |kind| AttemptError::new(kind, "why");
+        assert_eq!(
+            status(Answer::Succeeded(
+                serde_json::value::to_raw_value(&1).unwrap()
+            )),
+            200
+        );
+        for (kind, code) in [
+            (ErrorKind::GuestError, 422),
+            (ErrorKind::Trap, 422),
+            (ErrorKind::OutOfMemory, 422),
+            (ErrorKind::Unrunnable, 500),
+        ] {
+            assert_eq!(status(Answer::Failed(error(kind))), code, "{kind:?}");
+        }
+        assert_eq!(status(Answer::TimedOut(error(ErrorKind::TimedOut))), 504);
+        assert_eq!(status(Answer::Stopped(AbortReason::Shutdown)), 503);
+    }
+}

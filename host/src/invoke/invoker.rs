@@ -1,0 +1,211 @@
+//! The host's side of invocations: a cap, immediate refusal above it, and an orderly end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics::{Gauge, counter, gauge, histogram};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, warn};
+
+use super::{Answer, Call, Invoked, once};
+use crate::job::{AbortReason, AttemptError, ErrorKind};
+use crate::sandbox::{AbortHandle, Catalog, Sandbox};
+use crate::worker::{Overrides, Policy};
+
+/// Runs invocations, up to a number at once. They have no line to wait in: what does not fit is
+/// refused, so that whoever asks can go elsewhere while it still matters.
+pub struct Invoker {
+    sandbox: Arc<Sandbox>,
+    catalog: Arc<Catalog>,
+    overrides: Overrides,
+    max: usize,
+    free: Arc<Semaphore>,
+    running: TaskTracker,
+    stopping: CancellationToken,
+    /// Its patience has ended.
+    now: CancellationToken,
+}
+
+/// Why nothing was run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is no such handler; these are there.
+    UnknownHandler(Vec<String>),
+    /// So many run already.
+    Full(usize),
+    /// The host is stopping.
+    Stopping,
+}
+
+/// A handler that runs. Dropped, it is told to stop with [`AbortReason::Cancelled`]: nobody waits for
+/// the answer any more, which is what the reason says of a job; that it is taken, completed or
+/// unknown would be untrue.
+#[derive(Debug)]
+pub struct Invocation {
+    abort: AbortHandle,
+    grace: Duration,
+    task: JoinHandle<Invoked>,
+}
+
+impl Invoker {
+    /// At most `max` at once; the sandbox has to have room for them beside what else it runs.
+    pub fn new(
+        sandbox: Arc<Sandbox>,
+        catalog: Arc<Catalog>,
+        overrides: Overrides,
+        max: usize,
+    ) -> Self {
+        Self {
+            sandbox,
+            catalog,
+            overrides,
+            max,
+            free: Arc::new(Semaphore::new(max)),
+            running: TaskTracker::new(),
+            stopping: CancellationToken::new(),
+            now: CancellationToken::new(),
+        }
+    }
+
+    /// How many may run at once.
+    pub fn max(&self) -> usize {
+        self.max
+    }
+
+    /// Starts a handler, now or not at all.
+    ///
+    /// # Errors
+    /// Where there is no such handler, too many run, or the host is stopping.
+    pub fn begin(&self, handler: &str, call: Call) -> Result<Invocation, Refusal> {
+        // Held before the look, so that `end` does not miss what begins at this moment.
+        let _begins = self.running.token();
+        if self.stopping.is_cancelled() {
+            return Err(Refusal::Stopping);
+        }
+        let handlers = self.catalog.current();
+        let Some(handler) = handlers.get(handler).cloned() else {
+            return Err(Refusal::UnknownHandler(handlers.names()));
+        };
+        let Ok(place) = self.free.clone().try_acquire_owned() else {
+            return Err(Refusal::Full(self.max));
+        };
+        let policy = Policy::resolve(&handler.manifest, &self.overrides);
+        let abort = AbortHandle::new();
+        let invocation = Running {
+            _place: place,
+            gauge: gauge!("rouse_invocations_running"),
+        };
+        invocation.gauge.increment(1);
+        let (sandbox, now, grace) = (self.sandbox.clone(), self.now.clone(), policy.grace);
+        let run = {
+            let abort = abort.clone();
+            async move {
+                // Its place is taken until the guest has really ended, whoever still waits for it.
+                let _invocation = invocation;
+                let mut running =
+                    std::pin::pin!(once(&sandbox, &handler, &policy, call, abort.clone()));
+                let invoked = tokio::select! {
+                    biased;
+                    invoked = &mut running => invoked,
+                    () = now.cancelled() => {
+                        abort.abort(AbortReason::Shutdown, policy.grace);
+                        running.await
+                    }
+                };
+                count(&handler.manifest.name, &invoked);
+                invoked
+            }
+        };
+        let task = self.running.spawn_on(run, self.sandbox.guests());
+        Ok(Invocation { abort, grace, task })
+    }
+
+    /// Begin nothing more.
+    pub fn drain(&self) {
+        self.stopping.cancel();
+    }
+
+    /// Waits until it is told to begin nothing more.
+    pub async fn stopping(&self) {
+        self.stopping.cancelled().await;
+    }
+
+    /// Also tell those that run to stop, with `shutdown`.
+    pub fn stop_now(&self) {
+        self.stopping.cancel();
+        self.now.cancel();
+    }
+
+    /// Waits for [`drain`](Self::drain), then until nothing runs any more: for as long as `patience`, and
+    /// then for what is told to stop.
+    pub async fn end(&self, patience: Duration) {
+        self.stopping().await;
+        self.running.close();
+        tokio::select! {
+            () = self.running.wait() => return,
+            () = self.now.cancelled() => {}
+            () = tokio::time::sleep(patience) => {}
+        }
+        warn!(
+            running = self.running.len(),
+            "stopping invocations that have not finished"
+        );
+        self.now.cancel();
+        self.running.wait().await;
+    }
+}
+
+impl Invocation {
+    /// Waits for the answer.
+    pub async fn ended(mut self) -> Invoked {
+        match (&mut self.task).await {
+            Ok(invoked) => invoked,
+            // `Sandbox::run` never panics, and nobody aborts the task.
+            Err(error) => Invoked {
+                answer: Answer::Failed(AttemptError::new(
+                    ErrorKind::Unrunnable,
+                    format!("the host failed while it ran the handler: {error}"),
+                )),
+                wall: Duration::ZERO,
+                cpu: Duration::ZERO,
+                memory_bytes: 0,
+            },
+        }
+    }
+}
+
+impl Drop for Invocation {
+    fn drop(&mut self) {
+        // Where it has ended, nobody hears it.
+        self.abort.abort(AbortReason::Cancelled, self.grace);
+    }
+}
+
+/// What an invocation occupies.
+struct Running {
+    _place: OwnedSemaphorePermit,
+    gauge: Gauge,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.gauge.decrement(1);
+    }
+}
+
+fn count(handler: &str, invoked: &Invoked) {
+    let outcome = invoked.answer.word();
+    counter!("rouse_invocations_total", "handler" => handler.to_string(), "outcome" => outcome)
+        .increment(1);
+    histogram!("rouse_invocation_seconds", "handler" => handler.to_string())
+        .record(invoked.wall.as_secs_f64());
+    debug!(
+        handler,
+        outcome,
+        elapsed_ms = u64::try_from(invoked.wall.as_millis()).unwrap_or(u64::MAX),
+        "invocation ended"
+    );
+}

@@ -1,0 +1,47 @@
+//! How the places of the sandbox are shared between the queue and invocations.
+
+/// How many attempts of each kind may run at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Of the queue.
+    pub slots: usize,
+    /// Invocations.
+    pub invocations: usize,
+}
+
+impl Share {
+    /// What both may have where the machine holds `places` at once. The queue comes first, but whoever is
+    /// wanted gets one place at least; where there is only one, they take turns.
+    #[must_use]
+    pub fn fit(self, places: usize) -> Self {
+        let least = |wanted: usize| wanted.min(1);
+        let slots = self
+            .slots
+            .min(places.saturating_sub(least(self.invocations)))
+            .max(least(self.slots));
+        let invocations = self
+            .invocations
+            .min(places.saturating_sub(slots))
+            .max(least(self.invocations));
+        Self { slots, invocations }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_queue_comes_first_and_nobody_who_is_wanted_goes_without() {
+        let fit = |slots, invocations, places| {
+            let share = Share { slots, invocations }.fit(places);
+            (share.slots, share.invocations)
+        };
+        assert_eq!(fit(8, 8, 16), (8, 8));
+        assert_eq!(fit(8, 8, 12), (8, 4));
+        assert_eq!(fit(8, 8, 8), (7, 1));
+        assert_eq!(fit(8, 0, 8), (8, 0));
+        assert_eq!(fit(0, 8, 4), (0, 4));
+        assert_eq!(fit(8, 8, 1), (1, 1));
+    }
+}

@@ -1,0 +1,78 @@
+//! Proves to operators that this worker can run what it says it can (SPEC row A9).
+//!
+//! A registration is only what a worker said of itself when it came. Asked, it instantiates the handler's module
+//! once more, in a throwaway instance, and answers behind its key: so the answer comes from this life of this
+//! worker, and from now.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tracing::{info, warn};
+
+use super::Shared;
+
+/// Rung where somebody asks.
+#[derive(Default)]
+pub(super) struct Challenges(Notify);
+
+impl Challenges {
+    /// There may be a challenge.
+    pub(super) fn ring(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Answers for as long as the worker lives.
+pub(super) async fn answer_forever(shared: Arc<Shared>) {
+    loop {
+        shared.challenges.0.notified().await;
+        if let Err(error) = answer_all(&shared).await {
+            warn!(%error, "cannot answer a challenge; whoever asked waits in vain");
+        }
+    }
+}
+
+/// A worker that hears no notifications looks after each heartbeat.
+pub(super) fn look_where_deaf(shared: &Shared) {
+    if !shared.listening.load(Ordering::Relaxed) {
+        shared.challenges.ring();
+    }
+}
+
+async fn answer_all(shared: &Shared) -> Result<(), crate::store::StoreError> {
+    loop {
+        let asked = shared.store.challenges().await?;
+        if asked.is_empty() {
+            return Ok(());
+        }
+        for challenge in asked {
+            let answer = prove(shared, &challenge.handler).await;
+            info!(handler = %challenge.handler, %answer, "challenged");
+            shared
+                .store
+                .answer_challenge(&challenge.nonce, &answer)
+                .await?;
+        }
+    }
+}
+
+/// `{"has": true, "version": …, "sha256": …}`, or why not.
+async fn prove(shared: &Shared, name: &str) -> Value {
+    let handlers = shared.catalog.current();
+    let Some(handler) = handlers.get(name) else {
+        return json!({"has": false, "why": "the worker does not have this handler"});
+    };
+    let mut answer = json!({
+        "has": true,
+        "version": handler.manifest.version,
+        "sha256": handler.module.digest.to_string(),
+        "grants": handler.granted(),
+    });
+    if let Err(why) = shared.sandbox.verify(handler).await {
+        answer["has"] = json!(false);
+        answer["why"] = json!(format!("the module cannot be run any more: {why}"));
+    }
+    answer
+}
