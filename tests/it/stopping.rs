@@ -110,6 +110,16 @@ async fn an_attempt_that_runs_too_long_is_stopped_and_the_job_ends_as_timed_out(
         assert_eq!(job.state, "timed_out", "{handler}");
         assert_eq!(job.error.unwrap()["kind"], "timed_out");
     }
+    // The worker is flagged, with its next heartbeat: somebody asks it whether it lives.
+    client
+        .batch_execute("SELECT pg_notify('rouse_worker_' || incarnation, '') FROM rouse.worker")
+        .await
+        .unwrap();
+    until_true(
+        &client,
+        "SELECT coalesce((stats ->> 'timed_out')::int, 0) = 2 FROM rouse.workers",
+    )
+    .await;
     worker.drain().await;
 }
 

@@ -66,6 +66,8 @@ pub struct Stats {
     pub completed: u64,
     /// Attempts that have not, in this life.
     pub failed: u64,
+    /// Attempts that ran into their run timeout, in this life: where there are many, the worker may be what is slow.
+    pub timed_out: u64,
     /// Of an attempt in this life, milliseconds; none before the first.
     pub average_ms: Option<f64>,
     /// Of the process since the last heartbeat, in cores: 1.0 is one core all the time.

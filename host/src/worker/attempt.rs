@@ -112,6 +112,9 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) {
     let outcome = outcome(shared, &claim, run, &policy);
     if let Outcome::Retry { error, .. } | Outcome::Ended { error, .. } = &outcome {
         meters.count_error(error.kind);
+        if error.kind == ErrorKind::TimedOut {
+            shared.tally.timed_out();
+        }
     }
     settle(shared, &claim, meters, started_after, outcome).await;
 }

@@ -47,6 +47,7 @@ pub(super) struct Tally {
     born: Instant,
     completed: AtomicU64,
     failed: AtomicU64,
+    timed_out: AtomicU64,
     attempts: AtomicU64,
     attempts_us: AtomicU64,
 }
@@ -57,6 +58,7 @@ impl Tally {
             born: Instant::now(),
             completed: AtomicU64::new(0),
             failed: AtomicU64::new(0),
+            timed_out: AtomicU64::new(0),
             attempts: AtomicU64::new(0),
             attempts_us: AtomicU64::new(0),
         }
@@ -67,6 +69,11 @@ impl Tally {
         let us = u64::try_from(wall.as_micros()).unwrap_or(u64::MAX);
         self.attempts.fetch_add(1, Ordering::Relaxed);
         self.attempts_us.fetch_add(us, Ordering::Relaxed);
+    }
+
+    /// An attempt ran into its run timeout.
+    pub(super) fn timed_out(&self) {
+        self.timed_out.fetch_add(1, Ordering::Relaxed);
     }
 
     /// An outcome was accepted.
@@ -86,6 +93,7 @@ impl Tally {
             active: shared.slots.running(),
             completed: self.completed.load(Ordering::Relaxed),
             failed: self.failed.load(Ordering::Relaxed),
+            timed_out: self.timed_out.load(Ordering::Relaxed),
             average_ms: (attempts > 0).then(|| us as f64 / attempts as f64 / 1000.0),
             cpu_cores: used,
             memory_bytes: resident_bytes(),

@@ -69,6 +69,7 @@ fn table(workers: &[Value]) -> String {
         "version",
         "slots",
         "running",
+        "timed out",
         "handlers",
         "tags",
         "queues",
@@ -78,6 +79,7 @@ fn table(workers: &[Value]) -> String {
         let text = |key: &str| plain(worker[key].as_str().unwrap_or_default());
         let handlers = worker["handlers"].as_array().map_or(0, Vec::len);
         let running = worker["stats"]["active"].as_u64();
+        let timed_out = worker["stats"]["timed_out"].as_u64();
         table.add_row([
             text("worker_id"),
             text("state"),
@@ -85,6 +87,7 @@ fn table(workers: &[Value]) -> String {
             text("version"),
             worker["slots"].to_string(),
             running.map_or("-".into(), |running| running.to_string()),
+            timed_out.map_or("-".into(), |attempts| attempts.to_string()),
             handlers.to_string(),
             list(&worker["tags"], "-"),
             list(&worker["queues"], "all"),
