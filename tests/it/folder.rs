@@ -132,7 +132,7 @@ async fn a_describe_that_loops_waits_traps_or_talks_rubbish_is_refused_and_the_r
         ("panics.wasm", "oops at lib.rs:7"),
         ("rubbish.wasm", "does not parse"),
         ("traps.wasm", "unreachable"),
-        ("waits.wasm", "more than 5 s"),
+        ("waits.wasm", "more than 15 s"),
     ] {
         let why = handlers.refusal(file);
         assert!(why.contains(words), "{file}: {why}");
