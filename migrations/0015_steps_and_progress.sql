@@ -88,7 +88,8 @@ BEGIN
             WHERE i.inhparent IN ('rouse.finished'::regclass, 'rouse.attempt'::regclass, 'rouse.record'::regclass, 'rouse.step'::regclass))
         SELECT p.relname, p.has_steps FROM partition AS p
         WHERE to_date(right(p.relname, 8), 'YYYYMMDD') + 1 <= ((now() - keep) AT TIME ZONE 'UTC')::date
-        ORDER BY p.relname
+        -- Steps first: while they are copied, nothing else is locked.
+        ORDER BY p.has_steps DESC, p.relname
     LOOP
         BEGIN
             IF old.has_steps THEN
@@ -174,7 +175,7 @@ DECLARE
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     SELECT j.attempt INTO mine FROM rouse.job AS j
-    WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR SHARE;
+    WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN rouse._refusal(p_worker, p_id, p_fence);
     END IF;

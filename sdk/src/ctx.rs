@@ -1,7 +1,7 @@
 //! What a running attempt knows of itself, with what it may tell the host.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -68,8 +68,8 @@ pub(crate) trait Host {
 pub struct Ctx {
     job: JobInfo,
     host: Rc<dyn Host>,
-    /// How often each step was begun in this attempt.
-    begun: RefCell<HashMap<String, u32>>,
+    /// Which of the steps of each name are under way or done in this attempt.
+    begun: RefCell<HashMap<String, BTreeSet<u32>>>,
 }
 
 impl Ctx {
@@ -144,7 +144,7 @@ impl Ctx {
     /// ```
     ///
     /// The name has 1 to 200 characters without `#`. The second step of the same name within an attempt is
-    /// another step, so a step may stand in a loop, as long as each attempt goes through it in the same order. A
+    /// another step (where the first has failed, or was dropped, it is the same once more), so a step may stand in a loop, as long as each attempt goes through it in the same order. A
     /// job has up to 1,000 steps, each with a result of at most 256 KiB, 8 MiB together.
     ///
     /// The work may still be done twice: an attempt can be lost between the work and its record. What the work does
@@ -158,11 +158,13 @@ impl Ctx {
         name: impl AsRef<str>,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let name = self.nth(name.as_ref())?;
-        match self.recorded(&name)? {
-            Some(recorded) => Ok(recorded),
-            None => self.record(&name, work()?),
-        }
+        let begun = self.begin(name.as_ref())?;
+        let output = match self.recorded(&begun.name)? {
+            Some(recorded) => recorded,
+            None => self.record(&begun.name, work()?)?,
+        };
+        begun.done();
+        Ok(output)
     }
 
     /// [`step`](Self::step) for work that waits: the future is awaited only where there is no result yet.
@@ -174,25 +176,33 @@ impl Ctx {
         name: impl AsRef<str>,
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let name = self.nth(name.as_ref())?;
-        match self.recorded(&name)? {
-            Some(recorded) => Ok(recorded),
-            None => self.record(&name, work.await?),
-        }
+        let begun = self.begin(name.as_ref())?;
+        let output = match self.recorded(&begun.name)? {
+            Some(recorded) => recorded,
+            None => self.record(&begun.name, work.await?)?,
+        };
+        begun.done();
+        Ok(output)
     }
 
-    /// The name under which a step is recorded: `name`, `name#2`, `name#3` …
-    fn nth(&self, name: &str) -> Result<String> {
+    /// Takes the first name that is free: `name`, `name#2`, `name#3` …
+    fn begin(&self, name: &str) -> Result<Begun<'_>> {
         if name.contains('#') {
             let why = format_args!("the name of a step has no #, which {name:?} has");
             return Err(Error::permanent(why).kind("step-refused"));
         }
         let mut begun = self.begun.borrow_mut();
-        let times = begun.entry(name.to_owned()).or_default();
-        *times += 1;
-        Ok(match *times {
-            1 => name.to_owned(),
-            n => format!("{name}#{n}"),
+        let taken = begun.entry(name.to_owned()).or_default();
+        let nth = (1..).find(|nth| !taken.contains(nth)).unwrap_or(u32::MAX);
+        taken.insert(nth);
+        Ok(Begun {
+            ctx: self,
+            base: name.to_owned(),
+            nth,
+            name: match nth {
+                1 => name.to_owned(),
+                nth => format!("{name}#{nth}"),
+            },
         })
     }
 
@@ -217,6 +227,30 @@ impl Ctx {
     /// This attempt's abort signal.
     pub fn abort(&self) -> AbortSignal {
         AbortSignal::new(Rc::clone(&self.host))
+    }
+}
+
+/// A step that is under way. Dropped before it is done, it gives its name free: who begins it again in this attempt
+/// begins the same.
+struct Begun<'a> {
+    ctx: &'a Ctx,
+    base: String,
+    nth: u32,
+    name: String,
+}
+
+impl Begun<'_> {
+    fn done(mut self) {
+        // Nothing is given free.
+        self.nth = 0;
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if let Some(taken) = self.ctx.begun.borrow_mut().get_mut(&self.base) {
+            taken.remove(&self.nth);
+        }
     }
 }
 

@@ -211,3 +211,29 @@ fn names_are_compared_whole() {
     assert!(distinct(&["a", "ab", "b", "A"]));
     assert!(!distinct(&["a", "b", "a"]));
 }
+
+#[test]
+fn a_step_that_fails_is_the_same_step_when_it_is_tried_again() {
+    let ctx = TestCtx::new();
+    let charge = |works: bool| {
+        ctx.step("charge", || match works {
+            true => Ok(17),
+            false => Err(Error::retryable("no answer")),
+        })
+    };
+    assert!(charge(false).is_err());
+    assert_eq!(charge(true).unwrap(), 17);
+    // One that is dropped before it is done, too.
+    let endless = ctx.step_async("charge", std::future::pending::<Result<i32, Error>>());
+    let nap = rouse_sdk::sleep(std::time::Duration::from_millis(1));
+    let raced = rouse_sdk::block_on(rouse_sdk::race(endless, nap));
+    assert!(matches!(raced, rouse_sdk::Either::Second(())));
+    assert_eq!(charge(true).unwrap(), 17);
+    assert_eq!(ctx.steps_done(), ["charge", "charge#2"]);
+    // The next attempt charges neither again.
+    let next = ctx.next_attempt();
+    for _ in 0..2 {
+        let recorded = next.step("charge", || -> Result<i32, Error> { panic!("done before") });
+        assert_eq!(recorded.unwrap(), 17);
+    }
+}

@@ -172,7 +172,7 @@ async fn while_a_step_is_being_recorded_nobody_takes_the_job_over_or_settles_it(
     // The lock that rouse.record_step takes, in a transaction that has not committed.
     let open = recording.transaction().await.unwrap();
     open.query(
-        "SELECT FROM rouse.job WHERE id = $1 FOR SHARE",
+        "SELECT FROM rouse.job WHERE id = $1 FOR NO KEY UPDATE",
         &[&job.id.0],
     )
     .await
@@ -427,5 +427,30 @@ async fn an_error_may_name_the_time_of_the_next_attempt() {
         &format!("SELECT attempt = 1 AND state = 'queued' AND available_at < now() + interval '366 days' FROM rouse.job({id})"),
     )
     .await;
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_progress_that_cannot_be_stored_keeps_nobody_elses_from_being_told() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    // Each of these is shown as several characters.
+    let wordy = enqueue(
+        &client,
+        "test.wordy-progress",
+        json!({"step": "\u{202a}".repeat(200)}),
+    )
+    .await;
+    let other = enqueue(&client, "test.steps", json!({"between": "wait"})).await;
+    until_it_waits(&client, other).await;
+    let sql = format!("SELECT length(progress->>'step') = 200 FROM rouse.job({wordy})");
+    until_true(&client, &sql).await;
+    for id in [wordy, other] {
+        client
+            .query("SELECT rouse.cancel($1)", &[&id])
+            .await
+            .unwrap();
+    }
     worker.drain().await;
 }

@@ -100,6 +100,8 @@ impl Sandbox {
         if !instance.is_fit(end) {
             return;
         }
+        // Results of steps are the last job's, and of no use to the next.
+        instance.store.data_mut().steps = Steps::default();
         let limiter = &mut instance.store.data_mut().limiter;
         limiter.pause();
         let bytes = limiter.used_bytes();

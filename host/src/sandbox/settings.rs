@@ -55,8 +55,9 @@ pub struct Settings {
 impl Settings {
     /// The memory of one attempt, of which an earlier one may have asked for so much.
     pub(super) fn memory_limit(&self, asked: Option<usize>) -> usize {
-        let most = self.memory_bytes_max.max(self.memory_retry_bytes_max);
-        asked.unwrap_or(self.memory_bytes_max).min(most)
+        let usual = self.memory_bytes_max;
+        let most = self.memory_retry_bytes_max.max(usual);
+        asked.map_or(usual, |asked| asked.clamp(usual, most))
     }
 
     /// What an attempt may have after one that ran out of these bytes; none: no more than they.

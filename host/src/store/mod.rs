@@ -107,9 +107,12 @@ impl StoreError {
 
     /// True where Postgres cannot store what it was given: the same call would fail again.
     pub fn is_about_data(&self) -> bool {
-        // 22 data exception, 23 integrity constraint.
-        self.code()
-            .is_some_and(|code| matches!(&code.code()[..2], "22" | "23"))
+        // 22 data exception; 54 a limit (JSON that is nested too deep); 23514 a CHECK, but not that of a partition
+        // that is not there yet.
+        self.code().is_some_and(|code| match &code.code()[..2] {
+            "22" | "54" => true,
+            _ => *code == SqlState::CHECK_VIOLATION && !self.to_string().contains("no partition"),
+        })
     }
 
     /// True where the same call may work later: the server is away, restarting, in recovery,
@@ -171,15 +174,18 @@ impl Store {
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
-        let client = self.client().await?;
-        match tokio::time::timeout(patience, client.query_typed(sql, params)).await {
+        let silent =
+            || StoreError::Unreachable(format!("no answer within {} s", patience.as_secs()));
+        let until = tokio::time::Instant::now() + patience;
+        // All connections may be waiting for a server that says nothing.
+        let client = tokio::time::timeout_at(until, self.client())
+            .await
+            .map_err(|_| silent())??;
+        match tokio::time::timeout_at(until, client.query_typed(sql, params)).await {
             Ok(answer) => Ok(answer?),
             Err(_) => {
                 drop(Object::take(client));
-                Err(StoreError::Unreachable(format!(
-                    "no answer within {} s",
-                    patience.as_secs()
-                )))
+                Err(silent())
             }
         }
     }

@@ -6,10 +6,9 @@
 use std::collections::VecDeque;
 
 use crate::job::LaneId;
-use crate::store::ClaimedJob;
 
 /// The most jobs of one lane that are known to have waited too long; it is asked again with each short sweep.
-pub(super) const KNOWN_MAX: usize = 2_000;
+pub(super) const KNOWN_MAX: usize = 500;
 
 /// What has waited too long, as far as it was known a moment ago.
 #[derive(Debug, Default)]
@@ -26,31 +25,23 @@ impl Overdue {
         self.lanes = lanes.into();
     }
 
-    /// Their share of a claim of so many jobs, with the lanes to take it from.
-    pub(super) fn share(&mut self, wanted: usize) -> (usize, Vec<LaneId>) {
-        let all: usize = self.lanes.iter().map(|(_, jobs)| jobs).sum();
-        if all == 0 {
-            return (0, Vec::new());
-        }
+    /// Their share of a claim of so many jobs, with the lane to take it from: no more than have waited too long
+    /// there. None: there is nothing for them.
+    pub(super) fn share(&mut self, wanted: usize) -> Option<(LaneId, usize)> {
+        let (lane, jobs) = *self.lanes.front()?;
         self.larger_half = !self.larger_half;
         let half = (wanted + usize::from(self.larger_half)) / 2;
-        let lanes = self.lanes.iter().map(|(lane, _)| *lane).collect();
-        (half.min(all), lanes)
+        (half > 0).then_some((lane, half.min(jobs)))
     }
 
-    /// Takes in what a claim of `wanted` of them has found.
-    pub(super) fn claimed(&mut self, jobs: &[ClaimedJob], wanted: usize) {
-        if jobs.len() < wanted {
-            // Somebody else has the others.
-            self.lanes.clear();
-            return;
-        }
-        for job in jobs {
-            if let Some((_, left)) = self.lanes.iter_mut().find(|(lane, _)| *lane == job.lane) {
-                *left = left.saturating_sub(1);
+    /// Takes in how many of them a claim from the first lane has found; none: somebody else has them.
+    pub(super) fn claimed(&mut self, found: usize) {
+        if let Some((_, left)) = self.lanes.front_mut() {
+            *left = left.saturating_sub(found);
+            if found == 0 || *left == 0 {
+                self.lanes.pop_front();
             }
         }
-        self.lanes.retain(|(_, left)| *left > 0);
     }
 }
 
@@ -61,21 +52,24 @@ mod tests {
     #[test]
     fn what_has_waited_too_long_gets_half_of_each_claim_and_every_other_job() {
         let mut overdue = Overdue::default();
-        assert_eq!(overdue.share(10), (0, vec![]));
-        overdue.learn(vec![(LaneId(1), 3), (LaneId(2), 100)]);
-        let lanes = vec![LaneId(1), LaneId(2)];
-        assert_eq!(overdue.share(10), (5, lanes.clone()));
-        assert_eq!(overdue.share(10), (5, lanes));
-        let ones: Vec<usize> = (0..4).map(|_| overdue.share(1).0).collect();
-        assert_eq!(ones, [1, 0, 1, 0]);
-        assert_eq!(overdue.share(1000).0, 103, "no more than there are");
+        assert_eq!(overdue.share(10), None);
+        overdue.learn(vec![(LaneId(1), 100), (LaneId(2), 3)]);
+        assert_eq!(overdue.share(10), Some((LaneId(1), 5)));
+        assert_eq!(overdue.share(10), Some((LaneId(1), 5)));
+        let ones: Vec<bool> = (0..4).map(|_| overdue.share(1).is_some()).collect();
+        assert_eq!(ones, [true, false, true, false]);
+        assert_eq!(overdue.share(1000), Some((LaneId(1), 100)), "no newer ones");
     }
 
     #[test]
-    fn what_somebody_else_has_taken_is_forgotten() {
+    fn lanes_are_served_one_after_the_other_and_what_somebody_else_has_is_forgotten() {
         let mut overdue = Overdue::default();
-        overdue.learn(vec![(LaneId(1), 3)]);
-        overdue.claimed(&[], 1);
-        assert_eq!(overdue.share(10), (0, vec![]));
+        overdue.learn(vec![(LaneId(1), 3), (LaneId(2), 1), (LaneId(3), 1)]);
+        overdue.claimed(2);
+        assert_eq!(overdue.share(10), Some((LaneId(1), 1)));
+        overdue.claimed(1);
+        assert_eq!(overdue.share(10), Some((LaneId(2), 1)));
+        overdue.claimed(0);
+        assert_eq!(overdue.share(10), Some((LaneId(3), 1)));
     }
 }

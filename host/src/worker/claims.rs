@@ -125,11 +125,10 @@ impl<'a> Claims<'a> {
     /// Claims from the lanes, in their order; half of it from those that have waited too long.
     pub(super) async fn claim(&mut self, wanted: usize, after: After) -> Result<usize, StoreError> {
         let mut found = 0;
-        let (share, lanes) = self.overdue.share(wanted);
-        if share > 0 {
-            let orders = self.lanes.orders_of(&lanes);
-            let (jobs, asked) = self.claim_from(&orders, share).await?;
-            self.overdue.claimed(&jobs, share);
+        if let Some((lane, share)) = self.overdue.share(wanted) {
+            let orders = self.lanes.order_of(lane);
+            let (jobs, asked) = self.claim_from(orders.as_slice(), share).await?;
+            self.overdue.claimed(jobs.len());
             found = self.dispatch(jobs, asked, false);
         }
         let orders = self.lanes.orders(after);

@@ -16,6 +16,13 @@ use crate::store::{NotMine, Report, StoreError};
 /// The wait after a failure that may pass.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
+/// As `rouse.progress` has it.
+const STEP_CHARS_MAX: usize = 200;
+
+/// Calls for steps at the same time: of the few connections of a worker, some are left for claims, settlements and
+/// renewals, however many attempts record.
+pub(super) const CALLS_MAX: usize = 2;
+
 /// The journal of one attempt. While the database does not answer it is asked again, until the worker
 /// trusts the lease no more: the abort signal ends the wait.
 pub(super) struct AttemptJournal {
@@ -65,7 +72,9 @@ impl Journal for AttemptJournal {
     fn recorded(&self) -> Waiting<'_, HashMap<String, Vec<u8>>> {
         Box::pin(async {
             loop {
+                let call = self.shared.step_calls.acquire().await;
                 let answer = self.shared.store.recorded_steps(self.id, self.fence).await;
+                drop(call);
                 if let Some(recorded) = self.answer(answer).await {
                     return recorded;
                 }
@@ -78,7 +87,10 @@ impl Journal for AttemptJournal {
             let output = str::from_utf8(output).map_err(|error| error.to_string())?;
             let store = &self.shared.store;
             loop {
-                match store.record_step(self.id, self.fence, step, output).await {
+                let call = self.shared.step_calls.acquire().await;
+                let answer = store.record_step(self.id, self.fence, step, output).await;
+                drop(call);
+                match answer {
                     Err(error) if error.is_about_data() => return Err(error.to_string()),
                     answer => {
                         if let Some(()) = self.answer(answer).await {
@@ -96,7 +108,8 @@ impl Journal for AttemptJournal {
             id: self.id,
             fence: self.fence,
             percent,
-            step: step.to_owned(),
+            // What stands for characters that cannot be shown makes a text longer than the guest's was.
+            step: step.chars().take(STEP_CHARS_MAX).collect(),
         });
     }
 }

@@ -209,7 +209,7 @@ impl Lanes {
         }
     }
 
-    /// Lanes that have jobs and stand behind others that have some.
+    /// Lanes that have jobs and stand behind others that have some; of more than fit a claim, any.
     pub(super) fn behind(&self) -> Vec<ClaimOrder> {
         let known = &self.known;
         let active = || self.active.iter().filter_map(|id| known.get(id));
@@ -217,16 +217,13 @@ impl Lanes {
         active()
             .filter(|lane| Some(lane.class()) > first)
             .filter_map(|lane| lane.order(After::Recent))
+            .take(LANES_PER_CLAIM)
             .collect()
     }
 
-    /// Orders for these lanes, as far as they are served.
-    pub(super) fn orders_of(&self, lanes: &[LaneId]) -> Vec<ClaimOrder> {
-        let known = lanes.iter().filter_map(|id| self.known.get(id));
-        known
-            .filter_map(|lane| lane.order(After::Recent))
-            .take(LANES_PER_CLAIM)
-            .collect()
+    /// The order for this lane, if it is served.
+    pub(super) fn order_of(&self, lane: LaneId) -> Option<ClaimOrder> {
+        self.known.get(&lane)?.order(After::Recent)
     }
 
     /// Every served lane, in the order in which to claim from them.

@@ -132,14 +132,21 @@ impl Leases {
             .collect()
     }
 
-    fn extend(&self, renewal: &Renewal, asked: BootTime) {
+    /// Takes in that a lease was extended. False where the attempt has been told to stop meanwhile, because its
+    /// lease could not be trusted any more: there is no way back.
+    #[must_use]
+    fn extend(&self, renewal: &Renewal, asked: BootTime) -> bool {
         if let Some(lease) = self.lock().get_mut(&renewal.id)
             && lease.fence == renewal.fence
         {
+            if lease.abort.reason() == Some(AbortReason::Error) {
+                return false;
+            }
             lease.trusted_until = asked.plus(lease.lease);
             lease.abort.trust_until(lease.trusted_until);
             lease.doubted = false;
         }
+        true
     }
 
     /// The job is this worker's no more.
@@ -203,6 +210,8 @@ pub(super) async fn renew_forever(shared: Arc<Shared>) {
         // Whoever is told that a job has changed asks at once.
         let _ = tokio::time::timeout(TICK, shared.leases.doubts.notified()).await;
         let asked = BootTime::now();
+        // First: after a suspension, for instance, no renewal makes a lease good again that was over.
+        shared.leases.distrust(asked);
         let due = shared.leases.due(asked);
         if !due.is_empty() {
             // A second at most: a database that does not answer must not keep the distrust below
@@ -229,10 +238,10 @@ fn take_answers(
             continue;
         };
         match refusal {
-            None => {
-                shared.leases.extend(renewal, asked);
+            None if shared.leases.extend(renewal, asked) => {
                 debug!(job.id = %id, "lease renewed");
             }
+            None => shared.leases.lose(id, renewal.fence, AbortReason::Error),
             Some(Refusal::Busy) => {}
             Some(Refusal::Lost(reason)) => shared.leases.lose(id, renewal.fence, reason),
         }
@@ -341,8 +350,28 @@ mod tests {
             lease_ms: 10_000,
         };
         // As if it had been asked for at the beginning of the clock: ten seconds of trust, long gone.
-        leases.extend(&renewal, BootTime::default());
+        assert!(leases.extend(&renewal, BootTime::default()));
         assert_eq!(told.reason(), Some(AbortReason::Error));
+    }
+
+    #[test]
+    fn a_lease_that_could_not_be_trusted_for_a_while_is_not_made_good_by_a_late_renewal() {
+        let now = BootTime::now();
+        let leases = Leases::default();
+        let (lease, told) = lease(FENCE, now);
+        told.trust_until(now);
+        leases.insert(JOB, lease);
+        // The guest has asked, and was told to stop, before anybody looked at the leases.
+        assert_eq!(told.reason(), Some(AbortReason::Error));
+        let renewal = Renewal {
+            id: JOB,
+            fence: FENCE,
+            lease_ms: 10_000,
+        };
+        assert!(!leases.extend(&renewal, now));
+        leases.lose(JOB, FENCE, AbortReason::Error);
+        assert!(leases.due(now).is_empty(), "it is renewed no more");
+        assert!(told.grace_remaining() <= Some(Duration::from_secs(5)));
     }
 
     #[test]

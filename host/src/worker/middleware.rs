@@ -20,7 +20,8 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = Run> + Send + 'a>>;
 /// Middlewares nest in the order in which they are listed in [`Parts::middlewares`](super::Parts::middlewares), the first
 /// one outermost; Rouse's own, for traces and metrics, are around all of them. The run timeout and the abort signal act on the
 /// sandbox, inside of everything. One that calls [`Next::instead`] decides how the attempt ends without a
-/// guest; one that panics loses the attempt, as if its host had died. They run on the threads for guests, so they must not block.
+/// guest; one that panics loses the attempt, as if its host had died. They run on the threads for guests, so they must not
+/// block; and the lease is renewed as long as they take, so one that never ends keeps its slot.
 ///
 /// ```
 /// use rouse::worker::{AttemptInfo, Middleware, Next, Running};

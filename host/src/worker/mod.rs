@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
@@ -112,6 +112,7 @@ struct Shared {
     metrics_asked: Arc<AtomicBool>,
     leases: leases::Leases,
     progress: progress::Progress,
+    step_calls: Semaphore,
     tally: life::Tally,
     challenges: challenges::Challenges,
     /// The database has refused this worker: is this life over?
@@ -189,6 +190,7 @@ pub async fn run(
         metrics_asked: health.metrics_asked,
         leases: leases::Leases::default(),
         progress: progress::Progress::default(),
+        step_calls: Semaphore::new(journal::CALLS_MAX),
         tally: life::Tally::new(),
         challenges: challenges::Challenges::default(),
         doubts: Notify::new(),

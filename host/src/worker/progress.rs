@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tracing::warn;
+use tracing::{error, warn};
 
 use super::Shared;
 use crate::job::{Fence, JobId};
@@ -86,6 +86,14 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
                 for report in reports.iter().filter(|report| !mine.contains(&report.id)) {
                     shared.leases.doubt(Some(report.id));
                 }
+            }
+            // One of them cannot be stored: nobody is to wait for it for ever.
+            Err(error) if error.is_about_data() => {
+                error!(%error, reports = reports.len(), "progress cannot be written down, and is left out");
+                shared.progress.put_back(News {
+                    ended: news.ended,
+                    ..News::default()
+                });
             }
             // This life is over, and with it what its attempts have to say.
             Err(error) if shared.doubted(&error) => {}

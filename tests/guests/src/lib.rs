@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use failing::{fail, flaky, panic, trap};
 use greedy::{alloc, big_result, nul_result, recurse, reuse_state, spin, state};
 use reaching::{connect, env, print, read_file, write_file};
-use steps::{bad_steps, changed_step, retry_at, two_steps};
+use steps::{bad_steps, changed_step, retry_at, two_steps, wordy_progress};
 use waiting::{deadlock, ignore_abort, race, sleep, wait_abort};
 
 /// Gives its payload back, with all that it was told of its job.
@@ -75,6 +75,7 @@ export!(
     print,
     connect,
     two_steps,
+    wordy_progress,
     bad_steps,
     changed_step,
     retry_at,

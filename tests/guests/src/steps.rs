@@ -109,3 +109,15 @@ pub(crate) fn retry_at(ctx: &Ctx, payload: RetryAt) -> Result<u32, Error> {
         attempt => Ok(attempt),
     }
 }
+
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct Wordy {
+    step: String,
+}
+
+/// Says this as its progress, and waits until it has to stop.
+#[handler(name = "test.wordy-progress", max_attempts = 1)]
+pub(crate) async fn wordy_progress(ctx: &Ctx, payload: Wordy) -> Value {
+    ctx.progress(1, payload.step);
+    json!(ctx.abort().wait().await.as_str())
+}
