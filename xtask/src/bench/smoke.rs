@@ -25,7 +25,8 @@ const ENQUEUE_SECONDS: u32 = 1;
 const ENQUEUE_PAIRS: usize = 2;
 const LATENCY_RATE: u32 = 20;
 const LATENCY_SECONDS: u32 = 2;
-const IDLE_SETTLE_SECONDS: u32 = 4;
+/// A session that does nothing more reports the statements of the host's start after 10 s.
+const IDLE_SETTLE_SECONDS: u32 = 12;
 const IDLE_SECONDS: u32 = 15;
 
 #[derive(Args)]
