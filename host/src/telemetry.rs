@@ -45,15 +45,18 @@ pub enum TelemetryError {
 }
 
 /// Sends what happens in this process to stderr. `filter` is the value of `ROUSE_LOG`; none means
-/// `info`. Where logs have been set up already, as in a test, they stay as they are.
+/// `info`, without what guests can make wasmtime-wasi-http say as often as they like. Where logs have been set up already, as in a test, they stay as they are.
 ///
 /// # Errors
 /// Where the filter cannot be read. Then nothing is set up.
 pub fn init(format: LogFormat, filter: Option<&str>) -> Result<(), TelemetryError> {
-    let filter = parse(filter.unwrap_or("info"))?;
+    let filter = parse(filter.unwrap_or("info,wasmtime_wasi_http=error"))?;
     let lines = fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // Whoever read them may be gone. Saying so would be written to the same place, with a panic of the task that
+        // has logged something.
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal());
     let set: Result<(), Box<dyn std::error::Error + Send + Sync>> = match format {
         LogFormat::Text => lines.compact().try_init(),

@@ -3,12 +3,14 @@
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::http::{Request, Response};
 use crate::task::Source;
 use crate::{AbortReason, AbortSignal, Error, Result};
 
@@ -16,7 +18,8 @@ use crate::{AbortReason, AbortSignal, Error, Result};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JobInfo {
-    /// The job's id, the same for all its attempts.
+    /// The job's id, the same for all its attempts. Negative where there is no job: the handler was invoked without the
+    /// queue, and each such call has a number of its own.
     pub id: i64,
     /// The name under which the job was enqueued.
     pub handler: String,
@@ -60,7 +63,13 @@ pub(crate) trait Host {
     /// The recorded result of a step, JSON; none where it is to be done.
     fn begin_step(&self, name: &str) -> Result<Option<Vec<u8>>>;
     fn complete_step(&self, name: &str, output: Vec<u8>) -> Result<()>;
+    fn secret(&self, name: &str) -> Result<String>;
+    /// Sends one request; redirects, time limits and the abort are the caller's.
+    fn http<'a>(&'a self, request: &'a Request) -> Answer<'a>;
 }
+
+/// A response that is waited for.
+pub(crate) type Answer<'a> = Pin<Box<dyn Future<Output = Result<Response>> + 'a>>;
 
 /// A handler's view of its attempt.
 ///
@@ -183,6 +192,31 @@ impl Ctx {
         };
         begun.done();
         Ok(output)
+    }
+
+    /// A word that stands for a secret, to be put into a header or a body of a request: there the host puts the secret
+    /// in its place, where `rouse.toml` grants that for the server. The handler never holds the secret itself, so it
+    /// cannot lose it either.
+    ///
+    /// ```
+    /// use rouse_sdk::{Ctx, Error, http};
+    ///
+    /// async fn send(ctx: &Ctx) -> Result<(), Error> {
+    ///     let key = ctx.secret("MAIL_KEY")?;
+    ///     let mail = http::post("https://api.mail.example/v1/send").bearer(key);
+    ///     mail.body("hello").send(ctx).await?.error_for_status()?;
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// Permanent, where the operator has not granted it to this handler (kind `denied`).
+    pub fn secret(&self, name: impl AsRef<str>) -> Result<String> {
+        self.host.secret(name.as_ref())
+    }
+
+    pub(crate) fn http<'a>(&'a self, request: &'a Request) -> Answer<'a> {
+        self.host.http(request)
     }
 
     /// Takes the first name that is free: `name`, `name#2`, `name#3` …

@@ -59,13 +59,14 @@
 //! - [`handler`](macro@handler): the attribute, with every option that a handler can declare.
 //! - [`export!`]: makes a module of one or more handlers.
 //! - [`Ctx`]: the job, the log, the progress, the abort signal, and steps whose results later attempts get back.
+//! - [`http`]: requests to servers that the operator has granted.
 //! - [`Error`]: retryable, permanent, or retryable after or at a time; `?` works on any error.
 //! - [`sleep`], [`race`], [`block_on`]: waiting, also in an `async fn` handler.
 //! - `TestCtx`: the native stand-in for `Ctx`.
 //!
 //! # What the module may do
 //! Nothing but compute, until the operator grants it something in `rouse.toml`. A granted
-//! directory is used through `std::fs`. Each attempt runs in a fresh instance: nothing that a
+//! directory is used through `std::fs`, a granted server through [`http`], a secret through [`Ctx::secret`]. Each attempt runs in a fresh instance: nothing that a
 //! handler keeps in a static outlives its attempt.
 
 // The generated bindings name this crate from outside and from within.
@@ -76,6 +77,7 @@ mod abort;
 mod ctx;
 mod error;
 mod handler;
+pub mod http;
 mod manifest;
 mod task;
 

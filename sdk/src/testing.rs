@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::ctx::Host;
+use crate::ctx::{Answer, Host};
+use crate::http::{Request, Response};
 use crate::native::Abort;
 use crate::task::Source;
 use crate::{AbortReason, Ctx, Error, Handler, JobInfo, Level};
@@ -119,6 +120,17 @@ impl TestCtx {
         self.recorder.done.borrow().clone()
     }
 
+    /// Answers the requests that are sent from now on, in the place of servers. Where nothing answers, each request is an
+    /// error.
+    pub fn on_http(&self, answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) {
+        *self.recorder.server.borrow_mut() = Some(Box::new(answer));
+    }
+
+    /// The requests sent so far; each redirect that was followed is one.
+    pub fn requests(&self) -> Vec<Request> {
+        self.recorder.requests.borrow().clone()
+    }
+
     /// Tells the attempt to stop, with a grace of 5 s as the host's default is.
     pub fn fire_abort(&self, reason: AbortReason) {
         self.aborter().fire(reason, Duration::from_secs(5));
@@ -172,12 +184,17 @@ impl fmt::Debug for Aborter {
     }
 }
 
+/// What answers requests.
+type Server = Box<dyn FnMut(&Request) -> Result<Response, Error>>;
+
 #[derive(Default)]
 struct Recorder {
     logs: RefCell<Vec<LogLine>>,
     progress: RefCell<Vec<ProgressReport>>,
     recorded: RefCell<HashMap<String, Vec<u8>>>,
     done: RefCell<Vec<String>>,
+    requests: RefCell<Vec<Request>>,
+    server: RefCell<Option<Server>>,
     abort: Arc<Abort>,
 }
 
@@ -223,6 +240,27 @@ impl Host for Recorder {
         self.done.borrow_mut().push(name.to_owned());
         self.recorded.borrow_mut().insert(name.to_owned(), output);
         Ok(())
+    }
+
+    fn secret(&self, name: &str) -> Result<String, Error> {
+        Ok(format!("rouse-secret-{name}"))
+    }
+
+    fn http<'a>(&'a self, request: &'a Request) -> Answer<'a> {
+        Box::pin(async move {
+            self.unless_aborted()?;
+            self.requests.borrow_mut().push(request.clone());
+            match &mut *self.server.borrow_mut() {
+                Some(answer) => answer(request),
+                None => {
+                    let (method, url) = (&request.method, &request.url);
+                    let why = format_args!(
+                        "{method} {url}: nothing answers requests in this test; TestCtx::on_http does"
+                    );
+                    Err(Error::permanent(why).kind("denied"))
+                }
+            }
+        })
     }
 
     fn abort_source(&self) -> Source {

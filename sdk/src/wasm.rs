@@ -1,5 +1,7 @@
 //! The module's side of the contract: imports, exports, panics, pollables.
 
+mod http;
+
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -7,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 use std::time::{Duration, SystemTime};
 
-use crate::ctx::Host;
+use crate::ctx::{Answer, Host};
 use crate::handler::Entry;
 use crate::{AbortReason, Ctx, Error, Level};
 
@@ -17,10 +19,11 @@ pub mod bindings {
         inline: "
             package rouse:sdk;
 
-            /// The contract, with the clock that `sleep` needs.
+            /// The contract, with the clock that `sleep` needs, and requests.
             world guest {
                 include rouse:handler/module@0.1.0;
                 import wasi:clocks/monotonic-clock@0.2.0;
+                import wasi:http/outgoing-handler@0.2.0;
             }
         ",
         path: "wit",
@@ -33,7 +36,7 @@ pub mod bindings {
 }
 
 pub use bindings::exports::rouse::handler::handlers::{Failure, Guest, JobInfo};
-use bindings::rouse::handler::{context, retry, steps};
+use bindings::rouse::handler::{context, retry, secrets, steps};
 use bindings::wasi::clocks::monotonic_clock;
 use bindings::wasi::io::poll::{self, Pollable};
 
@@ -160,6 +163,15 @@ impl Host for Imports {
 
     fn complete_step(&self, name: &str, output: Vec<u8>) -> crate::Result<()> {
         steps::complete(name, &output).map_err(step_error)
+    }
+
+    fn secret(&self, name: &str) -> crate::Result<String> {
+        secrets::get(name)
+            .map_err(|secrets::SecretError::NotGranted(why)| Error::permanent(why).kind("denied"))
+    }
+
+    fn http<'a>(&'a self, request: &'a crate::http::Request) -> Answer<'a> {
+        Box::pin(http::send(request))
     }
 
     fn abort_source(&self) -> Source {

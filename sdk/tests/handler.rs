@@ -237,3 +237,18 @@ fn a_step_that_fails_is_the_same_step_when_it_is_tried_again() {
         assert_eq!(recorded.unwrap(), 17);
     }
 }
+
+#[handler(name = "ping")]
+fn ping(_ctx: &Ctx, _payload: ()) -> &'static str {
+    "pong"
+}
+
+#[test]
+fn a_handler_that_takes_nothing_is_content_with_a_job_without_a_payload() {
+    let ctx = TestCtx::new();
+    for payload in [json!({}), json!(null)] {
+        assert_eq!(ctx.run::<ping>(payload).unwrap(), json!("pong"));
+    }
+    let error = ctx.run::<ping>(json!({"a": 1})).unwrap_err();
+    assert!(format!("{error:?}").contains("bad-payload"), "{error:?}");
+}

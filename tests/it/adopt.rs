@@ -1,7 +1,9 @@
 //! Jobs whose worker is gone.
 
-use rouse::job::{Fence, JobId, LaneId};
-use rouse::store::{ClaimOrder, Locked};
+use std::time::Duration;
+
+use rouse::job::{Attempt, Fence, JobId, LaneId};
+use rouse::store::{ClaimOrder, Locked, LostJob};
 use serde_json::json;
 use tokio_postgres::Client;
 
@@ -32,10 +34,29 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
             .unwrap()
     };
     let first = claim(&store, 1).await.remove(0);
-    assert!(adopt().await.is_empty(), "its lease has not run out");
+    let adopted = adopt().await;
+    assert!(adopted.claimed.is_empty(), "its lease has not run out");
+    let lost = |attempt, lost, has_failed| LostJob {
+        id: first.id,
+        lane: first.lane,
+        attempt: Attempt(attempt),
+        lost,
+        has_failed,
+        after: Duration::ZERO,
+    };
+    // What is told of a job that nobody has claimed; how long it ran is another matter.
+    let told = |all: Vec<LostJob>| -> Vec<LostJob> {
+        let without = |one| LostJob {
+            after: Duration::ZERO,
+            ..one
+        };
+        all.into_iter().map(without).collect()
+    };
 
     expire(&client, first.id).await;
-    let second = adopt().await.remove(0);
+    let mut adopted = adopt().await;
+    let second = adopted.claimed.remove(0);
+    assert!(adopted.lost.is_empty(), "its event is the adoption");
     assert_eq!(
         (second.attempt.0, second.lost),
         (2, 1),
@@ -51,7 +72,9 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
     );
 
     expire(&client, first.id).await;
-    assert!(adopt().await.is_empty(), "after a second loss it waits");
+    let adopted = adopt().await;
+    assert!(adopted.claimed.is_empty(), "after a second loss it waits");
+    assert_eq!(told(adopted.lost), [lost(2, 2, false)]);
     assert_eq!(show(&client, id).await.state, "queued");
     client
         .execute(
@@ -64,8 +87,18 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
     let third = claim(&store, 1).await.remove(0);
     assert_eq!((third.attempt.0, third.lost), (3, 2));
 
-    expire(&client, first.id).await;
-    assert!(adopt().await.is_empty());
+    client
+        .execute(
+            "UPDATE rouse.job SET claimed_at = now() - interval '1 min', lease_until = now() - interval '1 s'",
+            &[],
+        )
+        .await
+        .unwrap();
+    let adopted = adopt().await;
+    assert!(adopted.claimed.is_empty());
+    let ran = adopted.lost[0].after;
+    assert!(ran >= Duration::from_secs(60), "since its claim: {ran:?}");
+    assert_eq!(told(adopted.lost), [lost(3, 3, true)]);
     let shown = show(&client, id).await;
     assert_eq!(shown.state, "failed");
     let error = shown.error.unwrap();
@@ -101,5 +134,5 @@ async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
         lease_ms: 1000,
     }];
     let adopted = store.adopt(Fence(1), &other, 10, 3, None).await.unwrap();
-    assert!(adopted.is_empty());
+    assert!(adopted.claimed.is_empty());
 }

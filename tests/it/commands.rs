@@ -335,7 +335,7 @@ async fn enqueue_and_job_work_from_the_shell() {
     for part in [
         "text.stats",
         "succeeded",
-        "\"words\":2",
+        "\"words\": 2",
         "history",
         "requested",
         "started",
@@ -503,13 +503,18 @@ async fn serve_answers_for_its_health_and_counts_what_it_does() {
         metrics.contains("rouse_attempts_total{handler=\"noop\",outcome=\"succeeded\"} 1"),
         "{metrics}"
     );
-    // The host has asked the database at its start.
+    // The database is asked once somebody has read the page, for the next time.
     for shown in [
         "rouse_dead_rows ",
         "rouse_xmin_age_transactions ",
         "rouse_oldest_transaction_seconds ",
     ] {
-        assert!(metrics.contains(shown), "{shown}: {metrics}");
+        assert!(!metrics.contains(shown), "{shown}: {metrics}");
+        let began = std::time::Instant::now();
+        while !get("/metrics").await.1.contains(shown) {
+            assert!(began.elapsed() < PATIENCE, "{shown}");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
     }
 
     let second = Host::rouse(
@@ -623,4 +628,64 @@ async fn a_reader_that_leaves_early_ends_the_command_quietly() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+#[tokio::test]
+async fn a_host_whose_log_nobody_reads_any_more_works_on_and_stops_when_told() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let guests = guests_dir();
+    let mut host = std::process::Command::new(crate::support::rouse_binary())
+        .args([
+            "serve",
+            "--http",
+            "off",
+            "--worker-id",
+            "unread",
+            "--handlers",
+        ])
+        .arg(&guests)
+        .env("DATABASE_URL", db.url())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop((host.stdout.take(), host.stderr.take()));
+    // Its attempts write to the log, and so does everything that stops it.
+    let id = enqueue(&client, "test.print", json!({"line": "unread", "times": 3})).await;
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    let pid = libc::pid_t::try_from(host.id()).unwrap();
+    let sent = std::process::Command::new("kill")
+        .args(["-TERM", &pid.to_string()])
+        .status();
+    assert!(sent.unwrap().success());
+    let status = tokio::task::spawn_blocking(move || host.wait())
+        .await
+        .unwrap();
+    assert!(status.unwrap().success());
+    until_true(
+        &client,
+        "SELECT state = 'unregistered' FROM rouse.workers WHERE worker_id = 'unread'",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn numbers_and_depths_that_only_postgres_can_hold_are_shown_as_they_are() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let deep = format!("{}1{}", "[".repeat(300), "]".repeat(300));
+    for payload in ["{\"cents\": 12345678901234567890123456789}", &deep] {
+        let sql = format!("SELECT rouse.enqueue('no.such', '{payload}')");
+        let id: i64 = client.query_one(&sql, &[]).await.unwrap().get(0);
+        for more in [None, Some("--json")] {
+            let id = id.to_string();
+            let mut args = vec!["job", "show", &id];
+            args.extend(more);
+            let (code, output) = run(&db, &args);
+            assert_eq!(code, 0, "{output}");
+            assert!(output.contains(payload), "{output}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::worker::enqueue;
+use crate::support::worker::{cancel, enqueue};
 
 async fn live_jobs(client: &Client) -> i64 {
     let row = client
@@ -305,14 +305,10 @@ async fn a_unique_key_returns_the_live_job_that_has_it() {
         two.query_one(other, &[]).await.unwrap().get::<_, i64>(0),
         first
     );
-    two.query("SELECT rouse.cancel($1)", &[&first])
-        .await
-        .unwrap();
+    cancel(&two, first).await;
     let third: i64 = two.query_one(CALL, &[]).await.unwrap().get(0);
     assert_ne!(third, first, "the key is free once the job has ended");
-    two.query("SELECT rouse.cancel($1)", &[&third])
-        .await
-        .unwrap();
+    cancel(&two, third).await;
 
     // Two at once: the second waits for the first to commit, and gets its id.
     let transaction = one.transaction().await.unwrap();
@@ -360,16 +356,12 @@ async fn a_queued_job_can_be_cancelled_and_its_history_says_so() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({})).await;
-    let cancel = async |id: i64| -> bool {
-        client
-            .query_one("SELECT rouse.cancel($1)", &[&id])
-            .await
-            .unwrap()
-            .get(0)
-    };
-    assert!(cancel(id).await);
-    assert!(cancel(id).await, "cancelling again changes nothing");
-    assert!(!cancel(id + 1000).await, "there is no such job");
+    assert!(cancel(&client, id).await);
+    assert!(
+        cancel(&client, id).await,
+        "cancelling again changes nothing"
+    );
+    assert!(!cancel(&client, id + 1000).await, "there is no such job");
     let rows = client
         .query("SELECT event FROM rouse.history($1)", &[&id])
         .await
@@ -399,11 +391,7 @@ async fn a_job_can_be_cancelled_where_no_worker_has_made_todays_partition() {
         )
         .await
         .unwrap();
-    let done: bool = client
-        .query_one("SELECT rouse.cancel($1)", &[&id])
-        .await
-        .unwrap()
-        .get(0);
+    let done = cancel(&client, id).await;
     assert!(done);
 }
 

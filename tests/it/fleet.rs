@@ -1,8 +1,4 @@
-//! The commands that look at the fleet, ask it to prove itself, and empty a queue.
-
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+//! The commands that look at the fleet, and ask it to prove itself.
 
 use rouse::store::{Stats, Store, WorkerKey};
 use rouse::worker::Settings;
@@ -10,63 +6,12 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::support::database::registration;
-use crate::support::worker::{
-    PATIENCE, TestWorker, ended, enqueue, events, guests_dir, until, until_true, watched,
-};
-use crate::support::{Host, TestDb, rouse_binary, scratch};
-
-/// What a command prints, and its exit code.
-struct Ran {
-    code: i32,
-    stdout: String,
-    stderr: String,
-}
-
-impl Ran {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.stdout)
-            .unwrap_or_else(|error| panic!("{error}: {}{}", self.stdout, self.stderr))
-    }
-
-    fn says(&self, part: &str) -> &Self {
-        let all = format!("{}{}", self.stdout, self.stderr);
-        assert!(all.contains(part), "{part:?} is not in:\n{all}");
-        self
-    }
-
-    fn exits(&self, code: i32) -> &Self {
-        assert_eq!(self.code, code, "{}{}", self.stdout, self.stderr);
-        self
-    }
-}
-
-fn command(url: &str, args: &[&str], folder: &Path) -> Command {
-    let mut command = Command::new(rouse_binary());
-    command
-        .args(args)
-        .env("DATABASE_URL", url)
-        .env_remove("ROUSE_LOG")
-        .current_dir(folder)
-        .stdin(Stdio::null());
-    command
-}
+use crate::support::worker::{TestWorker, enqueue, guests_dir, put, until_true, watched};
+use crate::support::{Ran, TestDb, command, folder, rouse_in, scratch};
 
 /// Runs a command to its end, in an empty folder.
 async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
     rouse_in(db, args, &scratch("fleet")).await
-}
-
-async fn rouse_in(db: &TestDb, args: &[&str], folder: &Path) -> Ran {
-    let mut command = command(&db.url(), args, folder);
-    let output = tokio::task::spawn_blocking(move || command.output())
-        .await
-        .unwrap()
-        .unwrap();
-    Ran {
-        code: output.status.code().expect("it exits"),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
 }
 
 fn named(worker_id: &str) -> Settings {
@@ -201,6 +146,16 @@ async fn the_dead_are_listed_until_they_are_forgotten_and_their_jobs_go_on_namin
     // It may live after all: then it is told that it is not known, and registers again.
     let refused = store.heartbeat(&json!({}), &Stats::default(), false).await;
     assert!(refused.unwrap_err().is_over());
+    // Of what it has said of itself nothing is left.
+    let row = client
+        .query_one(
+            "SELECT hostname || platform || version, slots, key_hash IS NULL AND stats IS NULL AND capabilities = '{}'
+             FROM rouse.worker WHERE worker_id = 'mail'",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!((row.get(0), row.get(1), row.get(2)), ("", 0, true));
     let row = client
         .query_one(
             "SELECT event, who IS NOT NULL, detail->>'worker_id' FROM rouse.record WHERE event = 'forgotten'",
@@ -305,6 +260,101 @@ async fn a_challenge_is_answered_once_and_by_nobody_else_and_silence_is_told() {
     silent
         .exits(5)
         .says("worker w-2 has not answered within 300ms");
+}
+
+#[tokio::test]
+async fn a_worker_has_a_hundred_challenges_to_answer_at_most() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (worker, other) = (db.worker().await, db.worker().await);
+    let mut nonces = Vec::new();
+    for _ in 0..100 {
+        nonces.push(worker.challenge("w-1", "noop").await.unwrap());
+    }
+    let refused = worker.challenge("w-1", "noop").await.unwrap_err();
+    assert!(refused.is_refused_by_state(), "{refused}");
+    rouse(&db, &["workers", "verify", "w-1", "noop"])
+        .await
+        .exits(6)
+        .says("worker w-1 has 100 challenges of the last 10 minutes to answer");
+    // Others are asked, and so is this one once it has answered.
+    other.challenge("w-2", "noop").await.unwrap();
+    let answer = json!({"has": true});
+    assert!(worker.answer_challenge(&nonces[0], &answer).await.unwrap());
+    worker.challenge("w-1", "noop").await.unwrap();
+    // What it cannot see any more does not count.
+    client
+        .batch_execute("UPDATE rouse.challenge SET asked_at = now() - interval '11 minutes'")
+        .await
+        .unwrap();
+    worker.challenge("w-1", "noop").await.unwrap();
+}
+
+#[tokio::test]
+async fn old_challenges_go_with_new_ones_and_nobody_waits_for_one_that_is_locked() {
+    let db = TestDb::new().await;
+    let (client, mut holder) = (db.client().await, db.client().await);
+    let worker = db.worker().await;
+    client
+        .batch_execute(
+            "INSERT INTO rouse.challenge (worker, handler, asked_at)
+             SELECT 1, 'noop', now() - interval '1 day' - n * interval '1 second' FROM generate_series(1, 150) AS n",
+        )
+        .await
+        .unwrap();
+    let held = holder.transaction().await.unwrap();
+    held.execute(
+        "SELECT FROM rouse.challenge ORDER BY asked_at LIMIT 10 FOR UPDATE",
+        &[],
+    )
+    .await
+    .unwrap();
+    let left = async || {
+        worker.challenge("w-1", "noop").await.unwrap();
+        let sql = "SELECT count(*) FROM rouse.challenge WHERE asked_at < now() - interval '1 hour'";
+        client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    assert_eq!(left().await, 50);
+    assert_eq!(left().await, 10, "those that are locked");
+    held.rollback().await.unwrap();
+    assert_eq!(left().await, 0);
+}
+
+#[tokio::test]
+async fn of_each_worker_its_newest_life_is_listed_unless_it_has_ended_in_order() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for (id, ends) in [("a", false), ("b", false), ("c", true)] {
+        for life in 0..2 {
+            let store = db.store();
+            store
+                .register(&registration(id, WorkerKey::random()))
+                .await
+                .unwrap();
+            if life == 0 || id == "b" {
+                silence(&client, &store).await;
+            } else if ends {
+                store.unregister().await.unwrap();
+            }
+        }
+    }
+    let listed = rouse(&db, &["workers", "ls", "--json"]).await.json();
+    let listed: Vec<_> = listed["workers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|life| (life["worker_id"].clone(), life["state"].clone()))
+        .collect();
+    assert_eq!(
+        listed,
+        [(json!("a"), json!("active")), (json!("b"), json!("dead"))]
+    );
+    let all = rouse(&db, &["workers", "ls", "--all", "--json"]).await;
+    assert_eq!(all.json()["workers"].as_array().unwrap().len(), 6);
+    let shown = rouse(&db, &["workers", "show", "c", "--json"]).await.json();
+    assert_eq!(shown["worker"]["state"], "unregistered");
+    assert_eq!(shown["earlier"].as_array().unwrap().len(), 1);
+    assert_eq!(shown["earlier"][0]["worker_id"], "c");
 }
 
 #[tokio::test]
@@ -418,194 +468,33 @@ fn a_folder_is_shown_without_any_database() {
     let run = |args: &[&str]| {
         let output = command("", args, &folder).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
-        (output.status.code().unwrap(), text)
+        let errors = String::from_utf8(output.stderr).unwrap();
+        (output.status.code().unwrap(), text + &errors)
     };
     let (code, text) = run(&["handlers", "ls", "--folder", "handlers-wasm"]);
     assert!(code == 0 && text.contains("noop.wasm"), "{text}");
     let (code, text) = run(&["handlers", "show", "noop", "--folder", "handlers-wasm"]);
     assert!(code == 0 && text.contains("input_schema"), "{text}");
-    let (code, _) = run(&["handlers", "show", "no.such", "--folder", "handlers-wasm"]);
+    std::fs::write(folder.join("handlers-wasm/broken.wasm"), "no module").unwrap();
+    let (code, text) = run(&["handlers", "show", "no.such", "--folder", "handlers-wasm"]);
     assert_eq!(code, 3);
-}
-
-/// A folder with these guests in `handlers-wasm`, and a `rouse.toml` with this text.
-fn folder(config: &str, guests: &[&str]) -> PathBuf {
-    let folder = scratch("drain");
-    std::fs::create_dir(folder.join("handlers-wasm")).unwrap();
-    for file in guests {
-        std::fs::copy(
-            guests_dir().join(file),
-            folder.join("handlers-wasm").join(file),
-        )
-        .unwrap();
-    }
-    std::fs::write(folder.join("rouse.toml"), config).unwrap();
-    folder
-}
-
-/// Enqueues by `sql`, the arguments of `rouse.enqueue`.
-async fn put(client: &Client, sql: &str) -> i64 {
-    let sql = format!("SELECT rouse.enqueue({sql})");
-    client.query_one(&sql, &[]).await.unwrap().get(0)
-}
-
-#[tokio::test]
-async fn a_queue_is_drained_until_it_is_empty_and_nothing_else_is_touched() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    // The id of the file is that of a host that may live.
-    let folder = folder(
-        "worker_id = \"mail-1\"\n[sources]\nlegacy = \"text.stats\"\n",
-        &["noop.wasm", "text_stats.wasm"],
-    );
-    let nothing = rouse_in(
-        &db,
-        &["queue", "drain", "mail", "--handlers", "/nowhere"],
-        &folder,
-    )
-    .await;
-    nothing.exits(0).says("queue mail: 0 succeeded, 0 failed");
-    client
-        .query(
-            "SELECT count(*) FROM (SELECT rouse.enqueue_many('noop', array_agg(jsonb_build_object('n', n)), queue => 'mail') FROM generate_series(1, 300) AS n) AS q",
-            &[],
-        )
-        .await
-        .unwrap();
-    let bound = put(
-        &client,
-        "'noop', '{\"text\": \"one two\"}', queue => 'mail', source => 'legacy'",
-    )
-    .await;
-    let later = put(
-        &client,
-        "'noop', '{\"n\": 1}', queue => 'mail', run_at => now() + interval '1 hour'",
-    )
-    .await;
-    let other = put(&client, "'noop', '{\"n\": 1}', queue => 'other'").await;
-
-    let ran = rouse_in(&db, &["queue", "drain", "mail", "--json"], &folder).await;
-    ran.exits(0);
-    let summary = ran.json();
-    assert_eq!(summary["succeeded"], 301);
-    assert_eq!(
-        (&summary["failed"], &summary["retried"]),
-        (&json!(0), &json!(0))
-    );
-    assert_eq!(summary["left"][0]["scheduled"], 1, "{summary}");
-    assert_ne!(summary["worker_id"], "mail-1");
-    assert_eq!(
-        ended(&client, bound).await.result.unwrap()["words"],
-        2,
-        "by the bound handler"
-    );
-    for id in [later, other] {
-        assert_eq!(events(&client, id).await, ["requested"]);
-    }
-    until_true(
-        &client,
-        "SELECT count(*) = 1 AND bool_and(state = 'unregistered') FROM rouse.workers",
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn a_drain_says_what_failed_and_what_it_cannot_run() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let folder = folder("", &["noop.wasm", "test_guests.wasm"]);
-    put(&client, "'noop', '{\"n\": 1}'").await;
-    let unknown = put(&client, "'no.such'").await;
-    put(&client, "'noop', '{\"n\": 1}', tags => '{gpu}'").await;
-    let ran = rouse_in(&db, &["queue", "drain", "default"], &folder).await;
-    ran.exits(3)
-        .says("queue default: 1 succeeded, 0 failed")
-        .says("left: no.such: 1 ready; the folder has no such handler")
-        .says("left: noop: 1 ready; they require the tags gpu");
-    assert_eq!(events(&client, unknown).await, ["requested"]);
-
-    put(&client, "'test.fail', '{\"as\": \"permanent\"}'").await;
-    put(&client, "'test.fail', '{\"as\": \"retry-after\"}'").await;
-    let ran = rouse_in(&db, &["queue", "drain", "default", "--json"], &folder).await;
-    ran.exits(1);
-    let summary = ran.json();
-    assert_eq!(
-        (&summary["failed"], &summary["retried"]),
-        (&json!(1), &json!(1))
+    assert!(
+        text.contains("no handler no.such in handlers-wasm; there are: noop")
+            && text.contains("refused broken.wasm"),
+        "{text}"
     );
 }
 
 #[tokio::test]
-async fn a_drain_holds_its_claims_for_five_minutes_unless_told_otherwise() {
+async fn a_broken_folder_or_settings_file_does_not_hide_the_fleet() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let folder = folder(
-        "[handlers.\"test.*\"]\nlease = \"10s\"\n",
-        &["test_guests.wasm"],
-    );
-    for (more, secs) in [(&[][..], 300), (&["--lease", "20m"], 1200)] {
-        let id = enqueue(&client, "test.race", json!({"ms": 60_000})).await;
-        let mut args = vec!["queue", "drain", "default"];
-        args.extend(more);
-        let drain = Host::spawn(command(&db.url(), &args, &folder));
-        until(&client, id, |job| job.state == "running").await;
-        let lease = "SELECT extract(epoch FROM lease_until - claimed_at)::float8 FROM rouse.job";
-        let lease: f64 = client.query_one(lease, &[]).await.unwrap().get(0);
-        assert!((lease - f64::from(secs)).abs() < 1.0, "{lease}");
-        // The job ends from outside, and with it the queue.
-        client
-            .query_one("SELECT rouse.cancel($1)", &[&id])
-            .await
-            .unwrap();
-        let (status, output) = drain.exit(PATIENCE);
-        assert_eq!(status.code(), Some(0), "{output}");
-    }
-}
-
-#[tokio::test]
-async fn a_paused_queue_is_not_drained_and_one_that_is_paused_meanwhile_ends_the_drain() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let folder = folder("slots = 1\n", &["noop.wasm", "test_guests.wasm"]);
-    let running = enqueue(&client, "test.race", json!({"ms": 600_000})).await;
-    let drain = Host::spawn(command(&db.url(), &["queue", "drain", "default"], &folder));
-    until(&client, running, |job| job.state == "running").await;
-    client
-        .query_one("SELECT rouse.pause_queue('default')", &[])
-        .await
-        .unwrap();
-    let waits = put(&client, "'noop', '{\"n\": 1}'").await;
-    client
-        .query_one("SELECT rouse.cancel($1)", &[&running])
-        .await
-        .unwrap();
-    let (status, output) = drain.exit(PATIENCE);
-    assert_eq!(status.code(), Some(6), "{output}");
-    assert!(output.contains("queue default is paused since"), "{output}");
-    assert_eq!(events(&client, waits).await, ["requested"]);
-    let ran = rouse_in(&db, &["queue", "drain", "default"], &folder).await;
-    ran.exits(6).says("rouse queue resume default");
-}
-
-#[tokio::test]
-async fn a_signal_ends_a_drain_with_what_runs_and_leaves_the_rest() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let folder = folder("slots = 1\n", &["noop.wasm", "test_guests.wasm"]);
-    let running = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
-    let mut command = command(&db.url(), &["queue", "drain", "default", "--json"], &folder);
-    command.env("ROUSE_LOG", "info");
-    let drain = Host::spawn(command);
-    drain.line(PATIENCE, |line| line.contains("worker started"));
-    until(&client, running, |job| job.state == "running").await;
-    drain.signal(libc::SIGTERM);
-    drain.line(PATIENCE, |line| line.contains("stopping: "));
-    let left = put(&client, "'noop', '{\"n\": 1}'").await;
-    let (status, output) = drain.exit(PATIENCE);
-    assert_eq!(status.code(), Some(130), "{output}");
-    assert_eq!(ended(&client, running).await.state, "succeeded");
-    assert_eq!(events(&client, left).await, ["requested"]);
-    assert!(output.contains("\"interrupted\":true"), "{output}");
+    enqueue(&client, "noop", json!({})).await;
+    let folder = folder("slots = 0\n", &["noop.wasm"]);
+    let ran = rouse_in(&db, &["handlers", "show", "noop"], &folder).await;
+    ran.exits(0)
+        .says("waiting")
+        .says("no manifest is shown, as handlers-wasm cannot be opened: rouse.toml");
 }
 
 #[tokio::test]
@@ -647,28 +536,4 @@ async fn whoever_looks_at_a_queued_job_hears_why_nobody_takes_it() {
         .says("queue mail is paused since");
     assert_eq!(listed.stderr.lines().count(), 4, "{}", listed.stderr);
     worker.drain().await;
-}
-
-#[tokio::test]
-async fn a_drain_goes_on_while_its_connections_are_cut() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let folder = folder("", &["test_guests.wasm"]);
-    let running = enqueue(&client, "test.race", json!({"ms": 2000})).await;
-    let drain = Host::spawn(command(
-        &db.url(),
-        &["queue", "drain", "default", "--json"],
-        &folder,
-    ));
-    until(&client, running, |job| job.state == "running").await;
-    client
-        .query(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'rouse' AND datname = current_database()",
-            &[],
-        )
-        .await
-        .unwrap();
-    let (status, output) = drain.exit(Duration::from_secs(120));
-    assert_eq!(status.code(), Some(0), "{output}");
-    assert!(output.contains("\"succeeded\":1"), "{output}");
 }

@@ -3,6 +3,7 @@
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use rouse::http::{HttpError, Pages, Readiness, Report, bind, install_metrics, serve};
@@ -13,11 +14,13 @@ use tokio::{
     task::JoinHandle,
 };
 
+use crate::support::worker::PATIENCE;
+
 struct Running {
     address: SocketAddr,
     report: Arc<Mutex<Report>>,
     stop: oneshot::Sender<()>,
-    server: JoinHandle<Result<(), HttpError>>,
+    server: JoinHandle<()>,
 }
 
 async fn start() -> Running {
@@ -119,6 +122,57 @@ async fn it_stops_when_told_and_an_idle_connection_does_not_hold_it() {
     let mut first = [0; 1];
     idle.read_exact(&mut first).await.unwrap();
     running.stop.send(()).unwrap();
-    running.server.await.unwrap().unwrap();
+    running.server.await.unwrap();
     assert!(TcpStream::connect(running.address).await.is_err());
+}
+
+/// What the server still sends on this connection until it closes it.
+async fn rest(mut stream: TcpStream) -> String {
+    let mut rest = String::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_string(&mut rest));
+    // Where something was sent that nobody has read, the connection is reset.
+    let _ = read.await.expect("the server closes it");
+    rest
+}
+
+#[tokio::test]
+async fn a_connection_that_sends_no_whole_request_is_closed() {
+    let running = start().await;
+    let silent = TcpStream::connect(running.address).await.unwrap();
+    let mut slow = TcpStream::connect(running.address).await.unwrap();
+    slow.write_all(b"GET /healthz HTTP/1.1\r\nHost:")
+        .await
+        .unwrap();
+    let mut idle = TcpStream::connect(running.address).await.unwrap();
+    idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        .await
+        .unwrap();
+    let (silent, slow, idle) = tokio::join!(rest(silent), rest(slow), rest(idle));
+    assert_eq!(silent, "");
+    assert!(!slow.contains("200 OK"), "{slow}");
+    assert!(idle.ends_with("ok\n"), "answered, and closed later: {idle}");
+}
+
+#[tokio::test]
+async fn beside_so_many_connections_others_wait_until_one_is_closed() {
+    let running = start().await;
+    let mut open = Vec::new();
+    for _ in 0..128 {
+        let mut stream = TcpStream::connect(running.address).await.unwrap();
+        stream
+            .write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            .await
+            .unwrap();
+        // Answered, so that it has its place.
+        stream.read_exact(&mut [0; 15]).await.unwrap();
+        open.push(stream);
+    }
+    let mut waits = std::pin::pin!(get(running.address, "/healthz"));
+    let early = tokio::time::timeout(Duration::from_millis(300), waits.as_mut());
+    assert!(early.await.is_err(), "there is no place for it");
+    open.pop();
+    let (status, _) = tokio::time::timeout(Duration::from_secs(5), waits)
+        .await
+        .expect("long before the others are closed");
+    assert_eq!(status, "HTTP/1.1 200 OK");
 }

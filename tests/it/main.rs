@@ -14,14 +14,20 @@ mod vitals;
 mod wakeups;
 
 mod middleware;
+mod order;
 mod outcomes;
 mod outside;
 mod steps;
 mod stopping;
+mod usage;
 mod worker;
 mod workers;
 
+mod code_cache;
+mod compiling;
 mod folder;
+mod hostile;
+mod pinning;
 mod sandbox_abort;
 mod sandbox_guest;
 mod sandbox_reuse;
@@ -29,11 +35,15 @@ mod sandbox_run;
 mod sandbox_sdk;
 
 mod commands;
+mod drain;
 mod fleet;
 mod harness;
 mod http;
+mod http_out;
 mod invoke;
+mod invoke_http;
 mod outages;
 mod pooler;
 mod private_postgres;
+mod secrets;
 mod tls;

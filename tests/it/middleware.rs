@@ -6,9 +6,8 @@ use rouse::job::{Attempt, RunEnd};
 use rouse::worker::{AttemptInfo, Middleware, Next, Running, Settings};
 use serde_json::{Value, json};
 
-use crate::support::Host;
-use crate::support::TestDb;
-use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue, guests_dir, lease};
+use crate::support::worker::{PATIENCE, TestWorker, cancel, ended, enqueue, guests_dir, lease};
+use crate::support::{Host, TestDb, free_port};
 
 /// What the middlewares have done, in order.
 type Notes = Arc<Mutex<Vec<String>>>;
@@ -132,10 +131,7 @@ async fn every_transition_is_an_event_with_the_same_fields() {
     host.line(PATIENCE, |line| {
         line.contains("started") && line.contains(&format!("\"job.id\":\"{cancelled}\""))
     });
-    client
-        .query("SELECT rouse.cancel($1)", &[&cancelled])
-        .await
-        .unwrap();
+    cancel(&client, cancelled).await;
     host.line(PATIENCE, |line| line.contains("\"dropped\""));
     host.signal(libc::SIGTERM);
     let (_, output) = host.exit(PATIENCE);
@@ -177,4 +173,74 @@ async fn every_transition_is_an_event_with_the_same_fields() {
         event("dropped", 1),
     ];
     assert_eq!(events(cancelled), told);
+}
+
+#[tokio::test]
+async fn what_is_lost_and_what_is_given_up_is_an_event_and_is_counted() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (waits, failed) = (
+        enqueue(&client, "noop", json!({"n": 1})).await,
+        enqueue(&client, "noop", json!({"n": 2})).await,
+    );
+    // As workers leave them that have died, before this one comes.
+    for (id, lost) in [(waits, 1), (failed, 2)] {
+        client
+            .execute(
+                "UPDATE rouse.job SET state = 'running', attempt = $2 + 1, lost = $2, fence = 1, worker = 1,
+                    claimed_at = now() - interval '2 min', lease_until = now() - interval '1 min' WHERE id = $1",
+                &[&id, &lost],
+            )
+            .await
+            .unwrap();
+    }
+    let refused = enqueue(&client, "test.echo", json!({})).await;
+    let refuse = format!("ALTER TABLE rouse.finished ADD CONSTRAINT no CHECK (id <> {refused})");
+    client.batch_execute(&refuse).await.unwrap();
+
+    let folder = tempfile::tempdir().unwrap();
+    let settings = folder.path().join("rouse.toml");
+    std::fs::write(&settings, "[handlers.\"test.echo\"]\nlease = \"2s\"\n").unwrap();
+    let address = format!("127.0.0.1:{}", free_port());
+    let (guests, url) = (guests_dir(), db.url());
+    let args = [
+        "--log-format",
+        "json",
+        "serve",
+        "--http",
+        &address,
+        "--config",
+        settings.to_str().unwrap(),
+        "--handlers",
+        guests.to_str().unwrap(),
+    ];
+    let host = Host::rouse(&args, &[("DATABASE_URL", url.as_str())]);
+    let event = |name: &str, id: i64| -> Value {
+        let line = host.line(PATIENCE, |line| {
+            line.contains(&format!("\"event\":\"{name}\""))
+                && line.contains(&format!("\"job.id\":\"{id}\""))
+        });
+        let event: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(event["target"], "rouse::job");
+        event
+    };
+    for (name, id, lost) in [("lost", waits, 2), ("failed", failed, 3)] {
+        let event = event(name, id);
+        assert_eq!(
+            (&event["attempt"], &event["lost"]),
+            (&lost.into(), &lost.into())
+        );
+        assert_eq!(event["handler"], "noop");
+        let elapsed_ms = event["elapsed_ms"].as_u64().unwrap();
+        assert!(elapsed_ms >= 120_000, "since its claim: {event}");
+    }
+    assert_eq!(event("given_up", refused)["handler"], "test.echo");
+    let (_, metrics) = crate::http::get(address.parse().unwrap(), "/metrics").await;
+    for line in [
+        "rouse_jobs_lost_total{handler=\"noop\",next=\"queued\"} 1",
+        "rouse_jobs_lost_total{handler=\"noop\",next=\"failed\"} 1",
+        "rouse_attempts_total{handler=\"test.echo\",outcome=\"given_up\"} 1",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
 }

@@ -5,32 +5,29 @@ use std::process::Command;
 
 use rouse::postgres::Server;
 use serde_json::json;
-use tokio_postgres::Client;
 
+use crate::invoke_http::post;
 use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, show, until, until_true};
-use crate::support::{Host, TestDb, connect, free_port, postgres_settings, scratch};
+use crate::support::{
+    Host, TestDb, command, connect, cut_all_others, folder, free_port, postgres_settings, scratch,
+};
 
 /// A real host with a few handlers, which loads quickly.
 fn serve(url: &str) -> Host {
+    serve_at(url, "off")
+}
+
+/// The same, with an HTTP port at this address.
+fn serve_at(url: &str, http: &str) -> Host {
     let folder = scratch("outages");
     for guest in ["noop.wasm", "test_guests.wasm"] {
         std::fs::copy(guests_dir().join(guest), folder.join(guest)).expect("a guest");
     }
     let folder = folder.to_str().expect("a path").to_owned();
-    let args = ["serve", "--http", "off", "--handlers", &folder];
+    let args = ["serve", "--http", http, "--handlers", &folder];
     let host = Host::rouse(&args, &[("DATABASE_URL", url)]);
     host.line(PATIENCE, |line| line.contains("worker started"));
     host
-}
-
-async fn cut_all_others(client: &Client) {
-    client
-        .batch_execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-             WHERE datname = current_database() AND pid <> pg_backend_pid()",
-        )
-        .await
-        .unwrap();
 }
 
 #[tokio::test]
@@ -115,6 +112,52 @@ async fn a_database_that_comes_back_at_another_address_is_found_there() {
     assert_eq!(ended(&client, next).await.state, "succeeded");
     host.signal(libc::SIGTERM);
     assert!(host.exit(PATIENCE).0.success());
+    tokio::task::spawn_blocking(move || drop(after))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_host_answers_invocations_while_its_database_is_away() {
+    let data_dir = scratch("away").join("pg");
+    let server = server(&data_dir, free_port()).await;
+    let url = server.tcp_url("postgres").expect("it has a port");
+    let mut client = connect(&url).await;
+    rouse::store::migrate::run(&mut client).await.unwrap();
+    let address = format!("127.0.0.1:{}", free_port());
+    let host = serve_at(&url, &address);
+    tokio::task::spawn_blocking(move || drop(server))
+        .await
+        .unwrap();
+    host.line(PATIENCE, |line| {
+        line.contains("cannot claim") && line.contains("trying again")
+    });
+    let answer = post(address.parse().unwrap(), "noop", "{\"n\": 7}").await;
+    assert_eq!((answer.status, answer.body), (200, json!({"n": 7})));
+}
+
+#[tokio::test]
+async fn a_drain_says_that_its_database_is_away_and_goes_on_when_it_is_back() {
+    let (data_dir, port) = (scratch("away").join("pg"), free_port());
+    let before = server(&data_dir, port).await;
+    let url = before.tcp_url("postgres").expect("it has a port");
+    let mut client = connect(&url).await;
+    rouse::store::migrate::run(&mut client).await.unwrap();
+    let folder = folder("", &["test_guests.wasm"]);
+    let running = enqueue(&client, "test.sleep", json!({"ms": 8000})).await;
+    let args = ["queue", "drain", "default", "--json"];
+    let drain = Host::spawn(command(&url, &args, &folder));
+    until(&client, running, |job| job.state == "running").await;
+    tokio::task::spawn_blocking(move || drop(before))
+        .await
+        .unwrap();
+    drain.line(PATIENCE, |line| {
+        line.contains("queue default: cannot look what is left")
+    });
+    let after = server(&data_dir, port).await;
+    let (status, output) = drain.exit(PATIENCE);
+    assert_eq!(status.code(), Some(0), "{output}");
+    assert!(output.contains("\"succeeded\":1"), "{output}");
     tokio::task::spawn_blocking(move || drop(after))
         .await
         .unwrap();

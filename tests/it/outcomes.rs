@@ -302,7 +302,7 @@ async fn a_job_that_does_what_it_is_not_granted_is_never_tried_again() {
     assert_eq!(error["kind"], "denied");
     let message = error["message"].as_str().unwrap();
     assert!(
-        message.starts_with("the handler asked for the network"),
+        message.starts_with("the handler asked for a socket"),
         "{message}"
     );
     worker.drain().await;

@@ -190,6 +190,7 @@ fn succeeded(id: i64) -> Settlement {
         id: rouse::job::JobId(id),
         fence: Fence(7),
         started_after: None,
+        ran: None,
         fate: Fate::Succeeded(JsonText("\"its own\"".into())),
     }
 }
@@ -353,7 +354,11 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
     };
     let peek = store.peek(&looking).await.unwrap();
     assert!(peek.ready.len() == 1 && !peek.orphans, "{peek:?}");
-    let adopted = store.adopt(Fence(8), &orders, 10, 3, None).await.unwrap();
+    let adopted = store
+        .adopt(Fence(8), &orders, 10, 3, None)
+        .await
+        .unwrap()
+        .claimed;
     assert!(adopted.is_empty());
     assert_eq!(claim(&store, 9).await, [other]);
 
@@ -368,7 +373,11 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
     };
     let peek = store.peek(&recent).await.unwrap();
     assert!(peek.orphans && peek.ready.len() == 1, "{peek:?}");
-    let adopted = store.adopt(Fence(8), &orders, 10, 3, within).await.unwrap();
+    let adopted = store
+        .adopt(Fence(8), &orders, 10, 3, within)
+        .await
+        .unwrap()
+        .claimed;
     assert_eq!(adopted.len(), 1);
     assert_eq!(claim(&store, 10).await, [ready]);
     let records = client

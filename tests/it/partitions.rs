@@ -38,7 +38,7 @@ async fn old_partitions_are_dropped_and_one_that_is_being_read_is_left_for_later
 }
 
 #[tokio::test]
-async fn what_was_dropped_stays_locked_while_at_most_one_other_partition_is_waited_for() {
+async fn what_is_in_use_keeps_nothing_else_from_being_dropped() {
     let db = TestDb::new().await;
     let (mut reader, client, store) = (db.client().await, db.client().await, db.worker().await);
     for day in 1..=4 {
@@ -56,14 +56,10 @@ async fn what_was_dropped_stays_locked_while_at_most_one_other_partition_is_wait
         .unwrap();
     assert_eq!(
         store.drop_partitions(7).await.unwrap(),
-        (1, 1),
-        "the first is dropped, the second is in use, and that is all"
+        (2, 2),
+        "the first and the last"
     );
-    assert_eq!(
-        store.drop_partitions(7).await.unwrap(),
-        (1, 2),
-        "nothing is locked while it waits for those in use; then the last is dropped"
-    );
+    assert_eq!(store.drop_partitions(7).await.unwrap(), (0, 2));
     transaction.rollback().await.unwrap();
     assert_eq!(store.drop_partitions(7).await.unwrap(), (2, 0));
 }

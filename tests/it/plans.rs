@@ -35,6 +35,7 @@ async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
          array_fill(NULL::timestamptz, ARRAY[10]), array_fill(NULL::bigint, ARRAY[10]), $6)";
     const PROMOTE: &str = "SELECT promoted::bigint FROM rouse.promote((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL)";
     const ADOPT: &str = "SELECT id FROM rouse.adopt((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3, $4, 3, NULL)";
+    const OVERDUE: &str = "SELECT lane FROM rouse.overdue($1, $2, 0, $3)";
     client.query(REGISTER, &[]).await.unwrap();
     let wanted = i32::try_from(JOBS).unwrap();
     let lanes = client
@@ -72,6 +73,8 @@ async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
     read.push(("settle", rows));
     let (_, rows) = run(client, PROMOTE, &[&wanted]).await;
     read.push(("promote", rows));
+    let (_, rows) = run(client, OVERDUE, &[&lanes, &cursors, &wanted]).await;
+    read.push(("overdue", rows));
     read
 }
 
@@ -223,6 +226,66 @@ async fn what_is_done_from_outside_looks_its_jobs_up_whatever_the_statistics_say
     }
     backlog(&client).await;
     assert_few(&change(&mut client).await, "then full");
+}
+
+#[tokio::test]
+async fn what_a_queue_has_left_and_who_is_forgotten_is_found_without_reading_the_other_jobs() {
+    const LEFT: &str = "SELECT ready FROM rouse.remaining('other', NULL, $1)";
+    const FORGET: &str = "SELECT rouse.forget_worker('old')::bigint";
+    const LIVE: &str =
+        "SELECT rouse.register('old', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}');
+         UPDATE rouse.worker SET seen_at = now() - interval '91 s' WHERE worker_id = 'old'";
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    enqueue_one(&client).await;
+    client
+        .batch_execute("SELECT rouse.enqueue('x', queue => 'other'); ANALYZE rouse.job")
+        .await
+        .unwrap();
+    let ask = async |client: &mut Client| {
+        let mut read = Vec::new();
+        let (_, rows) = run(client, LEFT, &[&false]).await;
+        read.push(("remaining", rows));
+        let (_, rows) = run(client, LEFT, &[&true]).await;
+        read.push(("remaining with what runs", rows));
+        client.batch_execute(LIVE).await.unwrap();
+        let (_, rows) = run(client, FORGET, &[]).await;
+        read.push(("forget_worker", rows));
+        // Its row is looked at from now on.
+        client
+            .batch_execute("UPDATE rouse.worker SET forgotten_at = now() - interval '30 days'")
+            .await
+            .unwrap();
+        read
+    };
+    // The session keeps these plans.
+    ask(&mut client).await;
+    backlog(&client).await;
+    // Ten that run, and in each kind of waiting many of another queue.
+    client
+        .batch_execute(
+            "UPDATE rouse.job SET state = 'running', fence = 1, worker = 1, attempt = 1, claimed_at = now(),
+                    lease_until = now() + interval '1 hour'
+             WHERE id IN (SELECT id FROM rouse.job ORDER BY id DESC LIMIT 10);
+             UPDATE rouse.job SET turn = NULL, available_at = now() + interval '1 hour' WHERE state = 'queued' AND id % 2 = 0",
+        )
+        .await
+        .unwrap();
+    assert_few(&ask(&mut client).await, "then full");
+    client.batch_execute("ANALYZE rouse.job").await.unwrap();
+    let mut fresh = db.client().await;
+    assert_few(&ask(&mut fresh).await, "with statistics");
+    // What runs is read only where it is asked for.
+    client
+        .batch_execute(
+            "UPDATE rouse.job SET state = 'running', fence = 1, worker = 1, attempt = 1, claimed_at = now(),
+                    turn = coalesce(turn, id), lease_until = now() + interval '1 hour'
+             WHERE lane <> (SELECT id FROM rouse.lane WHERE queue = 'other')",
+        )
+        .await
+        .unwrap();
+    let (_, rows) = run(&mut client, LEFT, &[&false]).await;
+    assert_few(&[("remaining", rows)], "all running");
 }
 
 async fn enqueue_one(client: &Client) {

@@ -12,9 +12,9 @@ use rouse::worker::Settings;
 use serde_json::json;
 
 use crate::support::worker::{
-    PATIENCE, TestWorker, catalog, ended, enqueue, events, lease, until, until_true,
+    PATIENCE, TestWorker, cancel, catalog, ended, enqueue, events, lease, until, until_true,
 };
-use crate::support::{Host, TestDb, free_port, scratch};
+use crate::support::{Host, TestDb, cut_all_others, free_port, scratch};
 
 /// A PgBouncer of this test's own, with two sessions for everybody.
 struct Pooler {
@@ -104,10 +104,7 @@ async fn everything_goes_on_behind_a_transaction_pooler_with_polling() {
     let long = enqueue(&client, "test.sleep", json!({"ms": 3000})).await;
     let endless = enqueue(&client, "test.wait-abort", json!({})).await;
     until(&client, endless, |job| job.state == "running").await;
-    client
-        .query("SELECT rouse.cancel($1)", &[&endless])
-        .await
-        .unwrap();
+    cancel(&client, endless).await;
 
     let job = ended(&client, steps).await;
     let done = json!({"first": 1, "looped": [1, 1, 1], "second": 2});
@@ -150,13 +147,7 @@ async fn a_pooler_that_is_restarted_and_sessions_that_are_cut_lose_nothing() {
             &format!("SELECT count(*) > {finished} FROM rouse.finished"),
         )
         .await;
-        client
-            .batch_execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-                 WHERE datname = current_database() AND pid <> pg_backend_pid()",
-            )
-            .await
-            .unwrap();
+        cut_all_others(&client).await;
     }
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     let row = client

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use rouse::job::{Attempt, JobId};
 use rouse::sandbox::{
-    AbortHandle, Catalog, Grant, Grants, Handler, HandlerSet, Instances, JobInput, Mode, Run,
-    Sandbox, Settings,
+    AbortHandle, Catalog, Grant, Grants, Handler, HandlerSet, Instances, JobInput, Limits, Mode,
+    Run, Sandbox, Settings,
 };
 use tempfile::TempDir;
 use tokio::time::timeout;
 use wit_component::{StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
-use crate::support::attempt;
+use crate::support::{attempt, rouse_binary};
 
 /// Memory of one attempt in these tests.
 pub(crate) const MEMORY_BYTES_MAX: usize = 32 << 20;
@@ -37,8 +37,11 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
         };
         let settings = Settings {
             attempts_max: 16,
-            memory_bytes_max: MEMORY_BYTES_MAX,
-            result_bytes_max: RESULT_BYTES_MAX,
+            limits: Limits {
+                memory_bytes: MEMORY_BYTES_MAX,
+                result_bytes: RESULT_BYTES_MAX,
+                ..Limits::default()
+            },
             grants: Grants(vec![
                 grant("test.read-file", Mode::Read),
                 grant("test.write-file", Mode::ReadWrite),
@@ -52,6 +55,7 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
                 },
             ]),
             instances: [("test.reuse.*".into(), Instances::Reuse)].into(),
+            compiler: Some(rouse_binary()),
             ..Settings::default()
         };
         Sandbox::start(settings).expect("a sandbox")
@@ -206,13 +210,16 @@ pub(crate) struct Handlers {
 impl Handlers {
     /// A folder with these files in it.
     pub(crate) async fn with(files: &[(&str, &[u8])]) -> Self {
+        Self::on(sandbox(), files).await
+    }
+
+    /// The same on another sandbox.
+    pub(crate) async fn on(sandbox: Arc<Sandbox>, files: &[(&str, &[u8])]) -> Self {
         let dir = TempDir::new().expect("a directory");
         for (name, bytes) in files {
             std::fs::write(dir.path().join(name), bytes).expect("a file");
         }
-        let catalog = Catalog::open(sandbox(), dir.path())
-            .await
-            .expect("a catalog");
+        let catalog = Catalog::open(sandbox, dir.path()).await.expect("a catalog");
         Self { dir, catalog }
     }
 

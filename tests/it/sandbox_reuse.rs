@@ -208,7 +208,7 @@ async fn the_memory_of_all_its_jobs_counts_against_the_limit_of_an_instance() {
     let run = run_for(&handler, None, "G").await;
     let limit_bytes = MEMORY_BYTES_MAX;
     assert_eq!(run.end, RunEnd::OutOfMemory { limit_bytes });
-    assert!(run.memory_bytes_peak >= 8 << 20);
+    assert!(run.used.unwrap().memory_bytes_peak >= 8 << 20);
 
     // A fresh one has the room; after that it has grown too large to be kept.
     let end = run_for(&handler, None, "G").await.end;

@@ -229,10 +229,11 @@ async fn every_attempt_starts_afresh() {
 async fn a_small_guest_fits_into_what_is_cleared_in_place() {
     let run = run_with("noop", json!({"n": 7}), AbortHandle::new()).await;
     assert_eq!(run.end, RunEnd::Returned(br#"{"n":7}"#.into()));
+    let used = run.used.unwrap();
     assert!(
-        run.memory_bytes_peak <= 256 << 10,
+        used.memory_bytes_peak <= 256 << 10,
         "{}",
-        run.memory_bytes_peak
+        used.memory_bytes_peak
     );
 }
 
@@ -302,7 +303,8 @@ async fn a_sleeping_guest_uses_no_processor() {
     let run = run_with("test.sleep", json!({ "ms": 300 }), AbortHandle::new()).await;
     assert_eq!(run.end, RunEnd::Returned(b"300".into()));
     assert!(run.wall >= Duration::from_millis(300));
-    assert!(run.cpu < Duration::from_millis(100), "{:?}", run.cpu);
+    let cpu = run.used.unwrap().cpu;
+    assert!(cpu < Duration::from_millis(100), "{cpu:?}");
 }
 
 #[tokio::test]

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use rouse::job::{AbortReason, Fence, JobId, State};
-use rouse::store::{Fate, JsonText, Locked, Refusal, Renewal};
+use rouse::store::{Fate, JsonText, Locked, Refusal, Renewal, Settlement};
 use serde_json::json;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, result, settlement};
-use crate::support::worker::{enqueue, events, show};
+use crate::support::worker::{cancel, enqueue, events, show};
 
 #[tokio::test]
 async fn jobs_of_a_lane_are_claimed_in_their_order_and_only_once() {
@@ -133,11 +133,7 @@ async fn a_batch_tells_which_jobs_were_accepted_and_which_had_lost_their_lease()
         enqueue(&client, "x", json!(n)).await;
     }
     let jobs = claim(&store, 3).await;
-    let cancelled: bool = client
-        .query_one("SELECT rouse.cancel($1)", &[&jobs[1].id.0])
-        .await
-        .unwrap()
-        .get(0);
+    let cancelled = cancel(&client, jobs[1].id.0).await;
     assert!(cancelled);
     let batch: Vec<_> = jobs
         .iter()
@@ -322,10 +318,7 @@ async fn a_renewal_says_why_a_job_is_this_workers_no_more() {
         .settle(&[settlement(&jobs[1], result("1"))], Locked::Wait)
         .await
         .unwrap();
-    client
-        .query("SELECT rouse.cancel($1)", &[&jobs[2].id.0])
-        .await
-        .unwrap();
+    cancel(&client, jobs[2].id.0).await;
     client
         .execute(
             "UPDATE rouse.job SET fence = fence + 1 WHERE id = $1",
@@ -410,4 +403,23 @@ async fn a_final_error_is_kept_with_the_job() {
         .await
         .unwrap();
     assert!(row.get::<_, bool>(0), "requested, claimed, started");
+}
+
+#[tokio::test]
+async fn the_sabotage_that_chaos_has_to_notice_lets_a_stale_outcome_through() {
+    let db = TestDb::new().await;
+    let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
+    enqueue(&client, "x", json!({})).await;
+    let job = claim(&mine, 1).await.remove(0);
+    let stale = Settlement {
+        fence: Fence(job.fence.0 ^ 1),
+        ..settlement(&job, result("1"))
+    };
+    let stale = std::slice::from_ref(&stale);
+    let settled = other.settle(stale, Locked::Wait).await.unwrap();
+    assert!(settled.accepted.is_empty());
+    let sabotage = include_str!("../../xtask/sabotage/no_fence.sql");
+    client.batch_execute(sabotage).await.unwrap();
+    let settled = other.settle(stale, Locked::Wait).await.unwrap();
+    assert!(settled.accepted.contains(&job.id));
 }

@@ -8,9 +8,9 @@ use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, result, settlement};
-use crate::support::worker::{TestWorker, ended, enqueue, events, until_true};
+use crate::support::worker::{TestWorker, cancel, ended, enqueue, events, until_true};
+use crate::support::{TestDb, cut_all_others};
 
 /// Waits until the attempt has said that it waits.
 async fn until_it_waits(client: &Client, id: i64) {
@@ -104,10 +104,7 @@ async fn an_attempt_that_has_to_stop_records_nothing_more() {
     let worker = TestWorker::start(&db, Settings::default()).await;
     let id = enqueue(&client, "test.steps", json!({"between": "wait"})).await;
     until_it_waits(&client, id).await;
-    client
-        .query("SELECT rouse.cancel($1)", &[&id])
-        .await
-        .unwrap();
+    cancel(&client, id).await;
     worker.drain().await;
     let steps = ["first", "looped", "looped#2", "looped#3"];
     assert_eq!(recorded(&client, id).await, steps);
@@ -129,8 +126,10 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
         assert_eq!(said, refusal(taken));
         let said = store.recorded_steps(id, fence).await.unwrap();
         assert_eq!(said, Err(NotMine(taken)));
+        let said = store.recorded_step(id, fence, "s").await.unwrap();
+        assert_eq!(said, Err(NotMine(taken)));
     }
-    assert_eq!(refused(&client).await, 2, "twice by the other worker");
+    assert_eq!(refused(&client).await, 3, "each time by the other worker");
     assert!(recorded(&client, id.0).await.is_empty());
 
     for output in ["[1]", "[2]"] {
@@ -138,7 +137,11 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
         assert_eq!(said, Ok(()));
     }
     let steps = mine.recorded_steps(id, fence).await.unwrap().unwrap();
-    assert_eq!(steps["s"], b"[1]", "the first one stays");
+    assert_eq!(steps, [("s".to_owned(), 3)].into());
+    let first = mine.recorded_step(id, fence, "s").await.unwrap();
+    assert_eq!(first, Ok(Some(b"[1]".to_vec())), "the first one stays");
+    let none = mine.recorded_step(id, fence, "t").await.unwrap();
+    assert_eq!(none, Ok(None));
 
     let settled = settlement(&job, result("1"));
     mine.settle(&[settled], Locked::Wait).await.unwrap();
@@ -149,12 +152,29 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
 
     let cancelled = enqueue(&client, "x", json!({})).await;
     let job = claim(&mine, 1).await.remove(0);
-    client
-        .query("SELECT rouse.cancel($1)", &[&cancelled])
-        .await
-        .unwrap();
+    cancel(&client, cancelled).await;
     let said = mine.record_step(job.id, job.fence, "s", "1").await.unwrap();
     assert_eq!(said, refusal(AbortReason::Cancelled));
+}
+
+#[tokio::test]
+async fn a_step_that_is_not_recorded_is_never_taken_for_recorded() {
+    let db = TestDb::new().await;
+    let (client, mine) = (db.client().await, db.worker().await);
+    enqueue(&client, "x", json!({})).await;
+    let job = claim(&mine, 1).await.remove(0);
+    // As where the job comes back to the worker between the look for its row and that for the reason.
+    client
+        .batch_execute(
+            "CREATE OR REPLACE FUNCTION rouse._refusal(p_worker bigint, p_id bigint, p_fence bigint) RETURNS text
+             LANGUAGE sql AS 'SELECT NULL::text'",
+        )
+        .await
+        .unwrap();
+    let wrong = Fence(job.fence.0 ^ 1);
+    let said = mine.record_step(job.id, wrong, "s", "1").await.unwrap();
+    assert_eq!(said, Err(NotMine(AbortReason::Error)));
+    assert!(recorded(&client, job.id.0).await.is_empty());
 }
 
 #[tokio::test]
@@ -184,14 +204,14 @@ async fn while_a_step_is_being_recorded_nobody_takes_the_job_over_or_settles_it(
             .await
             .unwrap()
     };
-    assert!(adopt().await.is_empty());
+    assert!(adopt().await.claimed.is_empty());
     let settled = mine
         .settle(&[settlement(&job, result("1"))], Locked::Skip)
         .await
         .unwrap();
     assert!(settled.locked.contains(&job.id));
     open.commit().await.unwrap();
-    assert_eq!(adopt().await.len(), 1);
+    assert_eq!(adopt().await.claimed.len(), 1);
 }
 
 #[tokio::test]
@@ -229,13 +249,7 @@ async fn a_worker_without_connections_goes_on_with_its_steps_when_it_has_some() 
     until_true(&client, "SELECT count(*) = 1 FROM rouse.workers").await;
     let id = enqueue(&client, "test.steps", json!({"between": "fail"})).await;
     for _ in 0..20 {
-        client
-            .batch_execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-                 WHERE datname = current_database() AND pid <> pg_backend_pid()",
-            )
-            .await
-            .unwrap();
+        cut_all_others(&client).await;
     }
     let job = ended(&client, id).await;
     assert_eq!(job.state, "succeeded", "{:?}", job.error);
@@ -315,6 +329,89 @@ async fn steps_of_a_job_that_lives_outlive_their_partition() {
 }
 
 #[tokio::test]
+async fn steps_are_not_copied_from_a_partition_that_is_in_use() {
+    let db = TestDb::new().await;
+    let (mut reader, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    for day in [1, 2] {
+        let sql = format!(
+            "SET ROLE rouse_owner;
+             CREATE TABLE rouse.step_2020010{day} PARTITION OF rouse.step FOR VALUES FROM ('2020-01-0{day}') TO ('2020-01-0{}');
+             INSERT INTO rouse.step VALUES ({id}, 'kept {day}', '1', 1, 1, '2020-01-0{day}', '2020-01-0{day}')",
+            day + 1
+        );
+        client.batch_execute(&sql).await.unwrap();
+    }
+    client.batch_execute("RESET ROLE").await.unwrap();
+    let written = async || -> i64 {
+        client
+            .query_one(
+                "SELECT pg_relation_size('rouse.step_' || to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD'))",
+                &[],
+            )
+            .await
+            .unwrap()
+            .get(0)
+    };
+    let open = reader.transaction().await.unwrap();
+    open.query("SELECT FROM rouse.step_20200102", &[])
+        .await
+        .unwrap();
+    assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 1));
+    let both = ["kept 1", "kept 2"];
+    assert_eq!(recorded(&client, id).await, both);
+    let size = written().await;
+    open.rollback().await.unwrap();
+
+    let all = reader.transaction().await.unwrap();
+    all.query("SELECT FROM rouse.step", &[]).await.unwrap();
+    for _ in 0..200 {
+        assert_eq!(store.drop_partitions(7).await.unwrap(), (0, 1));
+    }
+    assert_eq!(written().await, size, "nothing was copied in vain");
+    all.rollback().await.unwrap();
+    assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(recorded(&client, id).await, both);
+}
+
+#[tokio::test]
+async fn two_that_report_the_end_of_what_the_other_says_do_not_wait_for_each_other_in_a_ring() {
+    let db = TestDb::new().await;
+    let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
+    for _ in 0..2 {
+        enqueue(&client, "x", json!({})).await;
+    }
+    let jobs = claim(&store, 2).await;
+    let report = |place: usize| Report {
+        id: jobs[place].id,
+        fence: jobs[place].fence,
+        percent: 1,
+        step: "s".into(),
+    };
+    let ended = |place: usize| (jobs[place].id, jobs[place].fence);
+    store.report(&[report(0), report(1)], &[]).await.unwrap();
+    let open = holder.transaction().await.unwrap();
+    open.query("SELECT FROM rouse.progress FOR UPDATE", &[])
+        .await
+        .unwrap();
+    let call = |said: usize, over: usize| {
+        let (store, said, over) = (store.clone(), report(said), ended(over));
+        tokio::spawn(async move { store.report(&[said], &[over]).await })
+    };
+    let calls = [call(0, 1), call(1, 0)];
+    // Both are under way, and have got to a row that is locked.
+    until_true(
+        &client,
+        "SELECT count(*) = 2 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%rouse.report%'",
+    )
+    .await;
+    open.rollback().await.unwrap();
+    for call in calls {
+        call.await.unwrap().expect("neither is a victim");
+    }
+}
+
+#[tokio::test]
 async fn progress_is_shown_while_the_attempt_runs_and_only_its_worker_may_say_it() {
     let db = TestDb::new().await;
     let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
@@ -385,10 +482,7 @@ async fn what_a_running_handler_says_of_its_progress_is_in_the_database_and_gone
     let worker = TestWorker::start(&db, Settings::default()).await;
     let id = enqueue(&client, "test.steps", json!({"between": "wait"})).await;
     until_it_waits(&client, id).await;
-    client
-        .query("SELECT rouse.cancel($1)", &[&id])
-        .await
-        .unwrap();
+    cancel(&client, id).await;
     until_true(&client, "SELECT count(*) = 0 FROM rouse.progress").await;
     worker.drain().await;
 }
@@ -431,7 +525,7 @@ async fn an_error_may_name_the_time_of_the_next_attempt() {
 }
 
 #[tokio::test]
-async fn a_progress_that_cannot_be_stored_keeps_nobody_elses_from_being_told() {
+async fn a_progress_whose_text_grows_when_it_is_made_printable_is_cut_to_its_length() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -447,10 +541,7 @@ async fn a_progress_that_cannot_be_stored_keeps_nobody_elses_from_being_told() {
     let sql = format!("SELECT length(progress->>'step') = 200 FROM rouse.job({wordy})");
     until_true(&client, &sql).await;
     for id in [wordy, other] {
-        client
-            .query("SELECT rouse.cancel($1)", &[&id])
-            .await
-            .unwrap();
+        cancel(&client, id).await;
     }
     worker.drain().await;
 }

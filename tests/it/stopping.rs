@@ -6,7 +6,7 @@ use rouse::worker::Settings;
 use serde_json::json;
 
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, ended, enqueue, show, until, until_true};
+use crate::support::worker::{TestWorker, cancel, ended, enqueue, show, until, until_true};
 
 fn settings() -> Settings {
     Settings::default()
@@ -42,11 +42,7 @@ async fn a_running_job_can_be_cancelled_and_its_outcome_is_refused() {
     let worker = TestWorker::start(&db, settings()).await;
     let id = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
     until(&client, id, |job| job.state == "running").await;
-    let cancelled: bool = client
-        .query_one("SELECT rouse.cancel($1)", &[&id])
-        .await
-        .unwrap()
-        .get(0);
+    let cancelled = cancel(&client, id).await;
     assert!(cancelled);
     worker.drain().await;
     let job = show(&client, id).await;
@@ -64,10 +60,7 @@ async fn a_lease_that_is_lost_aborts_the_attempt_with_the_reason() {
     let worker = TestWorker::start(&db, short).await;
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
-    client
-        .query("SELECT rouse.cancel($1)", &[&id])
-        .await
-        .unwrap();
+    cancel(&client, id).await;
     // Without the abort, which the renewal finds, this handler would wait for ever.
     worker.drain().await;
     assert_eq!(show(&client, id).await.state, "cancelled");

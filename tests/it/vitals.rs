@@ -1,9 +1,13 @@
 //! What the database says of itself, for those who watch it.
 
+use std::time::Instant;
+
+use rouse::store::COUNTED_WITHIN;
 use serde_json::json;
+use tokio_postgres::error::SqlState;
 
 use crate::support::TestDb;
-use crate::support::worker::enqueue;
+use crate::support::worker::{cancel, enqueue, until_true};
 
 #[tokio::test]
 async fn depths_are_counted_for_each_queue_and_handler() {
@@ -28,6 +32,53 @@ async fn depths_are_counted_for_each_queue_and_handler() {
     assert!(x.oldest_wait_s.is_some_and(|wait| wait > 0.0));
     assert_eq!((y.queue.as_str(), y.ready, y.scheduled), ("mail", 0, 1));
     assert_eq!(y.oldest_wait_s, None);
+    client
+        .batch_execute("SELECT rouse.purge_queue('default')")
+        .await
+        .unwrap();
+    let depths = store.depths().await.unwrap();
+    assert_eq!(
+        depths,
+        std::slice::from_ref(y),
+        "a lane without jobs is left out"
+    );
+}
+
+#[tokio::test]
+async fn a_count_that_takes_too_long_is_given_up_in_the_database_too() {
+    let db = TestDb::new().await;
+    let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let open = holder.transaction().await.unwrap();
+    open.batch_execute("LOCK TABLE rouse.job IN ACCESS EXCLUSIVE MODE")
+        .await
+        .unwrap();
+    let began = Instant::now();
+    let error = store.depths().await.unwrap_err();
+    assert_eq!(error.code(), Some(&SqlState::QUERY_CANCELED), "{error}");
+    assert!(began.elapsed() >= COUNTED_WITHIN);
+    let nobody = "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    until_true(&client, nobody).await;
+    open.rollback().await.unwrap();
+    // The limit was that of the one count, and the connection is good.
+    store.depths().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_transaction_that_has_written_and_sits_idle_is_seen() {
+    let db = TestDb::new().await;
+    let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let job = enqueue(&client, "x", json!({})).await;
+    let open = holder.transaction().await.unwrap();
+    // Between two statements it has no snapshot, at the isolation that everybody has.
+    assert!(cancel(open.client(), job).await);
+    for _ in 0..3 {
+        enqueue(&client, "x", json!({})).await;
+    }
+    let vitals = store.vitals().await.unwrap();
+    assert!(vitals.oldest_transaction_s.is_some_and(|age| age > 0.0));
+    assert!(vitals.xmin_age.is_some_and(|age| age >= 3), "{vitals:?}");
+    open.rollback().await.unwrap();
+    assert_eq!(store.vitals().await.unwrap().oldest_transaction_s, None);
 }
 
 #[tokio::test]

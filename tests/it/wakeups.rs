@@ -379,6 +379,7 @@ async fn a_claim_that_is_given_back_wakes_whoever_sleeps() {
         id: jobs[0].id,
         fence: jobs[0].fence,
         started_after: None,
+        ran: None,
         fate: Fate::Released,
     };
     store.settle(&[released], Locked::Wait).await.unwrap();

@@ -1,14 +1,14 @@
-//! How a worker finds the jobs that are its own, and in which order.
+//! How a worker finds the jobs that are its own.
 
 use std::time::{Duration, Instant};
 
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 
-use crate::support::TestDb;
 use crate::support::worker::{
     TestWorker, catalog, ended, enqueue, show, until, until_true, until_within,
 };
+use crate::support::{TestDb, cut_all_others};
 
 /// A poll that never ends a wait within a test.
 const NEVER: Duration = Duration::from_secs(60);
@@ -210,14 +210,7 @@ async fn a_worker_goes_on_after_all_its_connections_were_cut() {
     let worker = TestWorker::start(&db, settings()).await;
     let running = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
     until(&client, running, |job| job.state == "running").await;
-    client
-        .query(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-             WHERE datname = current_database() AND pid <> pg_backend_pid()",
-            &[],
-        )
-        .await
-        .unwrap();
+    cut_all_others(&client).await;
     let later = enqueue(&client, "noop", json!({"n": 1})).await;
     for id in [running, later] {
         let job = ended(&client, id).await;
@@ -311,60 +304,6 @@ async fn a_source_can_be_bound_to_a_handler_of_the_consumers_own() {
 }
 
 #[tokio::test]
-async fn high_priority_goes_first_and_within_a_lane_the_oldest() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let mut expected = Vec::new();
-    for priority in ["low", "normal", "high"] {
-        let mut ids = Vec::new();
-        for handler in ["noop", "test.echo", "noop"] {
-            let row = client
-                .query_one(
-                    "SELECT rouse.enqueue($1, priority => $2)",
-                    &[&handler, &priority],
-                )
-                .await
-                .unwrap();
-            ids.push(row.get::<_, i64>(0));
-        }
-        expected.splice(0..0, ids);
-    }
-    // One at a time, so that the order of the starts is the order of the claims.
-    let one = Settings {
-        slots: 1,
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, one).await;
-    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    worker.drain().await;
-    let rows = client
-        .query(
-            "SELECT id, priority::text, handler FROM rouse.jobs ORDER BY started_at",
-            &[],
-        )
-        .await
-        .unwrap();
-    let priorities: Vec<String> = rows.iter().map(|row| row.get(1)).collect();
-    assert_eq!(
-        priorities,
-        [
-            "high", "high", "high", "normal", "normal", "normal", "low", "low", "low"
-        ]
-    );
-    let first: i64 = rows[0].get(0);
-    assert_eq!(first, expected[0]);
-    for lane in rows.chunk_by(|one, other| one.get::<_, String>(1) == other.get::<_, String>(1)) {
-        for handler in ["noop", "test.echo"] {
-            let of_lane = lane.iter().filter(|row| row.get::<_, String>(2) == handler);
-            assert!(
-                of_lane.map(|row| row.get::<_, i64>(0)).is_sorted(),
-                "{handler}"
-            );
-        }
-    }
-}
-
-#[tokio::test]
 async fn a_lane_that_is_committed_long_after_it_was_numbered_is_found() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);
@@ -395,40 +334,6 @@ async fn a_lane_that_is_committed_long_after_it_was_numbered_is_found() {
     .await;
     assert_eq!(job.attempt, 1);
     worker.drain().await;
-}
-
-#[tokio::test]
-async fn an_orphan_goes_ahead_of_older_queued_jobs() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let mut older = Vec::new();
-    for n in 0..5 {
-        older.push(enqueue(&client, "noop", json!({ "n": n })).await);
-    }
-    let orphan = enqueue(&client, "noop", json!({"n": 9})).await;
-    // As a worker that died leaves it.
-    client
-        .execute(
-            "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = 1,
-                claimed_at = now() - interval '2 min', lease_until = now() - interval '1 min' WHERE id = $1",
-            &[&orphan],
-        )
-        .await
-        .unwrap();
-    let one = Settings {
-        slots: 1,
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, one).await;
-    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    worker.drain().await;
-    let rows = client
-        .query("SELECT id FROM rouse.finished ORDER BY started_at", &[])
-        .await
-        .unwrap();
-    let order: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-    assert_eq!(order[0], orphan, "then {older:?}");
-    assert_eq!(order[1..], older);
 }
 
 #[tokio::test]
@@ -518,115 +423,4 @@ async fn a_job_that_is_committed_behind_the_cursors_is_found_by_its_notification
         "a sweep did it"
     );
     worker.drain().await;
-}
-
-/// Enqueues so many jobs of such a priority that take so long.
-async fn flood(client: &tokio_postgres::Client, priority: &str, jobs: i32, ms: i32) {
-    client
-        .execute(
-            "SELECT rouse.enqueue_many('test.sleep', array_fill(jsonb_build_object('ms', $1::int), ARRAY[$2::int]), priority => $3)",
-            &[&ms, &jobs, &priority],
-        )
-        .await
-        .unwrap();
-}
-
-#[tokio::test]
-async fn a_steady_flood_of_high_jobs_does_not_keep_normal_and_low_ones_for_longer_than_the_setting()
-{
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    flood(&client, "high", 2000, 20).await;
-    flood(&client, "normal", 20, 1).await;
-    flood(&client, "low", 20, 1).await;
-    let patient = Settings {
-        slots: 4,
-        promote_after: Some(Duration::from_secs(2)),
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, patient).await;
-    until_true(
-        &client,
-        "SELECT NOT EXISTS (SELECT FROM rouse.jobs WHERE priority <> 'high' AND finished_at IS NULL)",
-    )
-    .await;
-    worker.stop_now().await;
-    let row = client
-        .query_one(
-            "SELECT count(*) FILTER (WHERE state IN ('queued', 'running')),
-                    extract(epoch FROM max(started_at - requested_at) FILTER (WHERE priority <> 'high'))::float8,
-                    extract(epoch FROM min(started_at - requested_at) FILTER (WHERE priority <> 'high'))::float8
-             FROM rouse.jobs",
-            &[],
-        )
-        .await
-        .unwrap();
-    let (high_left, longest, shortest): (i64, f64, f64) = (row.get(0), row.get(1), row.get(2));
-    assert!(high_left > 0, "there was always one of higher priority");
-    assert!(
-        shortest >= 2.0,
-        "none went ahead of the newer ones too early: {shortest}"
-    );
-    // The setting, a sweep, and the wait for their own share: 40 jobs of the same age, two of four slots.
-    assert!(longest < 12.0, "{longest}");
-}
-
-#[tokio::test]
-async fn without_promotion_a_flood_of_high_jobs_keeps_the_others_waiting() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    flood(&client, "high", 100, 20).await;
-    flood(&client, "low", 1, 1).await;
-    client
-        .batch_execute("UPDATE rouse.job SET available_at = now() - interval '1 day'")
-        .await
-        .unwrap();
-    let strict = Settings {
-        slots: 1,
-        promote_after: None,
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, strict).await;
-    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    worker.drain().await;
-    let last: String = client
-        .query_one(
-            "SELECT priority::text FROM rouse.jobs ORDER BY started_at DESC LIMIT 1",
-            &[],
-        )
-        .await
-        .unwrap()
-        .get(0);
-    assert_eq!(last, "low");
-}
-
-#[tokio::test]
-async fn a_worker_serves_its_queues_in_order() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    for queue in ["third", "second", "first"] {
-        for handler in ["noop", "test.echo"] {
-            client
-                .query("SELECT rouse.enqueue($1, queue => $2)", &[&handler, &queue])
-                .await
-                .unwrap();
-        }
-    }
-    let ordered = Settings {
-        slots: 1,
-        queues: ["first", "second", "third"].map(String::from).to_vec(),
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, ordered).await;
-    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    worker.drain().await;
-    let rows = client
-        .query("SELECT queue FROM rouse.jobs ORDER BY started_at", &[])
-        .await
-        .unwrap();
-    let queues: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
-    assert_eq!(
-        queues,
-        ["first", "first", "second", "second", "third", "third"]
-    );
 }

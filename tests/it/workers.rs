@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::database::registration;
-use crate::support::worker::{TestWorker, ended, enqueue, show, until, until_true};
+use crate::support::worker::{TestWorker, cancel, ended, enqueue, show, until, until_true};
 
 async fn claim(store: &Store) -> Vec<ClaimedJob> {
     let lanes = store.lanes_after(i64::MIN).await.unwrap();
@@ -32,6 +32,7 @@ fn succeeded(job: &ClaimedJob) -> Settlement {
         id: job.id,
         fence: job.fence,
         started_after: Some(Duration::ZERO),
+        ran: None,
         fate: Fate::Succeeded(JsonText("1".into())),
     }
 }
@@ -110,7 +111,7 @@ async fn whoever_has_the_key_takes_the_id_over_and_what_was_claimed_is_free() {
         .adopt(Fence(8), &lanes, 10, 3, None)
         .await
         .unwrap();
-    assert_eq!(adopted.len(), 1, "though its lease was for an hour");
+    assert_eq!(adopted.claimed.len(), 1, "though its lease was for an hour");
     // The other was not killed after all.
     let refused = killed.settle(&[succeeded(&job)], Locked::Wait).await;
     assert!(refused.unwrap_err().is_superseded());
@@ -226,7 +227,11 @@ async fn a_worker_that_is_not_heard_of_is_buried_by_the_others_and_its_jobs_are_
         after: 0,
         lease_ms: 60_000,
     }];
-    let adopted = lives.adopt(Fence(8), &lanes, 10, 3, None).await.unwrap();
+    let adopted = lives
+        .adopt(Fence(8), &lanes, 10, 3, None)
+        .await
+        .unwrap()
+        .claimed;
     let adopted: Vec<_> = adopted.iter().map(|job| job.id).collect();
     assert_eq!(
         adopted,
@@ -353,10 +358,7 @@ async fn a_running_attempt_is_told_of_its_cancellation_at_once() {
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
-    client
-        .query("SELECT rouse.cancel($1)", &[&id])
-        .await
-        .unwrap();
+    cancel(&client, id).await;
     // The renewal would come after 24 s, and the attempt waits for nothing else.
     tokio::time::timeout(Duration::from_secs(15), worker.drain())
         .await

@@ -23,3 +23,18 @@ async fn open(config: &Config) -> Result<Client> {
     tokio::spawn(connection);
     Ok(client)
 }
+
+/// The process id of the server.
+pub(crate) async fn postmaster(client: &Client) -> Result<u32> {
+    let text: String = client
+        .query_one(
+            "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)",
+            &[],
+        )
+        .await
+        .context("ask Postgres for its process id")?
+        .get(0);
+    text.trim()
+        .parse()
+        .context("read the process id of Postgres")
+}

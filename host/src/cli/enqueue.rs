@@ -64,8 +64,7 @@ pub(super) struct Args {
 /// Enqueues and prints the id.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let payload = payload::read(args.payload)?;
-    let store = args.target.store()?;
-    store.check_schema().await?;
+    let store = args.target.checked_store().await?;
     let id = store
         .enqueue(&Enqueue {
             handler: args.handler,

@@ -3,7 +3,9 @@
 mod filter;
 mod fleet;
 mod folder;
+mod lock;
 mod show;
+mod sign;
 
 use std::process::ExitCode;
 
@@ -32,6 +34,12 @@ enum Verb {
     Ls(fleet::Args),
     /// Show one handler: on which workers, in which versions, what waits for it, and its manifest
     Show(show::Args),
+    /// List the modules of a folder in handlers.lock, as those that may serve (pin = "lock" in rouse.toml)
+    Lock(lock::Args),
+    /// Make a key that signs modules, and print what hosts have to trust (trusted_keys in rouse.toml)
+    Keygen(sign::KeygenArgs),
+    /// Sign modules
+    Sign(sign::SignArgs),
 }
 
 /// Does what is asked.
@@ -40,5 +48,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         None => folder::run(&args.folder).await,
         Some(Verb::Ls(args)) => fleet::run(args).await,
         Some(Verb::Show(args)) => show::run(args).await,
+        Some(Verb::Lock(args)) => lock::run(&args),
+        Some(Verb::Keygen(args)) => sign::keygen(&args),
+        Some(Verb::Sign(args)) => sign::sign(&args),
     }
 }

@@ -15,23 +15,27 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::duration::duration;
+use super::settings::sandbox_settings;
 use crate::config::{self, Environment, File, Queue};
-use crate::http::{self, Invocations, Metrics, Pages, Readiness, Report};
+use crate::http::{self, Access, Invocations, Metrics, Pages, Readiness, Report};
 use crate::invoke::{Invoker, Share};
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
 use crate::worker::{self, Health, Parts, Stop};
 
-/// Connections of the pool: claims, settlements, and two for everything else. Independent of how
-/// many attempts run.
-const POOL_SIZE: usize = 4;
+/// Connections of the pool: one each for claims, settlements and renewals, two for steps, and one for all that can wait. Heartbeats
+/// and other small things go between. Independent of how many attempts run.
+const POOL_SIZE: usize = 6;
+
+/// Where hosts look for modules, unless they are told otherwise.
+pub(super) const HANDLERS_DIR: &str = "handlers-wasm";
 
 /// Options of a worker.
 #[derive(Debug, Clone, Args)]
 pub(super) struct HostArgs {
     /// The folder with the handlers (*.wasm); it is watched
-    #[arg(long, value_name = "DIR", default_value = "handlers-wasm")]
+    #[arg(long, value_name = "DIR", default_value = HANDLERS_DIR)]
     pub(super) handlers: PathBuf,
 
     /// Settings; default: ./rouse.toml, if there is one
@@ -120,6 +124,7 @@ pub(super) struct Host {
     http: Option<TcpListener>,
     metrics: Metrics,
     invocations: Option<Invocations>,
+    stop: Stop,
 }
 
 impl Host {
@@ -184,7 +189,7 @@ impl Host {
             },
             invocations: offer.as_ref().map_or(0, |offer| offer.max),
         };
-        let limits = file.sandbox(&folder, wanted.slots + wanted.invocations);
+        let limits = sandbox_settings(&file, &folder, wanted.slots + wanted.invocations)?;
         for grant in limits.grants.0.iter().filter(|grant| !grant.dir.is_dir()) {
             warn!(
                 dir = %grant.dir.display(),
@@ -197,12 +202,14 @@ impl Host {
         let catalog = Arc::new(catalog);
         let share = wanted.fit(sandbox.attempts_max());
         settings.slots = share.slots;
+        let stop = Stop::default();
         let invocations = offer.map(|offer| {
             let invoker = Invoker::new(
                 sandbox.clone(),
                 catalog.clone(),
                 settings.overrides.clone(),
                 share.invocations,
+                &stop,
             );
             Invocations {
                 invoker: Arc::new(invoker),
@@ -217,6 +224,7 @@ impl Host {
             http,
             metrics,
             invocations,
+            stop,
         })
     }
 
@@ -225,17 +233,29 @@ impl Host {
         self.http.as_ref()?.local_addr().ok()
     }
 
-    /// How many invocations it runs at once; none: they are off.
-    pub(super) fn invocations_max(&self) -> Option<usize> {
-        Some(self.invocations.as_ref()?.invoker.max())
+    /// Logs who may invoke.
+    pub(super) fn tell_of_invocations(&self) {
+        let Some(invocations) = &self.invocations else {
+            return info!("invocations are off");
+        };
+        let max = invocations.invoker.max();
+        match &invocations.access {
+            Access::Loopback => info!(
+                max,
+                "invocations are on: POST /invoke/HANDLER, for every program of this machine, without a token"
+            ),
+            Access::Token(_) => info!(
+                max,
+                "invocations are on: POST /invoke/HANDLER, for whoever has the token"
+            ),
+        }
     }
 
     /// Works until SIGTERM or SIGINT, and then until everything that runs has ended. A second signal
     /// stops what runs. Without databases it only does what it is asked for over HTTP.
     pub(super) async fn work(self, databases: Option<Databases>) -> anyhow::Result<()> {
-        let stop = Stop::default();
-        let invoker = self.invocations.as_ref().map(|it| it.invoker.clone());
-        tokio::spawn(stop_on_signals(stop.clone(), invoker.clone())?);
+        let stop = self.stop;
+        tokio::spawn(stop_on_signals(stop.clone())?);
         // Whether anybody can ask for them or not: samples pile up otherwise.
         let metrics = self.metrics.clone();
         tokio::spawn(async move { metrics.keep_up().await });
@@ -244,6 +264,11 @@ impl Host {
             ..Health::default()
         });
         let readiness = readiness(health.as_ref(), &self.catalog, &stop);
+        // They drain while the worker does.
+        let invocations = self.invocations.as_ref().map(|it| {
+            let (invoker, patience) = (it.invoker.clone(), self.settings.drain_timeout);
+            tokio::spawn(async move { invoker.end(patience).await })
+        });
         let http_stop = CancellationToken::new();
         let http = self.http.map(|listener| {
             let pages = Pages {
@@ -258,15 +283,6 @@ impl Host {
             ))
         });
         self.catalog.watch();
-        // They drain while the worker does.
-        let patience = self.settings.drain_timeout;
-        let invocations = invoker.map(|invoker| {
-            let end = invoker.clone();
-            (
-                invoker,
-                tokio::spawn(async move { end.end(patience).await }),
-            )
-        });
         let done = match (databases, health) {
             (Some(databases), Some(health)) => {
                 let parts = Parts {
@@ -276,22 +292,21 @@ impl Host {
                     catalog: self.catalog,
                     middlewares: Vec::new(),
                 };
-                worker::run(self.settings, parts, health, stop).await
+                worker::run(self.settings, parts, health, stop.child()).await
             }
             _ => {
-                if let Some((invoker, _)) = &invocations {
-                    invoker.stopping().await;
-                }
+                stop.told().await;
                 Ok(())
             }
         };
-        if let Some((invoker, ended)) = invocations {
-            invoker.drain();
+        // The worker may have ended by itself.
+        stop.drain();
+        if let Some(ended) = invocations {
             ended.await.context("wait for invocations")?;
         }
         http_stop.cancel();
         if let Some(http) = http {
-            http.await?.context("the HTTP server has failed")?;
+            http.await.context("the HTTP server has failed")?;
         }
         done
     }
@@ -317,10 +332,7 @@ fn readiness(health: Option<&Health>, catalog: &Arc<Catalog>, stop: &Stop) -> Re
 }
 
 /// Handlers are installed at once; the future waits for the signals.
-pub(super) fn stop_on_signals(
-    stop: Stop,
-    invoker: Option<Arc<Invoker>>,
-) -> anyhow::Result<impl Future<Output = ()>> {
+pub(super) fn stop_on_signals(stop: Stop) -> anyhow::Result<impl Future<Output = ()>> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     Ok(async move {
@@ -335,13 +347,7 @@ pub(super) fn stop_on_signals(
             "stopping: nothing more is begun, what runs is finished (a second signal stops that too)"
         );
         stop.drain();
-        if let Some(invoker) = &invoker {
-            invoker.drain();
-        }
         next().await;
         stop.now();
-        if let Some(invoker) = &invoker {
-            invoker.stop_now();
-        }
     })
 }

@@ -13,7 +13,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::attempt_error;
 use super::duration::duration;
+use super::host::HANDLERS_DIR;
 use super::payload;
+use super::settings::sandbox_settings;
 use super::text::plain;
 use crate::config::{Environment, File};
 use crate::invoke::{Answer, Call, Invoked, once};
@@ -31,17 +33,17 @@ const EXIT_UNKNOWN: u8 = 3;
 const EXIT_TIMEOUT: u8 = 5;
 /// The host could not run it.
 const EXIT_UNRUNNABLE: u8 = 6;
-/// Ctrl-C, as shells have it: 128 + SIGINT.
+/// Ctrl-C or SIGTERM; as shells have it for the first: 128 + SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
 
 /// Options of `rouse invoke`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-The result goes to standard output, logs and errors to standard error. The handler sees attempt 1 of 1 of job 0;
-nothing is tried again, and nothing is kept.
+The result goes to standard output, logs and errors to standard error. The handler sees attempt 1 of 1, and a
+negative job id that is another for each call; nothing is tried again, and nothing is kept.
   rouse invoke text.stats '{\"text\": \"hello\"}'
 Exit codes: 0 succeeded · 1 the handler failed · 2 usage, or the payload is no JSON · 3 no such handler ·
-5 it ran longer than its timeout · 6 it could not be run (settings, folder, sandbox) · 130 Ctrl-C")]
+5 it ran longer than its timeout · 6 it could not be run (settings, folder, sandbox) · 130 Ctrl-C or SIGTERM")]
 pub(super) struct Args {
     /// The handler, for instance text.stats
     handler: String,
@@ -51,7 +53,7 @@ pub(super) struct Args {
     payload: String,
 
     /// The folder with the handlers (*.wasm)
-    #[arg(long, value_name = "DIR", default_value = "handlers-wasm")]
+    #[arg(long, value_name = "DIR", default_value = HANDLERS_DIR)]
     handlers: PathBuf,
 
     /// Settings: memory, granted directories …; default: ./rouse.toml, if there is one
@@ -96,7 +98,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         }
     };
     let (file, folder) = File::read(args.config.as_deref())?;
-    let sandbox = Sandbox::start(file.sandbox(&folder, 1))?;
+    let sandbox = Sandbox::start(sandbox_settings(&file, &folder, 1)?)?;
     let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
     let handlers = catalog.current();
     let Some(handler) = handlers.get(&args.handler).cloned() else {
@@ -111,7 +113,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         queue: args.queue,
         tenant: args.tenant,
     };
-    let invoked = run_until_ctrl_c(&sandbox, &handler, policy, call).await?;
+    let invoked = run_until_a_signal(&sandbox, &handler, policy, call).await?;
     match args.json {
         true => println!("{}", record(&handler, &invoked)?),
         false => print(&handler, &invoked)?,
@@ -119,8 +121,8 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     Ok(exit_code(&invoked.answer))
 }
 
-/// Ctrl-C tells the handler to stop; a second one does not wait for it.
-async fn run_until_ctrl_c(
+/// Ctrl-C or SIGTERM tells the handler to stop; a second one does not wait for it.
+async fn run_until_a_signal(
     sandbox: &Arc<Sandbox>,
     handler: &Arc<Handler>,
     policy: Policy,
@@ -128,6 +130,7 @@ async fn run_until_ctrl_c(
 ) -> anyhow::Result<Invoked> {
     // Before anything runs that it is to stop.
     let mut interrupt = signal(SignalKind::interrupt()).context("wait for Ctrl-C")?;
+    let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
     let abort = AbortHandle::new();
     let grace = policy.grace;
     let run = {
@@ -139,6 +142,7 @@ async fn run_until_ctrl_c(
         tokio::select! {
             invoked = &mut running => return invoked.context("run the handler"),
             _ = interrupt.recv() => abort.abort(AbortReason::Cancelled, grace),
+            _ = terminate.recv() => abort.abort(AbortReason::Cancelled, grace),
         }
     }
     running.await.context("run the handler")
@@ -154,7 +158,8 @@ fn exit_code(answer: &Answer) -> u8 {
     }
 }
 
-fn unknown(wanted: &str, folder: &std::path::Path, handlers: &HandlerSet) -> String {
+/// What to say of a folder that does not have the handler: those that it has, and the files that it refuses.
+pub(super) fn unknown(wanted: &str, folder: &std::path::Path, handlers: &HandlerSet) -> String {
     let names = handlers.names();
     let mut text = format!(
         "rouse: no handler {} in {}; ",
@@ -203,7 +208,10 @@ struct Record<'a> {
     error: Option<&'a AttemptError>,
     wall_ms: f64,
     cpu_ms: f64,
-    memory_bytes: usize,
+    memory_bytes: u64,
+    host_calls: u32,
+    bytes_in: u64,
+    bytes_out: u64,
 }
 
 fn record(handler: &Handler, invoked: &Invoked) -> anyhow::Result<String> {
@@ -213,6 +221,7 @@ fn record(handler: &Handler, invoked: &Invoked) -> anyhow::Result<String> {
         Answer::Failed(error) | Answer::TimedOut(error) => (None, Some(error)),
         Answer::Stopped(_) => (None, None),
     };
+    let used = invoked.used.unwrap_or_default();
     serde_json::to_string(&Record {
         handler: &handler.manifest.name,
         version: &handler.manifest.version,
@@ -220,8 +229,11 @@ fn record(handler: &Handler, invoked: &Invoked) -> anyhow::Result<String> {
         result,
         error,
         wall_ms: ms(invoked.wall),
-        cpu_ms: ms(invoked.cpu),
-        memory_bytes: invoked.memory_bytes,
+        cpu_ms: ms(used.cpu),
+        memory_bytes: used.memory_bytes_peak,
+        host_calls: used.host_calls,
+        bytes_in: used.bytes_in,
+        bytes_out: used.bytes_out,
     })
     .context("print what came of it")
 }

@@ -2,6 +2,7 @@
 
 mod change;
 mod list;
+mod logs;
 mod show;
 
 use std::process::ExitCode;
@@ -38,6 +39,8 @@ enum Verb {
     /// List jobs, the newest first
     #[command(visible_alias = "list")]
     Ls(list::Args),
+    /// Print what the attempts at a job have printed and logged
+    Logs(logs::Args),
     /// Cancel a job, queued or running; what runs is told to stop
     Cancel(change::Args),
     /// Make a new job of one that has ended, and print its id
@@ -58,6 +61,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         None => show::run(args.show).await,
         Some(Verb::Show(args)) => show::run(args).await,
         Some(Verb::Ls(args)) => list::run(args).await,
+        Some(Verb::Logs(args)) => logs::run(args).await,
         Some(Verb::Cancel(args)) => change::cancel(args).await,
         Some(Verb::Retry(args)) => change::retry(args).await,
         Some(Verb::Complete(args)) => change::complete(args).await,

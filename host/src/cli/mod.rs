@@ -2,6 +2,7 @@
 
 mod ago;
 mod attempt_error;
+mod compile_module;
 mod dev;
 mod duration;
 mod enqueue;
@@ -17,8 +18,10 @@ mod postgres;
 mod queue;
 mod serve;
 mod served;
+mod settings;
 mod target;
 mod text;
+mod top;
 mod workers;
 
 use std::process::ExitCode;
@@ -76,6 +79,8 @@ enum Command {
     Job(job::Args),
     /// List, drain, pause, resume and purge queues
     Queue(queue::Args),
+    /// Show the attempts that run, and what they use
+    Top(top::Args),
     /// List, show, forget and verify workers
     Workers(workers::Args),
     /// List the handlers of a folder, or of the fleet
@@ -84,6 +89,9 @@ enum Command {
     New(new::Args),
     /// Run only the private Postgres, migrated, without a worker
     Postgres(postgres::Args),
+    /// What a host starts to have one module compiled
+    #[command(hide = true)]
+    CompileModule(compile_module::Args),
 }
 
 impl Command {
@@ -94,18 +102,40 @@ impl Command {
             Self::Dev(_) | Self::Serve(_) | Self::Postgres(_) => None,
             // What the handler says is part of the answer.
             Self::Invoke(_) => Some("error,rouse::guest=info"),
+            // It may work for hours.
+            Self::Queue(args) if args.works() => Some("warn"),
             Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
             | Self::Queue(_)
+            | Self::Top(_)
             | Self::Workers(_)
             | Self::Handlers(_)
+            | Self::CompileModule(_)
             | Self::New(_) => Some("error"),
+        }
+    }
+
+    /// True where this process works until it is told to stop, or until nothing is left to do.
+    fn works(&self) -> bool {
+        match self {
+            Self::Dev(_) | Self::Serve(_) | Self::Postgres(_) => true,
+            Self::Queue(args) => args.works(),
+            Self::Invoke(_)
+            | Self::Migrate(_)
+            | Self::Enqueue(_)
+            | Self::Job(_)
+            | Self::Top(_)
+            | Self::Workers(_)
+            | Self::Handlers(_)
+            | Self::CompileModule(_)
+            | Self::New(_) => false,
         }
     }
 }
 
-/// `rouse job 1 | head -1` ends when `head` has. Not for hosts: they write to sockets, too.
+/// `rouse job 1 | head -1` ends when `head` has. Not for workers: a connection that the database has closed must not end
+/// them.
 fn end_quietly_with_the_reader() {
     #[expect(
         unsafe_code,
@@ -120,6 +150,10 @@ fn end_quietly_with_the_reader() {
 /// Parses the command line, runs one command, reports its error.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    // Before anything else is done: it limits itself, and threads would count.
+    if let Command::CompileModule(args) = &cli.command {
+        return compile_module::run(args);
+    }
     let filter = Environment
         .log_filter()
         .or_else(|| cli.command.log_filter().map(Into::into));
@@ -127,7 +161,7 @@ pub fn main() -> ExitCode {
         eprintln!("rouse: {error}");
         return ExitCode::FAILURE;
     }
-    if cli.command.log_filter().is_some() {
+    if !cli.command.works() {
         end_quietly_with_the_reader();
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
@@ -150,10 +184,13 @@ pub fn main() -> ExitCode {
             Command::Invoke(args) => invoke::run(args).await,
             Command::Job(args) => job::run(args).await,
             Command::Queue(args) => queue::run(args).await,
+            Command::Top(args) => top::run(args).await,
             Command::Workers(args) => workers::run(args).await,
             Command::Handlers(args) => handlers::run(args).await,
             Command::New(args) => new::run(&args),
             Command::Postgres(args) => postgres::run(args).await,
+            // Above.
+            Command::CompileModule(args) => Ok(compile_module::run(&args)),
         }
     });
     // Guests that were stopped hold no thread for long; nothing else is waited for.

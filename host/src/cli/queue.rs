@@ -90,6 +90,16 @@ struct Named {
     json: bool,
 }
 
+impl Args {
+    /// True for a worker, which may have something to say while it works.
+    pub(super) fn works(&self) -> bool {
+        match self.verb {
+            Verb::Drain(_) => true,
+            Verb::Ls(_) | Verb::Purge(_) | Verb::Pause(_) | Verb::Resume(_) => false,
+        }
+    }
+}
+
 /// Does what is asked.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
@@ -101,14 +111,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-async fn open(target: &Target) -> anyhow::Result<Store> {
-    let store = target.store()?;
-    store.check_schema().await?;
-    Ok(store)
-}
-
 async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
-    let queues = open(&args.target).await?.queues().await?;
+    let queues = args.target.checked_store().await?.queues().await?;
     if args.json {
         println!("{}", json!({"queues": queues}));
     } else {
@@ -148,7 +152,7 @@ fn table(queues: &[Value]) -> String {
 }
 
 async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
-    let store = open(&args.target).await?;
+    let store = args.target.checked_store().await?;
     if !args.confirm {
         eprintln!(
             "rouse: nothing was done: this cancels all ready jobs of queue {} (`rouse queue ls` says how many); say so with --confirm",
@@ -183,14 +187,9 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
 }
 
 async fn pause(args: Named) -> anyhow::Result<ExitCode> {
-    let store = open(&args.target).await?;
+    let store = args.target.checked_store().await?;
     let since = store.pause_queue(&args.name).await?;
-    if store.queue_was_used(&args.name).await? == Some(false) {
-        eprintln!(
-            "rouse: nothing was ever enqueued into queue {}; is its name right?",
-            plain(&args.name)
-        );
-    }
+    tell_if_never_used(&store, &args.name).await?;
     if args.json {
         println!("{}", json!({"queue": args.name, "paused_at": since}));
     } else {
@@ -202,8 +201,19 @@ async fn pause(args: Named) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A misspelled queue is an empty one, and nobody else would say so.
+async fn tell_if_never_used(store: &Store, queue: &str) -> anyhow::Result<()> {
+    if store.queue_was_used(queue).await? == Some(false) {
+        eprintln!(
+            "rouse: nothing was ever enqueued into queue {}; is its name right?",
+            plain(queue)
+        );
+    }
+    Ok(())
+}
+
 async fn resume(args: Named) -> anyhow::Result<ExitCode> {
-    let store = open(&args.target).await?;
+    let store = args.target.checked_store().await?;
     let was_paused = store.resume_queue(&args.name).await?;
     let name = plain(&args.name);
     if args.json {

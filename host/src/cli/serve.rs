@@ -58,10 +58,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(address) = host.http_address() {
         info!("health and metrics on http://{address}");
     }
-    match host.invocations_max() {
-        Some(max) => info!(max, "invocations are on: POST /invoke/HANDLER"),
-        None => info!("invocations are off"),
-    }
+    host.tell_of_invocations();
     if databases.is_none() {
         info!("the queue is off: no job is taken, and no database is used");
     }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::text::plain;
+use super::text::{plain, texts};
 
 /// What a job asks of its worker.
 pub(super) struct Wanted<'a> {
@@ -21,13 +21,12 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// Why none of these workers (rows of `rouse.workers`) takes it, and what to do; none: one does. The same rule as
-    /// that of the view `rouse.backlog`.
+    /// Why none of these workers, which are active, takes it, and what to do; none: one does. The same rule as that of
+    /// the view `rouse.backlog`.
     pub(super) fn why_nobody(&self, workers: &[Value]) -> Option<String> {
         let handler = plain(self.handler);
-        let active = workers.iter().filter(|worker| worker["state"] == "active");
-        let mut having = active.filter(|worker| has(&worker["handlers"], self.handler));
-        let able: Vec<_> = having.by_ref().collect();
+        let having = |worker: &&Value| has(&worker["handlers"], self.handler);
+        let able: Vec<_> = workers.iter().filter(having).collect();
         if able.is_empty() {
             return Some(format!(
                 "no worker that runs now has the handler {handler}; the job waits for one (`rouse handlers` lists those of a folder, `rouse handlers ls` those of the fleet)"
@@ -60,13 +59,6 @@ impl<'a> Wanted<'a> {
     }
 }
 
-fn texts(list: &Value) -> impl Iterator<Item = &str> {
-    list.as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-}
-
 fn has(list: &Value, wanted: &str) -> bool {
     texts(list).any(|text| text == wanted)
 }
@@ -80,10 +72,9 @@ mod tests {
     #[test]
     fn what_is_missing_is_named_handler_first_then_queue_then_tags() {
         let workers = [
-            json!({"state": "dead", "handlers": ["a", "b"], "queues": [], "tags": []}),
-            json!({"state": "active", "handlers": ["a"], "queues": ["mail"], "tags": ["gpu"]}),
-            json!({"state": "active", "handlers": ["a"], "queues": [], "tags": []}),
-            json!({"state": "active", "handlers": ["c"], "queues": ["mail"], "tags": []}),
+            json!({"handlers": ["a"], "queues": ["mail"], "tags": ["gpu"]}),
+            json!({"handlers": ["a"], "queues": [], "tags": []}),
+            json!({"handlers": ["c"], "queues": ["mail"], "tags": []}),
         ];
         let why = |handler, queue, tags: Value| {
             let row = json!({"handler": handler, "queue": queue, "tags": tags});

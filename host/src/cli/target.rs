@@ -49,6 +49,20 @@ impl Target {
     pub(super) fn store(&self) -> anyhow::Result<Store> {
         Ok(Store::new(self.connector()?.pool(1)))
     }
+
+    /// The same, where the schema is one that this host knows.
+    pub(super) async fn checked_store(&self) -> anyhow::Result<Store> {
+        let store = self.store()?;
+        store.check_schema().await?;
+        Ok(store)
+    }
+}
+
+/// What was seen of the fleet, where this login may look.
+pub(super) fn seen<T>(fleet: Option<T>) -> anyhow::Result<T> {
+    fleet.context(
+        "this login may not see the workers; it needs the role rouse_observer or rouse_worker",
+    )
 }
 
 /// The private Postgres's folder: the option, else $ROUSE_DATA_DIR, else `./.rouse/pg`.

@@ -1,5 +1,7 @@
 //! Text from guests and databases, made safe for a terminal.
 
+use serde_json::Value;
+
 /// Replaces control characters, terminal escapes among them, by `\u{..}`; line breaks stay.
 pub(super) fn plain(text: &str) -> String {
     text.chars()
@@ -15,9 +17,36 @@ pub(super) fn plain(text: &str) -> String {
         .collect()
 }
 
+/// The texts of a JSON list, as they are.
+pub(super) fn texts(list: &Value) -> impl Iterator<Item = &str> {
+    let values = list.as_array().into_iter().flatten();
+    values.filter_map(Value::as_str)
+}
+
+/// The texts of a JSON list, one behind the other.
+pub(super) fn words(list: &Value) -> String {
+    plain(&texts(list).collect::<Vec<_>>().join(", "))
+}
+
+/// As much of a SHA-256 as tells two files apart.
+pub(super) fn digest(sha256: &Value) -> String {
+    let digits = sha256.as_str().unwrap_or_default();
+    plain(&digits.chars().take(12).collect::<String>())
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn lists_and_digests_are_shown_as_far_as_they_are_such() {
+        assert_eq!(words(&json!(["a\x1b", 1, "b"])), "a\\u{1b}, b");
+        assert_eq!(words(&json!(null)), "");
+        assert_eq!(digest(&json!("0123456789abcdef")), "0123456789ab");
+        assert_eq!(digest(&json!("01")), "01");
+    }
 
     #[test]
     fn terminal_escapes_become_visible_and_line_breaks_stay() {

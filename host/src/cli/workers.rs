@@ -10,8 +10,7 @@ use clap::{Args as ClapArgs, Subcommand};
 use serde_json::{Value, json};
 
 use super::target::Target;
-use super::text::plain;
-use crate::store::Store;
+use super::text::{plain, texts, words};
 
 /// There is no such worker.
 const EXIT_UNKNOWN: u8 = 3;
@@ -64,22 +63,6 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-async fn open(target: &Target) -> anyhow::Result<Store> {
-    let store = target.store()?;
-    store.check_schema().await?;
-    Ok(store)
-}
-
-/// All lives that are listed.
-async fn lives(store: &Store) -> anyhow::Result<Vec<Value>> {
-    match store.workers().await? {
-        Some(lives) => Ok(lives),
-        None => anyhow::bail!(
-            "this login may not see the workers; it needs the role rouse_observer or rouse_worker"
-        ),
-    }
-}
-
 fn unknown(id: &str) {
     eprintln!(
         "rouse: no worker {} is listed (`rouse workers ls --all`)",
@@ -88,7 +71,7 @@ fn unknown(id: &str) {
 }
 
 async fn forget(args: Forget) -> anyhow::Result<ExitCode> {
-    let store = open(&args.target).await?;
+    let store = args.target.checked_store().await?;
     match store.forget_worker(&args.id).await {
         Ok(lives) if args.json => {
             println!("{}", json!({"worker_id": args.id, "lives": lives}));
@@ -107,17 +90,10 @@ async fn forget(args: Forget) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The words of a list; a dash where it is empty.
+/// The words of a list, or what stands for none.
 fn list(values: &Value, nothing: &str) -> String {
-    let words: Vec<String> = values
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .map(plain)
-        .collect();
-    match words.is_empty() {
-        true => nothing.to_string(),
-        false => words.join(", "),
+    match texts(values).next() {
+        None => nothing.to_string(),
+        Some(_) => words(values),
     }
 }

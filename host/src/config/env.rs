@@ -1,6 +1,9 @@
 //! The environment, read in one place.
 
+use std::env::VarError;
 use std::path::PathBuf;
+
+use anyhow::bail;
 
 /// The environment of this process. Rooms that need a variable are handed this, or its value.
 #[derive(Debug, Clone, Copy, Default)]
@@ -22,14 +25,29 @@ impl Environment {
         self.get("ROUSE_LISTEN_URL")
     }
 
-    /// `$ROUSE_INVOKE_TOKEN`: what invocations have to show.
-    pub fn invoke_token(self) -> Option<String> {
-        self.get("ROUSE_INVOKE_TOKEN")
+    /// `$ROUSE_INVOKE_TOKEN`: what invocations have to show. None: it is not set.
+    ///
+    /// # Errors
+    /// Where it is set and is no token: whoever sets it does not want to go without one.
+    pub fn invoke_token(self) -> anyhow::Result<Option<String>> {
+        match std::env::var("ROUSE_INVOKE_TOKEN") {
+            Err(VarError::NotPresent) => Ok(None),
+            Err(VarError::NotUnicode(_)) => bail!("ROUSE_INVOKE_TOKEN is no UTF-8"),
+            Ok(token) if token.is_empty() => {
+                bail!("ROUSE_INVOKE_TOKEN is set and empty: give it a token, or unset it")
+            }
+            Ok(token) => Ok(Some(token)),
+        }
     }
 
     /// `$ROUSE_DATA_DIR`: where `rouse dev` keeps its Postgres.
     pub fn data_dir(self) -> Option<PathBuf> {
         self.get("ROUSE_DATA_DIR").map(PathBuf::from)
+    }
+
+    /// Where machine code is kept: `$ROUSE_CACHE_DIR`, else `rouse` in `$XDG_CACHE_HOME`, else in `~/.cache`.
+    pub fn cache_dir(self) -> Option<PathBuf> {
+        cache_dir(|name| self.get(name))
     }
 
     /// `$ROUSE_LOG`: the log filter.
@@ -43,5 +61,43 @@ impl Environment {
             .nodename()
             .to_str()
             .map_or_else(|_| "unknown".into(), str::to_string)
+    }
+}
+
+fn cache_dir(get: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    // The specification of XDG tells to ignore relative ones.
+    let absolute = |name: &str| get(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let home = || absolute("HOME").map(|home| home.join(".cache"));
+    get("ROUSE_CACHE_DIR")
+        .map(PathBuf::from)
+        .or_else(|| Some(absolute("XDG_CACHE_HOME").or_else(home)?.join("rouse")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_kept_where_the_environment_says() {
+        let dir = |set: &[(&str, &str)]| {
+            let found = cache_dir(|name| {
+                let set = set.iter().find(|(key, _)| *key == name);
+                set.map(|(_, value)| (*value).to_string())
+            });
+            found.map(|dir| dir.display().to_string())
+        };
+        let home = ("HOME", "/home/a");
+        assert_eq!(dir(&[home]).as_deref(), Some("/home/a/.cache/rouse"));
+        let xdg = ("XDG_CACHE_HOME", "/fast");
+        assert_eq!(dir(&[home, xdg]).as_deref(), Some("/fast/rouse"));
+        assert_eq!(
+            dir(&[home, ("XDG_CACHE_HOME", "fast")]).as_deref(),
+            Some("/home/a/.cache/rouse")
+        );
+        assert_eq!(
+            dir(&[home, xdg, ("ROUSE_CACHE_DIR", "own")]).as_deref(),
+            Some("own")
+        );
+        assert_eq!(dir(&[]), None);
     }
 }

@@ -1,14 +1,25 @@
-//! `rouse.toml`: as written, and what comes of it.
+//! `rouse.toml` as written.
+
+mod checks;
+mod duration;
+mod handler_table;
+mod http_table;
+mod limits_table;
+mod modules;
+mod secret_table;
+mod settings;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
-use crate::job::is_pattern;
-use crate::sandbox::{self, Grant, Grants, Instances, Mode};
-use crate::worker::{self, Override, Overrides};
+use crate::sandbox::PublicKey;
+use handler_table::HandlerTable;
+use limits_table::LimitsTable;
+use modules::PinWord;
+use secret_table::SecretTable;
 
 /// A mistake in the settings.
 #[derive(Debug, thiserror::Error)]
@@ -63,27 +74,26 @@ pub struct File {
     /// False: poll only.
     notify: Option<bool>,
     /// The shortest wait between two looks; default 5 ms.
-    #[serde(default, deserialize_with = "duration")]
+    #[serde(default, deserialize_with = "duration::read")]
     poll_min: Option<Duration>,
     /// The longest one; default 2 s, at most 60 s.
-    #[serde(default, deserialize_with = "duration")]
+    #[serde(default, deserialize_with = "duration::read")]
     poll_max: Option<Duration>,
     /// How long running attempts may go on after a stop; default 300 s.
-    #[serde(default, deserialize_with = "duration")]
+    #[serde(default, deserialize_with = "duration::read")]
     drain_timeout: Option<Duration>,
     /// Days for which finished jobs are kept; default 7.
     keep_days: Option<u32>,
     /// A job that has waited for so long goes ahead of newer ones; default 15 min, 0s: never.
-    #[serde(default, deserialize_with = "duration")]
+    #[serde(default, deserialize_with = "duration::read")]
     promote_after: Option<Duration>,
     /// A job that was lost with its worker this often fails; default 3.
     lost_max: Option<u32>,
-    /// Memory of one attempt in MiB; default 128.
-    memory_mb: Option<usize>,
-    /// Memory of an attempt in MiB after one that ran out of it; default twice `memory_mb`.
-    memory_retry_mb: Option<usize>,
-    /// The largest result, bytes; default 4 MiB.
-    result_bytes_max: Option<usize>,
+    /// Memory of all attempts together in MiB; default: three quarters of the machine's.
+    memory_total_mb: Option<usize>,
+    /// What the attempts of every handler may use.
+    #[serde(default)]
+    limits: LimitsTable,
     /// `off`: no queue, and so no database; only invocations.
     #[serde(default)]
     queue: Queue,
@@ -93,6 +103,34 @@ pub struct File {
     invoke_token_file: Option<PathBuf>,
     /// The largest payload of an invocation, bytes; default 256 KiB.
     invoke_payload_bytes_max: Option<usize>,
+    /// Where machine code of modules is kept, or `off`; default: in the user's cache.
+    cache_dir: Option<PathBuf>,
+    /// Modules that are compiled at the same time; default: as many as cores, at most 4.
+    compilations_max: Option<usize>,
+    /// Processor time for one module; default 120 s.
+    #[serde(default, deserialize_with = "duration::read")]
+    compile_cpu: Option<Duration>,
+    /// Address space for the compilation of one module in MiB; default 2048.
+    compile_memory_mb: Option<usize>,
+    /// `lock`: only modules serve whose digests are in `handlers.lock` beside this file.
+    pin: Option<PinWord>,
+    /// Whose signatures modules need; default: none.
+    #[serde(default, deserialize_with = "modules::keys")]
+    trusted_keys: Vec<PublicKey>,
+    /// Requests over HTTP of one attempt; default 1,000.
+    http_requests_max: Option<usize>,
+    /// Bytes that the requests of one attempt send and receive; default 1 GiB.
+    http_bytes_max: Option<u64>,
+    /// Bytes of the body of one request or response; default 256 MiB.
+    http_body_bytes_max: Option<u64>,
+    /// How long a request may take, with its response; default 10 min.
+    #[serde(default, deserialize_with = "duration::read")]
+    http_timeout: Option<Duration>,
+    /// The file with certificates of authorities that are trusted beside the system's.
+    http_ca_file: Option<PathBuf>,
+    /// Where secrets are read from, by name.
+    #[serde(default)]
+    secrets: BTreeMap<String, SecretTable>,
     /// Source → handler.
     #[serde(default)]
     sources: BTreeMap<String, String>,
@@ -110,57 +148,6 @@ pub enum Queue {
     On,
     /// It has no database, and does nothing but invocations.
     Off,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HandlerTable {
-    #[serde(default, deserialize_with = "duration")]
-    lease: Option<Duration>,
-    #[serde(default, deserialize_with = "duration")]
-    timeout: Option<Duration>,
-    #[serde(default, deserialize_with = "duration")]
-    grace: Option<Duration>,
-    max_attempts: Option<u32>,
-    #[serde(default, deserialize_with = "duration")]
-    retry_initial: Option<Duration>,
-    #[serde(default, deserialize_with = "duration")]
-    retry_max: Option<Duration>,
-    retry_multiplier: Option<f64>,
-    /// `reuse` allows the instances of the handler to serve many jobs, if its module agrees.
-    #[serde(default)]
-    instances: Instances,
-    #[serde(default)]
-    dirs: Vec<DirTable>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DirTable {
-    /// The directory on this machine; relative to the folder of `rouse.toml`.
-    dir: PathBuf,
-    /// Where the handler sees it.
-    at: String,
-    #[serde(default)]
-    mode: ModeWord,
-}
-
-#[derive(Debug, Default, Deserialize)]
-enum ModeWord {
-    #[default]
-    #[serde(rename = "read")]
-    Read,
-    #[serde(rename = "read-write")]
-    ReadWrite,
-}
-
-fn duration<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Duration>, D::Error> {
-    let text = String::deserialize(input)?;
-    humantime::parse_duration(&text).map(Some).map_err(|error| {
-        serde::de::Error::custom(format!(
-            "{text:?} is no duration such as \"90s\" or \"5m\": {error}"
-        ))
-    })
 }
 
 impl File {
@@ -193,124 +180,6 @@ impl File {
         Ok((file, folder))
     }
 
-    /// Rules that the types do not carry.
-    fn check(&self) -> Result<(), String> {
-        if let Some(id) = &self.worker_id {
-            check_worker_id(id)?;
-        }
-        for (key, words) in [("queues", &self.queues), ("tags", &self.tags)] {
-            for word in words.iter().flatten() {
-                let fits = (1..=128).contains(&word.len())
-                    && word.starts_with(|c: char| c.is_ascii_alphanumeric())
-                    && word
-                        .bytes()
-                        .all(|b| b.is_ascii_alphanumeric() || b"_.:-".contains(&b));
-                if !fits {
-                    return Err(format!(
-                        "{key}: {word:?} is no name: letters, digits and _ . : - ; at most 128 characters"
-                    ));
-                }
-            }
-        }
-        let within = |name: &str, value: Option<u64>, min: u64, max: u64, unit: &str| match value {
-            Some(value) if !(min..=max).contains(&value) => Err(format!(
-                "{name} must be between {min} and {max}{unit}, not {value}"
-            )),
-            Some(_) | None => Ok(()),
-        };
-        let ms = |duration: Option<Duration>| {
-            duration.map(|duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
-        };
-        within("slots", self.slots.map(|slots| slots as u64), 1, 10_000, "")?;
-        within("poll_min", ms(self.poll_min), 1, 60_000, " ms")?;
-        within("poll_max", ms(self.poll_max), 1, 60_000, " ms")?;
-        within("keep_days", self.keep_days.map(u64::from), 1, 36_500, "")?;
-        within("lost_max", self.lost_max.map(u64::from), 1, 1000, "")?;
-        within("memory_mb", self.memory_mb.map(|mb| mb as u64), 1, 4096, "")?;
-        let memory_mb = self
-            .memory_mb
-            .unwrap_or(sandbox::Settings::default().memory_bytes_max >> 20);
-        within(
-            "memory_retry_mb",
-            self.memory_retry_mb.map(|mb| mb as u64),
-            memory_mb as u64,
-            4096,
-            " (memory_mb is the least)",
-        )?;
-        within(
-            "result_bytes_max",
-            self.result_bytes_max.map(|bytes| bytes as u64),
-            2,
-            64 << 20,
-            "",
-        )?;
-        within(
-            "invoke_max",
-            self.invoke_max.map(|max| max as u64),
-            0,
-            10_000,
-            "",
-        )?;
-        within(
-            "invoke_payload_bytes_max",
-            self.invoke_payload_bytes_max.map(|bytes| bytes as u64),
-            2,
-            64 << 20,
-            "",
-        )?;
-        if self.queues.as_ref().is_some_and(Vec::is_empty) {
-            return Err("queues is empty: leave it out to serve all queues".into());
-        }
-        for (handler, table) in &self.handlers {
-            if !is_pattern(handler) {
-                return Err(format!(
-                    "handlers.\"{handler}\" is neither a handler's name nor a pattern such as \"image.*\" or \"*\""
-                ));
-            }
-            let name = |key: &str| format!("handlers.\"{handler}\".{key}");
-            within(&name("lease"), ms(table.lease), 2000, 86_400_000, " ms")?;
-            within(
-                &name("timeout"),
-                ms(table.timeout),
-                1,
-                30 * 86_400_000,
-                " ms",
-            )?;
-            within(&name("grace"), ms(table.grace), 0, 3_600_000, " ms")?;
-            within(
-                &name("max_attempts"),
-                table.max_attempts.map(u64::from),
-                1,
-                1000,
-                "",
-            )?;
-            within(
-                &name("retry_initial"),
-                ms(table.retry_initial),
-                0,
-                30 * 86_400_000,
-                " ms",
-            )?;
-            within(
-                &name("retry_max"),
-                ms(table.retry_max),
-                0,
-                30 * 86_400_000,
-                " ms",
-            )?;
-            if table
-                .retry_multiplier
-                .is_some_and(|multiplier| !(1.0..=1000.0).contains(&multiplier))
-            {
-                return Err(format!(
-                    "{} must be between 1 and 1000",
-                    name("retry_multiplier")
-                ));
-            }
-        }
-        Ok(())
-    }
-
     /// The file with the worker's key; a relative one counts from `folder`.
     pub fn worker_key_file(&self, folder: &Path) -> Option<PathBuf> {
         self.worker_key_file.as_ref().map(|file| folder.join(file))
@@ -337,89 +206,12 @@ impl File {
     pub fn invoke_payload_bytes_max(&self) -> usize {
         self.invoke_payload_bytes_max.unwrap_or(256 << 10)
     }
-
-    /// The worker's settings, but for its key.
-    pub fn worker(&self, hostname: String) -> worker::Settings {
-        let default = worker::Settings::default();
-        worker::Settings {
-            worker_id: self.worker_id.clone().unwrap_or(default.worker_id),
-            key: default.key,
-            hostname,
-            queues: self.queues.clone().unwrap_or(default.queues),
-            tags: self.tags.clone().unwrap_or(default.tags),
-            slots: self.slots.unwrap_or(default.slots),
-            notify: self.notify.unwrap_or(default.notify),
-            poll_min: self.poll_min.unwrap_or(default.poll_min),
-            poll_max: self.poll_max.unwrap_or(default.poll_max),
-            drain_timeout: self.drain_timeout.unwrap_or(default.drain_timeout),
-            keep_days: self.keep_days.unwrap_or(default.keep_days),
-            promote_after: self
-                .promote_after
-                .or(default.promote_after)
-                .filter(|after| !after.is_zero()),
-            lost_max: self.lost_max.unwrap_or(default.lost_max),
-            sources: self.sources.clone().into_iter().collect(),
-            overrides: Overrides(
-                self.handlers
-                    .iter()
-                    .map(|(name, table)| (name.clone(), table.over()))
-                    .collect(),
-            ),
-        }
-    }
-
-    /// The sandbox's settings. `folder` is where relative directories start.
-    pub fn sandbox(&self, folder: &Path, slots: usize) -> sandbox::Settings {
-        let default = sandbox::Settings::default();
-        let grants = self.handlers.iter().flat_map(|(handler, table)| {
-            table.dirs.iter().map(|dir| Grant {
-                handler: handler.clone(),
-                dir: folder.join(&dir.dir),
-                at: dir.at.clone(),
-                mode: match dir.mode {
-                    ModeWord::Read => Mode::Read,
-                    ModeWord::ReadWrite => Mode::ReadWrite,
-                },
-            })
-        });
-        let memory_bytes_max = self
-            .memory_mb
-            .map_or(default.memory_bytes_max, |mb| mb << 20);
-        sandbox::Settings {
-            attempts_max: slots,
-            memory_bytes_max,
-            memory_retry_bytes_max: self
-                .memory_retry_mb
-                .map_or((2 * memory_bytes_max).min(4 << 30), |mb| mb << 20),
-            result_bytes_max: self.result_bytes_max.unwrap_or(default.result_bytes_max),
-            grants: Grants(grants.collect()),
-            instances: self
-                .handlers
-                .iter()
-                .map(|(handler, table)| (handler.clone(), table.instances))
-                .collect(),
-            ..default
-        }
-    }
-}
-
-impl HandlerTable {
-    fn over(&self) -> Override {
-        Override {
-            lease: self.lease,
-            timeout: self.timeout,
-            grace: self.grace,
-            max_attempts: self.max_attempts,
-            retry_initial: self.retry_initial,
-            retry_max: self.retry_max,
-            retry_multiplier: self.retry_multiplier,
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sandbox::{HttpScheme, Instances};
 
     fn read(text: &str) -> Result<File, String> {
         let dir = std::env::temp_dir().join(format!("rouse-config-{}", rand::random::<u64>()));
@@ -460,6 +252,36 @@ mod tests {
     }
 
     #[test]
+    fn requests_and_secrets_are_granted_by_handler() {
+        let file = read(
+            "[secrets.KEY]\nenv = \"PATH\"\n[[handlers.\"mail.*\".http]]\nhosts = [\"api.example.com\", \"*.example.org\"]\n[handlers.\"mail.send\"]\nsecrets = [{ name = \"KEY\", hosts = [\"api.example.com\"], headers = [\"Authorization\"] }]",
+        )
+        .unwrap();
+        let folder = Path::new("/etc/rouse");
+        let sandbox = file.sandbox(folder, 4);
+        let grant = &sandbox.http_grants[0];
+        assert_eq!(grant.handler, "mail.*");
+        assert_eq!(grant.schemes, [HttpScheme::Https]);
+        assert!(!grant.private && grant.ports.is_empty() && grant.methods.is_empty());
+        let grant = &sandbox.secret_grants[0];
+        assert_eq!((grant.handler.as_str(), grant.body), ("mail.send", false));
+        assert_eq!(grant.headers, ["authorization"]);
+        let secrets = file.secrets(folder, crate::config::Environment).unwrap();
+        assert!(secrets.0.contains_key("KEY"));
+        assert!(!format!("{secrets:?}").contains("/bin"));
+
+        let file = read("[secrets.KEY]\nenv = \"ROUSE_NOBODY_SETS_THIS\"").unwrap();
+        let error = file
+            .secrets(folder, crate::config::Environment)
+            .unwrap_err();
+        let text = format!("{error:#}");
+        assert!(
+            text.contains("secrets.KEY") && text.contains("ROUSE_NOBODY_SETS_THIS"),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn instances_are_fresh_where_nothing_else_is_written() {
         let file = read(
             "[handlers.\"*\"]\ninstances = \"reuse\"\n[handlers.noop]\nlease = \"5s\"\n[handlers.\"a.*\"]\ninstances = \"fresh\"",
@@ -478,6 +300,19 @@ mod tests {
     }
 
     #[test]
+    fn limits_of_the_most_specific_table_that_has_any_go_before_those_of_everyone() {
+        let file = read(
+            "[limits]\nsteps = 7\nmemory_mb = 16\n[handlers.\"image.*\".limits]\nmemory_mb = 512\n[handlers.\"image.thumbnail\"]\nlease = \"5s\"",
+        )
+        .unwrap();
+        let sandbox = file.sandbox(Path::new("."), 4);
+        let limits = sandbox.limits("image.thumbnail");
+        assert_eq!((limits.memory_bytes, limits.steps), (512 << 20, 7));
+        assert_eq!(limits.more_memory(), Some(1 << 30));
+        assert_eq!(sandbox.limits("noop").memory_bytes, 16 << 20);
+    }
+
+    #[test]
     fn a_mistake_is_named_with_its_key() {
         for (text, part) in [
             ("quues = [\"a\"]", "quues"),
@@ -490,9 +325,40 @@ mod tests {
             ("invoke_payload_bytes_max = 1", "invoke_payload_bytes_max"),
             ("queues = [\"a b\"]", "\"a b\" is no name"),
             ("tags = [\"\"]", "\"\" is no name"),
+            ("compilations_max = 0", "compilations_max"),
+            ("compile_cpu = \"500ms\"", "compile_cpu"),
+            ("compile_memory_mb = 10", "compile_memory_mb"),
+            ("pin = \"loose\"", "pin"),
+            ("trusted_keys = [\"short\"]", "trusted_keys"),
             ("worker_id = \"a b\"", "worker_id"),
             ("[handlers.x]\nlease = \"1s\"", "lease"),
+            ("memory_mb = 16", "memory_mb"),
+            ("[limits]\nmemory_mb = 0", "limits.memory_mb"),
+            ("[limits]\nmemory_retry_mb = 64", "memory_mb is the least"),
+            ("[handlers.x.limits]\nsteps = 100001", "limits.steps"),
+            ("[handlers.x.limits]\ncpu = \"0s\"", "limits.cpu"),
             ("[handlers.x]\ninstances = \"keep\"", "keep"),
+            ("[[handlers.x.http]]\nhosts = []", "grants nothing"),
+            ("[[handlers.x.http]]\nhosts = [\"a:443\"]", "a:443"),
+            (
+                "[[handlers.x.http]]\nhosts = [\"a\"]\nmethods = [\"get\"]",
+                "\"get\"",
+            ),
+            (
+                "[[handlers.x.http]]\nhosts = [\"a\"]\nschemes = [\"ftp\"]",
+                "ftp",
+            ),
+            ("[secrets.K]\nenv = \"A\"\nfile = \"b\"", "secrets.K"),
+            (
+                "[handlers.x]\nsecrets = [{ name = \"K\", hosts = [\"a\"], body = true }]",
+                "no [secrets.K]",
+            ),
+            (
+                "[secrets.K]\nenv = \"A\"\n[handlers.x]\nsecrets = [{ name = \"K\", hosts = [\"a\"] }]",
+                "may go nowhere",
+            ),
+            ("http_timeout = \"0s\"", "http_timeout"),
+            ("http_bytes_max = 1", "http_bytes_max"),
             ("[handlers.\"ima*\"]\nlease = \"5s\"", "ima*"),
             (
                 "[handlers.x]\ndirs = [{ dir = \"a\", at = \"/a\", mode = \"append\" }]",

@@ -1,11 +1,13 @@
 //! The file in which a worker's key is kept, so that a host that was killed can take its id over at once.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
+
+use super::private_file::read_private;
 
 /// Bytes of a key.
 const KEY_BYTES: usize = 32;
@@ -15,20 +17,8 @@ const KEY_BYTES: usize = 32;
 /// # Errors
 /// When the file cannot be read or made, is no key, or others may read it.
 pub fn read_or_make_key(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
-    match OpenOptions::new().read(true).open(path) {
-        Ok(file) => {
-            let mode = file.metadata()?.mode();
-            if mode & 0o077 != 0 {
-                bail!(
-                    "others may read the worker key {}; run `chmod 600` on it",
-                    path.display()
-                );
-            }
-            let mut bytes = Vec::new();
-            // One more than there should be is enough to see that it is no key.
-            file.take(KEY_BYTES as u64 + 1)
-                .read_to_end(&mut bytes)
-                .with_context(|| format!("read the worker key {}", path.display()))?;
+    match read_private(path, "worker key", KEY_BYTES) {
+        Ok(bytes) => {
             let length = bytes.len();
             bytes.try_into().map_err(|_| {
                 anyhow::anyhow!(
@@ -42,11 +32,16 @@ pub fn read_or_make_key(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
                 )
             })
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        Err(error) if is_missing(&error) => {
             make(path).with_context(|| format!("make the worker key {}", path.display()))
         }
-        Err(error) => Err(error).with_context(|| format!("open the worker key {}", path.display())),
+        Err(error) => Err(error),
     }
+}
+
+fn is_missing(error: &anyhow::Error) -> bool {
+    let system = error.downcast_ref::<io::Error>();
+    system.is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Writes beside the file and renames, so that nobody finds half a key.
@@ -67,7 +62,7 @@ fn make(path: &Path) -> anyhow::Result<[u8; KEY_BYTES]> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
     use super::*;
 

@@ -8,6 +8,7 @@
 mod env;
 mod file;
 mod key_file;
+mod private_file;
 mod token_file;
 
 pub use env::Environment;

@@ -1,38 +1,35 @@
-//! The file with the token that invocations have to show.
+//! Files with what only their owner may know: the token that invocations have to show, secrets.
 
-use std::fs::File;
-use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
+
+use super::private_file::read_private;
 
 /// Longer than any token; whoever names a large file by mistake is told so.
-const FILE_BYTES_MAX: u64 = 4 << 10;
+const FILE_BYTES_MAX: usize = 4 << 10;
 
 /// The token in this file, without the line break behind it.
 ///
 /// # Errors
 /// When the file cannot be read, others may read it, or it is no text of such a size.
 pub fn read_token(path: &Path) -> anyhow::Result<String> {
-    let file = File::open(path).with_context(|| format!("open the token {}", path.display()))?;
-    if file.metadata()?.mode() & 0o077 != 0 {
+    read_text(path, "token")
+}
+
+/// The text of a file that nobody else may read, without white space around it.
+pub(super) fn read_text(path: &Path, what: &str) -> anyhow::Result<String> {
+    let bytes = read_private(path, what, FILE_BYTES_MAX)?;
+    if bytes.len() > FILE_BYTES_MAX {
         bail!(
-            "others may read the token {}; run `chmod 600` on it",
+            "{} is no {what}: it has more than {FILE_BYTES_MAX} bytes",
             path.display()
         );
     }
-    let mut token = String::new();
-    file.take(FILE_BYTES_MAX + 1)
-        .read_to_string(&mut token)
-        .with_context(|| format!("read the token {}", path.display()))?;
-    if token.len() as u64 > FILE_BYTES_MAX {
-        bail!(
-            "{} is no token: it has more than {FILE_BYTES_MAX} bytes",
-            path.display()
-        );
+    match str::from_utf8(&bytes) {
+        Ok(text) => Ok(text.trim().to_string()),
+        Err(_) => bail!("{} is no {what}: it is no UTF-8", path.display()),
     }
-    Ok(token.trim().to_string())
 }
 
 #[cfg(test)]
@@ -46,18 +43,19 @@ mod tests {
     fn a_token_is_read_without_its_line_break_and_only_where_nobody_else_can() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
-        let read = |text: &str, mode: u32| {
+        let read = |text: &[u8], mode: u32| {
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             read_token(&path).map_err(|error| format!("{error:#}"))
         };
         assert_eq!(
-            read("open sesame, please\n", 0o600).unwrap(),
+            read(b"open sesame, please\n", 0o600).unwrap(),
             "open sesame, please"
         );
-        assert!(read("x", 0o640).unwrap_err().contains("chmod 600"));
+        assert!(read(b"x", 0o640).unwrap_err().contains("chmod 600"));
+        assert!(read(b"\xff", 0o600).unwrap_err().contains("no UTF-8"));
         assert!(
-            read(&"x".repeat(5000), 0o600)
+            read(&[b'x'; 5000], 0o600)
                 .unwrap_err()
                 .contains("more than 4096 bytes")
         );

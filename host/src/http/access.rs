@@ -1,17 +1,20 @@
 //! Who may invoke.
 //!
-//! Whoever can reach a port of loopback is on this machine, with two exceptions, and both are browsers:
+//! Whoever can reach a port of loopback is on this machine, with exceptions. Two are browsers:
 //! a page from anywhere can make one send requests to `http://127.0.0.1` (cross-site request forgery),
 //! and its owner can let the page's own name point there, so that the answers can be read too (DNS
 //! rebinding). The first cannot set `content-type: application/json` without asking, which nothing here
 //! answers, and says where it comes from in `Origin`; the second says another name in `Host`. So all
-//! three are looked at. A token is something that no such page has: with it, the rest does not matter.
+//! three are looked at. A proxy or a tunnel on this machine is a third way in, by which everybody may come who reaches
+//! it: what says of itself that it was forwarded is refused too. Not all of them say so, which is why the manual tells to set
+//! a token behind one. A token is something that no such page has: with it, the rest does not matter.
 
 use std::net::{IpAddr, SocketAddr};
 
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
 
 use super::invoke::Problem;
 
@@ -46,12 +49,7 @@ impl Token {
 
     fn is(&self, shown: &str) -> bool {
         let shown: [u8; 32] = Sha256::digest(shown).into();
-        let differences = self
-            .0
-            .iter()
-            .zip(shown)
-            .fold(0, |all, (ours, theirs)| all | (ours ^ theirs));
-        differences == 0
+        self.0.ct_eq(&shown).into()
     }
 }
 
@@ -82,6 +80,11 @@ impl Access {
                 }
             }
             Self::Loopback => {
+                if let Some(name) = headers.keys().find(|name| tells_of_a_proxy(name)) {
+                    return Err(foreign(format!(
+                        "the header `{name}` says that the call comes through a proxy, and then anybody may have sent it; behind one set a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)"
+                    )));
+                }
                 let host = text(headers, header::HOST).unwrap_or_default();
                 if !is_this_machine(host) {
                     return Err(foreign(format!(
@@ -113,6 +116,12 @@ impl Access {
 
 fn foreign(message: String) -> Problem {
     Problem::new(StatusCode::FORBIDDEN, "foreign", message)
+}
+
+/// True for what proxies and tunnels add to a request that they pass on.
+fn tells_of_a_proxy(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    name.starts_with("x-forwarded-") || ["forwarded", "via", "x-real-ip"].contains(&name)
 }
 
 /// The header, where it is there exactly once.
@@ -194,6 +203,17 @@ mod tests {
             let headers = [JSON, here.clone(), (header::ORIGIN, origin)];
             assert_eq!(status(&access, &headers), code, "{origin}");
         }
+        for proxy in [
+            "forwarded",
+            "via",
+            "X-Forwarded-For",
+            "x-forwarded-proto",
+            "x-real-ip",
+        ] {
+            let proxy = HeaderName::from_bytes(proxy.as_bytes()).unwrap();
+            let headers = [JSON, here.clone(), (proxy.clone(), "127.0.0.1")];
+            assert_eq!(status(&access, &headers), 403, "{proxy}");
+        }
         assert_eq!(status(&access, std::slice::from_ref(&here)), 415);
         let form = (header::CONTENT_TYPE, "text/plain");
         assert_eq!(status(&access, &[form, here]), 415);
@@ -212,6 +232,12 @@ mod tests {
         };
         assert_eq!(call("Bearer 0123456789abcdef"), 200);
         assert_eq!(call("bearer  0123456789abcdef"), 200);
+        let forwarded = [
+            JSON,
+            (header::VIA, "1.1 proxy"),
+            (header::AUTHORIZATION, "Bearer 0123456789abcdef"),
+        ];
+        assert_eq!(status(&access, &forwarded), 200);
         for wrong in [
             "Bearer 0123456789abcdeF",
             "Bearer 0123456789abcde",

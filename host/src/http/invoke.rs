@@ -143,7 +143,9 @@ async fn answer(
     request: Request,
 ) -> Result<Response, Problem> {
     invocations.access.admit(request.headers())?;
-    let payload = payload(request, invocations.payload_bytes_max).await?;
+    // What cannot be run is not read. `begin` decides, once the payload is there.
+    invocations.invoker.look(handler)?;
+    let payload = payload(request, invocations.payload_bytes_max, BODY_PATIENCE).await?;
     let call = Call {
         payload,
         queue: QUEUE.into(),
@@ -153,8 +155,12 @@ async fn answer(
     response(invocation.ended().await)
 }
 
-/// The body, which has to be JSON of that size at most.
-async fn payload(request: Request, bytes_max: usize) -> Result<Vec<u8>, Problem> {
+/// The body, which has to be JSON of that size at most, and to come in that time.
+async fn payload(
+    request: Request,
+    bytes_max: usize,
+    patience: Duration,
+) -> Result<Vec<u8>, Problem> {
     let too_large = || {
         Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -170,7 +176,7 @@ async fn payload(request: Request, bytes_max: usize) -> Result<Vec<u8>, Problem>
     }
     // `DefaultBodyLimit` of the route holds where nothing was said.
     let read = Bytes::from_request(request, &());
-    let body = match tokio::time::timeout(BODY_PATIENCE, read).await {
+    let body = match tokio::time::timeout(patience, read).await {
         Ok(Ok(body)) => body,
         Ok(Err(error)) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
             return Err(too_large());
@@ -186,7 +192,7 @@ async fn payload(request: Request, bytes_max: usize) -> Result<Vec<u8>, Problem>
             return Err(Problem::new(
                 StatusCode::REQUEST_TIMEOUT,
                 "slow_body",
-                format!("the body did not come within {} s", BODY_PATIENCE.as_secs()),
+                format!("the body did not come within {} s", patience.as_secs()),
             ));
         }
     };
@@ -230,6 +236,13 @@ fn response(invoked: Invoked) -> Result<Response, Problem> {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use axum::body::Body;
+    use hyper::body::Frame;
+
     use super::*;
     use crate::job::{AbortReason, AttemptError};
 
@@ -237,13 +250,35 @@ mod tests {
         let invoked = Invoked {
             answer,
             wall: Duration::ZERO,
-            cpu: Duration::ZERO,
-            memory_bytes: 0,
+            used: None,
         };
         match response(invoked) {
             Ok(response) => response.status().as_u16(),
             Err(problem) => problem.into_response().status().as_u16(),
         }
+    }
+
+    /// A body of which nothing ever comes.
+    struct Silent;
+
+    impl hyper::body::Body for Silent {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_does_not_come_is_not_waited_for() {
+        let request = Request::new(Body::new(Silent));
+        let refused = payload(request, 64, Duration::from_millis(1)).await;
+        let refused = refused.unwrap_err().into_response();
+        assert_eq!(refused.status(), 408);
     }
 
     #[test]

@@ -2,15 +2,12 @@
 
 use std::{
     convert::Infallible,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-use tokio::time;
+use tokio::{sync::Notify, time};
 
 /// Upper bounds of the histograms whose name ends in `_seconds`: from a warm call of a small
 /// handler to the longest attempts. Buckets, not quantiles, because buckets of several hosts add up.
@@ -26,7 +23,7 @@ const UPKEEP_EVERY: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Metrics {
     handle: PrometheusHandle,
-    asked: Arc<AtomicBool>,
+    asked: Arc<Notify>,
 }
 
 /// Makes everything that this process counts go to one place. A second call gives the same place.
@@ -44,8 +41,7 @@ pub fn install_metrics() -> Result<Metrics, BuildError> {
         .install_recorder()?;
     let metrics = Metrics {
         handle,
-        // The first who asks is to find everything.
-        asked: Arc::new(AtomicBool::new(true)),
+        asked: Arc::default(),
     };
     Ok(installed.insert(metrics).clone())
 }
@@ -53,12 +49,12 @@ pub fn install_metrics() -> Result<Metrics, BuildError> {
 impl Metrics {
     /// All of it, in Prometheus' text format.
     pub fn render(&self) -> String {
-        self.asked.store(true, Ordering::Relaxed);
+        self.asked.notify_one();
         self.handle.render()
     }
 
-    /// True from one look at the page to the next time that somebody sets it to false.
-    pub fn asked(&self) -> Arc<AtomicBool> {
+    /// Is notified with each look at the page. What is dear to count is counted then, for the next one.
+    pub fn asked(&self) -> Arc<Notify> {
         self.asked.clone()
     }
 

@@ -6,16 +6,12 @@
 //! handler: on loopback for programs of this machine, anywhere else for whoever has the token.
 
 mod access;
+mod connections;
 mod invoke;
 mod metrics;
 mod readiness;
 
-use std::{
-    future::{Future, IntoFuture},
-    io,
-    net::SocketAddr,
-    time::Duration,
-};
+use std::{future::Future, io, net::SocketAddr, time::Duration};
 
 use axum::{
     Json, Router,
@@ -24,7 +20,8 @@ use axum::{
     response::IntoResponse,
     routing::{get, post},
 };
-use tokio::{net::TcpListener, sync::watch, time};
+use tokio::{net::TcpListener, time};
+use tokio_util::sync::CancellationToken;
 
 pub use access::{Access, Token};
 pub use invoke::Invocations;
@@ -53,9 +50,6 @@ pub enum HttpError {
         /// What the system says.
         source: io::Error,
     },
-    /// The server ended early.
-    #[error("serving health and metrics failed: {0}")]
-    Serve(#[from] io::Error),
 }
 
 /// What the pages are made of.
@@ -82,32 +76,18 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
 }
 
 /// Serves until `shutdown` is ready, and then at most 5 s more for requests that are under way.
-///
-/// # Errors
-/// Where the listener fails.
-pub async fn serve(
-    listener: TcpListener,
-    pages: Pages,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), HttpError> {
-    let (stopping, stopped) = watch::channel(());
-    let graceful = async move {
+pub async fn serve(listener: TcpListener, pages: Pages, shutdown: impl Future<Output = ()>) {
+    let invocations = pages.invocations.as_ref();
+    let max = connections::BESIDE_INVOCATIONS_MAX + invocations.map_or(0, |it| it.invoker.max());
+    let stop = CancellationToken::new();
+    let patience = async {
         shutdown.await;
-        // Both ends are told by the drop.
-        drop(stopping);
-    };
-    let server = axum::serve(listener, router(pages))
-        .with_graceful_shutdown(graceful)
-        .into_future();
-    let patience = async move {
-        let mut stopped = stopped;
-        // An error is the signal: the sender was dropped.
-        let _ = stopped.changed().await;
+        stop.cancel();
         time::sleep(STOP_PATIENCE).await;
     };
     tokio::select! {
-        ended = server => Ok(ended?),
-        () = patience => Ok(()),
+        () = connections::serve(listener, router(pages), max, stop.clone()) => {}
+        () = patience => {}
     }
 }
 

@@ -6,14 +6,13 @@ use std::time::Duration;
 use metrics::{Gauge, counter, gauge, histogram};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
 use super::{Answer, Call, Invoked, once};
 use crate::job::{AbortReason, AttemptError, ErrorKind};
-use crate::sandbox::{AbortHandle, Catalog, Sandbox};
-use crate::worker::{Overrides, Policy};
+use crate::sandbox::{AbortHandle, Catalog, Handler, Sandbox};
+use crate::worker::{Overrides, Policy, Stop};
 
 /// Runs invocations, up to a number at once. They have no line to wait in: what does not fit is
 /// refused, so that whoever asks can go elsewhere while it still matters.
@@ -24,9 +23,7 @@ pub struct Invoker {
     max: usize,
     free: Arc<Semaphore>,
     running: TaskTracker,
-    stopping: CancellationToken,
-    /// Its patience has ended.
-    now: CancellationToken,
+    stop: Stop,
 }
 
 /// Why nothing was run.
@@ -51,12 +48,14 @@ pub struct Invocation {
 }
 
 impl Invoker {
-    /// At most `max` at once; the sandbox has to have room for them beside what else it runs.
+    /// At most `max` at once; the sandbox has to have room for them beside what else it runs. Once `stop` says so,
+    /// nothing is begun any more.
     pub fn new(
         sandbox: Arc<Sandbox>,
         catalog: Arc<Catalog>,
         overrides: Overrides,
         max: usize,
+        stop: &Stop,
     ) -> Self {
         Self {
             sandbox,
@@ -65,14 +64,35 @@ impl Invoker {
             max,
             free: Arc::new(Semaphore::new(max)),
             running: TaskTracker::new(),
-            stopping: CancellationToken::new(),
-            now: CancellationToken::new(),
+            // The end of its patience is not that of others.
+            stop: stop.child(),
         }
     }
 
     /// How many may run at once.
     pub fn max(&self) -> usize {
         self.max
+    }
+
+    /// Says without starting anything that it would not be started, as far as that is clear already.
+    ///
+    /// # Errors
+    /// Those of [`begin`](Self::begin).
+    pub fn look(&self, handler: &str) -> Result<(), Refusal> {
+        self.find(handler)?;
+        match self.free.available_permits() {
+            0 => Err(Refusal::Full(self.max)),
+            _ => Ok(()),
+        }
+    }
+
+    fn find(&self, handler: &str) -> Result<Arc<Handler>, Refusal> {
+        if self.stop.is_stopping() {
+            return Err(Refusal::Stopping);
+        }
+        let handlers = self.catalog.current();
+        let found = handlers.get(handler).cloned();
+        found.ok_or_else(|| Refusal::UnknownHandler(handlers.names()))
     }
 
     /// Starts a handler, now or not at all.
@@ -82,13 +102,7 @@ impl Invoker {
     pub fn begin(&self, handler: &str, call: Call) -> Result<Invocation, Refusal> {
         // Held before the look, so that `end` does not miss what begins at this moment.
         let _begins = self.running.token();
-        if self.stopping.is_cancelled() {
-            return Err(Refusal::Stopping);
-        }
-        let handlers = self.catalog.current();
-        let Some(handler) = handlers.get(handler).cloned() else {
-            return Err(Refusal::UnknownHandler(handlers.names()));
-        };
+        let handler = self.find(handler)?;
         let Ok(place) = self.free.clone().try_acquire_owned() else {
             return Err(Refusal::Full(self.max));
         };
@@ -99,7 +113,7 @@ impl Invoker {
             gauge: gauge!("rouse_invocations_running"),
         };
         invocation.gauge.increment(1);
-        let (sandbox, now, grace) = (self.sandbox.clone(), self.now.clone(), policy.grace);
+        let (sandbox, stop, grace) = (self.sandbox.clone(), self.stop.clone(), policy.grace);
         let run = {
             let abort = abort.clone();
             async move {
@@ -110,7 +124,7 @@ impl Invoker {
                 let invoked = tokio::select! {
                     biased;
                     invoked = &mut running => invoked,
-                    () = now.cancelled() => {
+                    () = stop.told_now() => {
                         abort.abort(AbortReason::Shutdown, policy.grace);
                         running.await
                     }
@@ -123,37 +137,20 @@ impl Invoker {
         Ok(Invocation { abort, grace, task })
     }
 
-    /// Begin nothing more.
-    pub fn drain(&self) {
-        self.stopping.cancel();
-    }
-
-    /// Waits until it is told to begin nothing more.
-    pub async fn stopping(&self) {
-        self.stopping.cancelled().await;
-    }
-
-    /// Also tell those that run to stop, with `shutdown`.
-    pub fn stop_now(&self) {
-        self.stopping.cancel();
-        self.now.cancel();
-    }
-
-    /// Waits for [`drain`](Self::drain), then until nothing runs any more: for as long as `patience`, and
-    /// then for what is told to stop.
+    /// Waits for the stop, then until nothing runs any more: for as long as `patience`, and then for what is told to stop,
+    /// with `shutdown`.
     pub async fn end(&self, patience: Duration) {
-        self.stopping().await;
+        self.stop.told().await;
         self.running.close();
         tokio::select! {
             () = self.running.wait() => return,
-            () = self.now.cancelled() => {}
-            () = tokio::time::sleep(patience) => {}
+            () = self.stop.told_now() => {}
+            () = tokio::time::sleep(patience) => self.stop.now(),
         }
         warn!(
             running = self.running.len(),
             "stopping invocations that have not finished"
         );
-        self.now.cancel();
         self.running.wait().await;
     }
 }
@@ -170,8 +167,7 @@ impl Invocation {
                     format!("the host failed while it ran the handler: {error}"),
                 )),
                 wall: Duration::ZERO,
-                cpu: Duration::ZERO,
-                memory_bytes: 0,
+                used: None,
             },
         }
     }

@@ -2,13 +2,12 @@
 //!
 //! For whoever needs an answer while the database is away, or does not want one kept. Nothing is
 //! written down: no job, no lease, no record, and no second try. How a run is judged is not decided
-//! here: it is attempt 1 of 1 of job 0, and goes through [`job::decide`](crate::job::decide) like
-//! the attempts of the queue.
+//! here: it is attempt 1 of 1 of a job that is in no database, and goes through
+//! [`job::decide`](crate::job::decide) like the attempts of the queue.
 
 mod invoker;
 mod share;
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -18,13 +17,10 @@ pub use invoker::{Invocation, Invoker, Refusal};
 pub use share::Share;
 
 use crate::job::{
-    AbortReason, Attempt, AttemptError, JobId, Outcome, RunEnd, State, Tries, decide,
+    AbortReason, Attempt, AttemptError, JobId, Outcome, RunEnd, State, Tries, Usage, decide,
 };
 use crate::sandbox::{AbortHandle, Handler, JobInput, Sandbox};
 use crate::worker::Policy;
-
-/// There is no job, so the guest is told of number 0, which the database never gives.
-const NO_JOB: JobId = JobId(0);
 
 /// Nothing waits to try again.
 const TRIES: u32 = 1;
@@ -47,10 +43,8 @@ pub struct Invoked {
     pub answer: Answer,
     /// Time from the call to the end.
     pub wall: Duration,
-    /// Processor time of the guest.
-    pub cpu: Duration,
-    /// The most memory that the guest had, bytes.
-    pub memory_bytes: usize,
+    /// What it has used; none where there was no guest.
+    pub used: Option<Usage>,
 }
 
 /// An [`Outcome`], as far as it means anything to somebody who waits for it.
@@ -108,7 +102,7 @@ pub async fn once(
     abort: AbortHandle,
 ) -> Invoked {
     let input = JobInput {
-        id: NO_JOB,
+        id: call_id(),
         queue: call.queue,
         tenant: call.tenant,
         source: None,
@@ -119,20 +113,12 @@ pub async fn once(
         memory_bytes: None,
     };
     // Steps are not recorded, as there is no later attempt that could use them; progress goes to the log.
-    let mut running = pin!(sandbox.run(handler, input, abort.clone(), None));
-    let run = tokio::select! {
-        biased;
-        run = &mut running => run,
-        () = tokio::time::sleep(policy.timeout) => {
-            abort.abort(AbortReason::TimedOut, policy.grace);
-            running.await
-        }
-    };
+    let run = sandbox.run(handler, input, abort.clone(), None);
+    let run = policy.within(run, &abort).await;
     Invoked {
         answer: answer(run.end, policy),
         wall: run.wall,
-        cpu: run.cpu,
-        memory_bytes: run.memory_bytes_peak,
+        used: run.used,
     }
 }
 
@@ -146,6 +132,12 @@ fn answer(end: RunEnd, policy: &Policy) -> Answer {
     decide(end, tries, &policy.retry, 0.0).into()
 }
 
+/// There is no job, but handlers make keys of its id by which others tell two jobs from each other: so each call has
+/// a number of its own. The database gives positive ones only.
+fn call_id() -> JobId {
+    JobId(rand::random_range(i64::MIN..0))
+}
+
 /// By this machine's clock: there is no database to ask, and nothing is decided by it.
 fn now_ms() -> i64 {
     SystemTime::now()
@@ -157,6 +149,8 @@ fn now_ms() -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use crate::job::{Failure, RetryPolicy};
 
@@ -168,6 +162,13 @@ mod tests {
             retry: RetryPolicy::default(),
         };
         answer(end, &policy).word()
+    }
+
+    #[test]
+    fn every_call_has_an_id_of_its_own_that_no_job_has() {
+        let ids: HashSet<JobId> = (0..1000).map(|_| call_id()).collect();
+        assert_eq!(ids.len(), 1000);
+        assert!(ids.iter().all(|id| id.0 < 0));
     }
 
     #[test]

@@ -45,6 +45,11 @@ pub enum RunEnd {
         /// The limit that it ran into, bytes.
         limit_bytes: usize,
     },
+    /// The guest computed for longer than it may, and was stopped.
+    OutOfCpu {
+        /// How much processor time it may use.
+        limit: Duration,
+    },
     /// The result is larger than the operator allows.
     OutputTooLarge {
         /// Its size, bytes.

@@ -10,6 +10,7 @@ mod outcome;
 mod pattern;
 mod retry;
 mod state;
+mod usage;
 
 pub use abort::AbortReason;
 pub use end::{Failure, RunEnd};
@@ -18,6 +19,7 @@ pub use outcome::{AttemptError, ErrorKind, Outcome, Tries, decide};
 pub use pattern::{is_pattern, most_specific, pattern_covers};
 pub use retry::{Again, RetryAt, RetryPolicy};
 pub use state::{Priority, State};
+pub use usage::Usage;
 
 #[cfg(test)]
 mod tests;

@@ -70,6 +70,8 @@ pub enum ErrorKind {
     Denied,
     /// The handler ran into its memory limit.
     OutOfMemory,
+    /// The handler computed for too long.
+    OutOfCpu,
     /// The result is too large.
     OutputTooLarge,
     /// The result is no JSON, or JSON that Postgres cannot store.
@@ -90,6 +92,7 @@ impl ErrorKind {
             Self::StackOverflow => "stack_overflow",
             Self::Denied => "denied",
             Self::OutOfMemory => "out_of_memory",
+            Self::OutOfCpu => "out_of_cpu",
             Self::OutputTooLarge => "output_too_large",
             Self::InvalidResult => "invalid_result",
             Self::TimedOut => "timed_out",
@@ -118,6 +121,7 @@ pub struct Tries {
 /// | an error of the handler | after the backoff, or when the handler says; never where it is permanent |
 /// | a panic, a trap, too deep a stack | after the backoff |
 /// | out of memory | once, at once, with twice the memory |
+/// | too much processor time | after the backoff |
 /// | something that it is not granted | never |
 /// | a result that is too large or invalid | after the backoff |
 /// | the run timeout | after the backoff; the last one ends the job as `timed_out` |
@@ -250,7 +254,12 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         RunEnd::Denied { denial, then } => match judge(*then, tries) {
             Judged::Decided(outcome) => Judged::Decided(outcome),
             Judged::Failed(then, _) => {
-                let message = clean(&format!("{denial}; then: {}", then.message));
+                // Lines that can be copied stand by themselves.
+                let between = match denial.contains('\n') {
+                    true => "\n\n",
+                    false => "; ",
+                };
+                let message = clean(&format!("{denial}{between}then: {}", then.message));
                 let error = AttemptError {
                     kind: ErrorKind::Denied,
                     message,
@@ -277,6 +286,13 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
                 ),
             }
         }
+        RunEnd::OutOfCpu { limit } => Judged::retried(
+            ErrorKind::OutOfCpu,
+            format!(
+                "the handler computed for more than its {} s of processor time (`cpu` in rouse.toml)",
+                limit.as_secs_f64()
+            ),
+        ),
         RunEnd::OutputTooLarge { bytes, limit_bytes } => Judged::retried(
             ErrorKind::OutputTooLarge,
             format!("the result has {bytes} bytes; {limit_bytes} are allowed"),

@@ -56,6 +56,9 @@ fn simple_ends() -> impl Strategy<Value = RunEnd> {
             backtrace: vec!["frame\0".into()],
         }),
         any::<usize>().prop_map(|limit_bytes| RunEnd::OutOfMemory { limit_bytes }),
+        Just(RunEnd::OutOfCpu {
+            limit: Duration::from_secs(1),
+        }),
         any::<usize>().prop_map(|bytes| RunEnd::OutputTooLarge {
             bytes,
             limit_bytes: 1,
@@ -289,6 +292,7 @@ fn an_error_is_counted_under_the_word_that_is_stored() {
         StackOverflow,
         Denied,
         OutOfMemory,
+        OutOfCpu,
         OutputTooLarge,
         InvalidResult,
         TimedOut,

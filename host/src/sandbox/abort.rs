@@ -32,6 +32,8 @@ struct Signal {
     changed: Notify,
     /// Nanoseconds of the clock for trust; 0: for ever.
     trusted_until: AtomicU64,
+    /// Milliseconds, where nobody has told it to stop when that ends.
+    grace_ms: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -68,26 +70,29 @@ impl AbortHandle {
         self.0.changed.notify_waiters();
     }
 
-    /// Until then the attempt may go on without being told anything; where this is not called, for ever. A lease that
-    /// is renewed moves it.
-    pub fn trust_until(&self, until: BootTime) {
+    /// Until then the attempt may go on without being told anything, and then it has this grace; where this is not called, for
+    /// ever. A lease that is renewed moves it.
+    pub fn trust_until(&self, until: BootTime, grace: Duration) {
         let nanos = until.as_nanos().max(1);
-        self.0.trusted_until.store(nanos, Ordering::Relaxed);
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        // First: whoever sees the time sees the grace that goes with it.
+        self.0.grace_ms.store(grace_ms, Ordering::Relaxed);
+        self.0.trusted_until.store(nanos, Ordering::Release);
     }
 
     /// Why the attempt has to stop; none while it may go on.
     pub fn reason(&self) -> Option<AbortReason> {
         let reason = self.lock().map(|turned| turned.reason);
         if reason.is_none() && self.has_lapsed() {
-            // How long its grace is, the worker knows, which finds the same out at its next look.
-            self.abort(AbortReason::Error, GRACE_MAX);
+            let grace = Duration::from_millis(self.0.grace_ms.load(Ordering::Relaxed));
+            self.abort(AbortReason::Error, grace);
             return self.lock().map(|turned| turned.reason);
         }
         reason
     }
 
     fn has_lapsed(&self) -> bool {
-        let until = self.0.trusted_until.load(Ordering::Relaxed);
+        let until = self.0.trusted_until.load(Ordering::Acquire);
         until != 0 && until <= BootTime::now().as_nanos()
     }
 
@@ -199,14 +204,16 @@ mod tests {
 
     #[test]
     fn an_attempt_that_cannot_be_trusted_any_more_has_to_stop_before_anybody_tells_it() {
+        const GRACE: Duration = Duration::from_secs(5);
         let abort = AbortHandle::new();
         let now = BootTime::now();
-        abort.trust_until(now.plus(Duration::from_secs(60)));
+        abort.trust_until(now.plus(Duration::from_secs(60)), GRACE);
         assert_eq!(abort.reason(), None);
-        abort.trust_until(now);
+        abort.trust_until(now, GRACE);
         assert_eq!(abort.reason(), Some(AbortReason::Error));
         assert!(!abort.is_killed(), "its grace is still to come");
-        abort.trust_until(now.plus(Duration::from_secs(60)));
+        assert!(abort.grace_remaining() <= Some(GRACE), "and is its own");
+        abort.trust_until(now.plus(Duration::from_secs(60)), GRACE);
         assert_eq!(abort.reason(), Some(AbortReason::Error), "never back");
         abort.abort(AbortReason::Error, Duration::ZERO);
         assert!(abort.is_killed());

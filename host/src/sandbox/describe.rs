@@ -8,12 +8,13 @@ use tokio::time::timeout;
 use wasmtime::Store;
 
 use super::bindings::ModulePre;
-use super::capability::{GuestLog, Speaker, Steps};
+use super::capability::{GuestLog, Http, Speaker, Steps};
 use super::end::trap_message;
-use super::limits::{self, AttemptLimiter, MemoryBudget};
-use super::meter::within_cpu;
-use super::state::AttemptState;
-use super::{AbortHandle, Handler, Manifest, Sandbox};
+use super::limits;
+use super::memory::{AttemptLimiter, MemoryBudget};
+use super::meter::{Meter, within_cpu};
+use super::state::{AttemptState, OfAttempt};
+use super::{AbortHandle, Handler, Limits, Manifest, Sandbox};
 
 /// A manifest is put together from constants.
 const MEMORY_BYTES_MAX: usize = 32 << 20;
@@ -66,12 +67,29 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
     let _ticking = sandbox.ticker.tick();
 
     let abort = AbortHandle::new();
-    let log = Arc::new(GuestLog::new(Speaker::Module, abort.clone(), 0));
+    let log = Arc::new(GuestLog::new(
+        Speaker::Module,
+        abort.clone(),
+        &Limits::default(),
+        None,
+    ));
+    let http = Http::new(None, abort.clone(), Arc::default());
+    let of = OfAttempt {
+        meter: Arc::default(),
+        abort,
+        log,
+        steps: Steps::default(),
+        http,
+    };
+    let limits = Limits {
+        memory_bytes: MEMORY_BYTES_MAX,
+        ..Limits::default()
+    };
     // A budget of its own: a busy host is no reason to refuse a module.
-    let limiter = AttemptLimiter::new(MEMORY_BYTES_MAX, MemoryBudget::new(MEMORY_BYTES_MAX));
-    let state = AttemptState::new(&[], limiter, abort, log, Steps::default())?;
+    let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(MEMORY_BYTES_MAX));
+    let state = AttemptState::new(&[], &limits, limiter, of)?;
     let mut store = Store::new(&sandbox.engine, state);
-    limits::limit(&mut store, 0);
+    limits::limit(&mut store, &limits);
 
     let called = {
         let call = pin!(async {
@@ -79,7 +97,7 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
             let handlers = instance.rouse_handler_handlers();
             handlers.call_describe(&mut store).await
         });
-        timeout(WALL_MAX, within_cpu(call, CPU_MAX)).await
+        timeout(WALL_MAX, within_cpu(call, &Meter::default(), CPU_MAX)).await
     };
     match called {
         Ok(Some(Ok(manifest))) => Ok(manifest),

@@ -5,10 +5,11 @@ use std::time::{Duration, SystemTime};
 use wasmtime::{Trap, WasmBacktrace};
 use wasmtime_wasi::I32Exit;
 
+use super::Limits;
 use super::bindings::exports::rouse::handler::handlers::Failure as GuestFailure;
 use super::capability::printable;
 use super::engine::BACKTRACE_FRAMES_MAX;
-use super::limits::{Denial, hostcall_bytes_max};
+use super::memory::Denial;
 use super::state::AttemptState;
 use crate::job::{Failure, RunEnd};
 
@@ -39,8 +40,9 @@ pub(super) enum Stop {
 pub(super) fn classify(
     stop: Result<Vec<u8>, Stop>,
     state: &AttemptState,
-    result_bytes_max: usize,
+    limits: &Limits,
 ) -> RunEnd {
+    let result_bytes_max = limits.result_bytes;
     match stop {
         Ok(result) if result.len() > result_bytes_max => RunEnd::OutputTooLarge {
             bytes: result.len(),
@@ -62,7 +64,7 @@ pub(super) fn classify(
         // to be looked at.
         Err(Stop::Running(error)) if is_too_much_data(&error) && backtrace(&error).is_empty() => {
             RunEnd::OutputTooLarge {
-                bytes: hostcall_bytes_max(result_bytes_max),
+                bytes: limits.hostcall_bytes_max(),
                 limit_bytes: result_bytes_max,
             }
         }
@@ -82,6 +84,7 @@ pub(super) fn left_in_order(end: &RunEnd) -> bool {
         | RunEnd::StackOverflow { .. }
         | RunEnd::Denied { .. }
         | RunEnd::OutOfMemory { .. }
+        | RunEnd::OutOfCpu { .. }
         | RunEnd::OutputTooLarge { .. }
         | RunEnd::Aborted(_)
         | RunEnd::Unrunnable(_) => false,
@@ -120,10 +123,10 @@ fn retry_at(unix_ms: i64) -> SystemTime {
 
 /// The end of a guest to which something was denied for want of a grant.
 fn denied(end: RunEnd, state: &AttemptState) -> RunEnd {
-    match state.denial {
+    match state.http.denial().or_else(|| state.denial.clone()) {
         None => end,
         Some(denial) => RunEnd::Denied {
-            denial: denial.into(),
+            denial,
             then: Box::new(end),
         },
     }

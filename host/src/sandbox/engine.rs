@@ -12,10 +12,12 @@ use wasmtime::{
     WasmFeatures,
 };
 
-use super::capability::{guard_files, guard_sockets};
+use super::cache::CodeCache;
+use super::capability::{Net, guard_files, guard_sockets, link_http};
 use super::idle::Idle;
 use super::instance::{Instance, Serves};
-use super::limits::{MemoryBudget, TABLE_ELEMENTS_MAX, WASM_STACK_BYTES_MAX};
+use super::limits::{TABLE_ELEMENTS, WASM_STACK_BYTES_MAX};
+use super::memory::MemoryBudget;
 use super::pool::Machine;
 use super::state::AttemptState;
 use super::ticker::Ticker;
@@ -48,6 +50,9 @@ const TABLES_PER_COMPONENT: u32 = 2;
 const MEMORY_RESIDENT_BYTES: usize = 256 << 10;
 const TABLE_RESIDENT_BYTES: usize = 64 << 10;
 
+/// Of the memory that all attempts have, this part is kept for those that run: an eighth.
+const MEMORY_SPARE_SHARE: usize = 8;
+
 /// A WebAssembly page.
 const PAGE_BYTES: usize = 64 << 10;
 
@@ -66,7 +71,11 @@ pub struct Sandbox {
     pub(super) describes: Semaphore,
     pub(super) ticker: Ticker,
     pub(super) idle: Arc<Idle<Serves, Instance>>,
+    pub(super) cache: Option<CodeCache>,
+    pub(super) net: Arc<Net>,
     attempts_max: usize,
+    /// Where less is free, nothing new is claimed.
+    memory_spare_bytes: usize,
     /// Guests have threads of their own, so that one which computes never holds up a heartbeat
     /// or a renewal. None only while the sandbox is being dropped.
     guests: Option<Runtime>,
@@ -81,12 +90,11 @@ impl Sandbox {
         if settings.attempts_max == 0 {
             bail!("the sandbox is set to 0 attempts at once; set at least 1");
         }
-        for bytes in [settings.memory_bytes_max, settings.memory_retry_bytes_max] {
-            if !(PAGE_BYTES..=4 << 30).contains(&bytes) {
-                bail!(
-                    "the sandbox is set to {bytes} bytes of memory for an attempt; set 64 KiB to 4 GiB"
-                );
-            }
+        let most = settings.memory_bytes_most();
+        if !(PAGE_BYTES..=4 << 30).contains(&most) {
+            bail!(
+                "the sandbox is set to {most} bytes of memory for an attempt; set 64 KiB to 4 GiB"
+            );
         }
 
         let size = Machine::read().fit(settings.attempts_max, settings.memory_bytes_total_max);
@@ -100,18 +108,24 @@ impl Sandbox {
         let (engine, attempts_max) = engine(size.attempts_max, &settings)?;
         tracing::info!(
             attempts_max,
-            memory_bytes_max = settings.memory_bytes_max,
+            memory_bytes = settings.limits.memory_bytes,
             memory_bytes_total_max = size.memory_bytes_total_max,
             "the sandbox is ready"
         );
 
         Ok(Arc::new(Self {
             linker: linker(&engine)?,
+            cache: settings
+                .cache_dir
+                .as_deref()
+                .and_then(|dir| CodeCache::open(dir, &engine)),
             ticker: Ticker::start(engine.clone())?,
             engine,
             idle: Idle::new(idle_max(attempts_max, &settings)),
+            net: Net::new(settings.http.clone())?,
             settings,
             budget: MemoryBudget::new(size.memory_bytes_total_max),
+            memory_spare_bytes: size.memory_bytes_total_max / MEMORY_SPARE_SHARE,
             attempts: Semaphore::new(attempts_max),
             describes: Semaphore::new(DESCRIBES_MAX),
             attempts_max,
@@ -129,6 +143,17 @@ impl Sandbox {
     /// worker claims no more jobs than that.
     pub fn attempts_max(&self) -> usize {
         self.attempts_max
+    }
+
+    /// True where there is no room for another attempt of the usual size: it is better not to begin what would only run
+    /// out of the host's memory.
+    pub fn memory_is_short(&self) -> bool {
+        self.budget.free_bytes()
+            < self
+                .settings
+                .limits
+                .memory_bytes
+                .min(self.memory_spare_bytes)
     }
 
     /// What the operator decided.
@@ -187,9 +212,7 @@ fn idle_max(attempts: usize, settings: &Settings) -> usize {
 fn config(attempts: usize, settings: &Settings) -> Config {
     let instances = attempts + DESCRIBES_MAX + idle_max(attempts, settings);
     let instances = u32::try_from(instances).unwrap_or(u32::MAX);
-    let most = settings
-        .memory_bytes_max
-        .max(settings.memory_retry_bytes_max);
+    let most = settings.memory_bytes_most();
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(instances)
         .total_core_instances(instances.saturating_mul(CORE_INSTANCES_PER_COMPONENT))
@@ -199,14 +222,20 @@ fn config(attempts: usize, settings: &Settings) -> Config {
         .max_core_instances_per_component(CORE_INSTANCES_PER_COMPONENT)
         .max_memories_per_component(MEMORIES_PER_COMPONENT)
         .max_tables_per_component(TABLES_PER_COMPONENT)
-        .table_elements(TABLE_ELEMENTS_MAX)
+        .table_elements(TABLE_ELEMENTS)
         .table_keep_resident(TABLE_RESIDENT_BYTES)
         .linear_memory_keep_resident(MEMORY_RESIDENT_BYTES)
         .max_memory_size(most.next_multiple_of(PAGE_BYTES));
 
+    let mut config = code_config();
+    config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
+    config
+}
+
+/// What machine code depends on: the same in a host and in the process that compiles for it.
+pub(super) fn code_config() -> Config {
     let mut config = Config::new();
     config
-        .allocation_strategy(InstanceAllocationStrategy::Pooling(pool))
         .epoch_interruption(true)
         .consume_fuel(false)
         .max_wasm_stack(WASM_STACK_BYTES_MAX)
@@ -233,6 +262,7 @@ fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)
         .and_then(|()| guard_files(&mut linker))
         .and_then(|()| guard_sockets(&mut linker))
+        .and_then(|()| link_http(&mut linker))
         .and_then(|()| {
             bindings::rouse::handler::context::add_to_linker::<_, HasSelf<AttemptState>>(
                 &mut linker,
@@ -251,6 +281,38 @@ fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
                 |state| state,
             )
         })
+        .and_then(|()| {
+            bindings::rouse::handler::secrets::add_to_linker::<_, HasSelf<AttemptState>>(
+                &mut linker,
+                |state| state,
+            )
+        })
         .map_err(|error| anyhow::anyhow!("link the host's interfaces: {error:#}"))?;
     Ok(linker)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+    use super::*;
+    use crate::sandbox::Limits;
+
+    #[test]
+    fn code_that_is_compiled_without_a_pool_fits_a_host_with_one() {
+        let key = |config: &Config| {
+            let mut hasher = DefaultHasher::new();
+            let engine = Engine::new(config).unwrap();
+            engine.precompile_compatibility_hash().hash(&mut hasher);
+            hasher.finish()
+        };
+        let settings = Settings {
+            limits: Limits {
+                memory_bytes: 1 << 20,
+                ..Limits::default()
+            },
+            ..Settings::default()
+        };
+        assert_eq!(key(&code_config()), key(&config(1, &settings)));
+    }
 }

@@ -1,8 +1,14 @@
-//! Which handler may use which directory.
+//! What handlers may use: directories, servers, secrets.
+
+mod http;
+mod secrets;
 
 use std::path::PathBuf;
 
 use crate::job::pattern_covers;
+
+pub use self::http::{Host, HostPattern, HttpGrant, HttpScheme};
+pub use self::secrets::{Secret, SecretGrant, Secrets};
 
 /// Whether a handler may change what is in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

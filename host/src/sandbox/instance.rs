@@ -7,11 +7,12 @@ use wasmtime::Store;
 
 use super::bindings;
 use super::bindings::exports::rouse::handler::handlers::JobInfo;
-use super::capability::{GuestLog, Steps};
+use super::capability::Steps;
 use super::end::{self, Stop};
-use super::limits::{self, AttemptLimiter};
-use super::state::AttemptState;
-use super::{AbortHandle, Handler, Sandbox};
+use super::limits;
+use super::memory::AttemptLimiter;
+use super::state::{AttemptState, OfAttempt};
+use super::{Handler, Sandbox};
 use crate::job::RunEnd;
 
 /// What little an instance forgets or lets slip adds up; this is where it ends.
@@ -45,26 +46,25 @@ impl Sandbox {
         &self,
         handler: &Arc<Handler>,
         tenant: Option<&str>,
-        abort: &AbortHandle,
-        log: GuestLog,
-        steps: Steps,
+        of: OfAttempt,
         memory_bytes: Option<usize>,
     ) -> Result<Instance, String> {
-        let (grants, log) = (&handler.grants, Arc::new(log));
+        let grants = &handler.grants;
         // One that was kept has the usual memory.
         if memory_bytes.is_none()
             && let Some(mut kept) = self.kept(handler, tenant)
         {
             let state = kept.store.data_mut();
-            state.next(grants, abort.clone(), log, steps)?;
+            state.next(grants, of)?;
             limits::begin(&mut kept.store);
             return Ok(kept);
         }
-        let limit = self.settings.memory_limit(memory_bytes);
-        let limiter = AttemptLimiter::new(limit, self.budget.clone());
-        let state = AttemptState::new(grants, limiter, abort.clone(), log, steps)?;
+        let mut limits = handler.limits.clone();
+        limits.memory_bytes = limits.memory_bytes_of(memory_bytes);
+        let limiter = AttemptLimiter::new(&limits, self.budget.clone());
+        let state = AttemptState::new(grants, &limits, limiter, of)?;
         let mut store = Store::new(&self.engine, state);
-        limits::limit(&mut store, self.settings.result_bytes_max);
+        limits::limit(&mut store, &limits);
         Ok(Instance {
             store,
             exports: None,

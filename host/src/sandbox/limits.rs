@@ -1,176 +1,203 @@
-//! What one attempt may use.
+//! What one attempt may use: every limit with its default and the reason for it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use wasmtime::{ResourceLimiter, Store};
+use wasmtime::Store;
 
 use super::state::AttemptState;
 
-/// Stack of WebAssembly calls, bytes: wasmtime's own default; deep JSON (128 levels) needs 60 KiB.
+/// Stack of WebAssembly calls, bytes: wasmtime's own default; deep JSON (128 levels) needs 60 KiB. One for the whole
+/// host: it is part of how the engine is built.
 pub(super) const WASM_STACK_BYTES_MAX: usize = 512 << 10;
 
-/// Elements of one table. Tables hold functions whose address is taken; large Rust programs have
-/// some thousands of them.
-pub(super) const TABLE_ELEMENTS_MAX: usize = 20_000;
+/// A gigabyte is common on small hosts; 128 MiB leaves room for several attempts at once, and a photograph of 24
+/// megapixels (96 MiB decoded) still fits.
+const MEMORY_BYTES: usize = 128 << 20;
 
-/// Bytes that one host call may carry from the guest to the host.
-const HOSTCALL_BYTES_MAX: usize = 8 << 20;
+/// Most jobs wait for others and compute for milliseconds. Whoever encodes films sets more; a loop that never ends
+/// costs a core for no longer than this.
+const CPU: Duration = Duration::from_secs(600);
 
-/// Things of the host (open files, streams, pollables) that a guest holds at once.
-const RESOURCES_MAX: usize = 1_024;
+/// Results are kept with the job in Postgres and are read by people; larger ones belong in a file or an object store.
+const RESULT_BYTES: usize = 4 << 20;
 
-/// Handles, its own resources included, that a guest holds at once.
-const HANDLES_MAX: usize = 4_096;
+/// What a guest prints is for a person who looks for a fault; a loop that prints would fill the host's log.
+const LOG_BYTES: usize = 256 << 10;
 
-/// Bytes of one request for random numbers.
-pub(super) const RANDOM_BYTES_MAX: u64 = 1 << 20;
+/// A guest that prints in a loop would have its 256 KiB, and with them the first words of the fault, behind it in a
+/// millisecond.
+const LOG_LINES_PER_SECOND: u32 = 1_000;
 
-/// Memory that all attempts of a host have together.
-#[derive(Debug)]
-pub(super) struct MemoryBudget {
-    free_bytes: AtomicUsize,
+/// Tables hold functions whose address is taken; large Rust programs have some thousands of them.
+pub(super) const TABLE_ELEMENTS: usize = 20_000;
+
+/// As much as the host copies for one call of the guest.
+const HOSTCALL_BYTES: usize = 8 << 20;
+
+/// A program that holds a thousand open files has forgotten to close them.
+const RESOURCES: usize = 1_024;
+
+/// Its own resources included, which a language's runtime may have some of.
+const HANDLES: usize = 4_096;
+
+/// Seeds and keys have some dozens of bytes.
+const RANDOM_BYTES: u64 = 1 << 20;
+
+/// A loop that makes steps for ever would fill the database.
+const STEPS: usize = 1_000;
+
+/// The result of a step is what the next attempt has to know, not the data itself.
+const STEP_BYTES: usize = 256 << 10;
+
+/// A later attempt reads the results of all steps before its first one.
+const STEPS_BYTES: usize = 8 << 20;
+
+/// What the attempts of one handler may use. The defaults are those of a host whose operator has set nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// All linear memories of an attempt together, bytes. Default: 128 MiB.
+    pub memory_bytes: usize,
+    /// The most memory of an attempt after one that ran out of it, bytes: that one is tried again with twice as much, if
+    /// it fits here. Default: twice `memory_bytes`.
+    pub memory_retry_bytes: usize,
+    /// Processor time of an attempt. Default: 10 minutes.
+    pub cpu: Duration,
+    /// Size of a result, bytes. Default: 4 MiB.
+    pub result_bytes: usize,
+    /// What an attempt may say through `log`, standard output and standard error together, bytes. Default: 256 KiB.
+    pub log_bytes: usize,
+    /// Lines that it may say within a second. Default: 1,000.
+    pub log_lines_per_second: u32,
+    /// Elements of one table; at most 20,000, which is the default.
+    pub table_elements: usize,
+    /// Bytes that one host call may carry from the guest to the host. Default: 8 MiB, and at least twice a result.
+    pub hostcall_bytes: usize,
+    /// Things of the host (open files, streams, pollables) that it holds at once. Default: 1,024.
+    pub resources: usize,
+    /// Handles, its own resources included, that it holds at once. Default: 4,096.
+    pub handles: usize,
+    /// Bytes of one request for random numbers. Default: 1 MiB.
+    pub random_bytes: u64,
+    /// Steps of a job. Default: 1,000.
+    pub steps: usize,
+    /// The result of one step, bytes. Default: 256 KiB.
+    pub step_bytes: usize,
+    /// The results of all steps of a job, bytes. Default: 8 MiB.
+    pub steps_bytes: usize,
 }
 
-impl MemoryBudget {
-    pub(super) fn new(bytes: usize) -> Arc<Self> {
-        Arc::new(Self {
-            free_bytes: AtomicUsize::new(bytes),
-        })
-    }
-
-    fn take(&self, bytes: usize) -> bool {
-        self.free_bytes
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
-                free.checked_sub(bytes)
-            })
-            .is_ok()
-    }
-
-    fn give(&self, bytes: usize) {
-        self.free_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-}
-
-/// Why the newest request for memory was denied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Denial {
-    /// The attempt has reached its own limit.
-    OfAttempt,
-    /// The attempts of this host together have reached theirs.
-    OfHost,
-}
-
-/// Counts all linear memories of one attempt together; wasmtime's own limiter looks at each
-/// memory alone.
-#[derive(Debug)]
-pub(super) struct AttemptLimiter {
-    limit_bytes: usize,
-    used_bytes: usize,
-    budget: Arc<MemoryBudget>,
-    /// The budget has its bytes back: nothing runs.
-    paused: bool,
-    denial: Option<Denial>,
-}
-
-impl AttemptLimiter {
-    pub(super) fn new(limit_bytes: usize, budget: Arc<MemoryBudget>) -> Self {
+impl Default for Limits {
+    fn default() -> Self {
         Self {
-            limit_bytes,
-            used_bytes: 0,
-            budget,
-            paused: false,
-            denial: None,
-        }
-    }
-
-    pub(super) fn limit_bytes(&self) -> usize {
-        self.limit_bytes
-    }
-
-    /// Linear memory never shrinks, so this is the peak too.
-    pub(super) fn used_bytes(&self) -> usize {
-        self.used_bytes
-    }
-
-    /// Gives the memory back to the attempts that run, as far as the count goes.
-    pub(super) fn pause(&mut self) {
-        self.budget.give(self.used_bytes);
-        self.paused = true;
-    }
-
-    /// Takes it again. False when the others need it; then this is good for nothing any more.
-    #[must_use]
-    pub(super) fn resume(&mut self) -> bool {
-        self.paused = !self.budget.take(self.used_bytes);
-        !self.paused
-    }
-
-    /// Why the newest request was denied; none when it was granted. An old denial that the guest
-    /// got over explains nothing.
-    pub(super) fn denial(&self) -> Option<Denial> {
-        self.denial
-    }
-}
-
-impl Drop for AttemptLimiter {
-    fn drop(&mut self) {
-        if !self.paused {
-            self.budget.give(self.used_bytes);
+            memory_bytes: MEMORY_BYTES,
+            memory_retry_bytes: 2 * MEMORY_BYTES,
+            cpu: CPU,
+            result_bytes: RESULT_BYTES,
+            log_bytes: LOG_BYTES,
+            log_lines_per_second: LOG_LINES_PER_SECOND,
+            table_elements: TABLE_ELEMENTS,
+            hostcall_bytes: HOSTCALL_BYTES,
+            resources: RESOURCES,
+            handles: HANDLES,
+            random_bytes: RANDOM_BYTES,
+            steps: STEPS,
+            step_bytes: STEP_BYTES,
+            steps_bytes: STEPS_BYTES,
         }
     }
 }
 
-impl ResourceLimiter for AttemptLimiter {
-    fn memory_growing(
-        &mut self,
-        current: usize,
-        desired: usize,
-        maximum: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        let more = desired.saturating_sub(current);
-        let fits = self.used_bytes.saturating_add(more) <= self.limit_bytes
-            && maximum.is_none_or(|maximum| desired <= maximum);
-        self.denial = if !fits {
-            Some(Denial::OfAttempt)
-        } else if !self.budget.take(more) {
-            Some(Denial::OfHost)
-        } else {
-            self.used_bytes += more;
-            None
+impl Limits {
+    /// The memory of an attempt of which an earlier one may have asked for so much.
+    pub(super) fn memory_bytes_of(&self, asked: Option<usize>) -> usize {
+        let usual = self.memory_bytes;
+        let most = self.memory_retry_bytes.max(usual);
+        asked.map_or(usual, |asked| asked.clamp(usual, most))
+    }
+
+    /// What an attempt may have after one that ran out of the usual memory; none: no more than that.
+    pub fn more_memory(&self) -> Option<usize> {
+        let more = self.memory_bytes.saturating_mul(2);
+        let more = more.min(self.memory_retry_bytes);
+        (more > self.memory_bytes).then_some(more)
+    }
+
+    /// Bytes that one host call may carry: a result that is allowed passes, and one that is a little too large can still
+    /// be measured.
+    pub(super) fn hostcall_bytes_max(&self) -> usize {
+        self.hostcall_bytes.max(self.result_bytes.saturating_mul(2))
+    }
+}
+
+/// What an operator sets of the limits; none: as it is for everyone.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LimitsSet {
+    /// See [`Limits::memory_bytes`].
+    pub memory_bytes: Option<usize>,
+    /// See [`Limits::memory_retry_bytes`].
+    pub memory_retry_bytes: Option<usize>,
+    /// See [`Limits::cpu`].
+    pub cpu: Option<Duration>,
+    /// See [`Limits::result_bytes`].
+    pub result_bytes: Option<usize>,
+    /// See [`Limits::log_bytes`].
+    pub log_bytes: Option<usize>,
+    /// See [`Limits::log_lines_per_second`].
+    pub log_lines_per_second: Option<u32>,
+    /// See [`Limits::table_elements`].
+    pub table_elements: Option<usize>,
+    /// See [`Limits::hostcall_bytes`].
+    pub hostcall_bytes: Option<usize>,
+    /// See [`Limits::resources`].
+    pub resources: Option<usize>,
+    /// See [`Limits::handles`].
+    pub handles: Option<usize>,
+    /// See [`Limits::random_bytes`].
+    pub random_bytes: Option<u64>,
+    /// See [`Limits::steps`].
+    pub steps: Option<usize>,
+    /// See [`Limits::step_bytes`].
+    pub step_bytes: Option<usize>,
+    /// See [`Limits::steps_bytes`].
+    pub steps_bytes: Option<usize>,
+}
+
+impl LimitsSet {
+    /// These limits where something is set, those elsewhere. Who sets the memory alone gets twice as much for the
+    /// attempt after one that ran out of it.
+    pub fn over(&self, other: &Limits) -> Limits {
+        let memory_bytes = self.memory_bytes.unwrap_or(other.memory_bytes);
+        let retry_unset = match self.memory_bytes {
+            Some(bytes) => bytes.saturating_mul(2).min(4 << 30),
+            None => other.memory_retry_bytes,
         };
-        Ok(self.denial.is_none())
+        Limits {
+            memory_bytes,
+            memory_retry_bytes: self.memory_retry_bytes.unwrap_or(retry_unset),
+            cpu: self.cpu.unwrap_or(other.cpu),
+            result_bytes: self.result_bytes.unwrap_or(other.result_bytes),
+            log_bytes: self.log_bytes.unwrap_or(other.log_bytes),
+            log_lines_per_second: self
+                .log_lines_per_second
+                .unwrap_or(other.log_lines_per_second),
+            table_elements: self.table_elements.unwrap_or(other.table_elements),
+            hostcall_bytes: self.hostcall_bytes.unwrap_or(other.hostcall_bytes),
+            resources: self.resources.unwrap_or(other.resources),
+            handles: self.handles.unwrap_or(other.handles),
+            random_bytes: self.random_bytes.unwrap_or(other.random_bytes),
+            steps: self.steps.unwrap_or(other.steps),
+            step_bytes: self.step_bytes.unwrap_or(other.step_bytes),
+            steps_bytes: self.steps_bytes.unwrap_or(other.steps_bytes),
+        }
     }
-
-    // Not taken back: a growth that the system refused after it was counted happens next to
-    // never, and the whole count is given back with the store.
-    fn memory_grow_failed(&mut self, _error: wasmtime::Error) -> wasmtime::Result<()> {
-        self.denial = Some(Denial::OfAttempt);
-        Ok(())
-    }
-
-    fn table_growing(
-        &mut self,
-        _current: usize,
-        desired: usize,
-        _maximum: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        Ok(desired <= TABLE_ELEMENTS_MAX)
-    }
-}
-
-/// Bytes that one host call may carry from the guest to the host: a result that is allowed
-/// passes, and one that is a little too large can still be measured.
-pub(super) fn hostcall_bytes_max(result_bytes_max: usize) -> usize {
-    HOSTCALL_BYTES_MAX.max(result_bytes_max.saturating_mul(2))
 }
 
 /// Sets every limit of a fresh store.
-pub(super) fn limit(store: &mut Store<AttemptState>, result_bytes_max: usize) {
+pub(super) fn limit(store: &mut Store<AttemptState>, limits: &Limits) {
     store.limiter(|state| &mut state.limiter);
-    store.set_hostcall_fuel(hostcall_bytes_max(result_bytes_max));
-    store.set_max_component_handles(HANDLES_MAX);
-    store.data_mut().table.set_max_capacity(RESOURCES_MAX);
+    store.set_hostcall_fuel(limits.hostcall_bytes_max());
+    store.set_max_component_handles(limits.handles);
+    store.data_mut().table.set_max_capacity(limits.resources);
     begin(store);
     // Every tick, a guest that computes lets the others run, or is stopped.
     store.epoch_deadline_callback(|context| {
@@ -191,51 +218,36 @@ pub(super) fn begin(store: &mut Store<AttemptState>) {
 mod tests {
     use super::*;
 
-    const PAGE: usize = 64 << 10;
-
     #[test]
-    fn all_memories_of_an_attempt_count_together() {
-        let mut limiter = AttemptLimiter::new(4 * PAGE, MemoryBudget::new(100 * PAGE));
-        assert!(limiter.memory_growing(0, 3 * PAGE, None).unwrap());
-        assert!(!limiter.memory_growing(0, 2 * PAGE, None).unwrap());
-        assert_eq!(limiter.denial(), Some(Denial::OfAttempt));
-        assert!(limiter.memory_growing(0, PAGE, None).unwrap());
-        assert_eq!(limiter.denial(), None, "an old denial explains nothing");
-        assert_eq!(limiter.used_bytes(), 4 * PAGE);
+    fn what_is_set_counts_and_the_rest_is_as_it_is_for_everyone() {
+        let everyone = Limits {
+            steps: 7,
+            ..Limits::default()
+        };
+        let set = LimitsSet {
+            memory_bytes: Some(8 << 20),
+            ..LimitsSet::default()
+        };
+        let limits = set.over(&everyone);
+        assert_eq!((limits.memory_bytes, limits.steps), (8 << 20, 7));
+        assert_eq!(limits.more_memory(), Some(16 << 20), "twice as much, once");
+        let firm = LimitsSet {
+            memory_retry_bytes: Some(8 << 20),
+            ..set
+        };
+        assert_eq!(firm.over(&everyone).more_memory(), None);
+        assert_eq!(LimitsSet::default().over(&everyone), everyone);
     }
 
     #[test]
-    fn a_memory_keeps_to_its_own_maximum() {
-        let mut limiter = AttemptLimiter::new(100 * PAGE, MemoryBudget::new(100 * PAGE));
-        assert!(!limiter.memory_growing(0, 2 * PAGE, Some(PAGE)).unwrap());
-        assert_eq!(limiter.used_bytes(), 0);
-    }
-
-    #[test]
-    fn the_host_gets_its_memory_back_when_an_attempt_ends() {
-        let budget = MemoryBudget::new(3 * PAGE);
-        let mut first = AttemptLimiter::new(100 * PAGE, budget.clone());
-        let mut second = AttemptLimiter::new(100 * PAGE, budget);
-        assert!(first.memory_growing(0, 2 * PAGE, None).unwrap());
-        assert!(!second.memory_growing(0, 2 * PAGE, None).unwrap());
-        assert_eq!(second.denial(), Some(Denial::OfHost));
-        drop(first);
-        assert!(second.memory_growing(0, 2 * PAGE, None).unwrap());
-    }
-
-    #[test]
-    fn what_is_paused_takes_nothing_from_the_others() {
-        let budget = MemoryBudget::new(3 * PAGE);
-        let mut first = AttemptLimiter::new(100 * PAGE, budget.clone());
-        let mut second = AttemptLimiter::new(100 * PAGE, budget.clone());
-        assert!(first.memory_growing(0, 2 * PAGE, None).unwrap());
-        first.pause();
-        assert!(second.memory_growing(0, 2 * PAGE, None).unwrap());
-        assert!(!first.resume());
-        drop(second);
-        assert!(first.resume());
-        first.pause();
-        drop(first);
-        assert!(budget.take(3 * PAGE) && !budget.take(1));
+    fn the_memory_that_was_asked_for_stays_between_the_usual_and_the_most() {
+        let limits = Limits::default();
+        for (asked, given) in [
+            (None, MEMORY_BYTES),
+            (Some(1), MEMORY_BYTES),
+            (Some(usize::MAX), 2 * MEMORY_BYTES),
+        ] {
+            assert_eq!(limits.memory_bytes_of(asked), given);
+        }
     }
 }

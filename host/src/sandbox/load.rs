@@ -1,18 +1,15 @@
 //! From the bytes of a file to a module that can run.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::str::FromStr;
 use std::sync::Arc;
 
-use sha2::{Digest as _, Sha256};
-use wasi_preview1_component_adapter_provider::{
-    WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
-};
+use ring::digest::{SHA256, digest};
 use wasmtime::Engine;
 use wasmtime::component::Component;
-use wit_component::ComponentEncoder;
 
 use super::bindings::ModulePre;
+use super::compile::compile;
 use super::state::AttemptState;
 use super::{Manifest, Sandbox, describe};
 
@@ -24,13 +21,15 @@ const COMPONENT_HEADER: &[u8] = b"\0asm\x0d\0\x01\0";
 const HANDLERS_INTERFACE: &str = "rouse:handler/handlers@0.1.0";
 
 /// The sha256 of a file.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Digest([u8; 32]);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest(pub [u8; 32]);
 
 impl Digest {
     /// The digest of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
-        Self(Sha256::digest(bytes).into())
+        let mut own = [0; 32];
+        own.copy_from_slice(digest(&SHA256, bytes).as_ref());
+        Self(own)
     }
 }
 
@@ -40,9 +39,61 @@ impl fmt::Display for Digest {
     }
 }
 
+/// Reads what `Display` writes.
+impl FromStr for Digest {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let value = |digit: u8| char::from(digit).to_digit(16);
+        let byte = |pair: &[u8]| match *pair {
+            [high, low] => u8::try_from(value(high)? * 16 + value(low)?).ok(),
+            _ => None,
+        };
+        let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
+        let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
+        bytes
+            .map(Self)
+            .ok_or_else(|| format!("{text:?} is no sha256: 64 hexadecimal digits"))
+    }
+}
+
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Digest({self})")
+    }
+}
+
+/// Where the machine code of a module is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CodeFrom {
+    /// It was compiled just now.
+    Compiler,
+    /// It was compiled before, and kept.
+    Cache,
+}
+
+impl CodeFrom {
+    /// For the log.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Compiler => "compiled",
+            Self::Cache => "cached",
+        }
+    }
+}
+
+/// Why there is no module; a sentence that begins with "it …" for whoever put the file there.
+#[derive(Debug)]
+pub(super) enum Refused {
+    /// Because of what the file contains: the same contents are refused whenever they come.
+    Contents(String),
+    /// Because of the machine, at this moment.
+    Circumstances(String),
+}
+
+impl From<String> for Refused {
+    fn from(why: String) -> Self {
+        Self::Contents(why)
     }
 }
 
@@ -54,6 +105,8 @@ pub struct Module {
     pub digest: Digest,
     /// What it says of its handlers.
     pub manifest: Manifest,
+    /// Where its machine code is from.
+    pub code: CodeFrom,
     pub(super) pre: ModulePre<AttemptState>,
 }
 
@@ -73,34 +126,30 @@ impl Module {
             file: file.to_owned(),
             digest: self.digest,
             manifest: self.manifest.clone(),
+            code: self.code,
             pre: self.pre.clone(),
         }
     }
 }
 
-/// Compiles, links and describes. Takes from milliseconds to seconds; call it where blocking is
+/// Compiles, links and describes. Takes from milliseconds to minutes; call it where blocking is
 /// allowed, outside of async code.
-///
-/// # Errors
-/// A sentence that begins with "it …" for whoever put the file there.
-pub(super) fn load(sandbox: &Arc<Sandbox>, file: &str, bytes: &[u8]) -> Result<Module, String> {
-    let component = component_bytes(bytes)?;
-    // A fault in the compiler must not end the thread that watches the folder.
-    let compiled = catch_unwind(AssertUnwindSafe(|| {
-        Component::from_binary(&sandbox.engine, &component)
-    }));
-    let component = match compiled {
-        Ok(Ok(component)) => component,
-        Ok(Err(error)) => return Err(format!("it cannot be compiled: {error:#}")),
-        Err(_) => return Err("it made the compiler panic; this is a fault of wasmtime".into()),
-    };
+pub(super) fn load(
+    sandbox: &Arc<Sandbox>,
+    file: &str,
+    digest: Digest,
+    bytes: &[u8],
+) -> Result<Module, Refused> {
+    check_kind(bytes)?;
+    let (component, code) = component(sandbox, digest, bytes)?;
     if component
         .get_export_index(None, HANDLERS_INTERFACE)
         .is_none()
     {
-        return Err(format!(
+        let why = format!(
             "it does not export {HANDLERS_INTERFACE}; build it with rouse-sdk (`rouse new` shows how)"
-        ));
+        );
+        return Err(why.into());
     }
     let pre = sandbox
         .linker
@@ -114,28 +163,67 @@ pub(super) fn load(sandbox: &Arc<Sandbox>, file: &str, bytes: &[u8]) -> Result<M
         Manifest::parse(&described).map_err(|why| format!("its manifest (describe) {why}"))?;
     Ok(Module {
         file: file.to_owned(),
-        digest: Digest::of(bytes),
+        digest,
         manifest,
+        code,
         pre,
     })
 }
 
-/// The file as a component: as it is, or built around a core module of wasm32-wasip1.
-fn component_bytes(bytes: &[u8]) -> Result<Vec<u8>, String> {
+/// The module's machine code: what was kept, or else what the compiler makes of it.
+fn component(
+    sandbox: &Sandbox,
+    digest: Digest,
+    bytes: &[u8],
+) -> Result<(Component, CodeFrom), Refused> {
+    if let Some(cache) = &sandbox.cache
+        && let Some(code) = cache.get(digest)
+    {
+        match deserialize(&sandbox.engine, &code) {
+            Ok(component) => return Ok((component, CodeFrom::Cache)),
+            Err(error) => cache.remove(digest, &format!("{error:#}")),
+        }
+    }
+    let code = compile(sandbox, bytes)?;
+    let component = deserialize(&sandbox.engine, &code).map_err(|error| {
+        Refused::Circumstances(format!(
+            "it could not be compiled: the compiler is not of this host's version: {error:#}"
+        ))
+    })?;
+    if let Some(cache) = &sandbox.cache {
+        cache.put(digest, &code);
+    }
+    Ok((component, CodeFrom::Compiler))
+}
+
+fn deserialize(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
+    #[expect(
+        unsafe_code,
+        reason = "machine code can do anything; the one place where any is taken in"
+    )]
+    // SAFETY: wasmtime has made this code, for nobody else: it comes from the compiler of `compile`, which is this
+    // program, or from a directory that only this user can write to (`cache`), where a digest over name and code says that
+    // it is whole and that of this module. Version, settings and processor are checked by wasmtime itself. Nothing that somebody else
+    // has compiled comes here: `check_kind` refuses it in the handlers folder.
+    unsafe {
+        Component::deserialize(engine, code)
+    }
+}
+
+/// Refuses what cannot be compiled at its first bytes.
+fn check_kind(bytes: &[u8]) -> Result<(), String> {
     if bytes.is_empty() {
         return Err("it is empty; has it been written completely?".into());
     }
-    if Engine::detect_precompiled(bytes).is_some() || bytes.starts_with(b"\x7fELF") {
+    // All compiled code of wasmtime is ELF.
+    if bytes.starts_with(b"\x7fELF") {
         return Err(
             "it is compiled code, which cannot be trusted; put the .wasm there that it was made of"
                 .into(),
         );
     }
-    if bytes.starts_with(COMPONENT_HEADER) {
-        return Ok(bytes.to_vec());
-    }
-    if bytes.starts_with(MODULE_HEADER) {
-        return encode(bytes).map_err(|error| format!("it cannot be made a component: {error:#}"));
+    if is_component(bytes) || bytes.starts_with(MODULE_HEADER) {
+        return Ok(());
     }
     if bytes.starts_with(b"\0asm") {
         return Err(
@@ -145,14 +233,9 @@ fn component_bytes(bytes: &[u8]) -> Result<Vec<u8>, String> {
     Err("it is no WebAssembly; build with --target wasm32-wasip2".into())
 }
 
-fn encode(bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
-    ComponentEncoder::default()
-        .module(bytes)?
-        .adapter(
-            WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME,
-            WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
-        )?
-        .encode()
+/// A component as it is; else it is a core module of wasm32-wasip1.
+pub(super) fn is_component(bytes: &[u8]) -> bool {
+    bytes.starts_with(COMPONENT_HEADER)
 }
 
 #[cfg(test)]
@@ -169,16 +252,29 @@ mod tests {
             (b"\0asm", "cut off"),
             (b"\0asm\x02\0\0\0", "cut off"),
         ] {
-            let why = component_bytes(bytes).expect_err("must be refused");
+            let why = check_kind(bytes).expect_err("must be refused");
             assert!(why.contains(word), "{bytes:?}: {why}");
         }
     }
 
     #[test]
-    fn a_digest_is_written_as_sha256sum_writes_it() {
-        assert_eq!(
-            Digest::of(b"").to_string(),
-            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-        );
+    fn a_digest_is_written_and_read_as_sha256sum_writes_it() {
+        let written = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        assert_eq!(Digest::of(b"").to_string(), written);
+        assert_eq!(written.parse(), Ok(Digest::of(b"")));
+        for broken in [
+            "",
+            &written[1..],
+            &written[2..],
+            &format!("{written}00"),
+            &written.replace('e', "+"),
+        ] {
+            assert!(
+                broken
+                    .parse::<Digest>()
+                    .unwrap_err()
+                    .contains("is no sha256")
+            );
+        }
     }
 }

@@ -1,28 +1,81 @@
-//! Processor time of a guest, which moves between threads.
+//! What a guest uses, counted while it runs.
+//!
+//! Processor time is counted by poll, because a guest moves between threads.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Awaits a call and adds the processor time of its polls to `cpu`.
-pub(super) async fn metered<F: Future>(mut call: Pin<&mut F>, cpu: &mut Duration) -> F::Output {
-    poll_fn(|context| poll_metered(call.as_mut(), context, cpu)).await
+use crate::job::Usage;
+
+/// What one attempt has used so far. Whoever runs it may look at any time.
+#[derive(Debug, Default)]
+pub struct Meter {
+    cpu_ns: AtomicU64,
+    memory_bytes: AtomicU64,
+    host_calls: AtomicU32,
+    bytes_in: AtomicU64,
+    bytes_out: AtomicU64,
 }
 
-/// Awaits a call; none when it uses more processor time than `cpu_max`.
+impl Meter {
+    /// What has been used so far.
+    pub fn usage(&self) -> Usage {
+        Usage {
+            cpu: Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed)),
+            memory_bytes_peak: self.memory_bytes.load(Ordering::Relaxed),
+            host_calls: self.host_calls.load(Ordering::Relaxed),
+            bytes_in: self.bytes_in.load(Ordering::Relaxed),
+            bytes_out: self.bytes_out.load(Ordering::Relaxed),
+        }
+    }
+
+    fn computed(&self, time: Duration) {
+        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.cpu_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    fn cpu(&self) -> Duration {
+        Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed))
+    }
+
+    /// Linear memory never shrinks, so this is the peak too.
+    pub(super) fn has_memory(&self, bytes: usize) {
+        self.memory_bytes.store(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Something of the host was asked for.
+    pub(super) fn called(&self) {
+        self.host_calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Bytes came over the network.
+    pub(super) fn received(&self, bytes: usize) {
+        self.bytes_in.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes went over the network.
+    pub(super) fn sent(&self, bytes: usize) {
+        self.bytes_out.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// Awaits a call and counts the processor time of its polls; none when the meter shows more than `cpu_max`. A guest that
+/// computes is polled at each tick, so that it is given up at the first one after.
 pub(super) async fn within_cpu<F: Future>(
     mut call: Pin<&mut F>,
+    meter: &Meter,
     cpu_max: Duration,
 ) -> Option<F::Output> {
-    let mut cpu = Duration::ZERO;
     poll_fn(
-        |context| match poll_metered(call.as_mut(), context, &mut cpu) {
+        |context| match poll_metered(call.as_mut(), context, meter) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if cpu > cpu_max => Poll::Ready(None),
+            Poll::Pending if meter.cpu() > cpu_max => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         },
     )
@@ -61,7 +114,7 @@ fn read(at: Instant) -> Reading {
 fn poll_metered<F: Future>(
     call: Pin<&mut F>,
     context: &mut Context<'_>,
-    cpu: &mut Duration,
+    meter: &Meter,
 ) -> Poll<F::Output> {
     let before = Instant::now();
     let last = match LAST.get() {
@@ -72,11 +125,11 @@ fn poll_metered<F: Future>(
     let after = Instant::now();
     let wall = after - before;
     // `last` may lie before the poll, so its difference alone could be too much.
-    *cpu += if wall < SHORT {
+    meter.computed(if wall < SHORT {
         wall
     } else {
         wall.min(read(after).cpu.saturating_sub(last.cpu))
-    };
+    });
     poll
 }
 
@@ -106,16 +159,9 @@ mod tests {
 
     #[tokio::test]
     async fn what_computes_too_long_is_given_up() {
-        let call = pin!(compute_for_ever());
-        assert_eq!(within_cpu(call, Duration::from_millis(5)).await, None);
-    }
-
-    #[tokio::test]
-    async fn computing_is_counted() {
-        let mut cpu = Duration::ZERO;
-        let call = pin!(compute_for_ever());
-        let limited = pin!(within_cpu(call, Duration::from_millis(5)));
-        metered(limited, &mut cpu).await;
-        assert!(cpu >= Duration::from_millis(5));
+        let (call, meter) = (pin!(compute_for_ever()), Meter::default());
+        let most = Duration::from_millis(5);
+        assert_eq!(within_cpu(call, &meter, most).await, None);
+        assert!(meter.usage().cpu > most);
     }
 }

@@ -22,23 +22,34 @@ mod capability;
 mod end;
 mod journal;
 mod limits;
+mod memory;
 mod meter;
 mod state;
 mod ticker;
 
+mod cache;
 mod catalog;
+mod compile;
 mod describe;
 mod grants;
 mod load;
 mod manifest;
+mod pin;
 
 pub use abort::AbortHandle;
 pub use boottime::BootTime;
+pub use capability::{Addresses, HttpSettings, Resolver, SystemResolver};
 pub use catalog::{Catalog, Handler, HandlerSet, Refusal};
+pub use compile::{CompilerLimits, compile_stdin};
 pub use engine::Sandbox;
-pub use grants::{Grant, Grants, Mode};
+pub use grants::{
+    Grant, Grants, Host, HostPattern, HttpGrant, HttpScheme, Mode, Secret, SecretGrant, Secrets,
+};
 pub use journal::{Journal, Waiting};
-pub use load::{Digest, Module};
+pub use limits::{Limits, LimitsSet};
+pub use load::{CodeFrom, Digest, Module};
 pub use manifest::{HandlerManifest, Instances, Manifest};
+pub use meter::Meter;
+pub use pin::{Lock, Pin, PublicKey, SigningKey, lock_line};
 pub use run::{JobInput, Run};
 pub use settings::Settings;

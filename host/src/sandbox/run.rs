@@ -8,11 +8,12 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::bindings::exports::rouse::handler::handlers::JobInfo;
-use super::capability::{GuestLog, Speaker, Steps};
+use super::capability::{GuestLog, Http, Speaker, Steps};
 use super::end;
-use super::meter::metered;
+use super::meter::{Meter, within_cpu};
+use super::state::OfAttempt;
 use super::{AbortHandle, Handler, Journal, Sandbox};
-use crate::job::{Attempt, JobId, RunEnd};
+use crate::job::{Attempt, JobId, RunEnd, Usage};
 
 /// What a guest is told of its job. The handler's name comes from the handler.
 #[derive(Debug, Clone)]
@@ -42,13 +43,10 @@ pub struct JobInput {
 pub struct Run {
     /// How it ended.
     pub end: RunEnd,
-    /// Processor time of the guest, instantiation and host calls included.
-    pub cpu: Duration,
     /// Time from the call of [`Sandbox::run`] to the end.
     pub wall: Duration,
-    /// The most memory that the guest had, bytes; that of earlier jobs included, where the instance
-    /// has served any.
-    pub memory_bytes_peak: usize,
+    /// What it has used; none where there was no guest.
+    pub used: Option<Usage>,
 }
 
 impl Sandbox {
@@ -57,8 +55,8 @@ impl Sandbox {
     ///
     /// The task has to be one of [`guests`](Self::guests): the guest computes in it.
     ///
-    /// Steps and progress go to the `journal`; without one, every step is done and nobody hears of the
-    /// progress but the log.
+    /// Steps, progress and what the guest says go to the `journal`, which is handed the meter too; without one, every
+    /// step is done, and nobody hears of the rest but the log of the host.
     ///
     /// Once `abort` has turned, the end is [`RunEnd::Aborted`], also when the guest returned
     /// something within its grace. The caller applies the run timeout, through `abort`.
@@ -110,10 +108,22 @@ impl Sandbox {
             handler: handler.name.clone(),
             attempt: job.attempt,
         };
-        let log = GuestLog::new(speaker, abort.clone(), self.settings.log_bytes_max);
+        let limits = &handler.limits;
+        let log = GuestLog::new(speaker, abort.clone(), limits, journal.clone());
+        let meter = Arc::new(Meter::default());
+        if let Some(journal) = &journal {
+            journal.meter(meter.clone());
+        }
+        let of = OfAttempt {
+            meter: meter.clone(),
+            abort: abort.clone(),
+            log: Arc::new(log),
+            steps: Steps::of(journal, limits),
+            http: Http::new(Some(handler.http.clone()), abort.clone(), meter.clone()),
+        };
         let tenant = job.tenant.as_deref();
-        let (steps, memory_bytes) = (Steps::of(journal), job.memory_bytes);
-        let mut instance = match self.instance(handler, tenant, &abort, log, steps, memory_bytes) {
+        let memory_bytes = job.memory_bytes;
+        let mut instance = match self.instance(handler, tenant, of, memory_bytes) {
             Ok(instance) => instance,
             Err(why) => return Run::without_guest(RunEnd::Unrunnable(why)),
         };
@@ -122,7 +132,6 @@ impl Sandbox {
         let tenant = reuses.then(|| job.tenant.clone());
         let job = told(handler, job);
 
-        let mut cpu = Duration::ZERO;
         let killed_or_done = {
             let call = pin!(instance.call(handler, &job));
             // Dropping the call is what ends a guest that waits in a host call; one that
@@ -130,7 +139,7 @@ impl Sandbox {
             // is set up for the hard stop.
             tokio::select! {
                 biased;
-                done = metered(call, &mut cpu) => Ok(done),
+                done = within_cpu(call, &meter, limits.cpu) => Ok(done),
                 reason = abort.killed() => Err(reason),
             }
         };
@@ -139,17 +148,16 @@ impl Sandbox {
         state.log.finish();
         let end = match (killed_or_done, abort.reason()) {
             (Err(reason), _) | (Ok(_), Some(reason)) => RunEnd::Aborted(reason),
-            (Ok(done), None) => end::classify(done, state, self.settings.result_bytes_max),
+            (Ok(Some(done)), None) => end::classify(done, state, limits),
+            (Ok(None), None) => RunEnd::OutOfCpu { limit: limits.cpu },
         };
-        let memory_bytes_peak = state.limiter.used_bytes();
         if let Some(tenant) = tenant {
             self.keep(handler, tenant, instance, &end);
         }
         Run {
             end,
-            cpu,
             wall: Duration::ZERO,
-            memory_bytes_peak,
+            used: Some(meter.usage()),
         }
     }
 }
@@ -166,9 +174,8 @@ impl Run {
     pub(crate) fn without_guest(end: RunEnd) -> Self {
         Self {
             end,
-            cpu: Duration::ZERO,
             wall: Duration::ZERO,
-            memory_bytes_peak: 0,
+            used: None,
         }
     }
 }

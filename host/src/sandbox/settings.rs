@@ -1,22 +1,15 @@
 //! What the operator decides about the sandbox.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::thread::available_parallelism;
+use std::time::Duration;
 
-use super::{Grants, Instances};
+use super::{
+    CompilerLimits, Grants, HttpGrant, HttpSettings, Instances, Limits, LimitsSet, Pin,
+    SecretGrant, Secrets,
+};
 use crate::job::most_specific;
-
-/// A gigabyte is common on small hosts; 128 MiB leaves room for several attempts at once, and
-/// a photograph of 24 megapixels (96 MiB decoded) still fits.
-const MEMORY_BYTES_MAX: usize = 128 << 20;
-
-/// Results are kept with the job in Postgres and are read by people; larger ones belong in a
-/// file or an object store.
-const RESULT_BYTES_MAX: usize = 4 << 20;
-
-/// What a guest prints is for a person who looks for a fault; a loop that prints would fill the
-/// host's log.
-const LOG_BYTES_MAX: usize = 256 << 10;
 
 /// A Rust guest has 0.1 to 5 MiB, a JavaScript one about 12, a Python one about 40.
 const MODULE_BYTES_MAX: usize = 64 << 20;
@@ -24,46 +17,82 @@ const MODULE_BYTES_MAX: usize = 64 << 20;
 /// Attempts mostly wait, so there are more of them than cores.
 const ATTEMPTS_PER_CORE: usize = 4;
 
+/// A Rust guest takes a second or two, a JavaScript one ten, a Python one a minute on a slow machine.
+const COMPILE_CPU_MAX: Duration = Duration::from_secs(120);
+
+/// Address space: the program itself and its threads take half a gigabyte of it, a Python guest one more.
+const COMPILE_MEMORY_BYTES_MAX: usize = 2 << 30;
+
+/// Each may take so much memory. More than four rarely come at once.
+const COMPILATIONS_MAX: usize = 4;
+
 /// What the operator decides about the sandbox. The defaults grant nothing.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Attempts that may run at the same time. May be lowered at start to what the machine can
     /// hold; see [`Sandbox::attempts_max`](super::Sandbox::attempts_max). Default: 4 × cores.
     pub attempts_max: usize,
-    /// Memory of one attempt, all its linear memories together, bytes. Default: 128 MiB.
-    pub memory_bytes_max: usize,
-    /// The most memory of an attempt after one that ran out of it, bytes: that one is tried again with twice
-    /// as much, if it fits here. Default: twice `memory_bytes_max`.
-    pub memory_retry_bytes_max: usize,
+    /// What the attempts of every handler may use, where nothing else is set.
+    pub limits: Limits,
+    /// What those of some handlers may use: by handler name or pattern, of which the most specific one counts.
+    pub limits_of: BTreeMap<String, LimitsSet>,
     /// Memory of all attempts together, bytes. None: three quarters of the machine's (or of the
     /// control group's), which is the default.
     pub memory_bytes_total_max: Option<usize>,
-    /// Size of a result, bytes. Default: 4 MiB.
-    pub result_bytes_max: usize,
-    /// What one attempt may write to the host's log through `log`, standard output and standard
-    /// error together, bytes. Default: 256 KiB.
-    pub log_bytes_max: usize,
     /// Size of a file in the handlers folder, bytes. Default: 64 MiB.
     pub module_bytes_max: usize,
     /// Which directories handlers may use. Default: none.
     pub grants: Grants,
+    /// Which requests handlers may send. Default: none.
+    pub http_grants: Vec<HttpGrant>,
+    /// What holds for all requests.
+    pub http: HttpSettings,
+    /// Secrets that handlers can have sent. Default: none.
+    pub secrets: Secrets,
+    /// Which handlers may have them sent where. Default: none.
+    pub secret_grants: Vec<SecretGrant>,
     /// Where instances may serve many jobs, if the module agrees: by handler name or pattern, of
     /// which the most specific one counts. Default: nowhere.
     pub instances: BTreeMap<String, Instances>,
+    /// The `rouse` that compiles modules, each in a child process with limits. None: this process compiles, without any.
+    /// Default: none, because only the program knows where it is.
+    pub compiler: Option<PathBuf>,
+    /// Processor time of a compiler, whole seconds. Default: 120 s.
+    pub compile_cpu_max: Duration,
+    /// Address space of a compiler, bytes. Default: 2 GiB.
+    pub compile_memory_bytes_max: usize,
+    /// How many modules may be compiled at once. Default: one for each core, at most 4.
+    pub compilations_max: usize,
+    /// Where machine code is kept from one start to the next: a directory of this user, to which nobody else may write.
+    /// Default: nowhere.
+    pub cache_dir: Option<PathBuf>,
+    /// What modules have to show before they may serve. Default: nothing.
+    pub pin: Pin,
 }
 
 impl Settings {
-    /// The memory of one attempt, of which an earlier one may have asked for so much.
-    pub(super) fn memory_limit(&self, asked: Option<usize>) -> usize {
-        let usual = self.memory_bytes_max;
-        let most = self.memory_retry_bytes_max.max(usual);
-        asked.map_or(usual, |asked| asked.clamp(usual, most))
+    /// What the attempts of this handler may use.
+    pub fn limits(&self, handler: &str) -> Limits {
+        match most_specific(&self.limits_of, handler) {
+            Some(set) => set.over(&self.limits),
+            None => self.limits.clone(),
+        }
     }
 
-    /// What an attempt may have after one that ran out of these bytes; none: no more than they.
-    pub fn more_memory_than(&self, bytes: usize) -> Option<usize> {
-        let more = bytes.saturating_mul(2).min(self.memory_retry_bytes_max);
-        (more > bytes).then_some(more)
+    /// The most memory that any attempt may have, bytes.
+    pub(super) fn memory_bytes_most(&self) -> usize {
+        let some = self.limits_of.values().map(|set| set.over(&self.limits));
+        some.chain([self.limits.clone()])
+            .map(|limits| limits.memory_bytes.max(limits.memory_retry_bytes))
+            .fold(0, usize::max)
+    }
+
+    /// What a compiler may use.
+    pub(super) fn compiler_limits(&self) -> CompilerLimits {
+        CompilerLimits {
+            cpu_max: self.compile_cpu_max,
+            memory_bytes_max: self.compile_memory_bytes_max,
+        }
     }
 
     /// What the operator says of this handler's instances.
@@ -83,14 +112,22 @@ impl Default for Settings {
         let cores = available_parallelism().map_or(1, usize::from);
         Self {
             attempts_max: ATTEMPTS_PER_CORE * cores,
-            memory_bytes_max: MEMORY_BYTES_MAX,
-            memory_retry_bytes_max: 2 * MEMORY_BYTES_MAX,
+            limits: Limits::default(),
+            limits_of: BTreeMap::new(),
             memory_bytes_total_max: None,
-            result_bytes_max: RESULT_BYTES_MAX,
-            log_bytes_max: LOG_BYTES_MAX,
             module_bytes_max: MODULE_BYTES_MAX,
             grants: Grants::default(),
+            http_grants: Vec::new(),
+            http: HttpSettings::default(),
+            secrets: Secrets::default(),
+            secret_grants: Vec::new(),
             instances: BTreeMap::new(),
+            compiler: None,
+            compile_cpu_max: COMPILE_CPU_MAX,
+            compile_memory_bytes_max: COMPILE_MEMORY_BYTES_MAX,
+            compilations_max: cores.min(COMPILATIONS_MAX),
+            cache_dir: None,
+            pin: Pin::default(),
         }
     }
 }

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::filesystem::WasiFilesystemCtxView;
 use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
+use wasmtime_wasi_http::WasiHttpCtx;
 
-use super::capability::{GuestLog, GuestOutput, Steps, Stream};
-use super::limits::{AttemptLimiter, RANDOM_BYTES_MAX};
-use super::{AbortHandle, Grant, Mode};
+use super::capability::{FIELDS_BYTES_MAX, GuestLog, GuestOutput, Http, Steps, Stream};
+use super::memory::AttemptLimiter;
+use super::meter::Meter;
+use super::{AbortHandle, Grant, Limits, Mode};
 
 /// What the host keeps beside one running instance.
 pub(super) struct AttemptState {
@@ -17,15 +19,30 @@ pub(super) struct AttemptState {
     wasi: Option<WasiCtx>,
     pub(super) table: ResourceTable,
     pub(super) limiter: AttemptLimiter,
+    /// Of one request for random numbers.
+    random_bytes: u64,
+    pub(super) meter: Arc<Meter>,
     pub(super) abort: AbortHandle,
     pub(super) log: Arc<GuestLog>,
     /// The panic that the guest reported just before it trapped.
     pub(super) panic: Option<Panic>,
     pub(super) steps: Steps,
+    pub(super) http: Http,
+    /// How large a set of fields of a request may be.
+    pub(super) http_fields: WasiHttpCtx,
     /// What was denied last for want of a grant.
-    pub(super) denial: Option<&'static str>,
+    pub(super) denial: Option<String>,
     /// When the guest wants its next attempt, milliseconds since 1970.
     pub(super) retry_at_ms: Option<i64>,
+}
+
+/// What belongs to one attempt, and is another's where the instance serves many jobs.
+pub(super) struct OfAttempt {
+    pub(super) meter: Arc<Meter>,
+    pub(super) abort: AbortHandle,
+    pub(super) log: Arc<GuestLog>,
+    pub(super) steps: Steps,
+    pub(super) http: Http,
 }
 
 /// A panic, in the guest's own words.
@@ -43,19 +60,32 @@ impl AttemptState {
     /// When a granted directory cannot be opened.
     pub(super) fn new(
         grants: &[Grant],
-        limiter: AttemptLimiter,
-        abort: AbortHandle,
-        log: Arc<GuestLog>,
-        steps: Steps,
+        limits: &Limits,
+        mut limiter: AttemptLimiter,
+        of: OfAttempt,
     ) -> Result<Self, String> {
+        let OfAttempt {
+            meter,
+            abort,
+            log,
+            steps,
+            http,
+        } = of;
+        limiter.tell(meter.clone());
+        let mut http_fields = WasiHttpCtx::new();
+        http_fields.set_field_size_limit(FIELDS_BYTES_MAX);
         Ok(Self {
-            wasi: prepared(grants, &log)?,
+            meter,
+            wasi: prepared(grants, &log, limits.random_bytes)?,
+            random_bytes: limits.random_bytes,
             table: ResourceTable::new(),
             limiter,
             abort,
             log,
             panic: None,
             steps,
+            http,
+            http_fields,
             denial: None,
             retry_at_ms: None,
         })
@@ -66,18 +96,22 @@ impl AttemptState {
     ///
     /// # Errors
     /// When a granted directory cannot be opened.
-    pub(super) fn next(
-        &mut self,
-        grants: &[Grant],
-        abort: AbortHandle,
-        log: Arc<GuestLog>,
-        steps: Steps,
-    ) -> Result<(), String> {
-        self.wasi = prepared(grants, &log)?;
+    pub(super) fn next(&mut self, grants: &[Grant], of: OfAttempt) -> Result<(), String> {
+        let OfAttempt {
+            meter,
+            abort,
+            log,
+            steps,
+            http,
+        } = of;
+        self.limiter.tell(meter.clone());
+        self.meter = meter;
+        self.wasi = prepared(grants, &log, self.random_bytes)?;
         self.abort = abort;
         self.log = log;
         self.panic = None;
         self.steps = steps;
+        self.http = http;
         self.denial = None;
         self.retry_at_ms = None;
         Ok(())
@@ -86,20 +120,24 @@ impl AttemptState {
 
 /// Directories are opened before the guest runs, so that what is missing can be named; without any,
 /// nothing is made yet.
-fn prepared(grants: &[Grant], log: &Arc<GuestLog>) -> Result<Option<WasiCtx>, String> {
+fn prepared(
+    grants: &[Grant],
+    log: &Arc<GuestLog>,
+    random_bytes: u64,
+) -> Result<Option<WasiCtx>, String> {
     match grants {
         [] => Ok(None),
-        grants => granted(wasi(log), grants).map(Some),
+        grants => granted(wasi(log, random_bytes), grants).map(Some),
     }
 }
 
 /// What everyone has: clocks, random numbers, and standard streams that end in the log.
-fn wasi(log: &Arc<GuestLog>) -> WasiCtxBuilder {
+fn wasi(log: &Arc<GuestLog>, random_bytes: u64) -> WasiCtxBuilder {
     let mut wasi = WasiCtx::builder();
     wasi.allow_tcp(false)
         .allow_udp(false)
         .allow_ip_name_lookup(false)
-        .max_random_size(RANDOM_BYTES_MAX)
+        .max_random_size(random_bytes)
         .stdout(GuestOutput::new(log.clone(), Stream::Output))
         .stderr(GuestOutput::new(log.clone(), Stream::Error));
     wasi
@@ -127,9 +165,11 @@ fn granted(mut wasi: WasiCtxBuilder, grants: &[Grant]) -> Result<WasiCtx, String
 
 impl AttemptState {
     /// The files of the guest, and where their denials are noted.
-    pub(super) fn files(&mut self) -> (WasiFilesystemCtxView<'_>, &mut Option<&'static str>) {
+    pub(super) fn files(&mut self) -> (WasiFilesystemCtxView<'_>, &mut Option<String>) {
         let log = &self.log;
-        let wasi = self.wasi.get_or_insert_with(|| wasi(log).build());
+        let wasi = self
+            .wasi
+            .get_or_insert_with(|| wasi(log, self.random_bytes).build());
         let files = WasiFilesystemCtxView {
             ctx: wasi.filesystem(),
             table: &mut self.table,
@@ -142,7 +182,9 @@ impl WasiView for AttemptState {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         let log = &self.log;
         WasiCtxView {
-            ctx: self.wasi.get_or_insert_with(|| wasi(log).build()),
+            ctx: self
+                .wasi
+                .get_or_insert_with(|| wasi(log, self.random_bytes).build()),
             table: &mut self.table,
         }
     }

@@ -5,12 +5,38 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 
 use super::{ClaimOrder, ClaimedJob, Store, StoreError, millis};
-use crate::job::Fence;
+use crate::job::{Attempt, Fence, JobId, LaneId, State};
+
+/// What has become of jobs whose worker is gone.
+#[derive(Debug, Default)]
+pub struct Adopted {
+    /// Claimed anew.
+    pub claimed: Vec<ClaimedJob>,
+    /// Not claimed: they were lost before.
+    pub lost: Vec<LostJob>,
+}
+
+/// A job that was lost, and that nobody has claimed at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LostJob {
+    /// The job.
+    pub id: JobId,
+    /// Its lane.
+    pub lane: LaneId,
+    /// The attempt that was lost.
+    pub attempt: Attempt,
+    /// How many of its attempts were lost, with this one.
+    pub lost: i32,
+    /// True: that was too often, and the job has failed. False: it waits for another attempt.
+    pub has_failed: bool,
+    /// From the claim of the attempt to now, by the database's clock.
+    pub after: Duration,
+}
 
 impl Store {
-    /// Claims up to `wanted` jobs of these lanes whose lease has run out. A job that has been lost
-    /// `lost_max` times is failed instead. `within`: only leases that ran out in the last so long by
-    /// the database's clock are looked at; none: all.
+    /// Claims up to `wanted` jobs of these lanes whose lease has run out. A job that was lost before
+    /// waits instead, and one that has been lost `lost_max` times is failed. `within`: only leases that ran out in the last
+    /// so long by the database's clock are looked at; none: all.
     pub async fn adopt(
         &self,
         fence: Fence,
@@ -18,7 +44,7 @@ impl Store {
         wanted: usize,
         lost_max: u32,
         within: Option<Duration>,
-    ) -> Result<Vec<ClaimedJob>, StoreError> {
+    ) -> Result<Adopted, StoreError> {
         let me = self.me()?;
         let lanes: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
         let leases: Vec<i64> = orders.iter().map(|order| order.lease_ms).collect();
@@ -39,8 +65,20 @@ impl Store {
                 ],
             )
             .await?;
-        rows.iter()
-            .map(|row| ClaimedJob::from_row(row, fence))
-            .collect()
+        let mut adopted = Adopted::default();
+        for row in &rows {
+            match row.get::<_, Option<&str>>(12) {
+                None => adopted.claimed.push(ClaimedJob::from_row(row, fence)?),
+                Some(became) => adopted.lost.push(LostJob {
+                    id: JobId(row.get(0)),
+                    lane: LaneId(row.get(1)),
+                    attempt: Attempt(row.get(3)),
+                    lost: row.get(4),
+                    has_failed: became == State::Failed.as_str(),
+                    after: Duration::from_millis(row.get::<_, i64>(13).try_into().unwrap_or(0)),
+                }),
+            }
+        }
+        Ok(adopted)
     }
 }

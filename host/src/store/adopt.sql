@@ -1,3 +1,4 @@
--- Takes over jobs whose lease has run out; see rouse.adopt (migrations/0013_workers_prove_themselves.sql).
-SELECT id, lane, turn, attempt, lost, max_attempts, tenant, source, requested_at, claimed_at, payload, memory_bytes
-FROM rouse.adopt($1, $2, $3, $4, $5, $6, $7, $8)
+-- Takes over jobs whose lease has run out; see rouse.adopt (migrations/0020_losses_are_told.sql).
+SELECT id, lane, turn, attempt, lost, max_attempts, tenant, source, requested_at, claimed_at, payload, memory_bytes,
+       became::text, lost_after_ms
+FROM rouse.adopt($1, $2, $3, $4, $5, $6, $7, $8, true)

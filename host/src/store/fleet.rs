@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::{Store, StoreError};
 
@@ -14,21 +14,38 @@ impl StoreError {
 }
 
 impl Store {
-    /// The rows of the view `rouse.workers`, one for each life: by id, the newest life first. None: this login
-    /// may not look.
+    /// Of each worker the newest life, unless it has ended in order: a row of the view `rouse.workers`. None: this
+    /// login may not look.
     pub async fn workers(&self) -> Result<Option<Vec<Value>>, StoreError> {
-        self.look(include_str!("workers.sql")).await
+        self.look(include_str!("workers.sql"), &[]).await
     }
 
-    /// The rows of the view `rouse.handlers`: one for each handler of each worker that lives. None: this login may
-    /// not look.
-    pub async fn fleet_handlers(&self) -> Result<Option<Vec<Value>>, StoreError> {
-        self.look(include_str!("handlers.sql")).await
+    /// All lives of the worker with this id, or of every worker: rows of the view `rouse.workers`, by id, the newest
+    /// life first. None: this login may not look.
+    pub async fn lives(&self, worker_id: Option<&str>) -> Result<Option<Vec<Value>>, StoreError> {
+        self.look(include_str!("lives.sql"), &[(&worker_id, Type::TEXT)])
+            .await
     }
 
-    /// The rows of the view `rouse.backlog`. None: this login may not look.
-    pub async fn backlog(&self) -> Result<Option<Vec<Value>>, StoreError> {
-        self.look(include_str!("backlog.sql")).await
+    /// What the active workers serve: `handlers`, `queues` and `tags` of each. None: this login may not look.
+    pub async fn serving(&self) -> Result<Option<Vec<Value>>, StoreError> {
+        self.look(include_str!("serving.sql"), &[]).await
+    }
+
+    /// The rows of the view `rouse.handlers`, of this handler or of all: one for each worker that lives and has it. None:
+    /// this login may not look.
+    pub async fn fleet_handlers(
+        &self,
+        handler: Option<&str>,
+    ) -> Result<Option<Vec<Value>>, StoreError> {
+        self.look(include_str!("handlers.sql"), &[(&handler, Type::TEXT)])
+            .await
+    }
+
+    /// The rows of the view `rouse.backlog`, of this handler or of all. None: this login may not look.
+    pub async fn backlog(&self, handler: Option<&str>) -> Result<Option<Vec<Value>>, StoreError> {
+        self.look(include_str!("backlog.sql"), &[(&handler, Type::TEXT)])
+            .await
     }
 
     /// Since when the queue is paused, for people. None: it is not, or this login may not look.
@@ -54,14 +71,18 @@ impl Store {
         Ok(row.get(0))
     }
 
-    async fn look(&self, sql: &str) -> Result<Option<Vec<Value>>, StoreError> {
-        let rows = allowed(self.query(sql, &[]).await)?;
+    async fn look(
+        &self,
+        sql: &str,
+        params: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Option<Vec<Value>>, StoreError> {
+        let rows = allowed(self.query(sql, params).await)?;
         Ok(rows.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 }
 
 /// None where the login may not ask that.
-fn allowed<T>(asked: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+pub(super) fn allowed<T>(asked: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
     match asked {
         Ok(answer) => Ok(Some(answer)),
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(None),

@@ -50,6 +50,9 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(15, "0015_steps_and_progress", breaking: false),
     migration!(16, "0016_fleet", breaking: false),
     migration!(17, "0017_what_waits_too_long", breaking: false),
+    migration!(18, "0018_usage_and_logs", breaking: false),
+    migration!(19, "0019_what_is_left_and_challenges", breaking: false),
+    migration!(20, "0020_losses_are_told", breaking: false),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.

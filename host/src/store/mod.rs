@@ -16,6 +16,7 @@ mod jobs;
 mod json;
 mod lanes;
 mod listen;
+mod log;
 mod outside;
 mod overdue;
 mod partitions;
@@ -27,6 +28,7 @@ mod registration;
 mod remaining;
 mod renew;
 mod report;
+mod running;
 mod settle;
 mod sleep;
 mod steps;
@@ -43,6 +45,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use crate::job::Incarnation;
 
+pub use adopt::{Adopted, LostJob};
 pub use challenge::Challenge;
 pub use claim::{ClaimOrder, ClaimedJob};
 pub use enqueue::Enqueue;
@@ -50,6 +53,7 @@ pub use jobs::Listing;
 pub use json::JsonText;
 pub use lanes::Lane;
 pub use listen::{ECHO_WITHIN, Heard, Listener, WAKE_CHANNEL, Wakeup};
+pub use log::{LogLine, LoggedLine};
 pub use outside::When;
 pub use peek::{Looking, Peek};
 pub use promote::Promotion;
@@ -58,9 +62,10 @@ pub use registration::{Registration, Stats, WorkerKey};
 pub use remaining::Remaining;
 pub use renew::{Refusal, Renewal};
 pub use report::Report;
-pub use settle::{Fate, Locked, Settled, Settlement};
+pub use running::RunningUsage;
+pub use settle::{Fate, Locked, Ran, Settled, Settlement};
 pub use steps::NotMine;
-pub use vitals::{Depth, Vitals};
+pub use vitals::{COUNTED_WITHIN, Depth, Vitals};
 
 /// How long Postgres may take to answer. No statement of a host takes long; a connection that is
 /// silent for so long leads nowhere.
@@ -107,12 +112,22 @@ impl StoreError {
 
     /// True where Postgres cannot store what it was given: the same call would fail again.
     pub fn is_about_data(&self) -> bool {
-        // 22 data exception; 54 a limit (JSON that is nested too deep); 23514 a CHECK, but not that of a partition
-        // that is not there yet.
+        // 22 data exception; 54 a limit (JSON that is nested too deep); 23514 a CHECK.
         self.code().is_some_and(|code| match &code.code()[..2] {
             "22" | "54" => true,
-            _ => *code == SqlState::CHECK_VIOLATION && !self.to_string().contains("no partition"),
+            _ => *code == SqlState::CHECK_VIOLATION && !self.is_partition_missing(),
         })
+    }
+
+    /// True where the day's partition is not there, because nobody was there to make it. Postgres has the code of a CHECK for that
+    /// too; a CHECK has a name.
+    pub fn is_partition_missing(&self) -> bool {
+        let Self::Refused(error) = self else {
+            return false;
+        };
+        error
+            .as_db_error()
+            .is_some_and(|db| *db.code() == SqlState::CHECK_VIOLATION && db.constraint().is_none())
     }
 
     /// True where the same call may work later: the server is away, restarting, in recovery,
@@ -174,18 +189,38 @@ impl Store {
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
-        let silent =
-            || StoreError::Unreachable(format!("no answer within {} s", patience.as_secs()));
         let until = tokio::time::Instant::now() + patience;
         // All connections may be waiting for a server that says nothing.
         let client = tokio::time::timeout_at(until, self.client())
             .await
-            .map_err(|_| silent())??;
+            .map_err(|_| silent(patience))??;
         match tokio::time::timeout_at(until, client.query_typed(sql, params)).await {
             Ok(answer) => Ok(answer?),
             Err(_) => {
                 drop(Object::take(client));
-                Err(silent())
+                Err(silent(patience))
+            }
+        }
+    }
+
+    /// A read that Postgres gives up after so long (`query_canceled`). In a transaction: the limit is gone with it, behind a
+    /// transaction pooler too.
+    async fn query_limited(&self, limit: Duration, sql: &str) -> Result<Vec<Row>, StoreError> {
+        let mut client = self.client().await?;
+        let reading = async {
+            let transaction = client.build_transaction().read_only(true).start().await?;
+            let set = format!("SET LOCAL statement_timeout = {}", limit.as_millis());
+            transaction.batch_execute(&set).await?;
+            let rows = transaction.query_typed(sql, &[]).await?;
+            transaction.commit().await?;
+            Ok(rows)
+        };
+        let patience = limit + ANSWER_WITHIN;
+        match tokio::time::timeout(patience, reading).await {
+            Ok(answer) => answer.map_err(StoreError::Refused),
+            Err(_) => {
+                drop(Object::take(client));
+                Err(silent(patience))
             }
         }
     }
@@ -198,6 +233,15 @@ impl Store {
             .map_err(|error| migrate::MigrateError::Unreachable(error.to_string()))?;
         migrate::check(&**client).await
     }
+}
+
+fn silent(patience: Duration) -> StoreError {
+    StoreError::Unreachable(format!("no answer within {} s", patience.as_secs()))
+}
+
+/// Whole microseconds, as far as they fit.
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// A duration as the functions of schema `rouse` take it.

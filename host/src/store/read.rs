@@ -1,9 +1,12 @@
 //! Reads one job.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
+use serde_json::value::RawValue;
 use tokio_postgres::types::Type;
 
-use super::{Store, StoreError};
+use super::{JsonText, Store, StoreError};
 use crate::job::JobId;
 
 /// One job, as it is shown.
@@ -11,8 +14,38 @@ use crate::job::JobId;
 pub struct JobView {
     /// Its state, the word of SPEC row D1.
     pub state: String,
-    /// The columns of the view `rouse.jobs`, and `history`.
+    /// The columns of the view `rouse.jobs`, and `history`: as Postgres has written it. Postgres keeps numbers and depths
+    /// that [`Value`] cannot hold.
+    pub text: String,
+    /// The payload, as Postgres has written it.
+    pub payload: Option<String>,
+    /// The result, as Postgres has written it.
+    pub result: Option<String>,
+    /// All but payload and result. What [`Value`] cannot hold is a string here, with its JSON.
     pub record: Value,
+}
+
+impl JobView {
+    fn of(state: String, text: String) -> Self {
+        let mut fields: BTreeMap<String, Box<RawValue>> =
+            serde_json::from_str(&text).unwrap_or_default();
+        let mut take = |key: &str| {
+            let raw = fields.remove(key)?;
+            (raw.get() != "null").then(|| raw.get().to_owned())
+        };
+        let (payload, result) = (take("payload"), take("result"));
+        let read = |(key, raw): (String, Box<RawValue>)| {
+            let value = serde_json::from_str(raw.get());
+            (key, value.unwrap_or_else(|_| raw.get().into()))
+        };
+        Self {
+            state,
+            payload,
+            result,
+            record: Value::Object(fields.into_iter().map(read).collect()),
+            text,
+        }
+    }
 }
 
 impl Store {
@@ -21,9 +54,35 @@ impl Store {
         let rows = self
             .query(include_str!("read.sql"), &[(&id.0, Type::INT8)])
             .await?;
-        Ok(rows.first().map(|row| JobView {
-            state: row.get(0),
-            record: row.get(1),
+        Ok(rows.first().map(|row| {
+            let JsonText(text) = row.get(1);
+            JobView::of(row.get(0), text)
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_only_postgres_can_hold_is_shown_as_it_stands_there() {
+        let deep = format!("{}1{}", "[".repeat(500), "]".repeat(500));
+        let text = format!(
+            r#"{{"id": 7, "payload": {{"cents": 12345678901234567890123456789}}, "result": {deep}, "error": {{"details": 1{}}}, "tenant": null}}"#,
+            "0".repeat(400)
+        );
+        let job = JobView::of("failed".into(), text.clone());
+        assert_eq!(
+            job.payload.as_deref(),
+            Some(r#"{"cents": 12345678901234567890123456789}"#)
+        );
+        assert_eq!(job.result, Some(deep));
+        assert_eq!(
+            (&job.record["id"], &job.record["tenant"]),
+            (&7.into(), &Value::Null)
+        );
+        assert!(job.record["error"].is_string());
+        assert_eq!(job.text, text);
     }
 }

@@ -17,6 +17,8 @@ pub struct Remaining {
     pub due: i64,
     /// Jobs that wait for their time.
     pub scheduled: i64,
+    /// Those of them that wait for another try.
+    pub retries: i64,
     /// Jobs that this worker runs.
     pub mine: i64,
     /// Jobs that others run.
@@ -27,12 +29,26 @@ pub struct Remaining {
 
 impl Store {
     /// What this queue has left. `mine` is what the worker runs that has registered through this store, if any has.
+    /// Everything that runs is read for it, in all queues.
     pub async fn remaining(&self, queue: &str) -> Result<Vec<Remaining>, StoreError> {
+        self.left(queue, true).await
+    }
+
+    /// The same without what runs: `mine` and `others` are 0.
+    pub async fn left_to_run(&self, queue: &str) -> Result<Vec<Remaining>, StoreError> {
+        self.left(queue, false).await
+    }
+
+    async fn left(&self, queue: &str, running: bool) -> Result<Vec<Remaining>, StoreError> {
         let me = self.incarnation().map(|incarnation| incarnation.0);
         let rows = self
             .query(
-                "SELECT handler, tags, ready, due, scheduled, mine, others, at_least FROM rouse.remaining($1, $2)",
-                &[(&queue, Type::TEXT), (&me, Type::INT8)],
+                include_str!("remaining.sql"),
+                &[
+                    (&queue, Type::TEXT),
+                    (&me, Type::INT8),
+                    (&running, Type::BOOL),
+                ],
             )
             .await?;
         let remaining = |row: &tokio_postgres::Row| Remaining {
@@ -41,9 +57,10 @@ impl Store {
             ready: row.get(2),
             due: row.get(3),
             scheduled: row.get(4),
-            mine: row.get(5),
-            others: row.get(6),
-            at_least: row.get(7),
+            retries: row.get(5),
+            mine: row.get(6),
+            others: row.get(7),
+            at_least: row.get(8),
         };
         Ok(rows.iter().map(remaining).collect())
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime};
 
 use tokio_postgres::types::Type;
 
-use super::{JsonText, Store, StoreError, millis};
-use crate::job::{Again, Fence, JobId, RetryAt, State};
+use super::{JsonText, Store, StoreError, micros, millis};
+use crate::job::{Again, Fence, JobId, RetryAt, State, Usage};
 
 /// What is to become of one job.
 #[derive(Debug, Clone)]
@@ -18,8 +18,19 @@ pub struct Settlement {
     pub fence: Fence,
     /// From the claim to the real start; none: it never started.
     pub started_after: Option<Duration>,
+    /// What the attempt has used, and the SHA-256 of the module that ran; none: nothing ran.
+    pub ran: Option<Ran>,
     /// What is to become of it.
     pub fate: Fate,
+}
+
+/// What ran, and what it has used.
+#[derive(Debug, Clone, Copy)]
+pub struct Ran {
+    /// What it has used.
+    pub usage: Usage,
+    /// The SHA-256 of the module's file.
+    pub digest: [u8; 32],
 }
 
 /// What is to become of a job, in the words of the database.
@@ -70,13 +81,12 @@ impl Store {
         let mut delays: Vec<Option<i64>> = Vec::with_capacity(batch.len());
         let mut times: Vec<Option<SystemTime>> = Vec::with_capacity(batch.len());
         let mut memory: Vec<Option<i64>> = Vec::with_capacity(batch.len());
+        let mut used = UsageColumns::default();
         for one in batch.iter().map(Borrow::borrow) {
+            used.push(one.ran.as_ref());
             ids.push(one.id.0);
             fences.push(one.fence.0);
-            started.push(
-                one.started_after
-                    .map(|after| i64::try_from(after.as_micros()).unwrap_or(i64::MAX)),
-            );
+            started.push(one.started_after.map(micros));
             let (state, result, error, again) = match &one.fate {
                 Fate::Succeeded(result) => (State::Succeeded, Some(result), None, None),
                 Fate::Ended(state, error) => (*state, None, Some(error), None),
@@ -115,6 +125,12 @@ impl Store {
                     (&times, Type::TIMESTAMPTZ_ARRAY),
                     (&memory, Type::INT8_ARRAY),
                     (&(locked == Locked::Skip), Type::BOOL),
+                    (&used.cpu_us, Type::INT8_ARRAY),
+                    (&used.memory_peaks, Type::INT8_ARRAY),
+                    (&used.host_calls, Type::INT4_ARRAY),
+                    (&used.bytes_in, Type::INT8_ARRAY),
+                    (&used.bytes_out, Type::INT8_ARRAY),
+                    (&used.digests, Type::BYTEA_ARRAY),
                 ],
             )
             .await?;
@@ -128,5 +144,32 @@ impl Store {
             }
         }
         Ok(settled)
+    }
+}
+
+/// One list for each column.
+#[derive(Default)]
+struct UsageColumns<'a> {
+    cpu_us: Vec<Option<i64>>,
+    memory_peaks: Vec<Option<i64>>,
+    host_calls: Vec<Option<i32>>,
+    bytes_in: Vec<Option<i64>>,
+    bytes_out: Vec<Option<i64>>,
+    digests: Vec<Option<&'a [u8]>>,
+}
+
+impl<'a> UsageColumns<'a> {
+    fn push(&mut self, ran: Option<&'a Ran>) {
+        let usage = ran.map(|ran| ran.usage);
+        let count =
+            |of: fn(Usage) -> u64| usage.map(|usage| i64::try_from(of(usage)).unwrap_or(i64::MAX));
+        self.cpu_us.push(usage.map(|usage| micros(usage.cpu)));
+        self.memory_peaks
+            .push(count(|usage| usage.memory_bytes_peak));
+        self.host_calls
+            .push(usage.map(|usage| i32::try_from(usage.host_calls).unwrap_or(i32::MAX)));
+        self.bytes_in.push(count(|usage| usage.bytes_in));
+        self.bytes_out.push(count(|usage| usage.bytes_out));
+        self.digests.push(ran.map(|ran| ran.digest.as_slice()));
     }
 }

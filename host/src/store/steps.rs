@@ -18,12 +18,12 @@ impl NotMine {
 }
 
 impl Store {
-    /// The results of the steps of a job that this worker has claimed, JSON, by name.
+    /// The steps of a job that this worker has claimed, with the bytes of their results.
     pub async fn recorded_steps(
         &self,
         id: JobId,
         fence: Fence,
-    ) -> Result<Result<HashMap<String, Vec<u8>>, NotMine>, StoreError> {
+    ) -> Result<Result<HashMap<String, usize>, NotMine>, StoreError> {
         let me = self.me()?;
         let rows = self
             .query(
@@ -40,9 +40,41 @@ impl Store {
             .iter()
             .map(|row| match row.get::<_, Option<&str>>(0) {
                 Some(reason) => Err(NotMine::read(reason)),
-                None => Ok((row.get(1), row.get::<_, String>(2).into_bytes())),
+                None => {
+                    let bytes = usize::try_from(row.get::<_, i32>(2)).unwrap_or(0);
+                    Ok((row.get(1), bytes))
+                }
             })
             .collect())
+    }
+
+    /// The result of one of them, JSON; none: it is not recorded.
+    pub async fn recorded_step(
+        &self,
+        id: JobId,
+        fence: Fence,
+        step: &str,
+    ) -> Result<Result<Option<Vec<u8>>, NotMine>, StoreError> {
+        let me = self.me()?;
+        let rows = self
+            .query(
+                include_str!("recorded_step.sql"),
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&id.0, Type::INT8),
+                    (&fence.0, Type::INT8),
+                    (&step, Type::TEXT),
+                ],
+            )
+            .await?;
+        let Some(row) = rows.first() else {
+            return Ok(Ok(None));
+        };
+        Ok(match row.get::<_, Option<&str>>(0) {
+            Some(reason) => Err(NotMine::read(reason)),
+            None => Ok(Some(row.get::<_, String>(1).into_bytes())),
+        })
     }
 
     /// Records the result of a step, JSON, of a job that this worker has claimed. It is committed when this

@@ -1,6 +1,11 @@
 //! How the database fares, for those who watch it.
 
+use std::time::Duration;
+
 use super::{Store, StoreError};
+
+/// How long counting may take, in Postgres. A count that nobody waits for any more would go on there, beside the next one.
+pub const COUNTED_WITHIN: Duration = Duration::from_secs(5);
 
 /// How many jobs one queue has for one handler. Counted up to 10,000 for each lane.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,9 +36,11 @@ pub struct Vitals {
 }
 
 impl Store {
-    /// What waits and runs. Reads up to 10,000 entries of an index for each lane.
+    /// What waits and runs, where anything does. Reads up to 10,000 entries of an index for each lane, and is given up by
+    /// Postgres itself after [`COUNTED_WITHIN`].
     pub async fn depths(&self) -> Result<Vec<Depth>, StoreError> {
-        let rows = self.query(include_str!("depths.sql"), &[]).await?;
+        let sql = include_str!("depths.sql");
+        let rows = self.query_limited(COUNTED_WITHIN, sql).await?;
         Ok(rows
             .iter()
             .map(|row| Depth {

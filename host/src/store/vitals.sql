@@ -1,10 +1,12 @@
--- How the database fares: dead rows of the live table, and who keeps them from being cleaned up. Transactions of other
--- logins are seen by members of pg_monitor only. One row; reads statistics, no table.
+-- How the database fares: dead rows of the live table, and who keeps them from being cleaned up: whoever has a snapshot, and
+-- whoever has written and not committed. Transactions of other logins are seen by members of pg_monitor only. Standbys that
+-- give feedback, and other processes without a database, count too. One row; reads statistics, no table.
 SELECT pg_catalog.pg_stat_get_dead_tuples('rouse.job'::pg_catalog.regclass),
        (SELECT max(extract(epoch FROM clock_timestamp() - a.xact_start))::float8
         FROM pg_catalog.pg_stat_activity AS a
-        WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.backend_xmin IS NOT NULL),
-       greatest((SELECT max(age(a.backend_xmin))::int8 FROM pg_catalog.pg_stat_activity AS a
-                 WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()),
+        WHERE (a.datname = current_database() OR a.datname IS NULL) AND a.pid <> pg_backend_pid()
+          AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)),
+       greatest((SELECT max(greatest(age(a.backend_xmin), age(a.backend_xid)))::int8 FROM pg_catalog.pg_stat_activity AS a
+                 WHERE (a.datname = current_database() OR a.datname IS NULL) AND a.pid <> pg_backend_pid()),
                 (SELECT max(age(s.xmin))::int8 FROM pg_catalog.pg_replication_slots AS s),
                 (SELECT max(age(p.transaction))::int8 FROM pg_catalog.pg_prepared_xacts AS p))

@@ -1,4 +1,6 @@
--- Every life of every worker that is not forgotten, with how long ago it was heard of, by the database's clock. A scan:
--- there are few rows.
+-- Of each worker its newest life, unless that has ended in order, with how long ago it was heard of, by the database's
+-- clock. A scan: there are few rows.
 SELECT to_jsonb(w) || jsonb_build_object('seen_s', round(extract(epoch FROM now() - w.seen_at), 3))
-FROM rouse.workers AS w ORDER BY w.worker_id, w.incarnation DESC
+FROM (SELECT DISTINCT ON (n.worker_id) n.* FROM rouse.workers AS n ORDER BY n.worker_id, n.incarnation DESC) AS w
+WHERE w.state <> 'unregistered'
+ORDER BY w.worker_id

@@ -6,18 +6,18 @@ use std::time::{Duration, Instant, SystemTime};
 use metrics::counter;
 
 use super::Shared;
-use super::events::{self, Of};
+use super::events::{self, Of, Since};
 use super::journal::AttemptJournal;
 use super::leases::Lease;
-use super::meters::HandlerMeters;
+use super::meters::{Became, HandlerMeters};
 use super::middleware::{AttemptInfo, Next};
 use super::policy::Policy;
 use super::settler::{Ended, Unsettled};
 use crate::job::{
-    AbortReason, AttemptError, ErrorKind, Fence, JobId, Outcome, RetryPolicy, RunEnd, Tries, decide,
+    AttemptError, ErrorKind, Fence, JobId, Outcome, RetryPolicy, RunEnd, Tries, decide,
 };
 use crate::sandbox::{AbortHandle, BootTime, Handler, JobInput, Run};
-use crate::store::{ClaimedJob, Fate, JsonText, Lane, Settlement};
+use crate::store::{ClaimedJob, Fate, JsonText, Lane, Ran, Settlement};
 
 /// A job, as it came from the database.
 pub(super) struct Claim {
@@ -44,7 +44,7 @@ impl Claim {
             id: self.job.id,
             handler,
             attempt: self.job.attempt,
-            claimed: self.asked,
+            since: Since::Asked(self.asked),
         }
     }
 }
@@ -107,16 +107,31 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) {
     };
     let policy = Policy::resolve(&handler.manifest, &shared.settings.overrides);
     let meters = shared.meters.of(&handler.manifest.name);
-    let started_after = Some(claim.received.elapsed());
+    let started_after = claim.received.elapsed();
     let run = sandbox_run(shared, &mut claim, &handler, &policy, &meters).await;
-    let outcome = outcome(shared, &claim, run, &policy);
+    let ran = run.used.map(|usage| Ran {
+        usage,
+        digest: handler.module.digest.0,
+    });
+    let outcome = outcome(&handler, &claim, run, &policy);
     if let Outcome::Retry { error, .. } | Outcome::Ended { error, .. } = &outcome {
         meters.count_error(error.kind);
         if error.kind == ErrorKind::TimedOut {
             shared.tally.timed_out();
         }
     }
-    settle(shared, &claim, meters, started_after, outcome).await;
+    let started = Some(Started {
+        after: started_after,
+        ran,
+    });
+    settle(shared, &claim, meters, started, outcome).await;
+}
+
+/// When an attempt really started, and what it has used.
+struct Started {
+    /// From the arrival of its claim on.
+    after: Duration,
+    ran: Option<Ran>,
 }
 
 /// Gives a claim back that has not started.
@@ -158,6 +173,7 @@ async fn sandbox_run(
     meters: &HandlerMeters,
 ) -> Run {
     let abort = AbortHandle::new();
+    let journal = Arc::new(AttemptJournal::new(shared.clone(), &claim.job));
     shared.leases.insert(
         claim.job.id,
         Lease {
@@ -165,6 +181,7 @@ async fn sandbox_run(
             lease: policy.lease,
             grace: policy.grace,
             abort: abort.clone(),
+            watched: journal.watched(),
             // What the claim was made for, which a new version of the handler, or one that the
             // operator bound to the source, need not agree with.
             trusted_until: claim.asked.plus(claim.lease),
@@ -174,7 +191,6 @@ async fn sandbox_run(
     );
     let input = input(claim, policy);
     let job = &claim.job;
-    let journal = Arc::new(AttemptJournal::new(shared.clone(), job.id, job.fence));
     let about = AttemptInfo {
         id: job.id,
         handler: &handler.manifest.name,
@@ -192,7 +208,7 @@ async fn sandbox_run(
     let run = shared
         .sandbox
         .run(handler, input, abort.clone(), Some(journal.clone()));
-    let run = Box::pin(within(run, &abort, policy));
+    let run = Box::pin(policy.within(run, &abort));
     let run = Next::new(&shared.middlewares, &about, run).run().await;
     journal.close();
     if let (RunEnd::Aborted(reason), Some(took)) = (&run.end, abort.turned_for()) {
@@ -219,26 +235,13 @@ fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
     }
 }
 
-/// The run within its timeout.
-async fn within(run: impl Future<Output = Run>, abort: &AbortHandle, policy: &Policy) -> Run {
-    let mut run = std::pin::pin!(run);
-    tokio::select! {
-        biased;
-        run = &mut run => run,
-        () = tokio::time::sleep(policy.timeout) => {
-            abort.abort(AbortReason::TimedOut, policy.grace);
-            run.await
-        }
-    }
-}
-
 /// The decision about the job, which is pure; see [`decide`].
-fn outcome(shared: &Shared, claim: &Claim, run: Run, policy: &Policy) -> Outcome {
+fn outcome(handler: &Handler, claim: &Claim, run: Run, policy: &Policy) -> Outcome {
     let failed = claim.job.attempt.0 - claim.job.lost;
     let tries = Tries {
         failed: u32::try_from(failed).unwrap_or(0),
         max: claim.job.max_attempts.unwrap_or(policy.retry.max_attempts),
-        more_memory_bytes: more_memory_bytes(shared, &claim.job),
+        more_memory_bytes: more_memory_bytes(handler, &claim.job),
     };
     decide(run.end, tries, &policy.retry, rand::random())
 }
@@ -250,13 +253,11 @@ fn memory_bytes(job: &ClaimedJob) -> Option<usize> {
 }
 
 /// What the next attempt may have if this one ran out of memory: once in the life of a job there is more.
-fn more_memory_bytes(shared: &Shared, job: &ClaimedJob) -> Option<u64> {
+fn more_memory_bytes(handler: &Handler, job: &ClaimedJob) -> Option<u64> {
     if job.memory_bytes.is_some() {
         return None;
     }
-    let settings = shared.sandbox.settings();
-    let more = settings.more_memory_than(settings.memory_bytes_max)?;
-    u64::try_from(more).ok()
+    u64::try_from(handler.limits.more_memory()?).ok()
 }
 
 /// Hands the outcome to the settler, which writes it behind the fence.
@@ -264,7 +265,7 @@ async fn settle(
     shared: &Shared,
     claim: &Claim,
     meters: Arc<HandlerMeters>,
-    started_after: Option<Duration>,
+    started: Option<Started>,
     outcome: Outcome,
 ) {
     let job = &claim.job;
@@ -279,7 +280,7 @@ async fn settle(
         Outcome::Dropped(reason) => {
             counter!("rouse_lease_losses_total", "reason" => reason.as_str()).increment(1);
             events::dropped(claim.of(shared, &meters.handler), reason);
-            meters.count("dropped");
+            meters.count(Became::Dropped);
             shared.leases.remove(job.id, job.fence);
             return;
         }
@@ -288,7 +289,8 @@ async fn settle(
         settlement: Settlement {
             id: job.id,
             fence: job.fence,
-            started_after,
+            started_after: started.as_ref().map(|started| started.after),
+            ran: started.and_then(|started| started.ran),
             fate,
         },
         meters,

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
@@ -18,6 +18,9 @@ use super::sleeper::{BUSY_AFTER, Sleeper};
 use super::wakeups::reconnect_after;
 use crate::store::StoreError;
 
+/// How often it is looked whether memory has come back.
+const MEMORY_AGAIN: Duration = Duration::from_millis(50);
+
 struct Claimer<'a> {
     shared: &'a Arc<Shared>,
     looks: Looks<'a>,
@@ -25,6 +28,8 @@ struct Claimer<'a> {
     poll: Poll,
     /// Looks that failed since the last one that did not.
     failures: u32,
+    /// Memory was short when it was looked at last.
+    short: bool,
 }
 
 /// Claims and dispatches until the worker is told to stop.
@@ -35,6 +40,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         sleeper: Sleeper::new(shared),
         poll: Poll::new(shared.settings.poll_min, shared.settings.poll_max),
         failures: 0,
+        short: false,
     };
     claimer.until_stopped().await;
 }
@@ -72,10 +78,27 @@ impl Claimer<'_> {
     async fn wait_for_room(&mut self) -> usize {
         let slots = &self.shared.slots;
         loop {
+            if self.shared.sandbox.memory_is_short() {
+                self.memory_is_short().await;
+                continue;
+            }
             if let Some(room) = slots.room(self.looks.ahead()) {
                 return room;
             }
             slots.freed().await;
+        }
+    }
+
+    /// Waits a little for attempts that end: others have jobs to spare for this host's.
+    async fn memory_is_short(&mut self) {
+        if !std::mem::replace(&mut self.short, true) {
+            info!("claims pause: the attempts that run use nearly all of this host's memory");
+        }
+        // Memory comes back when an attempt has ended, which may be an invocation's.
+        let _ = tokio::time::timeout(MEMORY_AGAIN, self.shared.slots.freed()).await;
+        if !self.shared.sandbox.memory_is_short() {
+            self.short = false;
+            info!("claims go on");
         }
     }
 

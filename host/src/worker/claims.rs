@@ -8,14 +8,14 @@ use metrics::counter;
 use super::Shared;
 use super::ageing::{KNOWN_MAX, Overdue};
 use super::attempt::Claim;
-use super::events;
+use super::events::{self, Of, Since};
 use super::lanes::{After, Lanes};
 use super::policy::Policy;
 use super::prefetch::Prefetch;
 use super::slots;
 use crate::job::Fence;
 use crate::sandbox::{BootTime, HandlerSet};
-use crate::store::{ClaimOrder, ClaimedJob, Lane, StoreError};
+use crate::store::{Adopted, ClaimOrder, ClaimedJob, Lane, LostJob, StoreError};
 
 /// What is known of the lanes, and what was claimed from them.
 pub(super) struct Claims<'a> {
@@ -94,7 +94,7 @@ impl<'a> Claims<'a> {
         let shared = self.shared;
         let fence = Fence(rand::random());
         let asked = BootTime::now();
-        let jobs = shared
+        let Adopted { claimed, lost } = shared
             .store
             .adopt(
                 fence,
@@ -104,16 +104,41 @@ impl<'a> Claims<'a> {
                 within,
             )
             .await?;
-        counter!("rouse_jobs_adopted_total").increment(jobs.len() as u64);
-        Ok(self.dispatch(jobs, asked, true))
+        counter!("rouse_jobs_adopted_total").increment(claimed.len() as u64);
+        for job in &lost {
+            self.tell(job);
+        }
+        Ok(self.dispatch(claimed, asked, true))
     }
 
-    /// Asks what has waited too long behind jobs of other lanes.
-    pub(super) async fn look_for_overdue(&mut self) -> Result<(), StoreError> {
+    /// Tells of a job that was lost and that nobody claims now: no attempt of this worker will.
+    fn tell(&self, job: &LostJob) {
+        let (lane, _) = self
+            .lanes
+            .get(job.lane)
+            .expect("jobs are adopted from lanes that are served");
+        let next = match job.has_failed {
+            true => "failed",
+            false => "queued",
+        };
+        let handler = lane.handler.clone();
+        counter!("rouse_jobs_lost_total", "handler" => handler, "next" => next).increment(1);
+        let of = Of {
+            worker_id: &self.shared.settings.worker_id,
+            id: job.id,
+            handler: &lane.handler,
+            attempt: job.attempt,
+            since: Since::Told(job.after),
+        };
+        events::lost(of, job.lost, job.has_failed);
+    }
+
+    /// Asks what has waited too long behind jobs of other lanes, from there on in each.
+    pub(super) async fn look_for_overdue(&mut self, after: After) -> Result<(), StoreError> {
         let Some(wait) = self.shared.settings.promote_after else {
             return Ok(());
         };
-        let behind = self.lanes.behind();
+        let behind = self.lanes.behind(after);
         let overdue = match behind.is_empty() {
             true => Vec::new(),
             false => self.shared.store.overdue(&behind, wait, KNOWN_MAX).await?,

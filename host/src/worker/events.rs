@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::Shared;
 use super::settler::Unsettled;
@@ -20,13 +20,24 @@ pub(super) struct Of<'a> {
     pub(super) id: JobId,
     pub(super) handler: &'a str,
     pub(super) attempt: Attempt,
-    /// Before the claim was asked for.
-    pub(super) claimed: BootTime,
+    pub(super) since: Since,
+}
+
+/// Since when an attempt has its job.
+#[derive(Clone, Copy)]
+pub(super) enum Since {
+    /// Before this worker asked for the claim.
+    Asked(BootTime),
+    /// So long ago, by the database's clock: another worker had it.
+    Told(Duration),
 }
 
 impl Of<'_> {
     fn elapsed_ms(&self) -> u64 {
-        let elapsed = BootTime::now().since(self.claimed);
+        let elapsed = match self.since {
+            Since::Asked(asked) => BootTime::now().since(asked),
+            Since::Told(ago) => ago,
+        };
         u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
     }
 }
@@ -54,6 +65,27 @@ pub(super) fn adopted(of: Of<'_>, lost: i32) {
     event!(info, "adopted", of, lost, "its worker is gone");
 }
 
+/// Its worker is gone, and nobody has claimed it at once: it waits, or has failed.
+pub(super) fn lost(of: Of<'_>, lost: i32, has_failed: bool) {
+    match has_failed {
+        false => event!(
+            warn,
+            "lost",
+            of,
+            lost,
+            "its worker is gone; it waits for its next attempt"
+        ),
+        true => event!(
+            warn,
+            "failed",
+            of,
+            lost,
+            error = r#"{"kind":"lost"}"#,
+            "its worker is gone, once too often"
+        ),
+    }
+}
+
 pub(super) fn started(of: Of<'_>) {
     event!(debug, "started", of);
 }
@@ -72,6 +104,16 @@ pub(super) fn dropped(of: Of<'_>, reason: AbortReason) {
 /// The outcome came too late.
 pub(super) fn refused(of: Of<'_>) {
     event!(info, "refused", of, "outcome refused: the lease is lost");
+}
+
+/// The outcome could not be written before its lease ran out, or the host had to stop.
+pub(super) fn given_up(of: Of<'_>) {
+    event!(
+        error,
+        "given_up",
+        of,
+        "outcome given up: it could not be written before the lease ran out, or the host had to stop; the job runs again"
+    );
 }
 
 /// The outcome is written.
@@ -105,7 +147,7 @@ impl Unsettled {
             id: self.settlement.id,
             handler: &self.meters.handler,
             attempt: self.attempt,
-            claimed: self.asked,
+            since: Since::Asked(self.asked),
         }
     }
 }

@@ -2,16 +2,16 @@
 
 use std::collections::HashMap;
 use std::future::pending;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use tracing::warn;
+use tracing::{Level, warn};
 
 use super::Shared;
-use crate::job::{Fence, JobId};
-use crate::sandbox::{Journal, Waiting};
-use crate::store::{NotMine, Report, StoreError};
+use crate::job::{Attempt, Fence, JobId, Usage};
+use crate::sandbox::{Journal, Meter, Waiting};
+use crate::store::{ClaimedJob, NotMine, Report, StoreError};
 
 /// The wait after a failure that may pass.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
@@ -29,17 +29,52 @@ pub(super) struct AttemptJournal {
     shared: Arc<Shared>,
     id: JobId,
     fence: Fence,
+    attempt: Attempt,
+    watched: Arc<Watched>,
     has_reported: AtomicBool,
 }
 
+/// What an attempt uses while it runs.
+pub(super) struct Watched {
+    since: Instant,
+    /// None until there is a guest.
+    meter: OnceLock<Arc<Meter>>,
+}
+
+impl Default for Watched {
+    fn default() -> Self {
+        Self {
+            since: Instant::now(),
+            meter: OnceLock::new(),
+        }
+    }
+}
+
+impl Watched {
+    /// What it has used so far, if it has run for so long.
+    pub(super) fn usage(&self, runs_for: Duration) -> Option<Usage> {
+        if self.since.elapsed() < runs_for {
+            return None;
+        }
+        self.meter.get().map(|meter| meter.usage())
+    }
+}
+
 impl AttemptJournal {
-    pub(super) fn new(shared: Arc<Shared>, id: JobId, fence: Fence) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, job: &ClaimedJob) -> Self {
         Self {
             shared,
-            id,
-            fence,
+            id: job.id,
+            fence: job.fence,
+            attempt: job.attempt,
+            watched: Arc::default(),
             has_reported: AtomicBool::new(false),
         }
+    }
+
+    /// What it uses, for whoever looks while it runs.
+    pub(super) fn watched(&self) -> Arc<Watched> {
+        self.watched.clone()
     }
 
     /// The attempt has ended.
@@ -69,7 +104,7 @@ impl AttemptJournal {
 }
 
 impl Journal for AttemptJournal {
-    fn recorded(&self) -> Waiting<'_, HashMap<String, Vec<u8>>> {
+    fn recorded(&self) -> Waiting<'_, HashMap<String, usize>> {
         Box::pin(async {
             loop {
                 let call = self.shared.step_calls.acquire().await;
@@ -77,6 +112,21 @@ impl Journal for AttemptJournal {
                 drop(call);
                 if let Some(recorded) = self.answer(answer).await {
                     return recorded;
+                }
+            }
+        })
+    }
+
+    fn result<'a>(&'a self, step: &'a str) -> Waiting<'a, Result<Vec<u8>, String>> {
+        Box::pin(async move {
+            let store = &self.shared.store;
+            loop {
+                let call = self.shared.step_calls.acquire().await;
+                let answer = store.recorded_step(self.id, self.fence, step).await;
+                drop(call);
+                if let Some(result) = self.answer(answer).await {
+                    let gone = || format!("the recorded result of the step {step} is gone");
+                    return result.ok_or_else(gone);
                 }
             }
         })
@@ -100,6 +150,17 @@ impl Journal for AttemptJournal {
                 }
             }
         })
+    }
+
+    fn meter(&self, meter: Arc<Meter>) {
+        // Called once.
+        let _ = self.watched.meter.set(meter);
+    }
+
+    fn say(&self, line: u32, level: Level, text: &str) {
+        self.shared
+            .logs
+            .say(self.id, self.attempt, line, level, text);
     }
 
     fn progress(&self, percent: u8, step: &str) {

@@ -36,6 +36,8 @@ pub(super) enum After {
     /// From where the cursor was a moment ago: it stands among jobs that are being committed now, not in
     /// the order of their turns.
     Recent,
+    /// From the furthest turn that was ever claimed, which no sweep changes: what was committed behind it is left out.
+    Reached,
 }
 
 #[derive(Debug)]
@@ -61,6 +63,7 @@ impl Known {
             after: match after {
                 After::Cursor => self.cursor,
                 After::Recent => self.cursor.min(self.recent[0]),
+                After::Reached => self.reached,
             },
             lease_ms: self.lease_ms?,
         })
@@ -210,13 +213,13 @@ impl Lanes {
     }
 
     /// Lanes that have jobs and stand behind others that have some; of more than fit a claim, any.
-    pub(super) fn behind(&self) -> Vec<ClaimOrder> {
+    pub(super) fn behind(&self, after: After) -> Vec<ClaimOrder> {
         let known = &self.known;
         let active = || self.active.iter().filter_map(|id| known.get(id));
         let first = active().map(Known::class).min();
         active()
             .filter(|lane| Some(lane.class()) > first)
-            .filter_map(|lane| lane.order(After::Recent))
+            .filter_map(|lane| lane.order(after))
             .take(LANES_PER_CLAIM)
             .collect()
     }

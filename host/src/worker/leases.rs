@@ -11,10 +11,11 @@ use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use super::Shared;
+use super::journal::Watched;
 use super::policy::LEASE_MIN;
 use crate::job::{AbortReason, Fence, JobId};
 use crate::sandbox::{AbortHandle, BootTime};
-use crate::store::{Refusal, Renewal};
+use crate::store::{Refusal, Renewal, RunningUsage};
 
 /// How often the leases are looked at.
 const TICK: Duration = Duration::from_millis(250);
@@ -27,6 +28,8 @@ pub(super) struct Lease {
     pub(super) lease: Duration,
     pub(super) grace: Duration,
     pub(super) abort: AbortHandle,
+    /// What the attempt uses.
+    pub(super) watched: Arc<Watched>,
     /// From before the database was asked, plus the lease.
     pub(super) trusted_until: BootTime,
     /// Lost or given up: it is renewed no more.
@@ -57,7 +60,7 @@ impl Leases {
         if let Some(reason) = self.all_aborted.get() {
             lease.abort.abort(*reason, lease.grace);
         }
-        lease.abort.trust_until(lease.trusted_until);
+        lease.abort.trust_until(lease.trusted_until, lease.grace);
         let before = running.insert(id, lease);
         // This worker has adopted its own job (after a suspension, for instance) before it noticed
         // that it had lost it. From here on nobody could tell the earlier attempt to stop.
@@ -115,6 +118,18 @@ impl Leases {
         all.iter().map(|(id, _)| id.0).collect()
     }
 
+    /// What the attempts that have run for so long have used so far.
+    pub(super) fn used(&self, runs_for: Duration) -> Vec<RunningUsage> {
+        let used = |(id, lease): (&JobId, &Lease)| {
+            Some(RunningUsage {
+                id: *id,
+                fence: lease.fence,
+                usage: lease.watched.usage(runs_for)?,
+            })
+        };
+        self.lock().iter().filter_map(used).collect()
+    }
+
     fn due(&self, now: BootTime) -> Vec<Renewal> {
         self.lock()
             .iter()
@@ -143,7 +158,7 @@ impl Leases {
                 return false;
             }
             lease.trusted_until = asked.plus(lease.lease);
-            lease.abort.trust_until(lease.trusted_until);
+            lease.abort.trust_until(lease.trusted_until, lease.grace);
             lease.doubted = false;
         }
         true
@@ -288,6 +303,7 @@ mod tests {
             fence,
             lease: Duration::from_secs(10),
             grace: Duration::from_secs(5),
+            watched: Arc::default(),
             abort: abort.clone(),
             trusted_until,
             over: false,
@@ -359,7 +375,7 @@ mod tests {
         let now = BootTime::now();
         let leases = Leases::default();
         let (lease, told) = lease(FENCE, now);
-        told.trust_until(now);
+        told.trust_until(now, Duration::from_secs(5));
         leases.insert(JOB, lease);
         // The guest has asked, and was told to stop, before anybody looked at the leases.
         assert_eq!(told.reason(), Some(AbortReason::Error));

@@ -47,6 +47,10 @@ pub(super) struct Looks<'a> {
     catalog_at: Instant,
     /// Before then no notification brings a sweep.
     behind_at: Instant,
+    /// Before then it is not asked what has waited too long.
+    overdue_at: Instant,
+    /// From then on it is asked from the start of the lanes once.
+    overdue_anew_at: Instant,
     due_at: Option<Instant>,
     /// When nothing was due any more, and no lease had run out; none: not known.
     none_due_since: Option<Instant>,
@@ -64,6 +68,8 @@ impl<'a> Looks<'a> {
             restart_at: now,
             catalog_at: now,
             behind_at: now,
+            overdue_at: now,
+            overdue_anew_at: now,
             due_at: None,
             none_due_since: None,
             no_orphans_since: None,
@@ -166,15 +172,33 @@ impl<'a> Looks<'a> {
         if found < wanted && self.claims.lanes.fit_one_claim() {
             self.claims.lanes.swept();
         }
-        if found >= wanted {
+        if found >= wanted && Instant::now() >= self.overdue_at {
             // Some lanes were not reached, and may not be for long.
-            self.claims.look_for_overdue().await?;
+            self.look_for_overdue(restart).await;
         }
         if restart {
             let again = began.elapsed() * RESTART_SHARE;
             self.restart_at = Instant::now() + again.min(RESTART_WITHIN);
         }
         Ok(found)
+    }
+
+    /// Asks what has waited too long. What was found is found, whatever comes of that; and where an open transaction keeps many
+    /// dead rows it is dear, as a restart is, and takes as small a share of the time.
+    async fn look_for_overdue(&mut self, restart: bool) {
+        let asked = Instant::now();
+        let after = match restart && asked >= self.overdue_anew_at {
+            true => {
+                self.overdue_anew_at = asked + RESTART_WITHIN;
+                After::Recent
+            }
+            false => After::Reached,
+        };
+        if let Err(error) = self.claims.look_for_overdue(after).await {
+            error!(%error, "cannot ask which jobs have waited too long; they keep their place until that is answered");
+        }
+        let again = asked.elapsed() * RESTART_SHARE;
+        self.overdue_at = Instant::now() + again.min(RESTART_WITHIN);
     }
 
     /// Takes in what the notifications say; true where it is known that there is something to claim,

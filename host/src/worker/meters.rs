@@ -10,28 +10,66 @@ use crate::job::ErrorKind;
 
 use super::middleware::{Metered, Middleware, Traced};
 
-/// What can become of an attempt, as `rouse_attempts_total` says it. `refused`: its lease was lost,
-/// and the database said so; `dropped`: the worker knew it already.
-const OUTCOMES: [&str; 8] = [
-    "succeeded",
-    "failed",
-    "timed_out",
-    "cancelled",
-    "retried",
-    "released",
-    "refused",
-    "dropped",
-];
+/// What can become of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Became {
+    /// Its job has succeeded.
+    Succeeded,
+    /// Its job has failed for good.
+    Failed,
+    /// It ran too long, and its job has ended with that.
+    TimedOut,
+    /// Its job was cancelled.
+    Cancelled,
+    /// It failed, and its job is to be tried again.
+    Retried,
+    /// Its claim was given back.
+    Released,
+    /// Its lease was lost, and the database said so.
+    Refused,
+    /// Its lease was lost, and the worker knew it already.
+    Dropped,
+    /// Its outcome could not be written in time.
+    GivenUp,
+}
+
+impl Became {
+    const ALL: [Self; 9] = [
+        Self::Succeeded,
+        Self::Failed,
+        Self::TimedOut,
+        Self::Cancelled,
+        Self::Retried,
+        Self::Released,
+        Self::Refused,
+        Self::Dropped,
+        Self::GivenUp,
+    ];
+
+    /// The word for `rouse_attempts_total`.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+            Self::Retried => "retried",
+            Self::Released => "released",
+            Self::Refused => "refused",
+            Self::Dropped => "dropped",
+            Self::GivenUp => "given_up",
+        }
+    }
+}
 
 /// What has become of all attempts of one worker.
 #[derive(Debug, Default)]
-pub struct Outcomes([AtomicU64; OUTCOMES.len()]);
+pub struct Outcomes([AtomicU64; Became::ALL.len()]);
 
 impl Outcomes {
-    /// How many attempts have come to this outcome, a word of `rouse_attempts_total`; 0 for any other word.
-    pub fn of(&self, outcome: &str) -> u64 {
-        let place = OUTCOMES.iter().position(|one| *one == outcome);
-        place.map_or(0, |place| self.0[place].load(Ordering::Relaxed))
+    /// How many attempts have come to this.
+    pub fn of(&self, became: Became) -> u64 {
+        self.0[became as usize].load(Ordering::Relaxed)
     }
 }
 
@@ -49,7 +87,7 @@ pub(super) struct Meters {
 pub(super) struct HandlerMeters {
     pub(super) handler: String,
     pub(super) seconds: Histogram,
-    outcomes: [Counter; OUTCOMES.len()],
+    outcomes: [Counter; Became::ALL.len()],
     all: Arc<Outcomes>,
 }
 
@@ -94,8 +132,8 @@ impl Meters {
                     handler: handler.to_string(),
                     all: self.all.clone(),
                     seconds: histogram!("rouse_attempt_seconds", "handler" => handler.to_string()),
-                    outcomes: OUTCOMES.map(|outcome| {
-                        counter!("rouse_attempts_total", "handler" => handler.to_string(), "outcome" => outcome)
+                    outcomes: Became::ALL.map(|became| {
+                        counter!("rouse_attempts_total", "handler" => handler.to_string(), "outcome" => became.as_str())
                     }),
                 })
             })
@@ -110,13 +148,21 @@ impl HandlerMeters {
             .increment(1);
     }
 
-    /// Counts what became of an attempt: one of [`OUTCOMES`].
-    pub(super) fn count(&self, outcome: &str) {
-        let place = OUTCOMES.iter().position(|one| *one == outcome);
-        debug_assert!(place.is_some(), "{outcome} is no outcome");
-        if let Some(place) = place {
-            self.outcomes[place].increment(1);
-            self.all.0[place].fetch_add(1, Ordering::Relaxed);
+    /// Counts what became of an attempt.
+    pub(super) fn count(&self, became: Became) {
+        self.outcomes[became as usize].increment(1);
+        self.all.0[became as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_outcome_has_its_place_in_the_list() {
+        for (place, became) in Became::ALL.into_iter().enumerate() {
+            assert_eq!(became as usize, place, "{became:?}");
         }
     }
 }

@@ -33,7 +33,7 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = Run> + Send + 'a>>;
 ///     fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
 ///         Box::pin(async move {
 ///             let run = next.run().await;
-///             if run.memory_bytes_peak > 64 << 20 {
+///             if run.used.is_some_and(|used| used.memory_bytes_peak > 64 << 20) {
 ///                 eprintln!("{} of job {} is greedy", attempt.handler, attempt.id);
 ///             }
 ///             run

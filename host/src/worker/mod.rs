@@ -3,7 +3,7 @@
 //! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run (within the middlewares) → `RunEnd` →
 //! `Outcome` → settle.
 //! Around it run loops, each in its own file: the claimer, the slots, the settler, the leases,
-//! the wakeups, the heartbeats, the challenges, the progress and the upkeep. They share `Shared` and nothing else.
+//! the wakeups, the heartbeats, the challenges, the progress, the log lines, the usage and the upkeep. They share `Shared` and nothing else.
 //!
 //! Promises: at least once (an attempt whose lease is lost may run twice); a job is settled at
 //! most once, by the owner of its fence; no time of this machine's clock decides anything.
@@ -18,6 +18,7 @@ mod journal;
 mod lanes;
 mod leases;
 mod life;
+mod logs;
 mod look;
 mod meters;
 mod middleware;
@@ -30,11 +31,12 @@ mod settler;
 mod sleeper;
 mod slots;
 mod upkeep;
+mod usage;
 mod vitals;
 mod wakeups;
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
@@ -43,7 +45,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
-pub use meters::Outcomes;
+pub use meters::{Became, Outcomes};
 pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
 pub use settings::Settings;
@@ -67,7 +69,7 @@ pub struct Parts {
     pub middlewares: Vec<Arc<dyn Middleware>>,
 }
 
-/// Tells a running worker to stop. Dropping it does not.
+/// Tells whatever runs attempts to stop. Dropping it does not.
 #[derive(Clone, Default)]
 pub struct Stop {
     drain: CancellationToken,
@@ -78,6 +80,24 @@ impl Stop {
     /// Claim nothing more, finish what runs.
     pub fn drain(&self) {
         self.drain.cancel();
+    }
+
+    /// One that is told all that this one is told, and may be told more.
+    pub fn child(&self) -> Self {
+        Self {
+            drain: self.drain.child_token(),
+            now: self.now.child_token(),
+        }
+    }
+
+    /// Waits until it is told to stop.
+    pub async fn told(&self) {
+        self.drain.cancelled().await;
+    }
+
+    /// Waits until what runs is to be aborted.
+    pub async fn told_now(&self) {
+        self.now.cancelled().await;
     }
 
     /// True once it was told to stop.
@@ -109,10 +129,14 @@ struct Shared {
     listens_anew: AtomicBool,
     /// True while the last word from the database was a good one.
     database_answers: Arc<AtomicBool>,
-    metrics_asked: Arc<AtomicBool>,
+    metrics_asked: Arc<Notify>,
     leases: leases::Leases,
     progress: progress::Progress,
+    logs: logs::Logs,
     step_calls: Semaphore,
+    /// One call at a time for what can wait (progress, usage, lines, metrics, partitions): claims, settlements and renewals
+    /// do not wait behind it for a connection.
+    patient_calls: Semaphore,
     tally: life::Tally,
     challenges: challenges::Challenges,
     /// The database has refused this worker: is this life over?
@@ -144,8 +168,10 @@ pub struct Health {
     pub database_answers: Arc<AtomicBool>,
     /// What has become of its attempts so far.
     pub outcomes: Arc<Outcomes>,
-    /// Somebody has asked for the metrics, and wants them to be up to date the next time.
-    pub metrics_asked: Arc<AtomicBool>,
+    /// Jobs that it has claimed and whose attempt has not ended. One that is being claimed or settled is not among them.
+    pub in_hand: Arc<AtomicUsize>,
+    /// Is notified by whoever has asked for the metrics, and wants them to be up to date the next time.
+    pub metrics_asked: Arc<Notify>,
 }
 
 /// Runs a worker until `stop`; returns when everything is settled and unregistered.
@@ -176,7 +202,7 @@ pub async fn run(
     let (settlements, ended) = mpsc::channel(settler::QUEUE_MAX);
     let meters = meters::Meters::new(health.outcomes.clone());
     let shared = Arc::new(Shared {
-        slots: slots::Slots::new(settings.slots),
+        slots: slots::Slots::new(settings.slots, health.in_hand),
         middlewares: meters.around(middlewares),
         meters,
         settings,
@@ -190,7 +216,9 @@ pub async fn run(
         metrics_asked: health.metrics_asked,
         leases: leases::Leases::default(),
         progress: progress::Progress::default(),
+        logs: logs::Logs::default(),
         step_calls: Semaphore::new(journal::CALLS_MAX),
+        patient_calls: Semaphore::new(1),
         tally: life::Tally::new(),
         challenges: challenges::Challenges::default(),
         doubts: Notify::new(),
@@ -209,6 +237,8 @@ pub async fn run(
     };
     spawn(Box::pin(leases::renew_forever(shared.clone())));
     spawn(Box::pin(progress::run_forever(shared.clone())));
+    around.spawn(logs::run_until(shared.clone(), around_stop.clone()));
+    spawn(Box::pin(usage::run_forever(shared.clone())));
     spawn(Box::pin(slots::give_back_late_claims(shared.clone())));
     spawn(Box::pin(upkeep::run_forever(shared.clone())));
     spawn(Box::pin(vitals::run_forever(shared.clone())));
@@ -238,6 +268,7 @@ pub async fn run(
     around_stop.cancel();
     around.close();
     around.wait().await;
+    logs::finish(&shared).await;
     if let Some(why) = shared.fatal.get() {
         anyhow::bail!("{why}");
     }

@@ -1,10 +1,11 @@
 //! What holds for one handler: the operator's setting, else the module's, else the default.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::time::Duration;
 
-use crate::job::{RetryPolicy, most_specific};
-use crate::sandbox::HandlerManifest;
+use crate::job::{AbortReason, RetryPolicy, most_specific};
+use crate::sandbox::{AbortHandle, HandlerManifest, Run};
 
 /// The shortest lease: renewals come at under half of it, and need a round trip.
 pub(super) const LEASE_MIN: Duration = Duration::from_secs(2);
@@ -68,6 +69,19 @@ impl Policy {
                 multiplier: set.retry_multiplier.unwrap_or(module.multiplier),
                 jitter: module.jitter,
             },
+        }
+    }
+
+    /// The run, which is told to stop when its time is over.
+    pub async fn within(&self, run: impl Future<Output = Run>, abort: &AbortHandle) -> Run {
+        let mut run = pin!(run);
+        tokio::select! {
+            biased;
+            run = &mut run => run,
+            () = tokio::time::sleep(self.timeout) => {
+                abort.abort(AbortReason::TimedOut, self.grace);
+                run.await
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tracing::{error, warn};
+use tracing::warn;
 
 use super::Shared;
 use crate::job::{Fence, JobId};
@@ -58,10 +58,12 @@ impl Progress {
         std::mem::take(&mut *self.lock())
     }
 
-    /// Puts back what could not be written, but for what somebody has said since.
-    fn put_back(&self, old: News) {
+    /// Puts back what attempts have said that could not be written, but for those that have said something since, or have
+    /// ended. Which had ended before is not kept, or an outage would pile it up: their rows are shown to nobody, and go with
+    /// the next upkeep.
+    fn put_back(&self, said: HashMap<JobId, Report>) {
         let mut news = self.lock();
-        for (id, report) in old.said {
+        for (id, report) in said {
             let is_over = news.ended.contains(&(id, report.fence));
             if let Entry::Vacant(free) = news.said.entry(id)
                 && !is_over
@@ -69,7 +71,6 @@ impl Progress {
                 free.insert(report);
             }
         }
-        news.ended.extend(old.ended);
         drop(news);
         self.any.notify_one();
     }
@@ -79,27 +80,22 @@ impl Progress {
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     loop {
         shared.progress.any.notified().await;
-        let news = shared.progress.take();
-        let reports: Vec<Report> = news.said.values().cloned().collect();
-        match shared.store.report(&reports, &news.ended).await {
+        let turn = shared.patient_calls.acquire().await;
+        let News { said, ended } = shared.progress.take();
+        let reports: Vec<Report> = said.values().cloned().collect();
+        let answer = shared.store.report(&reports, &ended).await;
+        drop(turn);
+        match answer {
             Ok(mine) => {
                 for report in reports.iter().filter(|report| !mine.contains(&report.id)) {
                     shared.leases.doubt(Some(report.id));
                 }
             }
-            // One of them cannot be stored: nobody is to wait for it for ever.
-            Err(error) if error.is_about_data() => {
-                error!(%error, reports = reports.len(), "progress cannot be written down, and is left out");
-                shared.progress.put_back(News {
-                    ended: news.ended,
-                    ..News::default()
-                });
-            }
             // This life is over, and with it what its attempts have to say.
             Err(error) if shared.doubted(&error) => {}
             Err(error) => {
                 warn!(%error, "could not write down how far the attempts are; trying again");
-                shared.progress.put_back(news);
+                shared.progress.put_back(said);
             }
         }
         tokio::time::sleep(EVERY).await;
@@ -133,16 +129,22 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_written_is_kept_unless_it_is_out_of_date() {
+    fn of_what_could_not_be_written_the_last_word_of_each_attempt_that_runs_is_kept() {
         let progress = Progress::default();
         for id in 1..=3 {
             progress.say(report(id, 7, 10));
         }
+        progress.ended(JobId(4), Fence(7));
         let old = progress.take();
         progress.say(report(1, 7, 20));
         progress.ended(JobId(2), Fence(7));
-        progress.put_back(old);
+        progress.put_back(old.said);
         let news = progress.take();
+        assert_eq!(
+            news.ended,
+            [(JobId(2), Fence(7))],
+            "an outage piles up none"
+        );
         let mut said: Vec<(i64, u8)> = news.said.values().map(|it| (it.id.0, it.percent)).collect();
         said.sort_unstable();
         assert_eq!(said, [(1, 20), (3, 10)]);

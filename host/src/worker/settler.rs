@@ -14,7 +14,7 @@ use tracing::{debug, error, warn};
 
 use super::Shared;
 use super::events;
-use super::meters::HandlerMeters;
+use super::meters::{Became, HandlerMeters};
 use crate::job::{Attempt, AttemptError, ErrorKind, State};
 use crate::sandbox::BootTime;
 use crate::store::{Fate, JsonText, Locked, Settlement, StoreError};
@@ -32,6 +32,10 @@ const BATCH_BYTES_MAX: usize = 64 << 20;
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
 /// What the attempts send.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the small one is sent once, at the end"
+)]
 pub(super) enum Ended {
     /// An attempt has ended.
     Settle(Unsettled),
@@ -140,7 +144,7 @@ async fn settle(
                 keep_trying(shared, &mut part);
                 parts.push_front(part);
             }
-            Err(error) if missing_partition(&error) => {
+            Err(error) if error.is_partition_missing() => {
                 if let Err(error) = shared.store.prepare_partitions().await {
                     error!(%error, "cannot make today's partition of the history");
                     tokio::time::sleep(RETRY_AFTER).await;
@@ -193,7 +197,7 @@ fn alone(
         Fate::Released => None,
     };
     match what {
-        Some(what) if is_data(error) && !one.replaced => {
+        Some(what) if error.is_about_data() && !one.replaced => {
             warn!(job.id = %id, handler = %one.meters.handler, %error, "Postgres cannot store {what}; the job fails");
             let why = AttemptError::new(
                 ErrorKind::InvalidResult,
@@ -215,10 +219,15 @@ fn alone(
 fn keep_trying(shared: &Shared, part: &mut Vec<Unsettled>) {
     part.retain(|one| {
         let lost = shared.stop.now.is_cancelled()
-            || shared.leases.is_lost(one.settlement.id, one.settlement.fence, one.asked);
+            || shared
+                .leases
+                .is_lost(one.settlement.id, one.settlement.fence, one.asked);
         if lost {
-            error!(job.id = %one.settlement.id, handler = %one.meters.handler, "outcome given up: it could not be written before the lease ran out, or the host had to stop; the job runs again");
-            shared.leases.remove(one.settlement.id, one.settlement.fence);
+            one.meters.count(Became::GivenUp);
+            events::given_up(one.of(shared));
+            shared
+                .leases
+                .remove(one.settlement.id, one.settlement.fence);
         }
         !lost
     });
@@ -230,16 +239,11 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     } = &one.settlement;
     shared.leases.remove(*id, *fence);
     if !accepted {
-        one.meters.count("refused");
+        one.meters.count(Became::Refused);
         events::refused(one.of(shared));
         return;
     }
-    one.meters.count(match fate {
-        Fate::Succeeded(_) => State::Succeeded.as_str(),
-        Fate::Ended(state, _) => state.as_str(),
-        Fate::Retry(..) => "retried",
-        Fate::Released => "released",
-    });
+    one.meters.count(became(fate));
     match fate {
         Fate::Succeeded(_) => shared.tally.settled(true),
         Fate::Ended(..) | Fate::Retry(..) => shared.tally.settled(false),
@@ -252,14 +256,16 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     }
 }
 
-/// The day's partition is not there, because nobody was there to make it.
-fn missing_partition(error: &StoreError) -> bool {
-    error.code() == Some(&SqlState::CHECK_VIOLATION) && error.to_string().contains("no partition")
-}
-
-/// Postgres objects to the value: class 22 is data, class 54 limits (a string too long for jsonb).
-fn is_data(error: &StoreError) -> bool {
-    error
-        .code()
-        .is_some_and(|code| matches!(&code.code()[..2], "22" | "54"))
+fn became(fate: &Fate) -> Became {
+    match fate {
+        Fate::Succeeded(_) => Became::Succeeded,
+        Fate::Ended(state, _) => match state {
+            State::TimedOut => Became::TimedOut,
+            State::Cancelled => Became::Cancelled,
+            // No outcome ends a job in one of the others.
+            State::Failed | State::Queued | State::Running | State::Succeeded => Became::Failed,
+        },
+        Fate::Retry(..) => Became::Retried,
+        Fate::Released => Became::Released,
+    }
 }

@@ -5,6 +5,7 @@
 //! the last attempt begins the next.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ const LATE_EVERY: Duration = Duration::from_millis(250);
 /// The slots of one worker, and the claims that wait for one.
 pub(super) struct Slots {
     max: usize,
+    /// What is in hand, for whoever has started the worker.
+    told: Arc<AtomicUsize>,
     inner: Mutex<Inner>,
     /// There is the room that the claimer waits for.
     freed: Notify,
@@ -42,9 +45,10 @@ impl Inner {
 }
 
 impl Slots {
-    pub(super) fn new(max: usize) -> Self {
+    pub(super) fn new(max: usize, told: Arc<AtomicUsize>) -> Self {
         Self {
             max,
+            told,
             inner: Mutex::new(Inner {
                 waiting: VecDeque::new(),
                 running: 0,
@@ -60,8 +64,9 @@ impl Slots {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the claimer where there is now the room that it waits for.
+    /// Tells how many are in hand, and the claimer where there is now the room that it waits for.
     fn changed(&self, mut inner: MutexGuard<'_, Inner>) {
+        self.told.store(inner.in_hand(), Ordering::Relaxed);
         if inner.in_hand() < inner.notify_below {
             inner.notify_below = 0;
             drop(inner);
@@ -117,6 +122,7 @@ impl Slots {
         // They count from here on. Where a slot that runs takes the claim first, the one that was started
         // for it finds none, and ends.
         inner.running += more;
+        self.told.store(inner.in_hand(), Ordering::Relaxed);
         more
     }
 
@@ -231,7 +237,7 @@ mod tests {
 
     #[test]
     fn slots_are_started_up_to_their_number_and_take_the_claims_in_order() {
-        let slots = Slots::new(2);
+        let slots = Slots::new(2, Arc::default());
         assert_eq!(slots.put(claims(1..2)), 1);
         assert_eq!(slots.put(claims(2..5)), 1, "one runs already");
         assert_eq!(slots.put(claims(5..6)), 0);
@@ -247,7 +253,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_claimer_hears_of_room_once_there_is_enough_for_a_worthwhile_claim() {
-        let slots = Slots::new(2);
+        let slots = Slots::new(2, Arc::default());
         assert_eq!(slots.room(4), Some(6));
         slots.put(claims(1..7));
         assert_eq!(slots.room(4), None);
@@ -268,7 +274,7 @@ mod tests {
 
     #[test]
     fn only_what_waits_too_long_is_taken_out() {
-        let slots = Slots::new(1);
+        let slots = Slots::new(1, Arc::default());
         let start = Instant::now();
         let second = start + Duration::from_millis(1);
         slots.put(vec![claim(1, start), claim(2, start), claim(3, second)]);
@@ -288,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_slot_that_broke_is_free_again() {
-        let slots = Slots::new(1);
+        let slots = Slots::new(1, Arc::default());
         slots.put(claims(1..2));
         slots.next(false);
         slots.broke();

@@ -21,6 +21,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
 
 /// Makes and drops partitions; returns when to do it again.
 async fn partitions(shared: &Shared) -> Duration {
+    let _turn = shared.patient_calls.acquire().await;
     let made = shared.store.prepare_partitions().await;
     let dropped = shared
         .store

@@ -28,6 +28,7 @@ use proc_macro::TokenStream;
 /// | `timeout` | `"1h"`: how long an attempt may run | the host's default |
 /// | `grace` | `"5s"`: from the abort signal to the hard stop | the host's default |
 /// | `concurrency` | attempts that one host should run at once; declared only, no host keeps to it yet | as many as it has slots |
+/// | `instances` | `"reuse"`: bears that its instances serve many jobs, see the README | `"fresh"` |
 /// | `capabilities` | `["dir"]`: what to ask the operator for | nothing |
 ///
 /// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked by

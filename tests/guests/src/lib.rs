@@ -2,6 +2,7 @@
 
 mod failing;
 mod greedy;
+mod http;
 mod reaching;
 mod steps;
 mod waiting;
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 
 use failing::{fail, flaky, panic, trap};
 use greedy::{alloc, big_result, nul_result, recurse, reuse_state, spin, state};
+use http::{fields, none, other, private, public, secret};
 use reaching::{connect, env, print, read_file, write_file};
 use steps::{bad_steps, changed_step, retry_at, two_steps, wordy_progress};
 use waiting::{deadlock, ignore_abort, race, sleep, wait_abort};
@@ -79,4 +81,10 @@ export!(
     bad_steps,
     changed_step,
     retry_at,
+    public,
+    private,
+    other,
+    secret,
+    none,
+    fields,
 );

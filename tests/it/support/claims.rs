@@ -16,6 +16,7 @@ pub(crate) fn settlement(job: &ClaimedJob, fate: Fate) -> Settlement {
         id: job.id,
         fence: job.fence,
         started_after: Some(Duration::from_millis(1)),
+        ran: None,
         fate,
     }
 }

@@ -57,6 +57,12 @@ pub(crate) fn scratch(name: &str) -> PathBuf {
     dir
 }
 
+/// Where machine code is kept that tests compile: all of them share it, and it goes with the run.
+pub(crate) fn code_cache() -> PathBuf {
+    static CACHE: OnceLock<PathBuf> = OnceLock::new();
+    CACHE.get_or_init(|| scratch("code")).clone()
+}
+
 /// A port of 127.0.0.1 that was free a moment ago.
 pub(crate) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -115,6 +115,13 @@ pub(crate) async fn connect(url: &str) -> Client {
     client
 }
 
+/// Ends every session on the database of this one but its own, as an operator or a failing server would.
+pub(crate) async fn cut_all_others(client: &Client) {
+    let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+               WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    client.batch_execute(cut).await.expect("they are cut");
+}
+
 async fn make_template() {
     create(TEMPLATE, "template1").await;
     let mut client = connect(&cluster::shared().url(TEMPLATE)).await;

@@ -25,6 +25,13 @@ pub(crate) fn rouse_binary() -> PathBuf {
     path
 }
 
+/// A `rouse` that is still to be given its arguments, and keeps machine code with the tests.
+pub(crate) fn rouse() -> Command {
+    let mut command = Command::new(rouse_binary());
+    command.env("ROUSE_CACHE_DIR", super::code_cache());
+    command
+}
+
 /// A child process: `rouse …`, or any other. Killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Host {
@@ -55,7 +62,7 @@ impl Output {
 impl Host {
     /// Starts `rouse` with these arguments and, on top of the test's own, these variables.
     pub(crate) fn rouse(args: &[&str], variables: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(rouse_binary());
+        let mut command = rouse();
         command.args(args).envs(variables.iter().copied());
         Self::spawn(command)
     }

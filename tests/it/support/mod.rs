@@ -5,10 +5,12 @@ pub(crate) mod claims;
 mod cluster;
 pub(crate) mod database;
 mod host;
-
+mod ran;
+pub(crate) mod web;
 pub(crate) mod worker;
 
 pub(crate) use attempt::attempt;
-pub(crate) use cluster::{free_port, postgres_settings, scratch};
-pub(crate) use database::{TestDb, connect};
-pub(crate) use host::{Host, rouse_binary};
+pub(crate) use cluster::{code_cache, free_port, postgres_settings, scratch};
+pub(crate) use database::{TestDb, connect, cut_all_others};
+pub(crate) use host::{Host, rouse, rouse_binary};
+pub(crate) use ran::{Ran, command, folder, rouse_in};

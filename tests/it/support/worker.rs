@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use rouse::sandbox::{Catalog, Sandbox, Settings as SandboxSettings};
+use rouse::sandbox::{Catalog, Limits, Sandbox, Settings as SandboxSettings};
 use rouse::store::Store;
 use rouse::store::connect::Connector;
 use rouse::worker::{self, Health, Middleware, Override, Overrides, Parts, Settings, Stop};
@@ -14,7 +14,7 @@ use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
-use super::TestDb;
+use super::{TestDb, code_cache, rouse_binary};
 
 /// Long enough for a busy machine, where a host takes half a minute to compile all guests; a test
 /// that waits so long has failed.
@@ -47,8 +47,13 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
         .get_or_init(|| {
             let settings = SandboxSettings {
                 attempts_max: 200,
-                memory_bytes_max: 32 << 20,
-                result_bytes_max: 1 << 20,
+                limits: Limits {
+                    memory_bytes: 32 << 20,
+                    result_bytes: 1 << 20,
+                    ..Limits::default()
+                },
+                compiler: Some(rouse_binary()),
+                cache_dir: Some(code_cache()),
                 ..SandboxSettings::default()
             };
             Sandbox::start(settings).expect("a sandbox")
@@ -128,6 +133,23 @@ impl TestWorker {
         Self::start_with(parts, settings)
     }
 
+    /// Starts a worker in a sandbox of the test's own.
+    pub(crate) fn start_in(
+        db: &TestDb,
+        settings: Settings,
+        sandbox: Arc<Sandbox>,
+        catalog: Arc<Catalog>,
+    ) -> Self {
+        let parts = Parts {
+            store: db.store(),
+            listen_at: db.connector(),
+            sandbox,
+            catalog,
+            middlewares: Vec::new(),
+        };
+        Self::start_with(parts, settings)
+    }
+
     fn start_with(parts: Parts, settings: Settings) -> Self {
         let stop = Stop::default();
         let task = tokio::spawn(worker::run(
@@ -175,6 +197,21 @@ pub(crate) async fn enqueue(client: &Client, handler: &str, payload: Value) -> i
         .query_one("SELECT rouse.enqueue($1, $2)", &[&handler, &payload])
         .await
         .expect("it is enqueued")
+        .get(0)
+}
+
+/// Enqueues by `sql`, the arguments of `rouse.enqueue`.
+pub(crate) async fn put(client: &Client, sql: &str) -> i64 {
+    let sql = format!("SELECT rouse.enqueue({sql})");
+    client.query_one(&sql, &[]).await.unwrap().get(0)
+}
+
+/// Cancels a job from outside; says whether it was cancelled now.
+pub(crate) async fn cancel(client: &Client, id: i64) -> bool {
+    client
+        .query_one("SELECT rouse.cancel($1)", &[&id])
+        .await
+        .expect("it can be asked for")
         .get(0)
 }
 

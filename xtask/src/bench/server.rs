@@ -72,20 +72,10 @@ impl Server {
     async fn connect(url: String, scratch: &TempDir) -> Result<Self> {
         let client = database::connect(&url).await?;
         let observer = database::connect_to(&url, "postgres").await?;
-        let postmaster: String = observer
-            .query_one(
-                "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)",
-                &[],
-            )
-            .await
-            .context("ask Postgres for its process id")?
-            .get(0);
         Ok(Self {
             settings: settings(&client).await?,
             own_backends: [backend(&client).await?, backend(&observer).await?],
-            postmaster: postmaster
-                .parse()
-                .context("read the process id of Postgres")?,
+            postmaster: database::postmaster(&observer).await?,
             folder: scratch.path().to_owned(),
             hosts: AtomicU32::new(0),
             url,

@@ -61,8 +61,8 @@ impl Faults {
             }
             Fault::ReplaceModule => {
                 let from_us = now_us();
-                self.module.place(draw)?;
-                let what = What::ModuleReplaced { build: draw };
+                let sha256 = self.module.place(draw)?;
+                let what = What::ModuleReplaced { sha256 };
                 return self.ledger.happened(from_us, what);
             }
             Fault::TerminateBackends => return self.terminate(random).await,
@@ -84,14 +84,13 @@ impl Faults {
     }
 
     async fn crash(&self, how: Fault, mut random: Random) -> Result<()> {
-        let from_us = now_us();
         let down = Duration::from_millis(random.between(0, 3_000));
         let done = match how {
             Fault::KillBackend => self.server.kill_backend(random.next()).await,
             _ => self.server.crash(down).await,
         };
         match done {
-            Ok(()) => self.ledger.happened(from_us, What::ServerCrashed { how }),
+            Ok(from_us) => self.ledger.happened(from_us, What::ServerCrashed { how }),
             // It may be down already; where it does not come back, nothing that follows works.
             Err(error) => {
                 self.server.answers().await?;

@@ -8,11 +8,19 @@ use anyhow::{Context as _, Result};
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes a new one; a folder that has something in it is left alone.
+    /// Makes a new one; one that is there already is left alone.
     pub(super) fn create(path: &Path) -> Result<Self> {
         let folder = Self(std::path::absolute(path)?);
-        for part in [folder.evidence(), folder.hosts(), folder.handlers()] {
-            fs::create_dir_all(&part).with_context(|| format!("create {}", part.display()))?;
+        if let Some(parent) = folder.0.parent() {
+            fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+        }
+        for part in [
+            folder.0.clone(),
+            folder.evidence(),
+            folder.hosts(),
+            folder.handlers(),
+        ] {
+            fs::create_dir(&part).with_context(|| format!("create {}", part.display()))?;
         }
         Ok(folder)
     }
@@ -56,5 +64,19 @@ impl Folder {
 
     pub(super) fn violations(&self) -> PathBuf {
         self.0.join("violations.txt")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_earlier_run_has_kept_is_left_alone() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("new/run");
+        Folder::create(&path).unwrap();
+        let again = Folder::create(&path).err().expect("it is there");
+        assert!(again.to_string().contains("new/run"), "{again:#}");
     }
 }

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::folder::Folder;
 use super::ledger::{Ledger, What, now_us};
-use super::settings::{self, KEEPS_ITS_ID};
+use super::settings;
 use crate::host_process;
 
 /// A host that came up a moment ago is left alone.
@@ -189,17 +190,19 @@ impl Hosts {
     }
 
     /// Stops all of them in order, at the same time.
-    pub(super) async fn stop_all(&self) -> Result<()> {
+    pub(super) async fn stop_all(self: &Arc<Self>) -> Result<()> {
         let lives: Vec<Life> = self
             .lock()
             .iter_mut()
             .filter_map(|seat| seat.0.take())
             .collect();
-        for life in &lives {
-            life.signal(Signal::TERM)?;
-        }
+        let mut stopping = JoinSet::new();
         for mut life in lives {
-            self.stop_one(&mut life).await?;
+            let hosts = self.clone();
+            stopping.spawn(async move { hosts.stop_one(&mut life).await });
+        }
+        while let Some(stopped) = stopping.join_next().await {
+            stopped??;
         }
         Ok(())
     }
@@ -212,10 +215,7 @@ impl Hosts {
 
     fn give_birth(&self, seat: usize) -> Result<Life> {
         let born = self.started.fetch_add(1, Ordering::Relaxed);
-        let worker = match seat {
-            KEEPS_ITS_ID => format!("host-{seat}"),
-            _ => format!("host-{seat}-{born}"),
-        };
+        let worker = settings::worker_id(seat, born);
         let evidence = self.folder.evidence().join(&worker);
         let own = self.folder.hosts().join(&worker);
         for folder in [&evidence, &own] {

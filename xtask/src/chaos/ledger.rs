@@ -133,7 +133,7 @@ pub(super) enum What {
         rows: u64,
     },
     ModuleReplaced {
-        build: u64,
+        sha256: String,
     },
     /// It could not be done at this moment.
     Skipped {

@@ -19,11 +19,65 @@ const PRODUCER_STRIDE: i64 = 1_000_000_000;
 /// Keys are few, so that they meet.
 const KEYS: u64 = 12;
 
+/// What a job is there for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Kind {
+    #[default]
+    Quick,
+    Sleeps,
+    HasSteps,
+    /// Longer than a lease.
+    IsLong,
+    Fails,
+    /// More often than it may.
+    FailsTooOften,
+    IsHopeless,
+    IsScheduled,
+    /// Far ahead: still live when all is over.
+    IsFarAhead,
+    HasAKey,
+    IsRolledBack,
+    HangsUp,
+    Spins,
+}
+
+impl Kind {
+    /// Each, and how many of a thousand jobs are like that.
+    pub(super) const ALL: [(Self, u64); 13] = [
+        (Self::Quick, 540),
+        (Self::Sleeps, 100),
+        (Self::HasSteps, 110),
+        (Self::IsLong, 10),
+        (Self::Fails, 80),
+        (Self::FailsTooOften, 20),
+        (Self::IsHopeless, 30),
+        (Self::IsScheduled, 60),
+        (Self::IsFarAhead, 5),
+        (Self::HasAKey, 35),
+        (Self::IsRolledBack, 4),
+        (Self::HangsUp, 4),
+        (Self::Spins, 2),
+    ];
+
+    fn draw(random: &mut Random) -> Self {
+        let mut left = random.below(Self::ALL.iter().map(|(_, share)| share).sum());
+        for (kind, share) in Self::ALL {
+            if left < share {
+                return kind;
+            }
+            left -= share;
+        }
+        Self::Quick
+    }
+}
+
 /// What a producer asks for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Wish {
     /// Unique in the run, and part of the payload: the job is recognised by it, whatever its id is.
     pub(super) n: i64,
+    pub(super) kind: Kind,
     pub(super) handler: String,
     pub(super) queue: String,
     pub(super) priority: String,
@@ -55,41 +109,38 @@ impl Wish {
             priority: (*random.pick(&["high", "normal", "normal", "low"])).into(),
             ..Self::default()
         };
-        match random.below(1000) {
-            // Quick.
-            0..540 => {}
-            540..640 => wish.sleep_ms = random.between(1, 3_000),
-            640..750 => {
+        wish.kind = Kind::draw(&mut random);
+        match wish.kind {
+            Kind::Quick => {}
+            Kind::Sleeps => wish.sleep_ms = random.between(1, 3_000),
+            Kind::HasSteps => {
                 wish.steps = true;
                 wish.sleep_ms = random.between(1, 3_000);
                 // In some, a later attempt finds the step done.
                 wish.fail_attempts = random.below(2) as u32;
             }
-            // Longer than a lease.
-            750..760 => {
+            Kind::IsLong => {
                 wish.steps = true;
                 wish.sleep_ms = random.between(5_500, 9_000);
             }
-            760..840 => {
+            Kind::Fails => {
                 wish.fail_attempts = random.between(1, 3) as u32;
                 wish.sleep_ms = random.below(300);
             }
-            // Fails more often than it may.
-            840..860 => {
+            Kind::FailsTooOften => {
                 wish.max_attempts = Some(random.between(1, 3) as i32);
                 wish.fail_attempts = 1_000;
             }
-            860..890 => wish.hopeless = true,
-            890..950 => wish.run_in_ms = Some(random.between(200, 6_000) as i64),
-            // Far ahead: still live when all is over.
-            950..955 => wish.run_in_ms = Some(24 * 3_600_000),
-            955..990 => {
+            Kind::IsHopeless => wish.hopeless = true,
+            Kind::IsScheduled => wish.run_in_ms = Some(random.between(200, 6_000) as i64),
+            Kind::IsFarAhead => wish.run_in_ms = Some(24 * 3_600_000),
+            Kind::HasAKey => {
                 wish.unique_key = Some(format!("key-{}", random.below(KEYS)));
                 wish.sleep_ms = random.below(1_500);
             }
-            990..994 => wish.rolled_back = true,
-            994..998 => wish.hangs_up_us = Some(random.between(100, 4_000)),
-            _ => wish.handler = SPIN.into(),
+            Kind::IsRolledBack => wish.rolled_back = true,
+            Kind::HangsUp => wish.hangs_up_us = Some(random.between(100, 4_000)),
+            Kind::Spins => wish.handler = SPIN.into(),
         }
         if random.per_mille(60) {
             wish.tags = vec![TAG.into()];
@@ -126,16 +177,16 @@ mod tests {
         let wishes: Vec<_> = (0..2)
             .flat_map(|producer| (0..2_000).map(move |place| Wish::nth(1, producer, place)))
             .collect();
+        for (kind, share) in Kind::ALL {
+            let there = wishes.iter().filter(|w| w.kind == kind).count() as u64;
+            // Four jobs for each of a thousand.
+            assert!((share..=share * 8).contains(&there), "{kind:?}: {there}");
+        }
+        assert_eq!(Kind::ALL.iter().map(|(_, share)| share).sum::<u64>(), 1000);
         let has = |what: fn(&Wish) -> bool| wishes.iter().any(what);
         assert!(has(|w| w.sleep_ms > 5_000));
-        assert!(has(|w| w.hopeless));
         assert!(has(|w| w.steps && w.fail_attempts > 0));
         assert!(has(|w| w.fail_attempts > 3));
-        assert!(has(|w| w.run_in_ms.is_some()));
-        assert!(has(|w| w.unique_key.is_some()));
-        assert!(has(|w| w.rolled_back));
-        assert!(has(|w| w.hangs_up_us.is_some()));
-        assert!(has(|w| w.handler == SPIN));
         assert!(has(|w| !w.tags.is_empty()));
         let numbers: std::collections::HashSet<_> = wishes.iter().map(|w| w.n).collect();
         assert_eq!(numbers.len(), wishes.len());

@@ -39,6 +39,7 @@ use clap::{Args, ValueEnum as _};
 
 use crate::host_process;
 use crate::workspace::Workspace;
+use check::Known;
 use folder::Folder;
 use ledger::Run;
 use plan::Fault;
@@ -141,10 +142,11 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
 /// Checks what is in the folder.
 fn judge(folder: &Folder) -> Result<Report> {
     let world = World::read(folder)?;
-    let report = Report::of(&world);
+    let known = Known::of(&world);
+    let report = Report::of(&known);
     if !report.violations.is_empty() {
         let path = folder.violations();
-        let text = report.violations_in_full(&world);
+        let text = report.violations_in_full(&known);
         std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     }
     Ok(report)

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use sha2::{Digest as _, Sha256};
 
 const NAME: &str = "chaos_guest.wasm";
 
@@ -23,13 +24,15 @@ impl Module {
         })
     }
 
-    /// Puts a build into the folder, as a deployment would: under a hidden name, then renamed.
-    pub(super) fn place(&self, build: u64) -> Result<()> {
+    /// Puts a build into the folder, as a deployment would: under a hidden name, then renamed. Returns its SHA-256.
+    pub(super) fn place(&self, build: u64) -> Result<String> {
         let hidden = self.folder.join(format!(".{NAME}.{build}"));
         let place = self.folder.join(NAME);
-        fs::write(&hidden, variant(&self.bytes, build))
+        let bytes = variant(&self.bytes, build);
+        fs::write(&hidden, &bytes)
             .and_then(|()| fs::rename(&hidden, &place))
-            .with_context(|| format!("write {}", place.display()))
+            .with_context(|| format!("write {}", place.display()))?;
+        Ok(format!("{:x}", Sha256::digest(&bytes)))
     }
 }
 

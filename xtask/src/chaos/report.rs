@@ -7,8 +7,9 @@ use std::path::Path;
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Map, Value, json};
 
-use super::check::{self, Rule, Violation};
+use super::check::{self, Known, Rule, Violation};
 use super::ledger::{Answer, Ask, Run};
+use super::load::Kind;
 use super::plan::Fault;
 use super::tally;
 use super::world::World;
@@ -16,6 +17,8 @@ use crate::bench::percentiles::Percentiles;
 
 /// Of the jobs that the rate promises; an outage enqueues nothing.
 const ACCEPTED_SHARE_MIN: f64 = 1.0 / 3.0;
+/// Of a kind of job of which fewer are to be expected there may be none by chance (one in a thousand runs at this number).
+const EXPECTED_MIN: f64 = 7.0;
 /// All that is known of a job is written down for so many violations.
 const IN_FULL_MAX: usize = 40;
 /// And so many of them are printed.
@@ -35,7 +38,8 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn of(world: &World) -> Self {
+    pub(super) fn of(known: &Known<'_>) -> Self {
+        let world = known.world;
         let mut report = Self {
             run: world.run.clone(),
             faults: tally::faults(world),
@@ -46,7 +50,7 @@ impl Report {
             first_in_full: None,
             failures: Vec::new(),
         };
-        for (rule, found) in check::check(world) {
+        for (rule, found) in check::check(known) {
             report
                 .rules
                 .push((rule, found.checked, found.violations.len()));
@@ -56,7 +60,7 @@ impl Report {
                     "{}: {count} violations of: {}",
                     rule.name, rule.promise
                 ));
-            } else if found.checked == 0 && rule.is_needed(&world.run.faults) {
+            } else if found.checked == 0 && rule.is_needed(&world.run) {
                 report
                     .failures
                     .push(format!("{}: there was no case to check", rule.name));
@@ -68,7 +72,7 @@ impl Report {
             report.violations.extend(violations.map(|v| (rule.name, v)));
         }
         let first = report.violations.iter().find_map(|(_, v)| v.job);
-        report.first_in_full = first.map(|job| check::file_on(world, job));
+        report.first_in_full = first.map(|job| check::file_on(known, job));
         report.did_it_happen(world);
         report
     }
@@ -85,6 +89,13 @@ impl Report {
                 "only {accepted} jobs were accepted: at least {wanted:.0} are a load"
             ));
         }
+        let kinds = tally::kinds(world);
+        for (kind, share) in Kind::ALL {
+            if wanted * share as f64 / 1000.0 >= EXPECTED_MIN && !kinds.contains(&kind) {
+                self.failures
+                    .push(format!("there was no job of the kind {kind:?}"));
+            }
+        }
         for fault in &self.run.faults {
             if self.faults.get(fault).is_none_or(|(done, _)| *done == 0) {
                 self.failures
@@ -94,7 +105,7 @@ impl Report {
     }
 
     /// Each violation with all that is known of its job.
-    pub(super) fn violations_in_full(&self, world: &World) -> String {
+    pub(super) fn violations_in_full(&self, known: &Known<'_>) -> String {
         let mut text = String::new();
         let mut told = BTreeSet::new();
         for (rule, violation) in &self.violations {
@@ -104,7 +115,7 @@ impl Report {
                 && told.len() < IN_FULL_MAX
                 && told.insert(job)
             {
-                text.push_str(&check::file_on(world, job));
+                text.push_str(&check::file_on(known, job));
             }
             text.push('\n');
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -56,22 +56,20 @@ pub(super) fn run(
             settings.hosts, settings.seed
         );
         let server = Arc::new(Server::start(&rouse, &data.path().join("pg")).await?);
-        if let Some(sql) = sabotage {
-            let client = database::connect(&server.url).await?;
-            client.batch_execute(sql).await.context("sabotage")?;
-        }
         let folder = Arc::new(folder);
+        // However it ends, nothing of it remains.
         let done = tokio::select! {
-            done = scene(&rouse, settings, folder.clone(), server.clone(), module) => done,
-            signal = interruption.come() => bail!("{signal}"),
+            done = scene(&rouse, settings, folder.clone(), server.clone(), module, sabotage) => done,
+            signal = interruption.come() => Err(anyhow!("{signal}")),
         };
         // Its log is worth having, and its absence no reason to hide how the run has ended.
         let _ = std::fs::copy(
             data.path().join("pg/server.log"),
             folder.path().join("postgres.log"),
         );
-        server.stop().await?;
-        done
+        let stopped = server.stop().await;
+        done?;
+        stopped
     })
 }
 
@@ -81,7 +79,12 @@ async fn scene(
     folder: Arc<Folder>,
     server: Arc<Server>,
     module: Module,
+    sabotage: Option<&str>,
 ) -> Result<()> {
+    if let Some(sql) = sabotage {
+        let client = database::connect(&server.url).await?;
+        client.batch_execute(sql).await.context("sabotage")?;
+    }
     let length = Duration::from_secs_f64(settings.minutes * 60.0);
     let plan = plan::plan(settings.seed, length.as_millis() as u64, &settings.faults);
     save(&plan, &folder)?;

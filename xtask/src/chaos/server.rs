@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::Mutex;
 
+use super::ledger::now_us;
 use crate::database;
 use crate::host_process::HostProcess;
 
@@ -33,19 +34,13 @@ impl Server {
         })
     }
 
-    /// What `pg_ctl stop -m immediate` does, a while of nothing, and a start.
-    pub(super) async fn crash(&self, down: Duration) -> Result<()> {
+    /// What `pg_ctl stop -m immediate` does, a while of nothing, and a start. Returns when that began.
+    pub(super) async fn crash(&self, down: Duration) -> Result<i64> {
         let mut process = self.process.lock().await;
         let client = database::connect(&self.url).await?;
-        let postmaster: String = client
-            .query_one(
-                "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)",
-                &[],
-            )
-            .await
-            .context("ask Postgres for its process id")?
-            .get(0);
-        signal(postmaster.trim().parse()?, Signal::QUIT)?;
+        let postmaster = database::postmaster(&client).await?;
+        let from_us = now_us();
+        signal(i32::try_from(postmaster)?, Signal::QUIT)?;
         // `rouse postgres` has lost its server, and says so with its exit code.
         let _ = process.stop().await?;
         tokio::time::sleep(down).await;
@@ -61,11 +56,12 @@ impl Server {
                 Err(_) => tokio::time::sleep(LOOK_EVERY).await,
             }
         }
-        self.answers().await
+        self.answers().await?;
+        Ok(from_us)
     }
 
-    /// kill -9 of a backend, after which the server ends all others and recovers. Of the hosts' where there is one.
-    pub(super) async fn kill_backend(&self, draw: u64) -> Result<()> {
+    /// kill -9 of a backend, after which the server ends all others and recovers. Returns when that began.
+    pub(super) async fn kill_backend(&self, draw: u64) -> Result<i64> {
         // Not while the server is being started.
         let _process = self.process.lock().await;
         let client = database::connect(&self.url).await?;
@@ -79,10 +75,12 @@ impl Server {
             )
             .await?
             .context("nobody is connected")?;
+        let from_us = now_us();
         signal(row.get(0), Signal::KILL)?;
         // It is noticed, and then nobody may connect for a while.
         tokio::time::sleep(Duration::from_millis(200)).await;
-        self.answers().await
+        self.answers().await?;
+        Ok(from_us)
     }
 
     /// Waits until somebody can connect and ask.

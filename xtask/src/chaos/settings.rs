@@ -11,7 +11,20 @@ pub(super) const LOST_MAX: i32 = 3;
 /// One host alone has to carry the load for a while, and still have slots free for orphans.
 const SLOTS: usize = 96;
 /// Here every host has the same id and key, and takes over at once what its predecessor had.
-pub(super) const KEEPS_ITS_ID: usize = 1;
+const KEEPS_ITS_ID: usize = 1;
+
+/// The id of every host in this seat where that one keeps it, else another one each time.
+pub(super) fn worker_id(seat: usize, born: usize) -> String {
+    match seat {
+        KEEPS_ITS_ID => format!("host-{seat}"),
+        _ => format!("host-{seat}-{born}"),
+    }
+}
+
+/// Whether this is the id of all hosts of a seat.
+pub(super) fn keeps_its_id(worker: &str) -> bool {
+    worker == worker_id(KEEPS_ITS_ID, 0)
+}
 
 /// The seats differ: the first two have the tag, the second keeps its id, the third polls only; every other one has
 /// little patience when it stops.
@@ -51,11 +64,13 @@ mode = "read-write"
     let spin = handler(SPIN, &spin);
     format!(
         r#"slots = {SLOTS}
-memory_mb = 16
 lost_max = {LOST_MAX}
 tags = {tags}
 notify = {notify}
 drain_timeout = "{drain_timeout}"
-{key}{work}{spin}"#
+{key}
+[limits]
+memory_mb = 16
+{work}{spin}"#
     )
 }

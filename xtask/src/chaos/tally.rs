@@ -3,12 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::ledger::{Answer, Ask, What};
+use super::load::Kind;
 use super::plan::Fault;
 use super::world::World;
 
 /// What was done of each kind, and what could not be.
 pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
     let mut counts: BTreeMap<Fault, (u64, u64)> = BTreeMap::new();
+    // A build counts once an attempt has run of it.
+    let ran: BTreeSet<&String> = {
+        let of_attempts = world.attempts.iter().filter_map(|a| a.sha256.as_ref());
+        let of_the_end = world.jobs.iter().filter_map(|job| job.sha256.as_ref());
+        of_attempts.chain(of_the_end).collect()
+    };
     let mut done = |fault: Fault| counts.entry(fault).or_default().0 += 1;
     for happened in &world.happened {
         match &happened.what {
@@ -19,8 +26,9 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
             What::BackendsTerminated { count } if *count > 0 => done(Fault::TerminateBackends),
             What::ServerCrashed { how } => done(*how),
             What::SleepersForgotten { rows } if *rows > 0 => done(Fault::ForgetSleepers),
-            What::ModuleReplaced { .. } => done(Fault::ReplaceModule),
-            What::HostStopped { .. }
+            What::ModuleReplaced { sha256 } if ran.contains(sha256) => done(Fault::ReplaceModule),
+            What::ModuleReplaced { .. }
+            | What::HostStopped { .. }
             | What::BackendsTerminated { .. }
             | What::SleepersForgotten { .. }
             | What::HostEnded { .. }
@@ -31,9 +39,10 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
     for call in &world.calls {
         match (&call.ask, &call.answer) {
             (Ask::Pause { .. }, Answer::Ok(_)) => done(Fault::PauseQueue),
-            (Ask::Cancel { .. }, Answer::Ok(_)) => done(Fault::Cancel),
-            (Ask::Complete { .. }, Answer::Ok(_)) => done(Fault::Complete),
-            (Ask::Fail { .. }, Answer::Ok(_)) => done(Fault::Fail),
+            // 0: it had ended otherwise before, and nothing was done.
+            (Ask::Cancel { .. }, Answer::Ok(1)) => done(Fault::Cancel),
+            (Ask::Complete { .. }, Answer::Ok(1)) => done(Fault::Complete),
+            (Ask::Fail { .. }, Answer::Ok(1)) => done(Fault::Fail),
             (Ask::Retry { .. }, Answer::Ok(_)) => done(Fault::Retry),
             (Ask::Reschedule { .. }, Answer::Ok(_)) => done(Fault::Reschedule),
             (
@@ -55,6 +64,26 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
         }
     }
     counts
+}
+
+/// The kinds of which there was a job. One that was rolled back, or whose producer has hung up, need not be there: of those
+/// it is enough that they were asked for.
+pub(super) fn kinds(world: &World) -> BTreeSet<Kind> {
+    let there: BTreeSet<i64> = world.jobs.iter().map(|job| job.n).collect();
+    let wishes = world.calls.iter().filter_map(|call| match &call.ask {
+        Ask::Enqueue { wish, .. } => Some(wish),
+        Ask::Cancel { .. }
+        | Ask::Complete { .. }
+        | Ask::Fail { .. }
+        | Ask::Retry { .. }
+        | Ask::Reschedule { .. }
+        | Ask::Pause { .. }
+        | Ask::Resume { .. } => None,
+    });
+    wishes
+        .filter(|w| w.rolled_back || w.hangs_up_us.is_some() || there.contains(&w.n))
+        .map(|wish| wish.kind)
+        .collect()
 }
 
 fn is_load(world: &World, at_us: i64) -> bool {
@@ -90,23 +119,80 @@ pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
         ("attempts begun", world.evidence.len() as u64),
         ("attempts lost", lost.count() as u64),
         ("claims given back", released.count() as u64),
-        (
-            "attempts that came to their end after another had begun",
-            overtaken(world),
-        ),
     ]
 }
 
-/// Attempts that went on although they had lost their job: what the fence is for. Hosts that were frozen have them, and
-/// those whose claim the server has forgotten.
-fn overtaken(world: &World) -> u64 {
-    let mut last: BTreeMap<i64, i64> = BTreeMap::new();
-    let mut overtaken = 0;
-    // From the last begin to the first.
-    for evidence in world.evidence.iter().rev() {
-        let next = last.insert(evidence.job, evidence.begun_us);
-        let ended_us = evidence.ended_us.unwrap_or(i64::MIN);
-        overtaken += u64::from(next.is_some_and(|next| next < ended_us));
+#[cfg(test)]
+mod tests {
+    use super::super::ledger::Happened;
+    use super::super::load::Wish;
+    use super::super::world::{Call, Job};
+    use super::*;
+
+    fn asked(ask: Ask, answer: Answer) -> Call {
+        Call {
+            number: 0,
+            ask,
+            asked_us: 0,
+            answered_us: 1,
+            answer,
+        }
     }
-    overtaken
+
+    fn done(world: &World, fault: Fault) -> u64 {
+        faults(world).get(&fault).map_or(0, |(done, _)| *done)
+    }
+
+    #[test]
+    fn a_call_that_came_too_late_has_done_nothing() {
+        let mut world = World::default();
+        for answer in [Answer::Ok(0), Answer::Refused("no".into())] {
+            world.calls.push(asked(Ask::Cancel { job: 1 }, answer));
+        }
+        assert_eq!(done(&world, Fault::Cancel), 0);
+        let cancelled = asked(Ask::Cancel { job: 1 }, Answer::Ok(1));
+        world.calls.push(cancelled);
+        assert_eq!(done(&world, Fault::Cancel), 1);
+    }
+
+    #[test]
+    fn a_build_counts_once_an_attempt_has_run_of_it() {
+        let mut world = World::default();
+        world.happened.push(Happened {
+            from_us: 0,
+            until_us: 1,
+            what: What::ModuleReplaced {
+                sha256: "aa".into(),
+            },
+        });
+        let job = |sha256: &str| Job {
+            sha256: Some(sha256.into()),
+            ..Job::default()
+        };
+        world.jobs.push(job("bb"));
+        assert_eq!(done(&world, Fault::ReplaceModule), 0);
+        world.jobs.push(job("aa"));
+        assert_eq!(done(&world, Fault::ReplaceModule), 1);
+    }
+
+    #[test]
+    fn a_kind_counts_once_there_is_a_job_of_it() {
+        let wish = Wish {
+            n: 7,
+            kind: Kind::IsHopeless,
+            ..Wish::default()
+        };
+        let ask = Ask::Enqueue {
+            wish,
+            run_at_us: None,
+        };
+        let mut world = World::default();
+        world.calls.push(asked(ask, Answer::Unknown("cut".into())));
+        assert!(kinds(&world).is_empty());
+        world.jobs.push(Job {
+            n: 7,
+            ..Job::default()
+        });
+        assert_eq!(kinds(&world), [Kind::IsHopeless].into());
+    }
 }

@@ -1,4 +1,4 @@
-//! Watches what running attempts say of their progress: it is gone when they have ended.
+//! Watches what attempts say of their progress: it is gone soon after they have ended.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -12,9 +12,10 @@ use super::server::Server;
 use crate::database;
 
 const LOOK_EVERY: Duration = Duration::from_millis(300);
-/// The attempt and what is said of it come from one snapshot.
-const PROGRESS: &str = "SELECT json_build_object('job', id, 'attempt', attempt, 'worker', worker, 'step', progress->>'step')::text
-    FROM rouse.jobs WHERE progress IS NOT NULL";
+/// The table itself: rouse.jobs shows nothing of another fence. The row and its job come from one snapshot.
+const PROGRESS: &str = "SELECT json_build_object('job', p.job, 'step', p.step, 'said_us', (extract(epoch FROM p.at) * 1000000)::bigint,
+                              'attempt', j.attempt, 'worker', j.worker)::text
+    FROM rouse.progress AS p LEFT JOIN rouse.job AS j ON j.id = p.job AND j.fence = p.fence";
 
 /// Notes it down, for ever. A server that is down is tried again.
 pub(super) async fn progress(server: &Server, folder: &Folder) -> Result<()> {

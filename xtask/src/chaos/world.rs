@@ -48,6 +48,8 @@ pub(super) struct Job {
     pub(super) lost: i32,
     pub(super) retried_from: Option<i64>,
     pub(super) worker: Option<i64>,
+    /// Of the module that has run last.
+    pub(super) sha256: Option<String>,
     pub(super) n: i64,
     pub(super) result: Option<Value>,
     pub(super) error: Option<Value>,
@@ -65,6 +67,8 @@ pub(super) struct Attempt {
     pub(super) lost: bool,
     pub(super) worker: i64,
     pub(super) error: Value,
+    /// Of the module that has run.
+    pub(super) sha256: Option<String>,
     pub(super) claimed_us: i64,
     pub(super) ended_us: i64,
 }
@@ -91,14 +95,16 @@ pub(super) struct Step {
     pub(super) at_us: i64,
 }
 
-/// What rouse.jobs has said of a running job's progress, at one moment of the run.
+/// A row of rouse.progress, at one moment of the run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Progress {
     pub(super) job: i64,
-    pub(super) attempt: i32,
-    pub(super) worker: i64,
     /// The nonce of whoever has said it.
     pub(super) step: String,
+    pub(super) said_us: i64,
+    /// Of the job, where its fence is that of the row.
+    pub(super) attempt: Option<i32>,
+    pub(super) worker: Option<i64>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -71,7 +71,7 @@ async fn watch(workspace: &Workspace, rouse: &Path, handlers: &Path) -> Result<(
         .during(async {
             let client = database::connect(&url).await?;
             enqueue_and_read(&client, workspace, &thumbnails).await?;
-            postmaster(&client).await
+            database::postmaster(&client).await
         })
         .await?;
 
@@ -109,20 +109,6 @@ async fn enqueue_and_read(client: &Client, workspace: &Workspace, thumbnails: &P
     );
     println!("      {files} thumbnails are in the folder that image.thumbnail may write to");
     Ok(())
-}
-
-/// The process id of the private Postgres, from the file that it keeps.
-async fn postmaster(client: &Client) -> Result<u32> {
-    let row = client
-        .query_one(
-            "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)",
-            &[],
-        )
-        .await
-        .context("ask Postgres for its process id")?;
-    row.get::<_, String>(0)
-        .parse()
-        .context("read the process id of Postgres")
 }
 
 fn say(step: u32, what: &str) {

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::filter::Filter;
 use super::folder;
 use crate::cli::ago;
-use crate::cli::target::Target;
-use crate::cli::text::plain;
+use crate::cli::target::{Target, seen};
+use crate::cli::text::{digest, plain, words};
 use crate::store::Store;
 
 /// So many workers are named; a list of a hundred is no list.
@@ -50,9 +50,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         };
         return folder::run(&args).await;
     }
-    let store = args.target.store()?;
-    store.check_schema().await?;
-    let mut rows = handlers(&store).await?;
+    let store = args.target.checked_store().await?;
+    let mut rows = seen(store.fleet_handlers(None).await?)?;
     rows.retain(|row| args.filters.iter().all(|filter| filter.passes(row)));
     let mut waiting = unknown(&store).await?;
     waiting.retain(|row| args.filters.iter().all(|filter| filter.passes_waiting(row)));
@@ -67,19 +66,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One row for each handler of each worker that lives.
-pub(super) async fn handlers(store: &Store) -> anyhow::Result<Vec<Value>> {
-    match store.fleet_handlers().await? {
-        Some(rows) => Ok(rows),
-        None => anyhow::bail!(
-            "this login may not see the workers; it needs the role rouse_observer or rouse_worker"
-        ),
-    }
-}
-
 /// What waits for a worker that nobody is (SPEC row A4).
 async fn unknown(store: &Store) -> anyhow::Result<Vec<Value>> {
-    let mut rows = store.backlog().await?.unwrap_or_default();
+    let mut rows = store.backlog(None).await?.unwrap_or_default();
     rows.retain(|row| row["workers"] == 0 && waits(row));
     Ok(rows)
 }
@@ -90,24 +79,27 @@ fn waits(row: &Value) -> bool {
 
 /// One line for each version of a handler.
 fn table(rows: &[Value]) -> String {
-    let mut versions: BTreeMap<[String; 3], Vec<&Value>> = BTreeMap::new();
+    let mut versions: BTreeMap<[&str; 3], Vec<&Value>> = BTreeMap::new();
     for row in rows {
-        let key = ["handler", "version", "sha256"]
-            .map(|key| plain(row[key].as_str().unwrap_or_default()));
+        let key = ["handler", "version", "sha256"].map(|key| row[key].as_str().unwrap_or_default());
         versions.entry(key).or_default().push(row);
     }
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header(["handler", "version", "sha256", "slots", "workers"]);
-    for ([handler, version, sha256], on) in versions {
+    for ([handler, version, _], on) in versions {
         let slots: i64 = on.iter().filter_map(|row| row["slots"].as_i64()).sum();
         let mut named: Vec<String> = on.iter().take(NAMED_MAX).map(|row| worker(row)).collect();
         if on.len() > NAMED_MAX {
             named.push(format!("and {} more", on.len() - NAMED_MAX));
         }
-        let digest = sha256.get(..12).unwrap_or(&sha256).to_string();
-        let slots = slots.to_string();
-        table.add_row([handler, version, digest, slots, named.join(", ")]);
+        table.add_row([
+            plain(handler),
+            plain(version),
+            digest(&on[0]["sha256"]),
+            slots.to_string(),
+            named.join(", "),
+        ]);
     }
     table.trim_fmt()
 }
@@ -136,18 +128,11 @@ pub(super) fn backlog(rows: &[Value]) -> String {
     ]);
     for row in rows {
         let text = |key: &str| plain(row[key].as_str().unwrap_or_default());
-        let tags: Vec<String> = row["tags"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .map(plain)
-            .collect();
         let more = if row["at_least"] == true { "+" } else { "" };
         table.add_row([
             text("handler"),
             text("queue"),
-            tags.join(", "),
+            words(&row["tags"]),
             format!("{}{more}", row["ready"]),
             format!("{}{more}", row["scheduled"]),
             row["oldest_wait_s"]

@@ -8,6 +8,8 @@ use clap::Args as ClapArgs;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
+use crate::cli::compile_module::with_compiler;
+use crate::cli::host::HANDLERS_DIR;
 use crate::cli::text::plain;
 use crate::config::{Environment, File};
 use crate::sandbox::{Catalog, Handler, HandlerSet, Sandbox};
@@ -17,7 +19,7 @@ use crate::worker::{Overrides, Policy};
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
     /// The folder
-    #[arg(long, value_name = "DIR", default_value = "handlers-wasm")]
+    #[arg(long, value_name = "DIR", default_value = HANDLERS_DIR)]
     pub(super) handlers: PathBuf,
 
     /// Settings; default: ./rouse.toml, if there is one
@@ -43,7 +45,7 @@ impl Folder {
             "there is no folder {}; name another with --handlers DIR",
             dir.display()
         );
-        let sandbox = Sandbox::start(file.sandbox(&folder, 1))?;
+        let sandbox = Sandbox::start(with_compiler(file.sandbox(&folder, 1)))?;
         Ok(Self {
             handlers: Catalog::open(sandbox, dir).await?.current(),
             overrides: file.worker(Environment.hostname()).overrides,

@@ -7,17 +7,16 @@ use clap::Args as ClapArgs;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
-use super::fleet::{backlog, handlers, worker};
+use super::fleet::{backlog, worker};
 use super::folder::Folder;
 use crate::cli::attempt_error::cell;
-use crate::cli::target::Target;
-use crate::cli::text::plain;
+use crate::cli::host::HANDLERS_DIR;
+use crate::cli::invoke::unknown;
+use crate::cli::target::{Target, seen};
+use crate::cli::text::{digest, plain, words};
 
 /// Neither a worker nor the folder has it, and nothing waits for it.
 const EXIT_UNKNOWN: u8 = 3;
-
-/// Where hosts look for modules, unless they are told otherwise.
-const FOLDER: &str = "handlers-wasm";
 
 /// Options of `rouse handlers show`.
 #[derive(Debug, ClapArgs)]
@@ -46,11 +45,20 @@ pub(super) struct Args {
 
 /// Shows it.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let (on, waiting) = match args.folder {
-        None => fleet(&args).await?,
-        Some(_) => (Vec::new(), Vec::new()),
+    let (on, waiting, manifest) = match &args.folder {
+        None => {
+            let (on, waiting) = fleet(&args).await?;
+            (on, waiting, beside(&args).await)
+        }
+        Some(dir) => {
+            let folder = Folder::open(dir, args.config.as_deref()).await?;
+            let Some(handler) = folder.handlers.get(&args.name) else {
+                eprintln!("{}", unknown(&args.name, dir, &folder.handlers));
+                return Ok(ExitCode::from(EXIT_UNKNOWN));
+            };
+            (Vec::new(), Vec::new(), Some(folder.manifest(handler)))
+        }
     };
-    let manifest = manifest(&args).await?;
     if on.is_empty() && waiting.is_empty() && manifest.is_none() {
         eprintln!(
             "rouse: nobody has a handler {}, and nothing waits for it (`rouse handlers ls`)",
@@ -84,26 +92,29 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// The workers that have it, and what waits for it.
 async fn fleet(args: &Args) -> anyhow::Result<(Vec<Value>, Vec<Value>)> {
-    let store = args.target.store()?;
-    store.check_schema().await?;
-    let named = |rows: Vec<Value>| -> Vec<Value> {
-        let of_it = |row: &Value| row["handler"] == args.name;
-        rows.into_iter().filter(of_it).collect()
-    };
-    let on = named(handlers(&store).await?);
-    Ok((on, named(store.backlog().await?.unwrap_or_default())))
+    let store = args.target.checked_store().await?;
+    let on = seen(store.fleet_handlers(Some(&args.name)).await?)?;
+    let waiting = store.backlog(Some(&args.name)).await?;
+    Ok((on, waiting.unwrap_or_default()))
 }
 
-/// What the folder's module says of it; none: there is no folder, or it does not have it.
-async fn manifest(args: &Args) -> anyhow::Result<Option<Value>> {
-    let folder = match &args.folder {
-        Some(folder) => folder.as_path(),
-        None if Path::new(FOLDER).is_dir() => Path::new(FOLDER),
-        None => return Ok(None),
-    };
-    let folder = Folder::open(folder, args.config.as_deref()).await?;
-    let handler = folder.handlers.get(&args.name);
-    Ok(handler.map(|handler| folder.manifest(handler)))
+/// What the module of the usual folder says of it; none: there is no such folder, it does not have it, or it cannot be
+/// opened. That is told, and does not keep the fleet from being shown.
+async fn beside(args: &Args) -> Option<Value> {
+    let dir = Path::new(HANDLERS_DIR);
+    if !dir.is_dir() {
+        return None;
+    }
+    match Folder::open(dir, args.config.as_deref()).await {
+        Ok(folder) => {
+            let handler = folder.handlers.get(&args.name)?;
+            Some(folder.manifest(handler))
+        }
+        Err(error) => {
+            eprintln!("rouse: no manifest is shown, as {HANDLERS_DIR} cannot be opened: {error:#}");
+            None
+        }
+    }
 }
 
 fn workers(on: &[Value]) -> String {
@@ -112,19 +123,12 @@ fn workers(on: &[Value]) -> String {
     table.set_header(["version", "sha256", "worker", "slots", "granted"]);
     for row in on {
         let text = |key: &str| plain(row[key].as_str().unwrap_or_default());
-        let digest = text("sha256");
-        let grants: Vec<&str> = row["grants"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .collect();
         table.add_row([
             text("version"),
-            digest.get(..12).unwrap_or(&digest).to_string(),
+            digest(&row["sha256"]),
             worker(row),
             row["slots"].to_string(),
-            plain(&grants.join(", ")),
+            words(&row["grants"]),
         ]);
     }
     table.trim_fmt()

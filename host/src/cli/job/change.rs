@@ -185,8 +185,7 @@ pub(super) async fn delete(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn open(target: &Target) -> anyhow::Result<Store> {
-    let store = target.store()?;
-    store.check_schema().await?;
+    let store = target.checked_store().await?;
     Ok(store)
 }
 

@@ -45,8 +45,7 @@ pub(super) struct Args {
 
 /// Lists.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let store = args.target.store()?;
-    store.check_schema().await?;
+    let store = args.target.checked_store().await?;
     let mut jobs = store
         .jobs(&Listing {
             queue: args.queue,
@@ -77,7 +76,7 @@ async fn tell_what_nobody_takes(store: &Store, jobs: &[Value]) -> anyhow::Result
     if queued().next().is_none() {
         return Ok(());
     }
-    let Some(workers) = store.workers().await? else {
+    let Some(workers) = store.serving().await? else {
         return Ok(());
     };
     let why = |job| Wanted::of(job).why_nobody(&workers);

@@ -13,6 +13,7 @@ use crate::cli::duration::duration;
 use crate::cli::served::Wanted;
 use crate::cli::target::Target;
 use crate::cli::text::plain;
+use crate::cli::top::bytes;
 use crate::job::JobId;
 use crate::store::{JobView, Store};
 
@@ -55,8 +56,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Some(id) = args.id else {
         anyhow::bail!("which job? `rouse job ID`, or `rouse job ls`");
     };
-    let store = args.target.store()?;
-    store.check_schema().await?;
+    let store = args.target.checked_store().await?;
     let deadline = tokio::time::Instant::now() + args.timeout;
     let mut told = false;
     let (job, code) = loop {
@@ -85,7 +85,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if args.json {
-        println!("{}", job.record);
+        println!("{}", job.text);
     } else {
         println!("{}", show(&job));
     }
@@ -95,7 +95,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// A wrong name and a worker that is not there look the same from here: the job waits.
 async fn tell_if_nobody_takes_it(store: &Store, job: &JobView) -> anyhow::Result<()> {
     let wanted = Wanted::of(&job.record);
-    let Some(workers) = store.workers().await? else {
+    let Some(workers) = store.serving().await? else {
         return Ok(());
     };
     if let Some(why) = wanted.why_nobody(&workers) {
@@ -130,8 +130,6 @@ fn show(job: &JobView) -> String {
         "claimed_at",
         "started_at",
         "finished_at",
-        "payload",
-        "result",
     ] {
         let says_nothing = |value: &Value| {
             value.is_null()
@@ -148,6 +146,14 @@ fn show(job: &JobView) -> String {
             "progress".to_string(),
             format!("{} %, {}", said("percent"), said("step")),
         ]);
+    }
+    for (key, text) in [("payload", &job.payload), ("result", &job.result)] {
+        if let Some(text) = text {
+            table.add_row([key.to_string(), plain(text)]);
+        }
+    }
+    if let Some(used) = record.get("usage").filter(|used| !used.is_null()) {
+        table.add_row(["used".to_string(), usage(used)]);
     }
     let mut text = table.trim_fmt();
     text.push('\n');
@@ -184,5 +190,27 @@ fn show(job: &JobView) -> String {
         ]);
     }
     text.push_str(&history.trim_fmt());
+    text
+}
+
+/// What an attempt has used, in one line.
+fn usage(used: &Value) -> String {
+    let number = |key: &str| used[key].as_u64().unwrap_or_default();
+    let mut text = format!(
+        "{} ms of processor time, {} of memory, {} host calls",
+        used["cpu_ms"],
+        bytes(number("memory_bytes")),
+        number("host_calls"),
+    );
+    if number("bytes_in") + number("bytes_out") > 0 {
+        text += &format!(
+            ", {} received, {} sent",
+            bytes(number("bytes_in")),
+            bytes(number("bytes_out"))
+        );
+    }
+    if let Some(digest) = used["sha256"].as_str() {
+        text += &format!(", module {}", plain(&digest[..digest.len().min(12)]));
+    }
     text
 }

@@ -3,25 +3,29 @@
 mod progress;
 mod summary;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
 
 use self::progress::Progress;
 use self::summary::{Left, Summary, left};
+use super::tell_if_never_used;
 use crate::cli::duration::duration;
-use crate::cli::host::{stop_on_signals, worker_id};
+use crate::cli::host::{HANDLERS_DIR, stop_on_signals, worker_id};
+use crate::cli::settings::sandbox_settings;
 use crate::cli::target::Target;
 use crate::cli::text::plain;
 use crate::config::{Environment, File};
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Remaining, Store, StoreError};
-use crate::worker::{self, Health, Overrides, Parts, Settings, Stop};
+use crate::worker::{self, Health, Parts, Settings, Stop};
 
 /// Connections of the pool, as of a host, and one to look.
 const POOL_SIZE: usize = 5;
@@ -31,12 +35,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const LOOK_EVERY_WHERE_MUCH: Duration = Duration::from_secs(1);
 const MUCH: i64 = 1_000;
 
+/// A database that does not answer for so long is told of: a connection that was cut is replaced sooner.
+const TROUBLE_TOLD_AFTER: Duration = Duration::from_secs(3);
+
 /// Some jobs failed, or wait for another try.
 const EXIT_FAILED: u8 = 1;
 /// Jobs are left that this process cannot run.
 const EXIT_LEFT: u8 = 3;
 /// The queue is paused.
 const EXIT_REFUSED: u8 = 6;
+/// Settings, folder or database stood in the way, at the start or in between.
+const EXIT_BROKEN: u8 = 7;
 /// A signal ended it before the queue was empty, as shells have it: 128 + SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
 
@@ -45,8 +54,9 @@ const EXIT_INTERRUPTED: u8 = 130;
 #[command(after_help = "\
 Runs everything that is ready or due, also what is enqueued meanwhile, and ends when nothing of it is left; what waits for a
 later time is left alone. Sources, memory, directories, slots and tags of rouse.toml hold.
+A job that fails because it was lost with its workers too often is in the history (`rouse job ls`), and in no number here.
 Exit codes: 0 all succeeded, or there was nothing to do · 1 some failed, or wait for another try · 3 jobs are left that this
-process cannot run · 6 the queue is paused · 130 a signal came first")]
+process cannot run · 6 the queue is paused · 7 settings, folder or database stood in the way · 130 a signal came first")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -55,7 +65,7 @@ pub(super) struct Args {
     name: String,
 
     /// The folder with the handlers (*.wasm)
-    #[arg(long, value_name = "DIR", default_value = "handlers-wasm")]
+    #[arg(long, value_name = "DIR", default_value = HANDLERS_DIR)]
     handlers: PathBuf,
 
     /// Settings; default: ./rouse.toml, if there is one
@@ -85,21 +95,33 @@ fn lease(text: &str) -> Result<Duration, String> {
 
 /// Drains, and says what came of it.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match drain(&args).await {
+        Ok(code) => Ok(code),
+        Err(error) => {
+            eprintln!("rouse: {error:#}");
+            Ok(ExitCode::from(EXIT_BROKEN))
+        }
+    }
+}
+
+async fn drain(args: &Args) -> anyhow::Result<ExitCode> {
     let (file, folder) = File::read(args.config.as_deref())?;
     let connector = args.target.connector()?;
     let store = Store::new(connector.pool(POOL_SIZE));
     store.check_schema().await?;
+    tell_if_never_used(&store, &args.name).await?;
     if let Some(since) = store.queue_paused_at(&args.name).await? {
         tell_paused(&args.name, &since);
         return Ok(ExitCode::from(EXIT_REFUSED));
     }
-    let settings = settings(&args, &file);
+    let settings = settings(args, &file);
     let mut summary = Summary::new(&args.name, &settings.worker_id);
     let now = store.remaining(&args.name).await?;
     // Nothing is compiled for an empty queue.
-    if now.iter().any(|row| row.ready + row.due > 0) {
-        let sandbox = Sandbox::start(file.sandbox(&folder, settings.slots))?;
+    let done = if now.iter().any(|row| row.ready + row.due > 0) {
+        let sandbox = Sandbox::start(sandbox_settings(&file, &folder, settings.slots)?)?;
         let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
+        check_sources(&settings, &catalog, args)?;
         let work = Work {
             settings: Settings {
                 slots: settings.slots.min(sandbox.attempts_max()),
@@ -110,15 +132,39 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             store: store.clone(),
             connector,
         };
-        work.until_empty(&mut summary).await?;
+        work.until_empty(&mut summary).await
     } else {
         summary.left = left(&now, |_| Some("nothing of it is due yet".into()));
-    }
-    match args.json {
-        true => println!("{}", summary.to_json()),
-        false => println!("{}", summary.to_text()),
-    }
+        Ok(())
+    };
+    let text = match args.json {
+        true => summary.to_json().to_string(),
+        false => summary.to_text(),
+    };
+    // Not `println!`, which panics where nobody reads.
+    writeln!(std::io::stdout(), "{text}").context("print what came of it")?;
+    done?;
     Ok(exit_code(&summary))
+}
+
+/// A host lets a job wait whose source is bound to a handler that it does not have (yet). This process would take one
+/// attempt after the other from it.
+fn check_sources(settings: &Settings, catalog: &Catalog, args: &Args) -> anyhow::Result<()> {
+    let handlers = catalog.current();
+    let mut missing: Vec<String> = settings
+        .sources
+        .iter()
+        .filter(|(_, handler)| handlers.get(handler).is_none())
+        .map(|(source, handler)| format!("{} = {}", plain(source), plain(handler)))
+        .collect();
+    missing.sort();
+    anyhow::ensure!(
+        missing.is_empty(),
+        "rouse.toml binds sources to handlers that {} does not have ([sources]: {}); put their modules there, or take the bindings out",
+        args.handlers.display(),
+        missing.join(", ")
+    );
+    Ok(())
 }
 
 fn exit_code(summary: &Summary) -> ExitCode {
@@ -129,7 +175,7 @@ fn exit_code(summary: &Summary) -> ExitCode {
     if summary.interrupted {
         return ExitCode::from(EXIT_INTERRUPTED);
     }
-    if summary.failures() > 0 {
+    if summary.has_failures() {
         return ExitCode::from(EXIT_FAILED);
     }
     match summary.left.iter().any(Left::is_in_vain) {
@@ -157,7 +203,7 @@ fn settings(args: &Args, file: &File) -> Settings {
     Settings {
         worker_id: args.worker_id.clone().unwrap_or(random),
         queues: vec![args.name.clone()],
-        overrides: Overrides(overrides.0),
+        overrides,
         ..written
     }
 }
@@ -174,7 +220,7 @@ struct Work {
 impl Work {
     async fn until_empty(self, summary: &mut Summary) -> anyhow::Result<()> {
         let (health, stop) = (Health::default(), Stop::default());
-        tokio::spawn(stop_on_signals(stop.clone(), None)?);
+        tokio::spawn(stop_on_signals(stop.clone())?);
         let parts = Parts {
             store: self.store.clone(),
             listen_at: self.connector.clone(),
@@ -189,14 +235,15 @@ impl Work {
             stop.clone(),
         ));
         let progress = Progress::new(&summary.queue);
+        let mut trouble = Trouble::default();
         let mut fault = None;
         let ended = loop {
             match self.looks_empty(summary, &health, &progress).await {
                 Ok(true) => break None,
                 Ok(false) if summary.paused_at.is_some() => break None,
-                Ok(false) => {}
+                Ok(false) => trouble = Trouble::default(),
                 // The worker goes on meanwhile, as well as it can.
-                Err(error) if error.is_transient() => {}
+                Err(error) if error.is_transient() => trouble.tell(&summary.queue, &error),
                 Err(error) => {
                     fault = Some(error);
                     break None;
@@ -221,13 +268,14 @@ impl Work {
             None => worker.await,
         };
         progress.end();
+        // Whatever went wrong, this has happened.
+        summary.count(&health.outcomes);
         ended.context("run the worker")??;
         if let Some(fault) = fault {
             return Err(fault).context("look what is left");
         }
-        summary.count(&health.outcomes);
-        let now = self.store.remaining(&summary.queue).await?;
-        summary.left = self.left(&now);
+        let now = self.store.remaining(&summary.queue).await;
+        summary.left = self.left(&now.context("look what is left")?);
         Ok(())
     }
 
@@ -241,16 +289,28 @@ impl Work {
     ) -> Result<bool, StoreError> {
         // Before it has registered, it runs nothing.
         let registered = self.store.incarnation().is_some();
-        let now = self.store.remaining(&summary.queue).await?;
-        let ours = || now.iter().filter(|row| self.why_not(row).is_none());
-        let running: i64 = now.iter().map(|row| row.mine).sum();
-        summary.ready = ours().map(|row| row.ready + row.due).sum();
+        let now = self.store.left_to_run(&summary.queue).await?;
+        let running = i64::try_from(health.in_hand.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
+        summary.ready = self.ready(&now);
         summary.count(&health.outcomes);
         progress.show(summary, running);
         if running == 0 {
             summary.paused_at = self.store.queue_paused_at(&summary.queue).await?;
         }
-        Ok(registered && summary.ready + running == 0)
+        if !registered || summary.ready + running > 0 {
+            return Ok(false);
+        }
+        // A job that is being claimed or settled at this moment is in no hand, and may be tried again at once: only the
+        // database knows of all.
+        let now = self.store.remaining(&summary.queue).await?;
+        let running: i64 = now.iter().map(|row| row.mine).sum();
+        Ok(self.ready(&now) + running == 0)
+    }
+
+    /// How many jobs this worker could run now.
+    fn ready(&self, now: &[Remaining]) -> i64 {
+        let ours = now.iter().filter(|row| self.why_not(row).is_none());
+        ours.map(|row| row.ready + row.due).sum()
     }
 
     /// Why this worker cannot run such jobs; none: it can.
@@ -274,5 +334,26 @@ impl Work {
 
     fn left(&self, now: &[Remaining]) -> Vec<Left> {
         left(now, |row| self.why_not(row))
+    }
+}
+
+/// Since when the database does not answer.
+#[derive(Default)]
+struct Trouble {
+    since: Option<Instant>,
+    told: bool,
+}
+
+impl Trouble {
+    /// Tells of it once, when it has lasted.
+    fn tell(&mut self, queue: &str, error: &StoreError) {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if !self.told && since.elapsed() >= TROUBLE_TOLD_AFTER {
+            self.told = true;
+            eprintln!(
+                "rouse: queue {}: cannot look what is left ({error}); waiting for the database, Ctrl-C ends that",
+                plain(queue)
+            );
+        }
     }
 }

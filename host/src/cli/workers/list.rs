@@ -6,9 +6,9 @@ use clap::Args as ClapArgs;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
-use super::{list, lives, open};
+use super::list;
 use crate::cli::ago;
-use crate::cli::target::Target;
+use crate::cli::target::{Target, seen};
 use crate::cli::text::plain;
 
 /// Options of `rouse workers ls`.
@@ -31,32 +31,16 @@ pub(super) struct Args {
 
 /// Lists.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let store = open(&args.target).await?;
-    let mut workers = lives(&store).await?;
-    if !args.all {
-        workers = current(workers);
-    }
+    let store = args.target.checked_store().await?;
+    let workers = seen(match args.all {
+        true => store.lives(None).await?,
+        false => store.workers().await?,
+    })?;
     match args.json {
         true => println!("{}", json!({"workers": workers})),
         false => println!("{}", table(&workers)),
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Of each worker the newest life, unless it has ended in order.
-fn current(lives: Vec<Value>) -> Vec<Value> {
-    let mut newest: Vec<Value> = Vec::new();
-    for life in lives {
-        // The newest life of an id comes first.
-        let seen = newest
-            .last()
-            .is_some_and(|last| last["worker_id"] == life["worker_id"]);
-        if !seen {
-            newest.push(life);
-        }
-    }
-    newest.retain(|life| life["state"] != "unregistered");
-    newest
 }
 
 fn table(workers: &[Value]) -> String {
@@ -98,29 +82,4 @@ fn table(workers: &[Value]) -> String {
         ]);
     }
     table.trim_fmt()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_each_worker_its_newest_life_is_listed_unless_it_has_stopped_in_order() {
-        let life = |id: &str, state: &str| json!({"worker_id": id, "state": state});
-        let lives = vec![
-            life("a", "active"),
-            life("a", "dead"),
-            life("b", "dead"),
-            life("c", "unregistered"),
-            life("c", "dead"),
-        ];
-        let ids: Vec<_> = current(lives)
-            .iter()
-            .map(|life| (life["worker_id"].clone(), life["state"].clone()))
-            .collect();
-        assert_eq!(
-            ids,
-            [(json!("a"), json!("active")), (json!("b"), json!("dead"))]
-        );
-    }
 }

@@ -6,11 +6,11 @@ use clap::Args as ClapArgs;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
-use super::{EXIT_UNKNOWN, list, lives, open, unknown};
+use super::{EXIT_UNKNOWN, list, unknown};
 use crate::cli::ago;
 use crate::cli::attempt_error::cell;
-use crate::cli::target::Target;
-use crate::cli::text::plain;
+use crate::cli::target::{Target, seen};
+use crate::cli::text::{digest, plain};
 
 /// Options of `rouse workers show`.
 #[derive(Debug, ClapArgs)]
@@ -31,9 +31,8 @@ pub(super) struct Args {
 
 /// Shows it.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let store = open(&args.target).await?;
-    let mut lives = lives(&store).await?;
-    lives.retain(|life| life["worker_id"] == args.id);
+    let store = args.target.checked_store().await?;
+    let lives = seen(store.lives(Some(&args.id)).await?)?;
     let Some(newest) = lives.first() else {
         unknown(&args.id);
         return Ok(ExitCode::from(EXIT_UNKNOWN));
@@ -87,11 +86,10 @@ fn show(worker: &Value, earlier: usize) -> String {
     let mut handlers = Table::new();
     handlers.load_preset(presets::NOTHING);
     for (name, said) in worker["capabilities"].as_object().into_iter().flatten() {
-        let digest = said["sha256"].as_str().unwrap_or_default();
         handlers.add_row([
             plain(name),
             plain(said["version"].as_str().unwrap_or_default()),
-            plain(digest.get(..12).unwrap_or(digest)),
+            digest(&said["sha256"]),
             list(&said["grants"], ""),
         ]);
     }

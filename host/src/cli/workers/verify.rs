@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 
-use super::{EXIT_UNKNOWN, open};
+use super::{EXIT_REFUSED, EXIT_UNKNOWN};
 use crate::cli::duration::duration;
 use crate::cli::target::Target;
 use crate::cli::text::plain;
@@ -23,7 +23,7 @@ const EXIT_TIMEOUT: u8 = 5;
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 The worker instantiates the handler's module anew and answers with its version and the sha256 of its file, behind its
-key. Exit codes: 0 it can · 3 no such worker lives · 4 it cannot · 5 no answer in time")]
+key. Exit codes: 0 it can · 3 no such worker lives · 4 it cannot · 5 no answer in time · 6 it has 100 questions to answer")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -45,13 +45,17 @@ pub(super) struct Args {
 
 /// Asks and waits.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let store = open(&args.target).await?;
+    let store = args.target.checked_store().await?;
     let (id, handler) = (plain(&args.id), plain(&args.handler));
     let nonce = match store.challenge(&args.id, &args.handler).await {
         Ok(nonce) => nonce,
         Err(error) if error.is_unknown_worker() => {
             eprintln!("rouse: no worker {id} lives (`rouse workers ls`)");
             return Ok(ExitCode::from(EXIT_UNKNOWN));
+        }
+        Err(error) if error.is_refused_by_state() => {
+            eprintln!("rouse: {error}");
+            return Ok(ExitCode::from(EXIT_REFUSED));
         }
         Err(error) => return Err(error.into()),
     };

@@ -36,10 +36,12 @@ impl types::Host for AttemptState {}
 
 impl Host for AttemptState {
     fn abort(&mut self) -> wasmtime::Result<Resource<AbortSignal>> {
+        self.meter.called();
         Ok(self.table.push(AbortSignal(self.abort.clone()))?)
     }
 
     fn log(&mut self, level: Level, message: String) -> wasmtime::Result<()> {
+        self.meter.called();
         let level = match level {
             Level::Trace => tracing::Level::TRACE,
             Level::Debug => tracing::Level::DEBUG,
@@ -52,6 +54,7 @@ impl Host for AttemptState {
     }
 
     fn progress(&mut self, percent: u8, step: String) -> wasmtime::Result<()> {
+        self.meter.called();
         let step = printable(&step, STEP_CHARS_MAX);
         let percent = percent.min(100);
         self.log.progress(percent, &step);
@@ -75,6 +78,7 @@ impl Host for AttemptState {
 
 impl HostAbortSignal for AttemptState {
     fn reason(&mut self, signal: Resource<AbortSignal>) -> wasmtime::Result<Option<AbortReason>> {
+        self.meter.called();
         let reason = self.table.get(&signal)?.0.reason();
         Ok(reason.map(|reason| match reason {
             job::AbortReason::TakenByAnotherWorker => AbortReason::TakenByAnotherWorker,

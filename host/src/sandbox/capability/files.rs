@@ -24,6 +24,7 @@ use crate::sandbox::state::AttemptState;
 pub(in crate::sandbox) fn guard_files(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
     add_to_linker::<AttemptState, GuardedFiles>(linker, |state| {
+        state.meter.called();
         let abort = state.abort.clone();
         let (inner, denial) = state.files();
         Files {
@@ -49,7 +50,7 @@ impl HasData for GuardedFiles {
 struct Files<'a> {
     abort: AbortHandle,
     inner: WasiFilesystemCtxView<'a>,
-    denial: &'a mut Option<&'static str>,
+    denial: &'a mut Option<String>,
 }
 
 impl Files<'_> {
@@ -66,7 +67,7 @@ impl Files<'_> {
         if let Err(error) = &done
             && error.downcast_ref() == Some(&ErrorCode::NotPermitted)
         {
-            *self.denial = Some(DENIAL);
+            *self.denial = Some(DENIAL.into());
         }
         done
     }

@@ -1,12 +1,14 @@
 //! What a guest says, on its way into the host's log.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use tracing::Level;
 
 use super::Stream;
+use super::pace::Pace;
 use crate::job::{Attempt, JobId};
-use crate::sandbox::AbortHandle;
+use crate::sandbox::{AbortHandle, Journal, Limits};
 
 /// A longer line is cut; it would be useless in a log.
 const LINE_BYTES_MAX: usize = 16 << 10;
@@ -30,27 +32,39 @@ pub(in crate::sandbox) enum Speaker {
 /// What one attempt says: `log`, progress, standard output, standard error. All of it goes to
 /// `tracing` under the target `rouse::guest` with the job's id beside it, line by line, with
 /// control characters made harmless, up to a limit, and until the attempt is told to stop.
-#[derive(Debug)]
 pub(in crate::sandbox) struct GuestLog {
     speaker: Speaker,
     abort: AbortHandle,
+    /// Where lines are kept besides.
+    journal: Option<Arc<dyn Journal>>,
     inner: Mutex<Inner>,
 }
 
 #[derive(Debug)]
 struct Inner {
     bytes_left: usize,
+    pace: Pace,
+    /// How many have been written.
+    lines: u32,
     /// The unfinished lines of standard output and standard error.
     partial: [Vec<u8>; 2],
 }
 
 impl GuestLog {
-    pub(in crate::sandbox) fn new(speaker: Speaker, abort: AbortHandle, bytes_max: usize) -> Self {
+    pub(in crate::sandbox) fn new(
+        speaker: Speaker,
+        abort: AbortHandle,
+        limits: &Limits,
+        journal: Option<Arc<dyn Journal>>,
+    ) -> Self {
         Self {
             speaker,
             abort,
+            journal,
             inner: Mutex::new(Inner {
-                bytes_left: bytes_max,
+                bytes_left: limits.log_bytes,
+                pace: Pace::new(limits.log_lines_per_second),
+                lines: 0,
                 partial: [Vec::new(), Vec::new()],
             }),
         }
@@ -112,6 +126,18 @@ impl GuestLog {
                 }
             }
         }
+        self.finish_pace();
+    }
+
+    /// Says what is to be said of lines that were left out last.
+    fn finish_pace(&self) {
+        if let Some(mut inner) = self.listen()
+            && let Some(left_out) = inner.pace.left_out()
+        {
+            let number = inner.next_line();
+            drop(inner);
+            self.emit(number, Level::WARN, &left_out);
+        }
     }
 
     /// None when nobody listens (any more).
@@ -124,22 +150,35 @@ impl GuestLog {
     }
 
     fn line(&self, mut inner: MutexGuard<'_, Inner>, level: Level, text: &str) {
+        if !inner.pace.allows(Instant::now()) {
+            return;
+        }
+        if let Some(left_out) = inner.pace.left_out() {
+            let number = inner.next_line();
+            self.emit(number, Level::WARN, &left_out);
+        }
         if !inner.pay(text.len().min(LINE_BYTES_MAX)) {
             return self.cut(inner);
         }
+        let number = inner.next_line();
         drop(inner);
-        self.emit(level, &printable(text.trim_end(), LINE_BYTES_MAX));
+        self.emit(number, level, &printable(text.trim_end(), LINE_BYTES_MAX));
     }
 
-    fn cut(&self, inner: MutexGuard<'_, Inner>) {
+    fn cut(&self, mut inner: MutexGuard<'_, Inner>) {
+        let number = inner.next_line();
         drop(inner);
         self.emit(
+            number,
             Level::WARN,
             "this attempt has written more than it may; the rest is left out",
         );
     }
 
-    fn emit(&self, level: Level, line: &str) {
+    fn emit(&self, number: u32, level: Level, line: &str) {
+        if let Some(journal) = &self.journal {
+            journal.say(number, level, line);
+        }
         let Speaker::Attempt {
             job,
             handler,
@@ -170,6 +209,12 @@ impl GuestLog {
 }
 
 impl Inner {
+    /// The number of the next line.
+    fn next_line(&mut self) -> u32 {
+        self.lines += 1;
+        self.lines
+    }
+
     /// Pays for one line; false when there is not enough left, and then nothing is.
     fn pay(&mut self, bytes: usize) -> bool {
         let left = self.bytes_left.checked_sub(bytes + LINE_BYTES_OVERHEAD);
@@ -202,6 +247,13 @@ pub(in crate::sandbox) fn printable(text: &str, bytes_max: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    fn limits(log_bytes: usize) -> Limits {
+        Limits {
+            log_bytes,
+            ..Limits::default()
+        }
+    }
+
     use std::io;
     use std::time::Duration;
 
@@ -247,7 +299,7 @@ mod tests {
             attempt: Attempt(3),
         };
         let abort = AbortHandle::new();
-        let log = GuestLog::new(speaker, abort.clone(), 1_000);
+        let log = GuestLog::new(speaker, abort.clone(), &limits(1_000), None);
         tracing::subscriber::with_default(subscriber, || says(&log, &abort));
         let bytes = written.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
@@ -317,6 +369,8 @@ mod tests {
     #[test]
     fn even_empty_lines_use_up_the_limit() {
         let mut inner = Inner {
+            pace: Pace::new(1_000),
+            lines: 0,
             bytes_left: 3 * LINE_BYTES_OVERHEAD,
             partial: [Vec::new(), Vec::new()],
         };
@@ -331,7 +385,7 @@ mod tests {
             handler: "a".into(),
             attempt: Attempt(1),
         };
-        let log = GuestLog::new(speaker, AbortHandle::new(), 1 << 20);
+        let log = GuestLog::new(speaker, AbortHandle::new(), &limits(1 << 20), None);
         for _ in 0..100 {
             log.print(Stream::Output, &[b'x'; 4096]);
         }

@@ -2,12 +2,17 @@
 
 mod context;
 mod files;
+mod http;
 mod log;
 mod output;
+mod pace;
 mod retry;
+mod secrets;
 mod sockets;
 mod steps;
 
+pub use self::http::{Addresses, HttpSettings, Resolver, SystemResolver};
+pub(super) use self::http::{FIELDS_BYTES_MAX, Http, HttpAccess, Net, link_http};
 #[expect(unreachable_pub, reason = "the generated bindings re-export it")]
 pub use context::AbortSignal;
 pub(super) use files::guard_files;

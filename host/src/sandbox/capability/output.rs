@@ -37,7 +37,7 @@ impl Stream {
 
 /// One of the two, on its way into the log. Writing to it never fails: a `println!` that failed
 /// would panic.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(in crate::sandbox) struct GuestOutput {
     log: Arc<GuestLog>,
     stream: Stream,

@@ -5,6 +5,7 @@ use crate::sandbox::state::AttemptState;
 
 impl Host for AttemptState {
     fn at(&mut self, unix_ms: i64) -> wasmtime::Result<()> {
+        self.meter.called();
         self.retry_at_ms = Some(unix_ms);
         Ok(())
     }

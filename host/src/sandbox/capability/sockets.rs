@@ -9,7 +9,8 @@ use wasmtime_wasi::p2::{DynPollable, SocketError, SocketResult, TcpSocket, UdpSo
 
 use crate::sandbox::state::AttemptState;
 
-const DENIAL: &str = "the handler asked for the network, which is granted to no handler";
+const DENIAL: &str = "the handler asked for a socket, which is granted to no handler; requests over HTTP can be granted \
+                      (`http` in rouse.toml)";
 
 /// Puts the refusal before what wasmtime-wasi has linked.
 pub(in crate::sandbox) fn guard_sockets(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
@@ -24,7 +25,7 @@ pub(in crate::sandbox) fn guard_sockets(linker: &mut Linker<AttemptState>) -> wa
 
 impl AttemptState {
     fn no_network<T>(&mut self) -> SocketResult<T> {
-        self.denial = Some(DENIAL);
+        self.denial = Some(DENIAL.into());
         Err(ErrorCode::AccessDenied.into())
     }
 }

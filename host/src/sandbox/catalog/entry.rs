@@ -1,24 +1,46 @@
 //! What is known of one file of the folder.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Handler;
 use super::file::Stamp;
+use crate::sandbox::capability::HttpAccess;
 use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox};
 
 /// What is known of one file of the folder.
 #[derive(Default)]
 pub(super) struct Entry {
     /// The file as it was when it was last looked into.
-    pub(super) seen: Option<Stamp>,
+    pub(super) seen: Option<Looks>,
     /// The file as it is now, and since when it is like that.
-    pub(super) fresh: Option<(Stamp, Instant)>,
+    pub(super) fresh: Option<(Looks, Instant)>,
+    /// Its place in the line, and the digest of what a thread makes a module of.
+    pub(super) loading: Option<(u64, Digest)>,
+    /// When it is tried again: it was refused for a reason that may pass.
+    pub(super) retry_at: Option<Instant>,
     pub(super) serving: Option<Serving>,
     /// A good version that waits for another file to give up a name, and its place in the line.
     pub(super) waiting: Option<(u64, Arc<Module>)>,
     pub(super) refused: Option<String>,
     pub(super) refused_digest: Option<Digest>,
+}
+
+/// How a file looks from outside, and what decides whether it may serve.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Looks {
+    pub(super) file: Stamp,
+    pub(super) signature: Option<Stamp>,
+    pub(super) lock: Option<Stamp>,
+}
+
+impl Looks {
+    /// How long ago the last of it was written to.
+    pub(super) fn age(&self) -> Duration {
+        let others = self.signature.iter().chain(&self.lock);
+        let youngest = others.map(Stamp::age).min();
+        youngest.map_or(self.file.age(), |age| age.min(self.file.age()))
+    }
 }
 
 /// A module that serves.
@@ -38,6 +60,7 @@ impl Entry {
     pub(super) fn accept(&mut self) {
         self.refused = None;
         self.refused_digest = None;
+        self.retry_at = None;
     }
 
     /// Something is wrong with the file. A digest says that it is its contents, which need not be
@@ -62,11 +85,12 @@ impl Entry {
         tracing::info!(
             file = module.file,
             digest = %module.digest,
+            code = module.code.as_str(),
             handlers = names.collect::<Vec<_>>().join(", "),
             "module serves"
         );
         for handler in &serving.handlers {
-            if !handler.manifest.capabilities.is_empty() && handler.grants.is_empty() {
+            if !handler.manifest.capabilities.is_empty() && handler.granted().is_empty() {
                 tracing::warn!(
                     file = module.file,
                     handler = handler.manifest.name,
@@ -95,6 +119,8 @@ impl Serving {
                     manifest: manifest.clone(),
                     module: module.clone(),
                     grants: settings.grants.of(&manifest.name),
+                    limits: settings.limits(&manifest.name),
+                    http: HttpAccess::new(&manifest.name, settings, sandbox.net.clone()),
                     reuses: reuses(manifest, settings.instances_of(&manifest.name)),
                 })
             })

@@ -29,6 +29,13 @@ impl Stamp {
         })
     }
 
+    /// Of the file at this path; none where there is none.
+    pub(super) fn at(path: &Path) -> Option<Self> {
+        fs::metadata(path)
+            .and_then(|metadata| Self::of(&metadata))
+            .ok()
+    }
+
     /// How long ago it was written to; zero where its clock is ahead of ours.
     pub(super) fn age(&self) -> Duration {
         self.modified_at.elapsed().unwrap_or(Duration::ZERO)
@@ -39,6 +46,15 @@ impl Stamp {
 pub(super) struct Listed {
     pub(super) path: PathBuf,
     pub(super) stamp: Stamp,
+    /// Of the file with its signature, where signatures are asked for and there is one.
+    pub(super) signature: Option<Stamp>,
+}
+
+/// Where the signature of a file is.
+pub(super) fn signature_path(path: &Path) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(".sig");
+    path.into()
 }
 
 /// The files that could be modules, by name. Hidden ones are left out: copying tools write to
@@ -46,7 +62,7 @@ pub(super) struct Listed {
 ///
 /// # Errors
 /// When the folder cannot be listed.
-pub(super) fn list(dir: &Path) -> Result<BTreeMap<String, Listed>, String> {
+pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, Listed>, String> {
     let mut listed = BTreeMap::new();
     for entry in fs::read_dir(dir).map_err(|error| error.to_string())? {
         let path = entry.map_err(|error| error.to_string())?.path();
@@ -67,7 +83,18 @@ pub(super) fn list(dir: &Path) -> Result<BTreeMap<String, Listed>, String> {
         };
         if metadata.is_file() {
             let stamp = Stamp::of(&metadata).map_err(|error| error.to_string())?;
-            listed.insert(name, Listed { path, stamp });
+            let signature = match signatures {
+                true => Stamp::at(&signature_path(&path)),
+                false => None,
+            };
+            listed.insert(
+                name,
+                Listed {
+                    path,
+                    stamp,
+                    signature,
+                },
+            );
         }
     }
     Ok(listed)

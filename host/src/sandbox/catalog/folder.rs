@@ -2,17 +2,25 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use super::entry::{Entry, Serving};
+use super::entry::{Entry, Looks, Serving};
 use super::file::{self, Listed};
+use super::gate::Gate;
+use super::loading::{self, Loaded};
+use super::watch::Wake;
 use super::{HandlerSet, Refusal};
-use crate::sandbox::load::load;
+use crate::sandbox::load::Refused;
 use crate::sandbox::{Digest, Module, Sandbox};
 
 /// A file that was written to this recently may still be written to.
-const QUIET: Duration = Duration::from_millis(200);
+pub(super) const QUIET: Duration = Duration::from_millis(200);
+
+/// A module that was refused because of the machine, not because of what it contains, is tried again after this time: soon
+/// enough for a host that was short of memory when it started, and not so often that a module which is to blame after all
+/// keeps it busy.
+const RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Which fresh files are complete already.
 pub(super) enum Trust {
@@ -37,27 +45,42 @@ pub(super) struct Folder {
     entries: BTreeMap<String, Entry>,
     /// Why the folder could not be listed; everything goes on serving then.
     unreadable: Option<String>,
-    loads: u64,
+    gate: Gate,
+    /// How many modules have been begun, and how many are being made now.
+    begun: u64,
+    loading: usize,
+    /// Where they are sent when they are done.
+    done: mpsc::Sender<Wake>,
 }
 
 impl Folder {
-    pub(super) fn new(sandbox: Arc<Sandbox>, dir: PathBuf) -> Self {
+    /// Modules are made on threads of their own, and come to `done`, for [`finish`](Self::finish).
+    pub(super) fn new(sandbox: Arc<Sandbox>, dir: PathBuf, done: mpsc::Sender<Wake>) -> Self {
         Self {
+            gate: Gate::new(sandbox.settings().pin.clone()),
             sandbox,
             dir,
             entries: BTreeMap::new(),
             unreadable: None,
-            loads: 0,
+            begun: 0,
+            loading: 0,
+            done,
         }
+    }
+
+    /// True while a module is being made.
+    pub(super) fn is_loading(&self) -> bool {
+        self.loading > 0
     }
 
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Brings what is served in step with what is in the folder.
+    /// Looks for what has changed, and begins to make modules of it.
     pub(super) fn scan(&mut self, trust: &Trust) -> Scan {
-        let listed = match file::list(&self.dir) {
+        self.gate.refresh();
+        let listed = match file::list(&self.dir, self.gate.asks_for_signatures()) {
             Ok(listed) => listed,
             Err(why) => {
                 let changed = self.unreadable.as_ref() != Some(&why);
@@ -87,9 +110,8 @@ impl Folder {
         scan.changed |= !removed.is_empty();
 
         for (name, listed) in listed {
-            self.look_at(&name, listed, trust, &removed, &mut scan);
+            self.look_at(&name, &listed, trust, &removed, &mut scan);
         }
-        scan.changed |= self.settle_names();
         scan
     }
 
@@ -123,52 +145,58 @@ impl Folder {
     fn look_at(
         &mut self,
         name: &str,
-        listed: Listed,
+        listed: &Listed,
         trust: &Trust,
         removed: &[Entry],
         scan: &mut Scan,
     ) {
         let now = Instant::now();
+        let looks = Looks {
+            file: listed.stamp,
+            signature: listed.signature,
+            lock: self.gate.lock_stamp(),
+        };
         let entry = self.entries.entry(name.to_owned()).or_default();
-        if entry.seen == Some(listed.stamp) {
+        let again = entry.retry_at.is_some_and(|at| at <= now);
+        if entry.seen == Some(looks) && !again {
             entry.fresh = None;
             return;
         }
         let since = match entry.fresh {
-            Some((stamp, since)) if stamp == listed.stamp => since,
+            Some((before, since)) if before == looks => since,
             Some(_) | None => now,
         };
-        entry.fresh = Some((listed.stamp, since));
+        entry.fresh = Some((looks, since));
         let trusted = match trust {
             Trust::Renamed(names) => names.contains(name),
             Trust::Everything => true,
         };
-        let quiet_for = (now - since).max(listed.stamp.age());
+        let quiet_for = (now - since).max(looks.age());
         if !trusted && quiet_for < QUIET {
             let left = QUIET - quiet_for;
             scan.again_in = Some(scan.again_in.map_or(left, |other| other.min(left)));
             return;
         }
-
-        match file::read(&listed, self.sandbox.settings().module_bytes_max) {
+        match file::read(listed, self.sandbox.settings().module_bytes_max) {
             Ok(Some(bytes)) => {
-                entry.seen = Some(listed.stamp);
-                self.take_in(name, &bytes, removed);
-                scan.changed = true;
+                entry.seen = Some(looks);
+                entry.retry_at = None;
+                scan.changed |= self.take_in(name, &listed.path, bytes, removed);
             }
             // Written to while it was read, or gone again.
             Ok(None) => scan.again_in = Some(QUIET),
             Err(why) => {
-                entry.seen = Some(listed.stamp);
+                entry.seen = Some(looks);
                 entry.refuse(name, why, None);
                 scan.changed = true;
             }
         }
     }
 
-    /// Makes a module of a file's new contents.
-    fn take_in(&mut self, name: &str, bytes: &[u8], removed: &[Entry]) {
-        let digest = Digest::of(bytes);
+    /// Looks into a file's new contents, and begins to make a module of them where that is needed. True when something
+    /// changed at once.
+    fn take_in(&mut self, name: &str, path: &Path, bytes: Vec<u8>, removed: &[Entry]) -> bool {
+        let digest = Digest::of(&bytes);
         let known = self
             .entries
             .values()
@@ -176,9 +204,21 @@ impl Folder {
             .flat_map(Entry::modules)
             .find(|module| module.digest == digest)
             .cloned();
+        let passes = self.gate.check(name, path, digest, &bytes);
         let entry = self.entries.entry(name.to_owned()).or_default();
+        if let Err(why) = passes {
+            entry.loading = None;
+            entry.waiting = None;
+            entry.refuse(name, why, None);
+            return true;
+        }
+        if entry.loading.is_some_and(|(_, loading)| loading == digest) {
+            return false;
+        }
+        // Whatever is being made of it is of an older version now.
+        entry.loading = None;
         if entry.refused_digest == Some(digest) {
-            return;
+            return false;
         }
         if entry
             .serving
@@ -188,25 +228,69 @@ impl Folder {
             // Back to what serves.
             entry.waiting = None;
             entry.accept();
-            return;
+            return true;
         }
-        let module = match known {
-            Some(module) => Ok(module.renamed(name)),
-            None => load(&self.sandbox, name, bytes),
+        if known.is_none() && self.loading >= self.sandbox.settings().compilations_max {
+            // The next scan looks at it again, and one follows when another is done.
+            entry.seen = None;
+            return false;
+        }
+        self.begun += 1;
+        let place = self.begun;
+        if let Some(module) = known {
+            entry.waiting = Some((place, Arc::new(module.renamed(name))));
+            entry.accept();
+            return true;
+        }
+        match loading::start(&self.sandbox, place, name, digest, bytes, self.done.clone()) {
+            Ok(()) => {
+                entry.loading = Some((place, digest));
+                self.loading += 1;
+                false
+            }
+            Err(error) => {
+                entry.retry_at = Some(Instant::now() + RETRY_AFTER);
+                entry.refuse(
+                    name,
+                    format!("no thread could be started to load it: {error}"),
+                    None,
+                );
+                true
+            }
+        }
+    }
+
+    /// Takes in what has become of a file. True when something changed.
+    pub(super) fn finish(&mut self, loaded: Loaded) -> bool {
+        self.loading -= 1;
+        let entry = self.entries.get_mut(&loaded.file);
+        let Some(entry) = entry.filter(|entry| {
+            entry
+                .loading
+                .is_some_and(|(place, _)| place == loaded.place)
+        }) else {
+            // The file is gone, or has changed again.
+            return false;
         };
-        match module {
+        let digest = entry.loading.take().map(|(_, digest)| digest);
+        match loaded.module {
             Ok(module) => {
-                self.loads += 1;
-                entry.waiting = Some((self.loads, Arc::new(module)));
+                entry.waiting = Some((loaded.place, Arc::new(module)));
                 entry.accept();
             }
-            Err(why) => entry.refuse(name, why, Some(digest)),
+            Err(Refused::Contents(why)) => entry.refuse(&loaded.file, why, digest),
+            Err(Refused::Circumstances(why)) => {
+                entry.retry_at = Some(Instant::now() + RETRY_AFTER);
+                let why = format!("{why}; it is tried again after {} s", RETRY_AFTER.as_secs());
+                entry.refuse(&loaded.file, why, None);
+            }
         }
+        true
     }
 
     /// Lets each waiting module serve whose names are free, in the order in which they came.
     /// True when something changed.
-    fn settle_names(&mut self) -> bool {
+    pub(super) fn settle_names(&mut self) -> bool {
         let mut changed = false;
         // A module that begins to serve may give up names of its last version, so start over.
         'over: loop {

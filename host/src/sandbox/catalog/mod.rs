@@ -3,6 +3,8 @@
 mod entry;
 mod file;
 mod folder;
+mod gate;
+mod loading;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -14,7 +16,8 @@ use arc_swap::ArcSwap;
 use tokio::sync::watch as channel;
 
 use self::folder::{Folder, Trust};
-use super::{Grant, HandlerManifest, Module, Sandbox};
+use super::capability::HttpAccess;
+use super::{Digest, Grant, HandlerManifest, Limits, Module, Sandbox};
 
 /// A handler that can run.
 #[derive(Debug)]
@@ -26,6 +29,9 @@ pub struct Handler {
     /// The manifest's name once more: what an attempt says carries it.
     pub(super) name: Arc<str>,
     pub(super) grants: Vec<Grant>,
+    /// What its attempts may use.
+    pub limits: Limits,
+    pub(super) http: Arc<HttpAccess>,
     /// Its instances may serve many jobs: module and operator agree.
     pub reuses: bool,
 }
@@ -33,10 +39,14 @@ pub struct Handler {
 impl Handler {
     /// The capabilities that the operator has granted to it.
     pub fn granted(&self) -> Vec<&'static str> {
-        match self.grants.is_empty() {
-            true => Vec::new(),
-            false => vec!["files"],
-        }
+        [
+            ("files", !self.grants.is_empty()),
+            ("http", self.http.sends()),
+            ("secrets", self.http.has_secrets()),
+        ]
+        .into_iter()
+        .filter_map(|(word, granted)| granted.then_some(word))
+        .collect()
     }
 }
 
@@ -81,8 +91,8 @@ pub struct Catalog {
     dir: PathBuf,
     published: Arc<Published>,
     /// Here until [`watch`](Self::watch) takes it.
-    folder: Mutex<Option<Folder>>,
-    watcher: Mutex<Option<mpsc::Sender<watch::Wake>>>,
+    folder: Mutex<Option<(Folder, mpsc::Receiver<watch::Wake>)>>,
+    wake: mpsc::Sender<watch::Wake>,
 }
 
 struct Published {
@@ -110,10 +120,19 @@ impl Catalog {
                 dir.display()
             );
         }
-        let mut folder = Folder::new(sandbox, dir.clone());
+        let (wake, wakes) = mpsc::channel();
+        let mut folder = Folder::new(sandbox, dir.clone(), wake.clone());
         // A host that has just been started has nothing better to do than to read what is there,
         // however fresh it is.
         folder.scan(&Trust::Everything);
+        while folder.is_loading() {
+            if let Ok(watch::Wake::Loaded(loaded)) = wakes.recv() {
+                folder.finish(loaded);
+            }
+            folder.scan(&Trust::Everything);
+        }
+        // Once all of them are there, so that of two with one handler name the first by name serves.
+        folder.settle_names();
         let published = Published {
             current: ArcSwap::from_pointee(folder.handlers()),
             version: channel::Sender::new(0),
@@ -121,8 +140,8 @@ impl Catalog {
         Ok(Self {
             dir,
             published: Arc::new(published),
-            folder: Mutex::new(Some(folder)),
-            watcher: Mutex::new(None),
+            folder: Mutex::new(Some((folder, wakes))),
+            wake,
         })
     }
 
@@ -130,14 +149,29 @@ impl Catalog {
     /// change is served within a second. Called again, it does nothing.
     pub fn watch(&self) {
         let folder = lock(&self.folder).take();
-        if let Some(folder) = folder {
-            *lock(&self.watcher) = Some(watch::start(folder, self.published.clone()));
+        if let Some((folder, wakes)) = folder {
+            watch::start(folder, wakes, self.wake.clone(), self.published.clone());
         }
     }
 
     /// What the folder offers now.
     pub fn current(&self) -> Arc<HandlerSet> {
         self.published.current.load_full()
+    }
+
+    /// The digests of the files in a folder that could be modules, by name.
+    ///
+    /// # Errors
+    /// When the folder, or one of them, cannot be read.
+    pub fn digests(dir: &Path, bytes_max: usize) -> anyhow::Result<BTreeMap<String, Digest>> {
+        let listed = file::list(dir, false)
+            .map_err(|why| anyhow::anyhow!("the folder {} cannot be read: {why}", dir.display()))?;
+        let digest = |(name, listed): (String, file::Listed)| match file::read(&listed, bytes_max) {
+            Ok(Some(bytes)) => Ok((name, Digest::of(&bytes))),
+            Ok(None) => bail!("{name} is being written to; try again"),
+            Err(why) => bail!("{name} cannot be listed: {why}"),
+        };
+        listed.into_iter().map(digest).collect()
     }
 
     /// What is free on the disk that the folder is on, bytes; none where that cannot be told.
@@ -161,10 +195,8 @@ impl Published {
 
 impl Drop for Catalog {
     fn drop(&mut self) {
-        if let Some(watcher) = lock(&self.watcher).take() {
-            // When nobody receives, the thread has ended already.
-            let _ = watcher.send(watch::Wake::Stop);
-        }
+        // When nobody receives, no thread was started, or it has ended already.
+        let _ = self.wake.send(watch::Wake::Stop);
     }
 }
 

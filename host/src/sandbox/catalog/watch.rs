@@ -12,6 +12,7 @@ use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 
 use super::Published;
 use super::folder::{Folder, Trust};
+use super::loading::Loaded;
 
 /// How often the folder is looked at when nothing is heard of it: network folders send no
 /// events, and events get lost.
@@ -21,21 +22,25 @@ const RESCAN: Duration = Duration::from_millis(500);
 pub(super) enum Wake {
     /// Something happened in the folder; these files were renamed into place.
     Changed { renamed: Vec<PathBuf> },
+    /// A module has been made, or not.
+    Loaded(Loaded),
     /// The catalog is gone.
     Stop,
 }
 
-/// Starts the thread that follows the folder; it ends when it is told to.
-pub(super) fn start(folder: Folder, published: Arc<Published>) -> mpsc::Sender<Wake> {
-    let (wake, wakes) = mpsc::channel();
-    let events = wake.clone();
+/// Starts the thread that follows the folder; it ends when it is told to. `events` leads to `wakes`.
+pub(super) fn start(
+    folder: Folder,
+    wakes: mpsc::Receiver<Wake>,
+    events: mpsc::Sender<Wake>,
+    published: Arc<Published>,
+) {
     let thread = thread::Builder::new()
         .name("rouse-catalog".into())
         .spawn(move || follow(folder, &published, &wakes, events));
     if let Err(error) = thread {
         tracing::error!("no thread to follow the handlers folder, changes need a restart: {error}");
     }
-    wake
 }
 
 fn follow(
@@ -47,9 +52,12 @@ fn follow(
     // Events come as long as this lives.
     let _watcher = listen(&folder, events);
     let mut renamed = HashSet::new();
+    let mut changed = false;
     loop {
         let scan = folder.scan(&Trust::Renamed(std::mem::take(&mut renamed)));
-        if scan.changed {
+        changed |= scan.changed;
+        changed |= folder.settle_names();
+        if std::mem::take(&mut changed) {
             published.publish(folder.handlers());
         }
         let wait = scan.again_in.unwrap_or(RESCAN).min(RESCAN);
@@ -61,6 +69,7 @@ fn follow(
                         .iter()
                         .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())),
                 ),
+                Ok(Wake::Loaded(loaded)) => changed |= folder.finish(loaded),
                 Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => break,
             }

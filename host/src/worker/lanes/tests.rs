@@ -73,11 +73,30 @@ fn within_a_priority_queues_go_in_the_order_of_the_settings() {
     lanes.advance(LaneId(20), 7);
     let ids = |orders: &[ClaimOrder]| orders.iter().map(|it| it.lane.0).collect::<Vec<_>>();
     assert_eq!(ids(&lanes.orders(After::Cursor)), [30, 20, 10]);
-    let mut behind = ids(&lanes.behind());
+    let mut behind = ids(&lanes.behind(After::Reached));
     behind.sort_unstable();
     assert_eq!(behind, [10, 20], "all but those of the first class");
     lanes.claimed(&lanes.orders(After::Cursor), &[job(20, 8)], 2);
-    assert!(lanes.behind().is_empty(), "the others have no jobs");
+    assert!(
+        lanes.behind(After::Reached).is_empty(),
+        "the others have no jobs"
+    );
+}
+
+#[test]
+fn what_waits_behind_others_is_asked_for_from_where_claims_have_come_whatever_a_sweep_does() {
+    let mut lanes = Lanes::default();
+    lanes.learn(vec![
+        lane(1, 10, Priority::High),
+        lane(2, 20, Priority::Low),
+    ]);
+    lanes.serve(|_| Some((1000, 0)));
+    let after = |lanes: &Lanes, after| lanes.behind(after)[0].after;
+    assert_eq!(after(&lanes, After::Reached), i64::MIN);
+    lanes.advance(LaneId(20), 7);
+    lanes.restart();
+    assert_eq!(after(&lanes, After::Reached), 7);
+    assert_eq!(after(&lanes, After::Recent), i64::MIN, "from the start");
 }
 
 #[test]

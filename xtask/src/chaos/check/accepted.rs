@@ -1,6 +1,6 @@
 //! Whether all that was accepted is there, and nothing that was not.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::super::ledger::{Answer, Ask};
 use super::{Found, Known};
@@ -26,11 +26,21 @@ pub(super) fn kept(known: &Known<'_>) -> Found {
                     key => row.unique_key == *key,
                 }
         });
-        found.case(*id, !there, || {
-            format!("job {id} (n = {}) was accepted and is not there", wish.n)
+        let times = ids_of(known, wish.n).len();
+        found.case(*id, !there || times > 1, || {
+            format!(
+                "job {id} (n = {}) was accepted, and is {} and {times} times",
+                wish.n,
+                if there { "there" } else { "not there" }
+            )
         });
     }
     found
+}
+
+/// The jobs that this enqueue has made. The same id twice is another fault.
+fn ids_of(known: &Known<'_>, n: i64) -> BTreeSet<i64> {
+    known.originals(n).iter().map(|row| row.id).collect()
 }
 
 /// Refused, rolled back: no row. Unknown: none or one. Nobody's: none at all.
@@ -42,14 +52,15 @@ pub(super) fn nothing_else(known: &Known<'_>) -> Found {
             continue;
         };
         asked.insert(wish.n);
-        // The same id twice is another fault.
-        let ids: HashSet<i64> = known.originals(wish.n).iter().map(|row| row.id).collect();
         let most = match &call.answer {
             _ if wish.rolled_back => 0,
             Answer::Refused(_) => 0,
-            Answer::Ok(_) | Answer::Unknown(_) => 1,
+            Answer::Unknown(_) => 1,
+            // Whether it is there once, the other rule looks.
+            Answer::Ok(_) => continue,
         };
-        let job = ids.iter().min().copied();
+        let ids = ids_of(known, wish.n);
+        let job = ids.first().copied();
         found.case(job, ids.len() > most, || {
             format!(
                 "n = {} was answered with {:?} and is there {} times",
@@ -60,7 +71,7 @@ pub(super) fn nothing_else(known: &Known<'_>) -> Found {
         });
     }
     for job in &known.world.jobs {
-        found.case(job.id, !asked.contains(&job.n), || {
+        found.unless(job.id, !asked.contains(&job.n), || {
             format!(
                 "job {} has n = {}, which nobody has asked for",
                 job.id, job.n

@@ -1,12 +1,11 @@
 //! The file on one job: everything that was asked, seen and written down about it, in order.
 
 use super::super::ledger::{Answer, Ask, What};
-use super::super::world::World;
 use super::Known;
 
 /// All that is known of one job, for whoever looks into a violation.
-pub(crate) fn file_on(world: &World, job: i64) -> String {
-    let known = Known::of(world);
+pub(crate) fn file_on(known: &Known<'_>, job: i64) -> String {
+    let world = known.world;
     let mut lines = Vec::new();
     let id = Some(job);
     for call in &world.calls {

@@ -11,9 +11,11 @@ use super::super::world::{Attempt, Call, Evidence, Job, Record, Step, World};
 /// A claim commits asynchronously, and the server writes what is committed within some tenths of a second. What it had
 /// not written when it crashed, it has forgotten.
 pub(super) const FORGOTTEN_WITHIN_US: i64 = 3_000_000;
+/// A claim that has not started within a second is given back; it is looked for such ones every quarter of a second.
+pub(super) const IN_LINE_US: i64 = 1_500_000;
 
 pub(crate) struct Known<'a> {
-    pub(super) world: &'a World,
+    pub(crate) world: &'a World,
     evidence: HashMap<i64, Vec<&'a Evidence>>,
     attempts: HashMap<i64, Vec<&'a Attempt>>,
     records: HashMap<i64, Vec<&'a Record>>,
@@ -26,7 +28,7 @@ pub(crate) struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    pub(super) fn of(world: &'a World) -> Self {
+    pub(crate) fn of(world: &'a World) -> Self {
         Self {
             world,
             evidence: by(&world.evidence, |e| Some(e.job)),
@@ -98,13 +100,58 @@ impl<'a> Known<'a> {
     /// Whether the server may have forgotten the claim of this attempt.
     pub(super) fn forgotten(&self, evidence: &Evidence) -> bool {
         let begun = evidence.begun_us;
-        self.crashes(begun, begun + FORGOTTEN_WITHIN_US) > 0
+        self.crashes(begun - IN_LINE_US, begun + FORGOTTEN_WITHIN_US) > 0
     }
 
-    /// Whether this attempt's claim was given back.
-    pub(super) fn released(&self, job: i64, attempt: i32) -> bool {
-        let mut records = self.records(job).iter();
-        records.any(|r| r.event == "released" && r.attempt == Some(attempt))
+    /// When the database took this attempt to be over; none: it never did.
+    pub(super) fn over_us(&self, evidence: &Evidence) -> Option<i64> {
+        let begun = evidence.begun_us;
+        let number = evidence.attempt;
+        let of_attempts = self.attempts(evidence.job).iter();
+        let of_attempts = of_attempts
+            .filter(|a| a.attempt == number)
+            .map(|a| a.ended_us);
+        let of_records = self.records(evidence.job).iter();
+        let of_records = of_records
+            .filter(|r| r.event == "released" && r.attempt == Some(number))
+            .map(|r| r.at_us);
+        let of_the_end = self
+            .rows(evidence.job)
+            .iter()
+            .filter_map(|job| job.finished_us);
+        let next = self.evidence(evidence.job).iter().map(|e| e.begun_us);
+        of_attempts
+            .chain(of_records)
+            .chain(of_the_end)
+            .chain(next)
+            .filter(|at| *at > begun)
+            .min()
+    }
+
+    /// Whether this host has ended in this time, however that came.
+    pub(super) fn is_gone(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
+        self.world.happened.iter().any(|h| {
+            let (ended, at_us) = match &h.what {
+                // It is told a little after it was done.
+                What::HostKilled { worker } => (worker, h.from_us),
+                What::HostStopped { worker, .. } | What::HostEnded { worker, .. } => {
+                    (worker, h.until_us)
+                }
+                What::HostFrozen { .. }
+                | What::BackendsTerminated { .. }
+                | What::ServerCrashed { .. }
+                | What::SleepersForgotten { .. }
+                | What::ModuleReplaced { .. }
+                | What::Skipped { .. }
+                | What::LoadEnded => return false,
+            };
+            ended == worker && (from_us..=until_us).contains(&at_us)
+        })
+    }
+
+    /// Whether a worker of this id has ever registered.
+    pub(super) fn has_registered(&self, worker: &str) -> bool {
+        self.worker_ids.values().any(|id| *id == worker)
     }
 
     /// When this queue was certainly paused: from the answer to the pause to the question of the next resume.

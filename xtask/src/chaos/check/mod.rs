@@ -17,8 +17,8 @@ mod times;
 #[cfg(test)]
 mod tests;
 
+use super::ledger::Run;
 use super::plan::Fault;
-use super::world::World;
 pub(super) use file::file_on;
 pub(super) use known::Known;
 
@@ -40,9 +40,14 @@ pub(super) struct Violation {
 }
 
 impl Found {
-    /// One case; where it is against the rule, `what` says how.
+    /// One case, which might have been against the rule; where it is, `what` says how.
     fn case(&mut self, job: impl Into<Option<i64>>, wrong: bool, what: impl FnOnce() -> String) {
         self.checked += 1;
+        self.unless(job, wrong, what);
+    }
+
+    /// What is against the rule where it is, and shows nothing where it is not.
+    fn unless(&mut self, job: impl Into<Option<i64>>, wrong: bool, what: impl FnOnce() -> String) {
         if wrong {
             self.violations.push(Violation {
                 job: job.into(),
@@ -58,9 +63,19 @@ pub(super) struct Rule {
     pub(super) name: &'static str,
     /// A promise, in words.
     pub(super) promise: &'static str,
-    /// Without any of these faults it has nothing to look at; none: there is always something.
-    needs: &'static [Fault],
+    needs: Needs,
     check: fn(&Known<'_>) -> Found,
+}
+
+/// What a run has to be like for a rule to have a case in it for sure.
+#[derive(Clone, Copy)]
+enum Needs {
+    /// There is always something to look at.
+    Nothing,
+    /// Any of these faults.
+    AnyOf(&'static [Fault]),
+    /// The same, for so many minutes: in a shorter run there may be none by chance.
+    For(f64, &'static [Fault]),
 }
 
 /// Every rule.
@@ -68,149 +83,156 @@ pub(super) const RULES: [Rule; 22] = [
     Rule {
         name: "accepted_is_kept",
         promise: "a job whose enqueue was answered with its id is there",
-        needs: &[],
+        needs: Needs::Nothing,
         check: accepted::kept,
     },
     Rule {
         name: "refused_leaves_nothing",
         promise: "what was refused or rolled back has left no job, what is unknown at most one",
-        needs: &[],
+        needs: Needs::Nothing,
         check: accepted::nothing_else,
     },
     Rule {
         name: "settled_once",
         promise: "a job is live or has ended once, and so has each of its attempts",
-        needs: &[],
+        needs: Needs::Nothing,
         check: settled::once,
     },
     Rule {
         name: "stale_outcome",
         promise: "an outcome is that of the attempt whose claim stands with it",
-        needs: &[],
+        needs: Needs::Nothing,
         check: settled::by_its_claim,
     },
     Rule {
-        name: "superseded",
-        promise: "no attempt that was superseded has settled the job",
-        needs: &[],
-        check: settled::by_the_last_attempt,
+        name: "over_at_its_end",
+        promise: "no attempt begins after its job has ended",
+        needs: Needs::Nothing,
+        check: settled::over_at_its_end,
     },
     Rule {
         name: "revoked",
         promise: "an attempt that has lost its job changes nothing outside of the database any more",
-        needs: &[Fault::KillHost, Fault::FreezeHost],
+        needs: Needs::AnyOf(&[Fault::FreezeHost]),
         check: settled::revoked,
     },
     Rule {
         name: "stale_step",
         promise: "the result of a step is recorded by the attempt that has the job",
-        needs: &[],
+        needs: Needs::Nothing,
         check: steps::stale_step,
     },
     Rule {
         name: "steps_are_kept",
         promise: "a step that was recorded is not done again, and each later attempt gets its result",
-        needs: &[],
+        needs: Needs::Nothing,
         check: steps::steps_are_kept,
     },
     Rule {
         name: "stale_progress",
-        promise: "what is said of a running attempt was said by that attempt",
-        needs: &[],
+        promise: "progress is said by the attempt that has the job",
+        needs: Needs::Nothing,
         check: steps::stale_progress,
     },
     Rule {
         name: "not_early",
         promise: "no job starts before its run_at",
-        needs: &[],
+        needs: Needs::Nothing,
         check: times::not_early,
     },
     Rule {
         name: "pause_holds",
         promise: "nothing of a paused queue is claimed",
-        needs: &[Fault::PauseQueue],
+        needs: Needs::AnyOf(&[Fault::PauseQueue]),
         check: times::pause_holds,
     },
     Rule {
         name: "attempts_within_max",
         promise: "no more attempts fail than may; of begun ones, one more for each crash of the server",
-        needs: &[],
+        needs: Needs::Nothing,
         check: attempts::within_max,
     },
     Rule {
         name: "losses_end",
         promise: "a job that is lost so often fails, and no sooner",
-        needs: &[Fault::KillHost, Fault::FreezeHost],
+        needs: Needs::For(10.0, &[Fault::KillHost, Fault::FreezeHost]),
         check: attempts::losses_end,
     },
     Rule {
         name: "ends_as_asked",
         promise: "a job that was left alone ends as its handler says",
-        needs: &[],
+        needs: Needs::Nothing,
         check: attempts::ends_as_asked,
     },
     Rule {
         name: "outside_ends_hold",
         promise: "a call from outside that was answered is how the job has ended",
-        needs: &[Fault::Cancel, Fault::Complete, Fault::Fail],
+        needs: Needs::AnyOf(&[Fault::Cancel, Fault::Complete, Fault::Fail]),
         check: outside::answers_hold,
     },
     Rule {
         name: "outside_ends_were_asked",
         promise: "no job was ended from outside without being asked to",
-        needs: &[Fault::Cancel, Fault::Complete, Fault::Fail],
+        needs: Needs::AnyOf(&[Fault::Cancel, Fault::Complete, Fault::Fail]),
         check: outside::were_asked,
     },
     Rule {
         name: "unique_key",
         promise: "no two live jobs have the same unique key",
-        needs: &[],
+        needs: Needs::Nothing,
         check: keys::one_live_job,
     },
     Rule {
         name: "one_retry",
         promise: "of a finished job no two retries are live",
-        needs: &[Fault::Retry],
+        needs: Needs::AnyOf(&[Fault::Retry]),
         check: keys::one_live_retry,
     },
     Rule {
         name: "nothing_stuck",
         promise: "in the end nothing runs, and nothing waits whose time has come",
-        needs: &[],
+        needs: Needs::Nothing,
         check: recovery::nothing_stuck,
     },
     Rule {
         name: "taken_up_again",
         promise: "from a kill to the job running again, while the server is up: p99 within the lease and 2 s",
-        needs: &[Fault::KillHost],
+        needs: Needs::AnyOf(&[Fault::KillHost]),
         check: recovery::taken_up_again,
     },
     Rule {
         name: "stop_burns_nothing",
-        promise: "a host that is stopped in order loses no attempt",
-        needs: &[],
+        promise: "a host that is stopped in order loses no attempt that runs",
+        needs: Needs::For(5.0, &[Fault::StopHost]),
         check: recovery::stop_burns_nothing,
     },
     Rule {
         name: "hosts_live",
         promise: "no host ends by itself, and each stops when it is told to",
-        needs: &[],
+        needs: Needs::Nothing,
         check: recovery::hosts_live,
     },
 ];
 
 impl Rule {
-    /// Whether a run with these faults has shown nothing where this rule had no case.
-    pub(super) fn is_needed(&self, faults: &[Fault]) -> bool {
-        self.needs.is_empty() || self.needs.iter().any(|fault| faults.contains(fault))
+    /// Whether this run has shown nothing where the rule had no case.
+    pub(super) fn is_needed(&self, run: &Run) -> bool {
+        match self.needs {
+            Needs::Nothing => true,
+            Needs::AnyOf(faults) => has_any(run, faults),
+            Needs::For(minutes, faults) => run.minutes >= minutes && has_any(run, faults),
+        }
     }
 }
 
+fn has_any(run: &Run, faults: &[Fault]) -> bool {
+    faults.iter().any(|fault| run.faults.contains(fault))
+}
+
 /// All rules over all that is known.
-pub(super) fn check(world: &World) -> Vec<(&'static Rule, Found)> {
-    let known = Known::of(world);
+pub(super) fn check(known: &Known<'_>) -> Vec<(&'static Rule, Found)> {
     RULES
         .iter()
-        .map(|rule| (rule, (rule.check)(&known)))
+        .map(|rule| (rule, (rule.check)(known)))
         .collect()
 }

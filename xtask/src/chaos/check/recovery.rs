@@ -1,11 +1,17 @@
 //! Whether work goes on after hosts and server have failed.
 
 use super::super::ledger::{Happened, What};
+use super::super::settings;
+use super::known::IN_LINE_US;
 use super::{Found, Known, Violation};
 use crate::bench::percentiles::Percentiles;
 
 /// On top of the lease, for the 99th of a hundred.
 const LATE_US: i64 = 2_000_000;
+/// How a host ends that cannot go on.
+const GAVE_UP: &str = "exit status: 1";
+/// Compiling the module takes seconds on a busy machine.
+const STARTS_WITHIN_US: i64 = 30_000_000;
 
 /// Neither finished nor waiting for a time to come: 0.
 pub(super) fn nothing_stuck(known: &Known<'_>) -> Found {
@@ -85,41 +91,49 @@ pub(super) fn taken_up_again(known: &Known<'_>) -> Found {
     found
 }
 
-/// No attempt that had begun was lost with a host that was asked to stop and did, while it could reach the server.
+/// No attempt is lost with a host that was asked to stop, and could reach the server. Each attempt that ran there at that
+/// moment is a case; after the load none runs.
 pub(super) fn stop_burns_nothing(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for stopped in &known.world.happened {
         let What::HostStopped { worker, .. } = &stopped.what else {
             continue;
         };
-        if was_disturbed(known, stopped, worker) {
-            continue;
+        let ran = known.world.evidence.iter().filter(|e| {
+            e.worker == *worker
+                && e.begun_us < stopped.from_us
+                && known.over_us(e).is_none_or(|at| at > stopped.from_us)
+                // Others may have had the same id.
+                && !known.is_gone(worker, e.begun_us, stopped.from_us)
+        });
+        for attempt in ran {
+            if was_disturbed(known, attempt.begun_us - IN_LINE_US, stopped, worker) {
+                continue;
+            }
+            let lost = known.attempts(attempt.job).iter().any(|a| {
+                a.lost
+                    && a.attempt == attempt.attempt
+                    && known.worker_id(a.worker) == worker
+                    && a.claimed_us <= attempt.begun_us
+                    && a.ended_us >= stopped.from_us
+            });
+            found.case(attempt.job, lost, || {
+                format!(
+                    "{worker} was stopped in order, and an attempt was lost with it: {attempt:?}"
+                )
+            });
         }
-        let lost = known.world.attempts.iter().find(|a| {
-            a.lost
-                && known.worker_id(a.worker) == worker
-                && (stopped.from_us..=stopped.until_us + known.world.run.lease_us)
-                    .contains(&a.ended_us)
-                && a.claimed_us < stopped.from_us
-                && known
-                    .evidence(a.job)
-                    .iter()
-                    .any(|e| e.attempt == a.attempt && e.worker == *worker)
-        });
-        found.case(lost.map(|a| a.job), lost.is_some(), || {
-            format!("{worker} was stopped in order, and an attempt was lost with it: {lost:?}")
-        });
     }
     found
 }
 
-/// Whether the host may have lost leases before it was stopped, or could not say that it gives them back.
-fn was_disturbed(known: &Known<'_>, stopped: &Happened, worker: &str) -> bool {
-    let before_us = stopped.from_us - known.world.run.lease_us;
+/// Whether the host may have lost the lease of an attempt that began then before it was stopped, or could not say that it
+/// gives it back.
+fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Happened, worker: &str) -> bool {
     known.world.happened.iter().any(|other| {
         let since_us = match &other.what {
-            What::ServerCrashed { .. } => before_us,
-            What::HostFrozen { worker: frozen } if frozen == worker => before_us,
+            What::ServerCrashed { .. } => since_us,
+            What::HostFrozen { worker: frozen } if frozen == worker => since_us,
             What::BackendsTerminated { .. } => stopped.from_us,
             What::HostKilled { .. }
             | What::HostFrozen { .. }
@@ -134,8 +148,8 @@ fn was_disturbed(known: &Known<'_>, stopped: &Happened, worker: &str) -> bool {
     })
 }
 
-/// A host may give up at its start where the server is down: it checks the schema then. Nothing else ends it but
-/// what it is told.
+/// A host may give up at its start where it cannot ask the server for the schema. Nothing else ends it but what it is
+/// told, and then it says that all was in order, if the server was there.
 pub(super) fn hosts_live(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for happened in &known.world.happened {
@@ -146,7 +160,7 @@ pub(super) fn hosts_live(known: &Known<'_>) -> Found {
                 up_us,
             } => {
                 let excused =
-                    known.crashes(happened.from_us, happened.until_us) > 0 && *up_us < 30_000_000;
+                    status == GAVE_UP && gave_up_at_its_start(known, happened, worker, *up_us);
                 found.case(None, !excused, || {
                     format!(
                         "{worker} ended by itself after {} ms: {status}",
@@ -160,14 +174,14 @@ pub(super) fn hosts_live(known: &Known<'_>) -> Found {
                 clean,
             } => {
                 let down = known.crashes(happened.from_us, happened.until_us) > 0;
-                found.case(None, !clean && !down, || {
+                let excused = status == GAVE_UP && down;
+                found.case(None, !clean && !excused, || {
                     format!("{worker} was told to stop and ended with {status}")
                 });
             }
-            What::HostKilled { .. } | What::HostFrozen { .. } => {
-                found.case(None, false, String::new)
-            }
-            What::BackendsTerminated { .. }
+            What::HostKilled { .. }
+            | What::HostFrozen { .. }
+            | What::BackendsTerminated { .. }
             | What::ServerCrashed { .. }
             | What::SleepersForgotten { .. }
             | What::ModuleReplaced { .. }
@@ -176,4 +190,19 @@ pub(super) fn hosts_live(known: &Known<'_>) -> Found {
         }
     }
     found
+}
+
+fn gave_up_at_its_start(known: &Known<'_>, ended: &Happened, worker: &str, up_us: i64) -> bool {
+    let is_cut = known.crashes(ended.from_us, ended.until_us) > 0
+        || known.world.happened.iter().any(|h| {
+            matches!(h.what, What::BackendsTerminated { .. })
+                && h.from_us <= ended.until_us
+                && h.until_us >= ended.from_us
+        });
+    // Where the id is that of the host before, it is not known whether this one has registered.
+    let was_starting = match settings::keeps_its_id(worker) {
+        true => up_us < STARTS_WITHIN_US,
+        false => !known.has_registered(worker),
+    };
+    is_cut && was_starting
 }

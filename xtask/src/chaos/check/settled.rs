@@ -100,27 +100,33 @@ fn written<'a>(known: &Known<'a>) -> Vec<Written<'a>> {
     all
 }
 
-/// No attempt with a higher number has begun before the job ended, but those whose claim was given back, or forgotten
-/// in a crash of the server.
-pub(super) fn by_the_last_attempt(known: &Known<'_>) -> Found {
+/// Whoever begins a job after its end has claimed what was over, or has settled it as somebody else. Not so where the end
+/// came from outside, while a claim stood in line; nor where the server has forgotten the claim.
+pub(super) fn over_at_its_end(known: &Known<'_>) -> Found {
     let mut found = Found::default();
-    for job in known.world.jobs.iter().filter(|j| j.finished_us.is_some()) {
-        let newer = known.evidence(job.id).iter().find(|e| {
-            e.attempt > job.attempt && !known.released(job.id, e.attempt) && !known.forgotten(e)
-        });
-        found.case(job.id, newer.is_some(), || {
-            format!(
-                "job {} was settled by attempt {}, which {newer:?} had superseded",
-                job.id, job.attempt
-            )
-        });
+    for job in &known.world.jobs {
+        let Some(finished_us) = job.finished_us.filter(|_| !ended_from_outside(job)) else {
+            continue;
+        };
+        for evidence in known.evidence(job.id) {
+            if known.forgotten(evidence) {
+                continue;
+            }
+            let late_us = evidence.begun_us - finished_us;
+            found.case(job.id, late_us > 0, || {
+                format!(
+                    "attempt {} of job {} began on {} {late_us} µs after the job had ended",
+                    evidence.attempt, job.id, evidence.worker
+                )
+            });
+        }
     }
     found
 }
 
 /// An attempt leaves nothing outside of the database any more once another has begun: its host refuses that as soon as
 /// it cannot trust the lease. Where the server has forgotten the claim, the host cannot know. What remains is a freeze
-/// between the host's look and what it then does: some microseconds.
+/// between the host's look and what it then does: some microseconds. One whose host is gone by then shows nothing.
 pub(super) fn revoked(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut next: HashMap<i64, &Evidence> = HashMap::new();
@@ -131,7 +137,10 @@ pub(super) fn revoked(known: &Known<'_>) -> Found {
         };
         let last_us = evidence.ended_us.max(evidence.stepped_us);
         let forgotten = known.crashes(evidence.begun_us, next.begun_us) > 0;
-        if forgotten || evidence.ended_us.is_some_and(|at| at < next.begun_us) {
+        if forgotten
+            || evidence.ended_us.is_some_and(|at| at < next.begun_us)
+            || known.is_gone(&evidence.worker, evidence.begun_us, next.begun_us)
+        {
             continue;
         }
         found.case(

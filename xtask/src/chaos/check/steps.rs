@@ -1,8 +1,8 @@
 //! What attempts leave behind while they run: results of steps, and their progress.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
-use super::super::world::{Evidence, Step};
+use super::super::world::Evidence;
 use super::known::ended_from_outside;
 use super::{Found, Known};
 
@@ -22,7 +22,7 @@ pub(super) fn stale_step(known: &Known<'_>) -> Found {
             .find(|e| e.nonce == nonce && e.attempt == step.attempt && e.worker == worker);
         let wrong = match done_by {
             None => Some("no such attempt has begun there"),
-            Some(evidence) => written_late(known, step, evidence)
+            Some(evidence) => is_late(known, evidence, step.at_us)
                 .then_some("that attempt did not have the job any more"),
         };
         found.case(step.job, wrong.is_some(), || {
@@ -33,19 +33,19 @@ pub(super) fn stale_step(known: &Known<'_>) -> Found {
     found
 }
 
-/// Whether it was written after the attempt had ended, or under a later claim with the same number.
-fn written_late(known: &Known<'_>, step: &Step, evidence: &Evidence) -> bool {
-    let of_attempts = known.attempts(step.job).iter();
+/// Whether this is after the attempt had ended, or under a later claim with the same number.
+fn is_late(known: &Known<'_>, evidence: &Evidence, at_us: i64) -> bool {
+    let of_attempts = known.attempts(evidence.job).iter();
     let of_attempts = of_attempts.map(|a| (a.attempt, Some(a.claimed_us), Some(a.ended_us)));
-    let of_the_end = known.rows(step.job).iter();
+    let of_the_end = known.rows(evidence.job).iter();
     let of_the_end = of_the_end.map(|j| (j.attempt, j.claimed_us, j.finished_us));
     of_attempts
         .chain(of_the_end)
-        .filter(|(attempt, _, _)| *attempt == step.attempt)
+        .filter(|(attempt, _, _)| *attempt == evidence.attempt)
         .any(|(_, claimed_us, ended_us)| {
-            let after_the_end = ended_us.is_some_and(|at| step.at_us > at + LOCK_US);
-            let after_a_claim =
-                claimed_us.is_some_and(|at| evidence.begun_us < at && step.at_us > at + LOCK_US);
+            let after_the_end = ended_us.is_some_and(|ended| at_us > ended + LOCK_US);
+            let after_a_claim = claimed_us
+                .is_some_and(|claimed| evidence.begun_us < claimed && at_us > claimed + LOCK_US);
             after_the_end || after_a_claim
         })
 }
@@ -54,7 +54,8 @@ fn written_late(known: &Known<'_>, step: &Step, evidence: &Evidence) -> bool {
 pub(super) fn steps_are_kept(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
-        if !known.wish(job).is_some_and(|wish| wish.steps) {
+        let has_steps = known.wish(job).is_some_and(|wish| wish.steps);
+        if !has_steps || known.evidence(job.id).is_empty() {
             continue;
         }
         // What attempts were told: their own nonce by evidence, any of them by a result.
@@ -82,16 +83,44 @@ pub(super) fn steps_are_kept(known: &Known<'_>) -> Found {
     found
 }
 
-/// Progress of a stale attempt accepted: 0. What is said of a running attempt was said by that attempt.
+/// Progress of a stale attempt accepted: 0. Whoever has said what was seen in rouse.progress had the job when it was written;
+/// and what stands there under the fence of the job was said by the attempt that runs. What an attempt has left there is
+/// deleted a little later: that it is still there says nothing.
 pub(super) fn stale_progress(known: &Known<'_>) -> Found {
     let mut found = Found::default();
+    let mut seen = HashSet::new();
     for progress in &known.world.progress {
-        let worker = known.worker_id(progress.worker);
-        let said_by_it = known.evidence(progress.job).iter().any(|e| {
-            e.nonce == progress.step && e.attempt == progress.attempt && e.worker == worker
-        });
-        found.case(progress.job, !said_by_it, || {
-            format!("{progress:?} was not said by that attempt on {worker}")
+        if !seen.insert((
+            progress.job,
+            &progress.step,
+            progress.said_us,
+            progress.attempt,
+        )) {
+            continue;
+        }
+        let said_by = known
+            .evidence(progress.job)
+            .iter()
+            .find(|e| e.nonce == progress.step);
+        let wrong = match said_by {
+            None => Some("no such attempt has begun"),
+            Some(evidence) => {
+                let runs = progress.attempt.zip(progress.worker);
+                let is_another = runs.is_some_and(|(attempt, worker)| {
+                    evidence.attempt != attempt || evidence.worker != known.worker_id(worker)
+                });
+                match is_another {
+                    true => Some("another attempt has the job"),
+                    false => is_late(known, evidence, progress.said_us)
+                        .then_some("that attempt did not have the job any more"),
+                }
+            }
+        };
+        found.case(progress.job, wrong.is_some(), || {
+            format!(
+                "{progress:?} was said by {said_by:?}: {}",
+                wrong.unwrap_or_default()
+            )
         });
     }
     found

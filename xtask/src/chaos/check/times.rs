@@ -52,26 +52,29 @@ fn earliest_us(known: &Known<'_>, job: &Job, run_at_us: i64, at_us: i64) -> i64 
     earliest
 }
 
-/// No claim of a queue falls into a time in which it was certainly paused.
+/// No claim of a queue falls into a time in which it was certainly paused. One in which nothing came that could be claimed shows
+/// nothing.
 pub(super) fn pause_holds(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for queue in super::super::load::QUEUES {
-        let pauses = known.pauses(queue);
-        if pauses.is_empty() {
-            continue;
-        }
-        for job in known.world.jobs.iter().filter(|job| job.queue == queue) {
-            let of_attempts = known.attempts(job.id).iter().map(|a| a.claimed_us);
-            for claimed_us in job.claimed_us.into_iter().chain(of_attempts) {
-                let paused = pauses
-                    .iter()
-                    .find(|(from, until)| *from < claimed_us && claimed_us < *until);
-                found.case(job.id, paused.is_some(), || {
-                    format!(
-                        "job {} was claimed at {claimed_us} although {queue} was paused: {paused:?}",
-                        job.id
-                    )
-                });
+        for (from_us, until_us) in known.pauses(queue) {
+            let within = |at_us: i64| from_us < at_us && at_us < until_us;
+            let mut jobs = known.world.jobs.iter().filter(|job| job.queue == queue);
+            let claimed = jobs.clone().find(|job| {
+                let of_attempts = known.attempts(job.id).iter().map(|a| a.claimed_us);
+                job.claimed_us.into_iter().chain(of_attempts).any(within)
+            });
+            let what = || {
+                format!(
+                    "job {:?} was claimed although {queue} was paused from {from_us} to {until_us}",
+                    claimed.map(|job| job.id)
+                )
+            };
+            let has_come = jobs.any(|job| within(job.requested_us) && job.available_us < until_us);
+            let job = claimed.map(|job| job.id);
+            match has_come {
+                true => found.case(job, claimed.is_some(), what),
+                false => found.unless(job, claimed.is_some(), what),
             }
         }
     }

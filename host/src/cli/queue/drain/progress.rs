@@ -35,7 +35,7 @@ impl Progress {
     pub(super) fn show(&self, summary: &Summary, running: i64) {
         let done = summary.succeeded + summary.failed;
         let left = u64::try_from(summary.ready + running).unwrap_or(0);
-        let text = format!("{done} done, {} failed, {left} left", summary.failures());
+        let text = format!("{done} done, {} failed, {left} left", summary.failed);
         match self {
             Self::Bar(bar) => {
                 bar.set_length(done + left);

@@ -4,7 +4,10 @@ use serde_json::{Value, json};
 
 use crate::cli::text::plain;
 use crate::store::Remaining;
-use crate::worker::Outcomes;
+use crate::worker::{Became, Outcomes};
+
+/// So many waiting jobs of a lane are looked at: see `rouse.remaining`.
+const COUNTED_MAX: i64 = 10_000;
 
 /// What came of a drain.
 #[derive(Debug, Default)]
@@ -14,7 +17,7 @@ pub(super) struct Summary {
     pub(super) succeeded: u64,
     /// Ended without success.
     pub(super) failed: u64,
-    /// Attempts after which the job waits for another try.
+    /// Attempts after which the job was to be tried again.
     pub(super) retried: u64,
     /// Ready or due, and for this worker.
     pub(super) ready: i64,
@@ -33,6 +36,8 @@ pub(super) struct Left {
     /// Ready or due.
     ready: i64,
     scheduled: i64,
+    /// Those of them that wait for another try.
+    retries: i64,
     elsewhere: i64,
     at_least: bool,
     /// Why this worker could not run them; none: it could.
@@ -43,6 +48,11 @@ impl Left {
     /// True for jobs that could run now, and not here.
     pub(super) fn is_in_vain(&self) -> bool {
         self.ready > 0 && self.why.is_some()
+    }
+
+    /// True where more wait for their time than were looked at.
+    fn hides_some(&self) -> bool {
+        self.at_least && self.scheduled >= COUNTED_MAX
     }
 }
 
@@ -55,6 +65,7 @@ pub(super) fn left(now: &[Remaining], why_not: impl Fn(&Remaining) -> Option<Str
             tags: row.tags.clone(),
             ready: row.ready + row.due,
             scheduled: row.scheduled,
+            retries: row.retries,
             elsewhere: row.others,
             at_least: row.at_least,
             why: why_not(row),
@@ -72,14 +83,16 @@ impl Summary {
     }
 
     pub(super) fn count(&mut self, outcomes: &Outcomes) {
-        self.succeeded = outcomes.of("succeeded");
-        self.failed = outcomes.of("failed") + outcomes.of("timed_out");
-        self.retried = outcomes.of("retried");
+        self.succeeded = outcomes.of(Became::Succeeded);
+        self.failed = outcomes.of(Became::Failed) + outcomes.of(Became::TimedOut);
+        self.retried = outcomes.of(Became::Retried);
     }
 
-    /// Attempts that did not succeed.
-    pub(super) fn failures(&self) -> u64 {
-        self.failed + self.retried
+    /// True where jobs have failed, or wait for another try. What was tried again within the drain and then succeeded is
+    /// well. Where more jobs wait than were looked at, one that was to be tried again may be among them.
+    pub(super) fn has_failures(&self) -> bool {
+        let waits = |left: &Left| left.retries > 0 || (self.retried > 0 && left.hides_some());
+        self.failed > 0 || self.left.iter().any(waits)
     }
 
     pub(super) fn to_json(&self) -> Value {
@@ -92,6 +105,7 @@ impl Summary {
                     "tags": left.tags,
                     "ready": left.ready,
                     "scheduled": left.scheduled,
+                    "retries": left.retries,
                     "running_elsewhere": left.elsewhere,
                     "at_least": left.at_least,
                     "why": left.why,
@@ -119,7 +133,7 @@ impl Summary {
         );
         if self.retried > 0 {
             text.push_str(&format!(
-                ", {} attempts failed and are tried again later",
+                ", {} attempts failed, but not for good",
                 self.retried
             ));
         }
@@ -134,7 +148,8 @@ fn line(left: &Left) -> String {
     let more = if left.at_least { "+" } else { "" };
     let counts: Vec<String> = [
         (left.ready, "ready"),
-        (left.scheduled, "for later"),
+        (left.scheduled - left.retries, "for later"),
+        (left.retries, "for another try"),
         (left.elsewhere, "running elsewhere"),
     ]
     .into_iter()
@@ -159,6 +174,7 @@ mod tests {
             ready,
             due: 0,
             scheduled,
+            retries: 0,
             mine,
             others: 0,
             at_least: false,
@@ -185,9 +201,41 @@ mod tests {
         };
         assert_eq!(
             summary.to_text(),
-            "queue mail: 5 succeeded, 0 failed, 1 attempts failed and are tried again later\n\
+            "queue mail: 5 succeeded, 0 failed, 1 attempts failed, but not for good\n\
              left: here: 2 for later\nleft: nowhere: 3 ready; no such handler"
         );
-        assert_eq!(summary.failures(), 1);
+        assert!(!summary.has_failures(), "it was tried again");
+    }
+
+    #[test]
+    fn whoever_waits_for_another_try_has_failed_so_far() {
+        let summary = |retried, rows: &[Remaining]| Summary {
+            retried,
+            left: left(rows, |_| None),
+            ..Summary::new("mail", "w")
+        };
+        let waits = Remaining {
+            retries: 1,
+            ..row("here", 0, 3, 0)
+        };
+        assert!(
+            summary(0, std::slice::from_ref(&waits)).has_failures(),
+            "whoever tried it"
+        );
+        assert_eq!(
+            summary(1, &[waits]).to_text().lines().last(),
+            Some("left: here: 2 for later, 1 for another try")
+        );
+        let many = Remaining {
+            at_least: true,
+            ..row("here", 0, COUNTED_MAX + 1, 0)
+        };
+        assert!(!summary(0, std::slice::from_ref(&many)).has_failures());
+        assert!(summary(1, &[many]).has_failures(), "nobody can tell");
+        let failed = Summary {
+            failed: 1,
+            ..summary(0, &[])
+        };
+        assert!(failed.has_failures());
     }
 }

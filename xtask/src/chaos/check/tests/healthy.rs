@@ -30,6 +30,9 @@ pub(super) const AGAIN: [i64; 2] = [22, 23];
 pub(super) const RELEASED: i64 = 24;
 pub(super) const MOVED: i64 = 25;
 pub(super) const STEPPED: i64 = 26;
+pub(super) const FROZEN: i64 = 27;
+pub(super) const STOPPED: i64 = 28;
+pub(super) const WAITED: i64 = 29;
 
 /// Puts jobs into a world, one at a time.
 #[derive(Default)]
@@ -107,6 +110,7 @@ impl Builder {
                 true => json!({"kind": "lost"}),
                 false => json!({"kind": "guest_error", "guest_kind": "flaky", "details": details}),
             },
+            sha256: None,
             claimed_us: job.claimed_us.expect("it has begun"),
             ended_us,
         });
@@ -202,6 +206,46 @@ pub(super) fn healthy() -> World {
     b.attempt(ORPHAN, true, 26 * S);
     b.begin(ORPHAN, 2, A, 26 * S);
     b.succeed(ORPHAN, 27 * S);
+
+    // Host B is frozen while it runs this one, and lives on.
+    b.job(FROZEN, 20 * S, plain());
+    b.begin(FROZEN, 1, B, 121 * S);
+    b.0.evidence.last_mut().expect("it has begun").ended_us = None;
+    b.happen(
+        122 * S,
+        129 * S,
+        What::HostFrozen {
+            worker: "host-2".into(),
+        },
+    );
+    b.attempt(FROZEN, true, 127 * S);
+    b.begin(FROZEN, 2, A, 127 * S);
+    b.succeed(FROZEN, 128 * S);
+
+    // Host B is stopped while it runs this one, and gives it back.
+    b.job(STOPPED, 140 * S, plain());
+    b.begin(STOPPED, 1, B, 141 * S);
+    b.0.evidence.last_mut().expect("it has begun").nonce = "given back in the end".into();
+    b.0.evidence.last_mut().expect("it has begun").ended_us = None;
+    b.happen(
+        142 * S,
+        143 * S,
+        What::HostStopped {
+            worker: "host-2".into(),
+            status: "exit status: 0".into(),
+            clean: true,
+        },
+    );
+    b.0.records.push(Record {
+        job: Some(STOPPED),
+        event: "released".into(),
+        attempt: Some(1),
+        worker: Some(B),
+        at_us: 143 * S - 1,
+        ..Record::default()
+    });
+    b.begin(STOPPED, 1, A, 143 * S);
+    b.succeed(STOPPED, 144 * S);
 
     // This one loses its host three times.
     b.job(DOOMED, 30 * S, plain());
@@ -325,9 +369,18 @@ pub(super) fn healthy() -> World {
     b.begin(STEPPED, 2, B, 83 * S);
     b.0.progress.push(Progress {
         job: STEPPED,
-        attempt: 2,
-        worker: B,
         step: nonce(STEPPED, 2),
+        said_us: 83 * S + 500_000,
+        attempt: Some(2),
+        worker: Some(B),
+    });
+    // What the first has said is deleted a little later.
+    b.0.progress.push(Progress {
+        job: STEPPED,
+        step: nonce(STEPPED, 1),
+        said_us: 81 * S + 1_200,
+        attempt: None,
+        worker: None,
     });
     b.succeed(STEPPED, 84 * S);
     let result = b.of(STEPPED).result.as_mut();
@@ -335,6 +388,21 @@ pub(super) fn healthy() -> World {
 
     let (queue, other) = ("default".to_string(), "default".to_string());
     b.call(100 * S, Ask::Pause { queue }, Answer::Ok(1));
+    b.job(WAITED, 105 * S, plain());
+    b.begin(WAITED, 1, A, 110 * S + 2_000);
+    b.succeed(WAITED, 111 * S);
+    // These were refused: there is no such job.
+    for (n, answer) in [
+        (9_001, Answer::Refused("no".into())),
+        (9_002, Answer::Unknown("cut".into())),
+    ] {
+        let wish = Wish { n, ..plain() };
+        let ask = Ask::Enqueue {
+            wish,
+            run_at_us: None,
+        };
+        b.call(112 * S, ask, answer);
+    }
     b.call(110 * S, Ask::Resume { queue: other }, Answer::Ok(1));
     let stopped = What::HostStopped {
         worker: "host-1".into(),

@@ -4,23 +4,41 @@ mod healthy;
 
 use serde_json::json;
 
-use super::super::ledger::{Answer, Ask, Happened, What};
+use super::super::ledger::{Answer, Ask, Happened, Run, What};
 use super::super::load::ATTEMPTS_MAX;
 use super::super::plan::Fault;
-use super::super::world::{Evidence, Job, World};
-use super::{RULES, check};
+use super::super::world::{Attempt, Evidence, Job, Worker, World};
+use super::{Known, RULES, Rule, check};
 use healthy::*;
 
 /// Breaks one promise in the healthy world: exactly that rule may say so.
 fn breaks(rule: &str, mutate: impl FnOnce(&mut World)) {
     let mut world = healthy();
     mutate(&mut world);
-    let broken: Vec<_> = check(&world)
+    let broken: Vec<_> = check(&Known::of(&world))
         .into_iter()
         .filter(|(_, found)| !found.violations.is_empty())
         .map(|(rule, _)| rule.name)
         .collect();
     assert_eq!(broken, [rule]);
+}
+
+/// How many cases this rule has.
+fn of_rule(name: &str, world: &World) -> u64 {
+    let all = check(&Known::of(world));
+    let of_it = all.into_iter().find(|(rule, _)| rule.name == name);
+    of_it.expect("there is such a rule").1.checked
+}
+
+fn breaks_nothing(world: &World) {
+    for (rule, found) in check(&Known::of(world)) {
+        assert!(
+            found.violations.is_empty(),
+            "{}: {:?}",
+            rule.name,
+            found.violations
+        );
+    }
 }
 
 fn job(world: &mut World, id: i64) -> &mut Job {
@@ -35,7 +53,7 @@ fn evidence(world: &mut World, id: i64) -> &mut Evidence {
 
 #[test]
 fn a_healthy_world_breaks_nothing_and_every_rule_has_a_case_in_it() {
-    for (rule, found) in check(&healthy()) {
+    for (rule, found) in check(&Known::of(&healthy())) {
         assert!(
             found.violations.is_empty(),
             "{}: {:?}",
@@ -86,7 +104,7 @@ fn a_job_whose_enqueue_was_refused_or_rolled_back_is_found() {
 
 #[test]
 fn a_job_that_is_there_twice_under_two_ids_is_found() {
-    breaks("refused_leaves_nothing", |world| {
+    breaks("accepted_is_kept", |world| {
         let mut twin = job(world, FAR).clone();
         twin.id = 99;
         world.jobs.push(twin);
@@ -150,31 +168,60 @@ fn a_failed_attempt_with_the_nonce_of_another_is_found() {
     });
 }
 
+/// Another attempt at the first job begins after its end.
+fn begins_again(world: &mut World) -> i64 {
+    let finished_us = job(world, QUICK).finished_us.expect("it has ended");
+    let mut again = evidence(world, QUICK).clone();
+    again.nonce = "again".into();
+    (again.begun_us, again.ended_us) = (finished_us + S / 4, None);
+    let begun_us = again.begun_us;
+    world.evidence.push(again);
+    begun_us
+}
+
 #[test]
-fn an_outcome_of_an_attempt_that_was_superseded_is_found() {
-    breaks("superseded", |world| {
-        let mut newer = evidence(world, QUICK).clone();
-        (newer.attempt, newer.nonce) = (2, "newer".into());
-        (newer.begun_us, newer.ended_us) = (newer.begun_us + S / 4, None);
-        world.evidence.push(newer);
+fn an_attempt_that_begins_after_the_end_of_its_job_is_found() {
+    breaks("over_at_its_end", |world| {
+        begins_again(world);
     });
+}
+
+#[test]
+fn an_attempt_that_begins_after_an_end_from_outside_is_excused() {
+    let mut world = healthy();
+    let mut late = evidence(&mut world, QUICK).clone();
+    (late.job, late.nonce) = (CANCELLED, "late".into());
+    late.begun_us = 11 * S + 500_000;
+    world.evidence.push(late);
+    breaks_nothing(&world);
 }
 
 #[test]
 fn an_attempt_that_goes_on_after_it_has_lost_its_job_is_found() {
     breaks("revoked", |world| {
-        evidence(world, ORPHAN).ended_us = Some(26 * S + 2_000)
+        evidence(world, FROZEN).ended_us = Some(129 * S + 2_000);
     });
 }
 
 #[test]
-fn a_superseding_attempt_whose_claim_the_server_has_forgotten_is_excused() {
+fn an_attempt_whose_host_was_killed_shows_nothing_of_revocation() {
     let mut world = healthy();
-    let mut newer = evidence(&mut world, QUICK).clone();
-    (newer.attempt, newer.nonce) = (2, "newer".into());
-    (newer.begun_us, newer.ended_us) = (newer.begun_us + S / 4, None);
-    let at_us = newer.begun_us + S / 2;
-    world.evidence.push(newer);
+    let cases = |world: &World| of_rule("revoked", world);
+    assert_eq!(cases(&world), 1);
+    world.happened.push(Happened {
+        from_us: 126 * S,
+        until_us: 126 * S,
+        what: What::HostKilled {
+            worker: "host-2".into(),
+        },
+    });
+    assert_eq!(cases(&world), 0);
+}
+
+#[test]
+fn an_attempt_that_begins_late_whose_claim_the_server_has_forgotten_is_excused() {
+    let mut world = healthy();
+    let at_us = begins_again(&mut world) + S / 2;
     world.happened.push(Happened {
         from_us: at_us,
         until_us: at_us + S,
@@ -182,14 +229,7 @@ fn a_superseding_attempt_whose_claim_the_server_has_forgotten_is_excused() {
             how: Fault::CrashServer,
         },
     });
-    for (rule, found) in check(&world) {
-        assert!(
-            found.violations.is_empty(),
-            "{}: {:?}",
-            rule.name,
-            found.violations
-        );
-    }
+    breaks_nothing(&world);
 }
 
 #[test]
@@ -218,9 +258,16 @@ fn a_step_that_is_forgotten_or_done_twice_is_found() {
 
 #[test]
 fn the_progress_of_a_stale_attempt_is_found() {
+    // Under the fence of its successor.
     breaks("stale_progress", |world| {
         world.progress[0].step = nonce(STEPPED, 1)
     });
+    // Under its own, long after it had lost the job.
+    breaks("stale_progress", |world| {
+        world.progress[1].said_us = 83 * S + 500_000
+    });
+    // After the job had ended.
+    breaks("stale_progress", |world| world.progress[0].said_us = 86 * S);
 }
 
 #[test]
@@ -248,6 +295,14 @@ fn a_claim_of_a_paused_queue_is_found() {
             }
         }
     });
+}
+
+#[test]
+fn a_pause_in_which_nothing_came_shows_nothing() {
+    let mut world = healthy();
+    assert_eq!(of_rule("pause_holds", &world), 1);
+    job(&mut world, WAITED).requested_us = 99 * S;
+    assert_eq!(of_rule("pause_holds", &world), 0);
 }
 
 #[test]
@@ -363,31 +418,90 @@ fn an_orphan_that_waits_too_long_is_found() {
 #[test]
 fn an_attempt_that_is_lost_with_a_host_that_was_stopped_in_order_is_found() {
     breaks("stop_burns_nothing", |world| {
-        let stopped = What::HostStopped {
-            worker: "host-2".into(),
-            status: "exit status: 0".into(),
-            clean: true,
-        };
-        world.happened.push(Happened {
-            from_us: 45 * S,
-            until_us: 46 * S,
-            what: stopped,
+        world.records.retain(|record| record.job != Some(STOPPED));
+        world.attempts.push(Attempt {
+            job: STOPPED,
+            attempt: 1,
+            lost: true,
+            worker: B,
+            claimed_us: 141 * S,
+            ended_us: 146 * S,
+            ..Attempt::default()
         });
+        let stopped = job(world, STOPPED);
+        (stopped.attempt, stopped.lost) = (2, 1);
+        stopped.claimed_us = Some(146 * S);
+        stopped.finished_us = Some(147 * S);
+        let result = stopped.result.as_mut().expect("it has succeeded");
+        (result["attempt"], result["nonce"]) = (json!(2), json!(nonce(STOPPED, 2)));
+        let mut all = world.evidence.iter_mut();
+        let second = all.rfind(|e| e.job == STOPPED).expect("it has begun");
+        (second.attempt, second.nonce) = (2, nonce(STOPPED, 2));
+        (second.begun_us, second.ended_us) = (146 * S + 1_000, Some(146 * S + 2_000));
     });
+}
+
+#[test]
+fn a_stop_shows_something_where_an_attempt_runs_that_nothing_else_disturbs() {
+    let mut world = healthy();
+    assert_eq!(of_rule("stop_burns_nothing", &world), 1);
+    world.happened.push(Happened {
+        from_us: 141 * S + 500_000,
+        until_us: 141 * S + 600_000,
+        what: What::ServerCrashed {
+            how: Fault::KillBackend,
+        },
+    });
+    assert_eq!(of_rule("stop_burns_nothing", &world), 0);
+}
+
+/// Host ends by itself a moment after it was started, with this status.
+fn ended(worker: &str, status: &str) -> Happened {
+    Happened {
+        from_us: 45 * S,
+        until_us: 46 * S,
+        what: What::HostEnded {
+            worker: worker.into(),
+            status: status.into(),
+            up_us: S,
+        },
+    }
 }
 
 #[test]
 fn a_host_that_ends_by_itself_is_found() {
     breaks("hosts_live", |world| {
+        world.happened.push(ended("host-1", "exit status: 1"));
+    });
+}
+
+#[test]
+fn a_host_may_give_up_at_its_start_where_it_is_cut_off_and_in_no_other_way() {
+    let is_cut = |world: &mut World| {
         world.happened.push(Happened {
-            from_us: 45 * S,
-            until_us: 46 * S,
-            what: What::HostEnded {
-                worker: "host-1".into(),
-                status: "exit status: 1".into(),
-                up_us: S,
-            },
+            from_us: 45 * S + 500_000,
+            until_us: 45 * S + 501_000,
+            what: What::BackendsTerminated { count: 1 },
         });
+    };
+    for worker in ["host-1", "host-4-9"] {
+        let mut world = healthy();
+        is_cut(&mut world);
+        world.happened.push(ended(worker, "exit status: 1"));
+        breaks_nothing(&world);
+        breaks("hosts_live", |world| {
+            is_cut(world);
+            world.happened.push(ended(worker, "signal: 6 (SIGABRT)"));
+        });
+    }
+    // One that has registered was not starting any more.
+    breaks("hosts_live", |world| {
+        is_cut(world);
+        world.workers.push(Worker {
+            incarnation: 9,
+            worker_id: "host-4-9".into(),
+        });
+        world.happened.push(ended("host-4-9", "exit status: 1"));
     });
 }
 
@@ -400,4 +514,22 @@ fn a_host_that_does_not_stop_in_order_is_found() {
             }
         }
     });
+}
+
+#[test]
+fn a_rule_without_a_case_fails_a_run_that_had_to_have_one() {
+    let rule = |name: &str| -> &Rule {
+        let found = RULES.iter().find(|rule| rule.name == name);
+        found.expect("there is such a rule")
+    };
+    let run = |minutes, faults: &[Fault]| Run {
+        minutes,
+        faults: faults.to_vec(),
+        ..Run::default()
+    };
+    assert!(rule("settled_once").is_needed(&run(0.1, &[])));
+    assert!(!rule("revoked").is_needed(&run(30.0, &[Fault::KillHost])));
+    assert!(rule("revoked").is_needed(&run(1.0, &[Fault::FreezeHost])));
+    assert!(!rule("stop_burns_nothing").is_needed(&run(1.0, &[Fault::StopHost])));
+    assert!(rule("stop_burns_nothing").is_needed(&run(5.0, &[Fault::StopHost])));
 }

@@ -1,0 +1,126 @@
+//! `rouse job logs`: what the attempts at a job have printed and logged.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+use serde_json::json;
+
+use super::{EXIT_UNKNOWN, unknown};
+use crate::cli::target::Target;
+use crate::cli::text::plain;
+use crate::job::JobId;
+use crate::store::{LoggedLine, Store};
+
+/// How often who follows looks. Workers tell what was said twice a second.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// How many looks after the end of a job the last lines may take.
+const LOOKS_AFTER_THE_END: u32 = 4;
+
+/// Options of `rouse job logs`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Lines come from standard output (info), standard error (warn) and the handler's log, with the time (UTC) and the attempt that said
+them, half a second after they were said. An attempt may write 256 KiB.
+Exit codes: 0 the job is known · 3 no such job")]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// The job's id
+    id: i64,
+
+    /// Go on until the job has ended
+    #[arg(long, short)]
+    follow: bool,
+
+    /// Only what this attempt has said
+    #[arg(long, value_name = "N")]
+    attempt: Option<i32>,
+
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the lines.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let store = args.target.store()?;
+    store.check_schema().await?;
+    let id = JobId(args.id);
+    let mut after = (
+        args.attempt.map_or(0, |attempt| attempt.saturating_sub(1)),
+        i32::MAX,
+    );
+    if args.attempt.is_none() {
+        after = (0, 0);
+    }
+    let mut looks_left = None;
+    loop {
+        // Before its lines: what is said after the end is looked for again.
+        let Some(job) = store.job(id).await? else {
+            unknown(args.id);
+            return Ok(ExitCode::from(EXIT_UNKNOWN));
+        };
+        let said_more = print(&store, id, &mut after, &args).await?;
+        let ended = !matches!(job.state.as_str(), "queued" | "running");
+        let past_it = args
+            .attempt
+            .is_some_and(|attempt| job.record["attempt"].as_i64() > Some(attempt.into()));
+        match (args.follow, ended || past_it) {
+            (false, _) => return Ok(ExitCode::SUCCESS),
+            (true, false) => {}
+            (true, true) => {
+                let left = match looks_left {
+                    Some(left) if !said_more => left,
+                    _ => LOOKS_AFTER_THE_END,
+                };
+                if left == 0 {
+                    return Ok(ExitCode::SUCCESS);
+                }
+                looks_left = Some(left - 1);
+            }
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Prints what was said after that line, and moves on. True when there was something.
+async fn print(
+    store: &Store,
+    id: JobId,
+    after: &mut (i32, i32),
+    args: &Args,
+) -> anyhow::Result<bool> {
+    let mut any = false;
+    loop {
+        let lines = store.job_log(id, *after).await?;
+        let Some(last) = lines.last() else {
+            return Ok(any);
+        };
+        *after = (last.attempt, last.line);
+        any = true;
+        for line in lines
+            .iter()
+            .filter(|line| args.attempt.is_none_or(|attempt| attempt == line.attempt))
+        {
+            println!("{}", said(line, args.json));
+        }
+    }
+}
+
+fn said(line: &LoggedLine, as_json: bool) -> String {
+    let LoggedLine {
+        attempt,
+        line: number,
+        at,
+        level,
+        text,
+    } = line;
+    match as_json {
+        true => json!({"attempt": attempt, "line": number, "at": at, "level": level, "text": text})
+            .to_string(),
+        false => format!("{at} {attempt} {:5} {}", level.to_uppercase(), plain(text)),
+    }
+}

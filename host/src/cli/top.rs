@@ -1,0 +1,130 @@
+//! `rouse top`: the attempts that run, and what they use.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args as ClapArgs;
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::{Value, json};
+
+use super::ago;
+use super::target::Target;
+use super::text::plain;
+use crate::store::Store;
+
+/// How often the listing is made anew; workers tell what their attempts use every 5 s.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// A screen.
+const LINES: i64 = 50;
+
+/// Puts the cursor at the upper left corner of an empty screen.
+const CLEAR: &str = "\x1b[2J\x1b[H";
+
+/// Options of `rouse top`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Needs the role rouse_observer. The longest running attempts come first. What they use is told every 5 seconds, of those that have
+run for 2; `-` where nothing is known yet. What ended attempts have used: `rouse job ID`, and the view rouse.usage.")]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// List once and end; without a terminal that is so anyway
+    #[arg(long)]
+    once: bool,
+
+    /// At most so many attempts
+    #[arg(long, value_name = "N", default_value_t = LINES, value_parser = clap::value_parser!(i64).range(1..=100_000))]
+    limit: i64,
+
+    /// Print one JSON object and end
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists until it is interrupted, or once.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let store = args.target.store()?;
+    store.check_schema().await?;
+    if args.json {
+        println!("{}", json!({"running": listed(&store, args.limit).await?}));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let follows = !args.once && std::io::stdout().is_terminal();
+    loop {
+        let running = listed(&store, args.limit).await?;
+        if !follows {
+            println!("{}", table(&running));
+            return Ok(ExitCode::SUCCESS);
+        }
+        println!("{CLEAR}{}", table(&running));
+        tokio::select! {
+            () = tokio::time::sleep(EVERY) => {}
+            interrupted = tokio::signal::ctrl_c() => {
+                interrupted?;
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+    }
+}
+
+async fn listed(store: &Store, most: i64) -> anyhow::Result<Vec<Value>> {
+    let listed = store.top(most).await?;
+    listed.context("this login may not see what runs; it needs the role rouse_observer")
+}
+
+fn table(running: &[Value]) -> String {
+    if running.is_empty() {
+        return "nothing runs".into();
+    }
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header([
+        "job", "handler", "tenant", "worker", "attempt", "runs for", "cpu", "memory", "calls",
+        "in", "out", "progress",
+    ]);
+    for one in running {
+        let text = |key: &str| plain(one[key].as_str().unwrap_or_default());
+        let number = |key: &str| one[key].as_u64();
+        let bytes = |key: &str| number(key).map_or_else(|| "-".into(), bytes);
+        let cpu = number("cpu_us").map_or_else(
+            || "-".into(),
+            |us| format!("{:.1} s", Duration::from_micros(us).as_secs_f64()),
+        );
+        let progress = number("percent").map_or_else(String::new, |percent| {
+            format!("{percent} % {}", text("step"))
+        });
+        table.add_row([
+            one["id"].to_string(),
+            text("handler"),
+            text("tenant"),
+            text("worker_id"),
+            one["attempt"].to_string(),
+            ago::seconds(one["running_s"].as_f64().unwrap_or_default()),
+            cpu,
+            bytes("memory_bytes"),
+            number("host_calls").map_or_else(|| "-".into(), |calls| calls.to_string()),
+            bytes("bytes_in"),
+            bytes("bytes_out"),
+            progress,
+        ]);
+    }
+    for column in [6, 7, 8, 9, 10] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.trim_fmt()
+}
+
+/// With the unit that people would choose.
+pub(super) fn bytes(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}

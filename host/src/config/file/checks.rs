@@ -1,0 +1,174 @@
+//! Rules that the types of the file do not carry.
+
+use std::time::Duration;
+
+use super::{File, check_worker_id};
+use crate::job::is_pattern;
+use crate::sandbox;
+
+impl File {
+    /// Says what is wrong, with the key.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if let Some(id) = &self.worker_id {
+            check_worker_id(id)?;
+        }
+        for (key, words) in [("queues", &self.queues), ("tags", &self.tags)] {
+            for word in words.iter().flatten() {
+                let fits = (1..=128).contains(&word.len())
+                    && word.starts_with(|c: char| c.is_ascii_alphanumeric())
+                    && word
+                        .bytes()
+                        .all(|b| b.is_ascii_alphanumeric() || b"_.:-".contains(&b));
+                if !fits {
+                    return Err(format!(
+                        "{key}: {word:?} is no name: letters, digits and _ . : - ; at most 128 characters"
+                    ));
+                }
+            }
+        }
+        let ms = |duration: Option<Duration>| {
+            duration.map(|duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+        };
+        within("slots", self.slots.map(|slots| slots as u64), 1, 10_000, "")?;
+        within("poll_min", ms(self.poll_min), 1, 60_000, " ms")?;
+        within("poll_max", ms(self.poll_max), 1, 60_000, " ms")?;
+        within("keep_days", self.keep_days.map(u64::from), 1, 36_500, "")?;
+        within("lost_max", self.lost_max.map(u64::from), 1, 1000, "")?;
+        within(
+            "memory_total_mb",
+            self.memory_total_mb.map(|mb| mb as u64),
+            16,
+            1 << 24,
+            "",
+        )?;
+        let everyone = self.limits.set().over(&sandbox::Limits::default());
+        self.limits.check("limits", &sandbox::Limits::default())?;
+        within(
+            "invoke_max",
+            self.invoke_max.map(|max| max as u64),
+            0,
+            10_000,
+            "",
+        )?;
+        within(
+            "invoke_payload_bytes_max",
+            self.invoke_payload_bytes_max.map(|bytes| bytes as u64),
+            2,
+            64 << 20,
+            "",
+        )?;
+        within(
+            "compilations_max",
+            self.compilations_max.map(|max| max as u64),
+            1,
+            64,
+            "",
+        )?;
+        within("compile_cpu", ms(self.compile_cpu), 1000, 3_600_000, " ms")?;
+        within(
+            "compile_memory_mb",
+            self.compile_memory_mb.map(|mb| mb as u64),
+            512,
+            65_536,
+            "",
+        )?;
+        within(
+            "http_requests_max",
+            self.http_requests_max.map(|max| max as u64),
+            0,
+            1_000_000,
+            "",
+        )?;
+        within("http_bytes_max", self.http_bytes_max, 1024, 1 << 40, "")?;
+        within(
+            "http_body_bytes_max",
+            self.http_body_bytes_max,
+            1024,
+            1 << 40,
+            "",
+        )?;
+        within("http_timeout", ms(self.http_timeout), 1, 86_400_000, " ms")?;
+        for (name, secret) in &self.secrets {
+            secret
+                .check()
+                .map_err(|why| format!("secrets.{name}: {why}"))?;
+        }
+        if self.queues.as_ref().is_some_and(Vec::is_empty) {
+            return Err("queues is empty: leave it out to serve all queues".into());
+        }
+        for (handler, table) in &self.handlers {
+            if !is_pattern(handler) {
+                return Err(format!(
+                    "handlers.\"{handler}\" is neither a handler's name nor a pattern such as \"image.*\" or \"*\""
+                ));
+            }
+            let name = |key: &str| format!("handlers.\"{handler}\".{key}");
+            table.limits.check(&name("limits"), &everyone)?;
+            for http in &table.http {
+                http.check().map_err(|why| name("http") + ": " + &why)?;
+            }
+            for secret in &table.secrets {
+                let known = self.secrets.keys().any(|known| *known == secret.name);
+                secret
+                    .check(known)
+                    .map_err(|why| name("secrets") + ": " + &why)?;
+            }
+            within(&name("lease"), ms(table.lease), 2000, 86_400_000, " ms")?;
+            within(
+                &name("timeout"),
+                ms(table.timeout),
+                1,
+                30 * 86_400_000,
+                " ms",
+            )?;
+            within(&name("grace"), ms(table.grace), 0, 3_600_000, " ms")?;
+            within(
+                &name("max_attempts"),
+                table.max_attempts.map(u64::from),
+                1,
+                1000,
+                "",
+            )?;
+            within(
+                &name("retry_initial"),
+                ms(table.retry_initial),
+                0,
+                30 * 86_400_000,
+                " ms",
+            )?;
+            within(
+                &name("retry_max"),
+                ms(table.retry_max),
+                0,
+                30 * 86_400_000,
+                " ms",
+            )?;
+            if table
+                .retry_multiplier
+                .is_some_and(|multiplier| !(1.0..=1000.0).contains(&multiplier))
+            {
+                return Err(format!(
+                    "{} must be between 1 and 1000",
+                    name("retry_multiplier")
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Says which key is not between these bounds.
+pub(super) fn within(
+    name: &str,
+    value: Option<u64>,
+    min: u64,
+    max: u64,
+    unit: &str,
+) -> Result<(), String> {
+    match value {
+        Some(value) if !(min..=max).contains(&value) => Err(format!(
+            "{name} must be between {min} and {max}{unit}, not {value}"
+        )),
+        Some(_) | None => Ok(()),
+    }
+}

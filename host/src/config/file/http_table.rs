@@ -1,0 +1,83 @@
+//! `[[handlers."…".http]]`: requests that a handler may send.
+
+use serde::{Deserialize, Deserializer};
+
+use crate::sandbox::{HostPattern, HttpGrant, HttpScheme};
+
+/// Requests that a handler may send.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HttpTable {
+    /// `api.example.com`, `*.example.com`, `192.0.2.1`, or `*` for all.
+    #[serde(deserialize_with = "hosts")]
+    hosts: Vec<HostPattern>,
+    #[serde(default = "https_alone")]
+    schemes: Vec<SchemeWord>,
+    /// None: those of the schemes.
+    #[serde(default)]
+    ports: Vec<u16>,
+    /// None: all.
+    #[serde(default)]
+    methods: Vec<String>,
+    /// True: also where the hosts are on this machine or its network.
+    #[serde(default)]
+    private: bool,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum SchemeWord {
+    Http,
+    Https,
+}
+
+fn https_alone() -> Vec<SchemeWord> {
+    vec![SchemeWord::Https]
+}
+
+/// Reads patterns of hosts.
+pub(super) fn hosts<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<HostPattern>, D::Error> {
+    let texts = Vec::<String>::deserialize(input)?;
+    let read = |text: &String| {
+        text.parse::<HostPattern>()
+            .map_err(|why| serde::de::Error::custom(format!("the host {text:?}: {why}")))
+    };
+    texts.iter().map(read).collect()
+}
+
+impl HttpTable {
+    /// Says what is wrong.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.hosts.is_empty() || self.schemes.is_empty() {
+            return Err("without hosts or schemes it grants nothing".into());
+        }
+        if self.ports.contains(&0) {
+            return Err("ports are from 1 to 65535".into());
+        }
+        let is_method = |method: &String| {
+            !method.is_empty()
+                && method
+                    .bytes()
+                    .all(|byte| byte.is_ascii_uppercase() || byte == b'-')
+        };
+        match self.methods.iter().find(|method| !is_method(method)) {
+            Some(method) => Err(format!("{method:?} is no method such as GET")),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn grant(&self, handler: &str) -> HttpGrant {
+        let scheme = |word: &SchemeWord| match word {
+            SchemeWord::Http => HttpScheme::Http,
+            SchemeWord::Https => HttpScheme::Https,
+        };
+        HttpGrant {
+            handler: handler.to_owned(),
+            hosts: self.hosts.clone(),
+            schemes: self.schemes.iter().map(scheme).collect(),
+            ports: self.ports.clone(),
+            methods: self.methods.clone(),
+            private: self.private,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! `[secrets.…]`: where secrets are read from, and where handlers may have them sent.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow};
+use serde::Deserialize;
+
+use super::File;
+use super::http_table::hosts;
+use crate::config::Environment;
+use crate::config::token_file::read_text;
+use crate::sandbox::{HostPattern, Secret, SecretGrant, Secrets};
+
+/// Where a secret is read from: one of the two.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SecretTable {
+    /// A variable of the environment.
+    env: Option<String>,
+    /// A file that only its owner may read; relative to the folder of `rouse.toml`.
+    file: Option<PathBuf>,
+}
+
+/// Where a handler may have a secret sent.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SecretUseTable {
+    pub(super) name: String,
+    #[serde(deserialize_with = "hosts")]
+    hosts: Vec<HostPattern>,
+    #[serde(default)]
+    headers: Vec<String>,
+    #[serde(default)]
+    body: bool,
+}
+
+impl SecretTable {
+    /// Says what is wrong.
+    pub(super) fn check(&self) -> Result<(), String> {
+        match (&self.env, &self.file) {
+            (Some(_), None) | (None, Some(_)) => Ok(()),
+            (Some(_), Some(_)) | (None, None) => Err("it has either env or file".into()),
+        }
+    }
+
+    fn read(&self, folder: &Path, environment: Environment) -> anyhow::Result<String> {
+        match (&self.env, &self.file) {
+            (Some(name), _) => environment
+                .get(name)
+                .ok_or_else(|| anyhow!("the variable {name} is not set")),
+            (None, Some(file)) => read_text(&folder.join(file), "secret"),
+            (None, None) => Err(anyhow!("it has neither env nor file")),
+        }
+    }
+}
+
+impl SecretUseTable {
+    /// Says what is wrong. `known`: there is such a secret.
+    pub(super) fn check(&self, known: bool) -> Result<(), String> {
+        let name = &self.name;
+        if !known {
+            return Err(format!(
+                "there is no [secrets.{name}], which says where {name} is read from"
+            ));
+        }
+        if self.hosts.is_empty() || (self.headers.is_empty() && !self.body) {
+            return Err(format!(
+                "{name} may go nowhere without hosts, and headers or body = true"
+            ));
+        }
+        match self.headers.iter().find(|header| !is_header(header)) {
+            Some(header) => Err(format!("{header:?} is no header that a handler can send")),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn grant(&self, handler: &str) -> SecretGrant {
+        let headers = self.headers.iter();
+        SecretGrant {
+            handler: handler.to_owned(),
+            name: self.name.clone(),
+            hosts: self.hosts.clone(),
+            headers: headers.map(|header| header.to_ascii_lowercase()).collect(),
+            body: self.body,
+        }
+    }
+}
+
+fn is_header(name: &str) -> bool {
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.!#$%&'*+^`|~".contains(&byte);
+    !name.is_empty() && name.bytes().all(is_token) && !name.eq_ignore_ascii_case("host")
+}
+
+impl File {
+    /// Reads all secrets.
+    ///
+    /// # Errors
+    /// When one is missing, is readable by others, or is none; with its name.
+    pub fn secrets(&self, folder: &Path, environment: Environment) -> anyhow::Result<Secrets> {
+        let read = |(name, table): (&String, &SecretTable)| {
+            let text = table.read(folder, environment);
+            let secret = text.and_then(|text| Secret::new(&text).map_err(|why| anyhow!(why)));
+            secret
+                .map(|secret| (name.clone(), secret))
+                .with_context(|| format!("read the secret {name} (secrets.{name} in rouse.toml)"))
+        };
+        let secrets: anyhow::Result<_> = self.secrets.iter().map(read).collect();
+        Ok(Secrets(secrets?))
+    }
+}

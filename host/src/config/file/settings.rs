@@ -1,0 +1,110 @@
+//! From what is written to the settings of worker and sandbox, with their defaults.
+
+use std::path::Path;
+
+use super::File;
+use super::handler_table::{HandlerTable, ModeWord};
+use super::http_table::HttpTable;
+use super::secret_table::SecretUseTable;
+use crate::sandbox::{self, Grant, Grants, HttpSettings, LimitsSet, Mode};
+use crate::worker::{self, Overrides};
+
+impl File {
+    /// The worker's settings, but for its key.
+    pub fn worker(&self, hostname: String) -> worker::Settings {
+        let default = worker::Settings::default();
+        worker::Settings {
+            worker_id: self.worker_id.clone().unwrap_or(default.worker_id),
+            key: default.key,
+            hostname,
+            queues: self.queues.clone().unwrap_or(default.queues),
+            tags: self.tags.clone().unwrap_or(default.tags),
+            slots: self.slots.unwrap_or(default.slots),
+            notify: self.notify.unwrap_or(default.notify),
+            poll_min: self.poll_min.unwrap_or(default.poll_min),
+            poll_max: self.poll_max.unwrap_or(default.poll_max),
+            drain_timeout: self.drain_timeout.unwrap_or(default.drain_timeout),
+            keep_days: self.keep_days.unwrap_or(default.keep_days),
+            promote_after: self
+                .promote_after
+                .or(default.promote_after)
+                .filter(|after| !after.is_zero()),
+            lost_max: self.lost_max.unwrap_or(default.lost_max),
+            sources: self.sources.clone().into_iter().collect(),
+            overrides: Overrides(
+                self.handlers
+                    .iter()
+                    .map(|(name, table)| (name.clone(), table.over()))
+                    .collect(),
+            ),
+        }
+    }
+
+    /// What all handlers have of a kind, with the handler's name or pattern.
+    fn by_handler<T, G>(
+        &self,
+        of: impl Fn(&HandlerTable) -> &Vec<T>,
+        grant: impl Fn(&T, &str) -> G,
+    ) -> Vec<G> {
+        let grant = &grant;
+        self.handlers
+            .iter()
+            .flat_map(|(handler, table)| of(table).iter().map(move |it| grant(it, handler)))
+            .collect()
+    }
+
+    /// The sandbox's settings, but for the secrets. `folder` is where relative directories start.
+    pub fn sandbox(&self, folder: &Path, slots: usize) -> sandbox::Settings {
+        let default = sandbox::Settings::default();
+        let grants = self.handlers.iter().flat_map(|(handler, table)| {
+            table.dirs.iter().map(|dir| Grant {
+                handler: handler.clone(),
+                dir: folder.join(&dir.dir),
+                at: dir.at.clone(),
+                mode: match dir.mode {
+                    ModeWord::Read => Mode::Read,
+                    ModeWord::ReadWrite => Mode::ReadWrite,
+                },
+            })
+        });
+        let set = self.limits.set();
+        sandbox::Settings {
+            attempts_max: slots,
+            limits: set.over(&default.limits),
+            limits_of: self
+                .handlers
+                .iter()
+                .map(|(handler, table)| (handler.clone(), table.limits.set()))
+                // A table that says nothing of limits leaves the word to a wider one.
+                .filter(|(_, set)| *set != LimitsSet::default())
+                .collect(),
+            memory_bytes_total_max: self.memory_total_mb.map(|mb| mb << 20),
+            grants: Grants(grants.collect()),
+            http_grants: self.by_handler(|table| &table.http, HttpTable::grant),
+            http: HttpSettings {
+                requests_max: self.http_requests_max.unwrap_or(default.http.requests_max),
+                bytes_max: self.http_bytes_max.unwrap_or(default.http.bytes_max),
+                body_bytes_max: self
+                    .http_body_bytes_max
+                    .unwrap_or(default.http.body_bytes_max),
+                timeout: self.http_timeout.unwrap_or(default.http.timeout),
+                ca_file: self.http_ca_file.as_ref().map(|file| folder.join(file)),
+                resolver: default.http.resolver,
+            },
+            secret_grants: self.by_handler(|table| &table.secrets, SecretUseTable::grant),
+            instances: self
+                .handlers
+                .iter()
+                .map(|(handler, table)| (handler.clone(), table.instances))
+                .collect(),
+            compile_cpu_max: self.compile_cpu.unwrap_or(default.compile_cpu_max),
+            compile_memory_bytes_max: self
+                .compile_memory_mb
+                .map_or(default.compile_memory_bytes_max, |mb| mb << 20),
+            compilations_max: self.compilations_max.unwrap_or(default.compilations_max),
+            cache_dir: self.cache_dir(folder),
+            pin: self.pin(folder),
+            ..default
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! Files that only their owner may read.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+
+/// What such a file has, and one byte more than it may have where it has more. `what` it is, for messages.
+///
+/// # Errors
+/// When it cannot be read, or others may read it. The source is the system's, where it is not there for instance.
+pub(super) fn read_private(path: &Path, what: &str, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
+    let file = File::open(path).with_context(|| format!("open the {what} {}", path.display()))?;
+    if file.metadata()?.mode() & 0o077 != 0 {
+        bail!(
+            "others may read the {what} {}; run `chmod 600` on it",
+            path.display()
+        );
+    }
+    let mut bytes = Vec::new();
+    file.take(bytes_max as u64 + 1)
+        .read_to_end(&mut bytes)
+        .with_context(|| format!("read the {what} {}", path.display()))?;
+    Ok(bytes)
+}

@@ -1,0 +1,161 @@
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+use super::*;
+
+fn engine() -> Engine {
+    Engine::default()
+}
+
+/// A cache in a directory of its own, with one entry.
+struct Cached {
+    dir: tempfile::TempDir,
+    cache: CodeCache,
+    module: Digest,
+}
+
+impl Cached {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/down");
+        let cache = CodeCache::open(&path, &engine()).expect("a cache");
+        let module = Digest::of(b"module");
+        cache.put(module, b"code");
+        Self { dir, cache, module }
+    }
+
+    fn entry(&self) -> PathBuf {
+        self.cache.path.join(self.cache.name(self.module))
+    }
+
+    fn get(&self) -> Option<Vec<u8>> {
+        self.cache.get(self.module)
+    }
+
+    /// What it says after this has been done to its entry; it is gone then.
+    #[track_caller]
+    fn is_unusable_after(act: impl Fn(&Path)) {
+        let cached = Self::new();
+        act(&cached.entry());
+        assert_eq!(cached.get(), None);
+        assert!(
+            fs::symlink_metadata(cached.entry()).is_err(),
+            "it is removed"
+        );
+        cached.cache.put(cached.module, b"code");
+        assert_eq!(cached.get().as_deref(), Some(&b"code"[..]));
+    }
+}
+
+#[test]
+fn what_was_put_is_found_also_by_another_host_and_nothing_is_left_beside_it() {
+    let cached = Cached::new();
+    assert_eq!(cached.get().as_deref(), Some(&b"code"[..]));
+    assert_eq!(cached.cache.get(Digest::of(b"another")), None);
+    let other = CodeCache::open(&cached.cache.path, &engine()).unwrap();
+    assert_eq!(other.get(cached.module).as_deref(), Some(&b"code"[..]));
+    assert_eq!(fs::read_dir(&cached.cache.path).unwrap().count(), 1);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&cached.cache.path), 0o700);
+    assert_eq!(mode(&cached.entry()), 0o600);
+    assert!(cached.dir.path().exists());
+}
+
+#[test]
+fn an_engine_with_other_settings_does_not_find_it() {
+    let cached = Cached::new();
+    let mut config = wasmtime::Config::new();
+    config.epoch_interruption(true);
+    let other = CodeCache::open(&cached.cache.path, &Engine::new(&config).unwrap()).unwrap();
+    assert_eq!(other.get(cached.module), None);
+}
+
+#[test]
+fn an_entry_that_is_damaged_cut_off_or_empty_is_removed() {
+    Cached::is_unusable_after(|entry| {
+        let mut bytes = fs::read(entry).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(entry, bytes).unwrap();
+    });
+    Cached::is_unusable_after(|entry| {
+        let bytes = fs::read(entry).unwrap();
+        fs::write(entry, &bytes[..bytes.len() - 1]).unwrap();
+    });
+    Cached::is_unusable_after(|entry| fs::write(entry, &MAGIC[..5]).unwrap());
+    Cached::is_unusable_after(|entry| fs::write(entry, b"").unwrap());
+}
+
+#[test]
+fn a_link_a_pipe_and_a_file_that_others_may_write_are_removed() {
+    Cached::is_unusable_after(|entry| {
+        let elsewhere = entry.with_extension("elsewhere");
+        fs::rename(entry, &elsewhere).unwrap();
+        symlink(elsewhere, entry).unwrap();
+    });
+    Cached::is_unusable_after(|entry| {
+        fs::remove_file(entry).unwrap();
+        rustix::fs::mknodat(CWD, entry, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    });
+    Cached::is_unusable_after(|entry| {
+        fs::set_permissions(entry, fs::Permissions::from_mode(0o622)).unwrap();
+    });
+}
+
+#[test]
+fn the_code_of_one_module_is_never_taken_for_that_of_another() {
+    let cached = Cached::new();
+    let another = Digest::of(b"another");
+    fs::copy(
+        cached.entry(),
+        cached.cache.path.join(cached.cache.name(another)),
+    )
+    .unwrap();
+    assert_eq!(cached.cache.get(another), None);
+    assert_eq!(cached.get().as_deref(), Some(&b"code"[..]));
+}
+
+#[test]
+fn a_directory_that_others_may_write_to_is_not_used() {
+    let dir = tempfile::tempdir().unwrap();
+    for mode in [0o777, 0o770, 0o702] {
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
+        assert!(CodeCache::open(dir.path(), &engine()).is_none(), "{mode:o}");
+    }
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(CodeCache::open(dir.path(), &engine()).is_some());
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    assert!(CodeCache::open(&file, &engine()).is_none());
+}
+
+#[test]
+fn what_belongs_to_another_user_is_not_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut stat = rustix::fs::stat(dir.path()).unwrap();
+    assert_eq!(ours_alone(&stat), Ok(()));
+    stat.st_uid += 1;
+    let why = ours_alone(&stat).unwrap_err();
+    assert!(why.starts_with("it belongs to user"), "{why}");
+}
+
+#[test]
+fn what_is_unused_for_a_month_goes_and_then_the_oldest_until_the_rest_fits() {
+    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+    let kept = |name: &str, hours: u64, bytes: u64| Kept {
+        name: name.into(),
+        bytes,
+        used_at: now - Duration::from_secs(hours * 3600),
+    };
+    let half = CACHE_BYTES_MAX / 2;
+    let listed = vec![
+        kept("new.code", 0, half),
+        kept("month.code", 24 * 31, 1),
+        kept("older.code", 3, 1),
+        kept(".1-2.part", 2, 1),
+        kept(".3-4.part", 0, 1),
+        kept("old.code", 2, half - 2),
+    ];
+    let mut removed = to_remove(listed, now);
+    removed.sort();
+    assert_eq!(removed, [".1-2.part", "month.code", "older.code"]);
+}

@@ -1,0 +1,157 @@
+//! What one handler may do over HTTP, and the connections that it keeps.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Uri};
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use super::Fault;
+use super::connect::{Connector, Net, Reach};
+use super::denial;
+use super::target::Target;
+use crate::job::pattern_covers;
+use crate::sandbox::Settings;
+use crate::sandbox::grants::{Host, HostPattern, HttpGrant, Secret, SecretGrant};
+
+/// A connection that nobody uses for so long is closed; servers close theirs after 5 to 120 s.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+
+/// Idle connections to one server.
+const IDLE_COUNT_MAX: usize = 8;
+
+/// The head of a response, bytes; servers send 1 to 16 KiB. It is also what a connection of HTTP/1.1 buffers.
+const HEAD_BYTES_MAX: u32 = 64 << 10;
+
+/// What a server may send over HTTP/2 before the guest has read it: of one response, and over one connection.
+const WINDOW_BYTES: u32 = 256 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+
+pub(super) type HttpClient = Client<Connector, UnsyncBoxBody<Bytes, Fault>>;
+
+/// What one handler may do over HTTP. Its connections are its own: what one handler may reach, another does not find
+/// open.
+pub(in crate::sandbox) struct HttpAccess {
+    pub(super) handler: Arc<str>,
+    grants: Vec<HttpGrant>,
+    pub(super) secrets: BTreeMap<String, GrantedSecret>,
+    pub(super) net: Arc<Net>,
+    /// One for each reach: a connection to a private address is not there for a request that may not go to one.
+    clients: [OnceLock<HttpClient>; 3],
+}
+
+impl fmt::Debug for HttpAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpAccess")
+            .field("grants", &self.grants)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A secret, and where it may go.
+pub(super) struct GrantedSecret {
+    pub(super) secret: Secret,
+    pub(super) grants: Vec<SecretGrant>,
+}
+
+/// A request that is granted.
+pub(super) struct Allowed {
+    pub(super) target: Target,
+    pub(super) reach: Reach,
+}
+
+impl HttpAccess {
+    /// What the operator grants to this handler.
+    pub(in crate::sandbox) fn new(handler: &str, settings: &Settings, net: Arc<Net>) -> Arc<Self> {
+        let mut secrets = BTreeMap::<String, GrantedSecret>::new();
+        for grant in &settings.secret_grants {
+            // One that is not there was named where the settings were read.
+            if let Some(secret) = settings.secrets.0.get(&grant.name)
+                && pattern_covers(&grant.handler, handler)
+            {
+                let granted = secrets.entry(grant.name.clone()).or_insert(GrantedSecret {
+                    secret: secret.clone(),
+                    grants: Vec::new(),
+                });
+                granted.grants.push(grant.clone());
+            }
+        }
+        let grants = settings.http_grants.iter();
+        Arc::new(Self {
+            handler: handler.into(),
+            grants: grants
+                .filter(|grant| pattern_covers(&grant.handler, handler))
+                .cloned()
+                .collect(),
+            secrets,
+            net,
+            clients: Default::default(),
+        })
+    }
+
+    /// True where it may send anything at all.
+    pub(in crate::sandbox) fn sends(&self) -> bool {
+        !self.grants.is_empty()
+    }
+
+    /// True where it has secrets.
+    pub(in crate::sandbox) fn has_secrets(&self) -> bool {
+        !self.secrets.is_empty()
+    }
+
+    /// Looks whether a request is granted.
+    ///
+    /// # Errors
+    /// That it is not, with what the operator can do about it.
+    pub(super) fn allow(&self, method: &Method, uri: &Uri) -> Result<Allowed, String> {
+        let target =
+            Target::of(uri).map_err(|why| denial::unreadable(&self.handler, method, uri, &why))?;
+        if method == Method::CONNECT {
+            return Err(denial::tunnel(&self.handler, &target));
+        }
+        let fitting = self.grants.iter().filter(|grant| {
+            grant.covers(target.scheme, &target.host, target.port)
+                && grant.covers_method(method.as_str())
+        });
+        let reach = fitting.map(|grant| reach(grant, &target)).max();
+        match reach {
+            Some(reach) => Ok(Allowed { target, reach }),
+            None => Err(denial::not_granted(&self.handler, method, &target)),
+        }
+    }
+
+    pub(super) fn client(&self, reach: Reach) -> &HttpClient {
+        self.clients[reach as usize].get_or_init(|| {
+            Client::builder(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .pool_timer(TokioTimer::new())
+                .pool_idle_timeout(IDLE_MAX)
+                .pool_max_idle_per_host(IDLE_COUNT_MAX)
+                .http1_max_buf_size(HEAD_BYTES_MAX as usize)
+                .http2_max_header_list_size(HEAD_BYTES_MAX)
+                .http2_initial_stream_window_size(WINDOW_BYTES)
+                .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+                .build(Connector::new(self.net.clone(), reach))
+        })
+    }
+}
+
+/// How far a grant reaches for this target.
+fn reach(grant: &HttpGrant, target: &Target) -> Reach {
+    let lists_it = |pattern: &HostPattern| match pattern {
+        HostPattern::Exact(host) => matches!(host, Host::Ip(_)) && *host == target.host,
+        HostPattern::Any | HostPattern::Under(_) => false,
+    };
+    if grant.hosts.iter().any(lists_it) {
+        Reach::Listed
+    } else if grant.private {
+        Reach::Private
+    } else {
+        Reach::Public
+    }
+}

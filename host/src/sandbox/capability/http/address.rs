@@ -1,0 +1,210 @@
+//! Which addresses of the internet are anybody's, and which belong to this machine or its surroundings.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Where an address leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Anywhere on the internet.
+    Public,
+    /// This machine, its network, or one that is set aside for a purpose (RFC 6890 and what it lists).
+    Private,
+    /// A cloud's service that gives its secrets to whoever asks from this machine.
+    Metadata,
+    /// No server: all of a group, or none in particular (which Linux takes for this machine).
+    Nowhere,
+}
+
+/// Addresses at which clouds tell a machine its credentials, besides those that a whole range covers.
+const METADATA_V4: [Ipv4Addr; 4] = [
+    Ipv4Addr::new(169, 254, 169, 254), // most of them
+    Ipv4Addr::new(169, 254, 170, 2),   // containers of AWS
+    Ipv4Addr::new(100, 100, 100, 200), // Alibaba
+    Ipv4Addr::new(168, 63, 129, 16),   // Azure
+];
+const METADATA_V6: [Ipv6Addr; 2] = [
+    Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), // AWS
+    Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),  // Google
+];
+
+/// Where this address leads.
+pub(super) fn place(address: IpAddr) -> Place {
+    match address {
+        IpAddr::V4(address) => place_v4(address),
+        IpAddr::V6(address) => place_v6(address),
+    }
+}
+
+fn place_v4(address: Ipv4Addr) -> Place {
+    if METADATA_V4.contains(&address) {
+        return Place::Metadata;
+    }
+    match address.octets() {
+        [0, ..] | [224..=239, ..] | [255, 255, 255, 255] => Place::Nowhere,
+        [10 | 127, ..]
+        | [100, 64..=127, ..]    // shared by customers of one provider (RFC 6598)
+        | [169, 254, ..]         // link-local
+        | [172, 16..=31, ..]
+        | [192, 0, 0, _]         // IETF protocols
+        | [192, 0, 2, _]         // documentation
+        | [192, 88, 99, _]       // relays of 6to4
+        | [192, 168, ..]
+        | [198, 18..=19, ..]     // benchmarks
+        | [198, 51, 100, _]      // documentation
+        | [203, 0, 113, _]       // documentation
+        | [240..=255, ..] => Place::Private,
+        _ => Place::Public,
+    }
+}
+
+fn place_v6(address: Ipv6Addr) -> Place {
+    if METADATA_V6.contains(&address) {
+        return Place::Metadata;
+    }
+    if address.is_unspecified() || address.is_multicast() {
+        return Place::Nowhere;
+    }
+    if let Some(inner) = embedded(address) {
+        // Never public: whoever means the address inside can name that one.
+        return match place_v4(inner) {
+            Place::Public | Place::Private => Place::Private,
+            Place::Metadata => Place::Metadata,
+            Place::Nowhere => Place::Nowhere,
+        };
+    }
+    match address.segments() {
+        [0x2001, 0..=0x1ff, ..]       // IETF protocols: Teredo, ORCHID, benchmarks …
+        | [0x2001, 0xdb8, ..]         // documentation
+        | [0x3fff, 0..=0xfff, ..] => Place::Private, // documentation
+        // All that is given out so far.
+        [0x2000..=0x3fff, ..] => Place::Public,
+        _ => Place::Private,
+    }
+}
+
+/// The IPv4 address within: mapped, compatible, NAT64 (both prefixes), 6to4.
+fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let join = |high: u16, low: u16| Ipv4Addr::from(u32::from(high) << 16 | u32::from(low));
+    match address.segments() {
+        // Loopback is not the IPv4 address 0.0.0.1.
+        [0, 0, 0, 0, 0, 0, 0, 1] => None,
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, low]
+        | [0, 0, 0, 0, 0xffff, 0, high, low]
+        | [0x64, 0xff9b, 0, 0, 0, 0, high, low]
+        | [0x64, 0xff9b, 1, _, _, _, high, low]
+        | [0x2002, high, low, ..] => Some(join(high, low)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn all_are(wanted: Place, addresses: &[&str]) {
+        for text in addresses {
+            let address = text.parse().expect("an address");
+            assert_eq!(place(address), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn servers_of_the_internet_are_public() {
+        all_are(
+            Place::Public,
+            &[
+                "1.1.1.1",
+                "8.8.8.8",
+                "100.63.255.255",
+                "100.128.0.0",
+                "172.15.255.255",
+                "172.32.0.0",
+                "192.0.1.0",
+                "198.17.255.255",
+                "198.20.0.0",
+                "223.255.255.255",
+                "2606:4700:4700::1111",
+                "2001:4860:4860::8888",
+                "2a00:1450::1",
+            ],
+        );
+    }
+
+    #[test]
+    fn the_machine_and_its_surroundings_are_private() {
+        all_are(
+            Place::Private,
+            &[
+                "127.0.0.1",
+                "127.255.255.254",
+                "10.0.0.1",
+                "172.16.0.1",
+                "172.31.255.255",
+                "192.168.1.1",
+                "100.64.0.1",
+                "169.254.0.1",
+                "192.0.0.192",
+                "192.0.2.1",
+                "198.51.100.1",
+                "203.0.113.1",
+                "198.18.0.1",
+                "192.88.99.1",
+                "240.0.0.1",
+                "::1",
+                "fc00::1",
+                "fd12:3456::1",
+                "fe80::1",
+                "fec0::1",
+                "2001:db8::1",
+                "3fff::1",
+                "100::1",
+                "5f00::1",
+            ],
+        );
+    }
+
+    #[test]
+    fn an_address_within_another_is_never_public() {
+        all_are(
+            Place::Private,
+            &[
+                "::ffff:127.0.0.1",
+                "::ffff:8.8.8.8",
+                "::127.0.0.1",
+                "::8.8.8.8",
+                "::ffff:0:10.0.0.1",
+                "64:ff9b::10.0.0.1",
+                "64:ff9b::8.8.8.8",
+                "64:ff9b:1::10.0.0.1",
+                "2002:7f00:1::1",
+                "2002:808:808::1",
+                "2001:0:4136:e378:8000:63bf:3fff:fdd2",
+            ],
+        );
+        all_are(
+            Place::Metadata,
+            &[
+                "169.254.169.254",
+                "168.63.129.16",
+                "100.100.100.200",
+                "fd00:ec2::254",
+                "::ffff:169.254.169.254",
+                "64:ff9b::a9fe:a9fe",
+                "2002:a9fe:a9fe::1",
+            ],
+        );
+        all_are(
+            Place::Nowhere,
+            &[
+                "0.0.0.0",
+                "0.1.2.3",
+                "224.0.0.1",
+                "255.255.255.255",
+                "::",
+                "ff02::1",
+                "::ffff:0.0.0.0",
+            ],
+        );
+    }
+}

@@ -1,0 +1,268 @@
+//! From a name to a connection: looks the name up, leaves out the addresses that may not be reached, and
+//! connects to one of the others. Nobody looks the name up a second time, so an answer that changes in between
+//! (rebinding) changes nothing.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::Uri;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::address::{Place, place};
+use super::target::Target;
+use super::{Fault, HttpSettings, tls};
+use crate::sandbox::grants::{Host, HttpScheme};
+
+/// From the name to the end of the handshake. Networks lose packets and send them again after 1, 3 and 7 s.
+pub(super) const CONNECT_MAX: Duration = Duration::from_secs(10);
+
+/// A server that does not answer at one of its addresses may do so at the next.
+const ADDRESS_MAX: Duration = Duration::from_secs(3);
+
+/// Addresses that are tried.
+const ADDRESSES_MAX: usize = 8;
+
+/// Finds the addresses of a name.
+pub trait Resolver: fmt::Debug + Send + Sync {
+    /// All of them, in the order in which they should be tried.
+    fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a>;
+}
+
+/// What a resolver is asked for.
+pub type Addresses<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>>;
+
+/// The system's: files, DNS, and whatever else it is set up for.
+#[derive(Debug, Clone, Copy)]
+pub struct SystemResolver;
+
+impl Resolver for SystemResolver {
+    fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a> {
+        Box::pin(async move {
+            let addresses = tokio::net::lookup_host((name, 0)).await?;
+            Ok(addresses.map(|address| address.ip()).collect())
+        })
+    }
+}
+
+/// What all handlers of a host share: settings, and whom they trust.
+#[derive(Debug)]
+pub(in crate::sandbox) struct Net {
+    pub(super) settings: HttpSettings,
+    /// Authorities of the operator's own.
+    authorities: Vec<tls::Authority>,
+    /// Made with the first connection that needs it: reading the system's takes some milliseconds.
+    tls: OnceLock<Arc<ClientConfig>>,
+}
+
+impl Net {
+    /// # Errors
+    /// When the file with the operator's authorities cannot be read.
+    pub(in crate::sandbox) fn new(settings: HttpSettings) -> anyhow::Result<Arc<Self>> {
+        let authorities = match &settings.ca_file {
+            Some(path) => tls::read_authorities(path)?,
+            None => Vec::new(),
+        };
+        Ok(Arc::new(Self {
+            settings,
+            authorities,
+            tls: OnceLock::new(),
+        }))
+    }
+
+    fn tls(&self) -> Arc<ClientConfig> {
+        let make = || tls::config(&self.authorities);
+        self.tls.get_or_init(make).clone()
+    }
+}
+
+/// How far connections go. Each reaches what those before it reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reach {
+    Public,
+    Private,
+    /// To an address that the operator has written down.
+    Listed,
+}
+
+impl Reach {
+    fn includes(self, place: Place) -> bool {
+        match place {
+            Place::Public => true,
+            Place::Private => self >= Self::Private,
+            Place::Metadata => self >= Self::Listed,
+            Place::Nowhere => false,
+        }
+    }
+}
+
+/// Makes connections for the client.
+#[derive(Clone)]
+pub(super) struct Connector {
+    net: Arc<Net>,
+    reach: Reach,
+}
+
+impl Connector {
+    pub(super) fn new(net: Arc<Net>, reach: Reach) -> Self {
+        Self { net, reach }
+    }
+
+    async fn connect(self, uri: Uri) -> Result<Wire, Fault> {
+        let target = Target::of(&uri).map_err(Fault::Unreachable)?;
+        let connect = async {
+            let addresses = self.addresses(&target.host).await?;
+            let stream = reach_one_of(&addresses, target.port).await?;
+            match target.scheme {
+                HttpScheme::Http => Ok(Wire::plain(stream)),
+                HttpScheme::Https => {
+                    let (stream, h2) = tls::handshake(self.net.tls(), &target.host, stream).await?;
+                    Ok(Wire::new(Box::new(stream), h2))
+                }
+            }
+        };
+        match timeout(CONNECT_MAX, connect).await {
+            Ok(connected) => connected,
+            Err(_) => Err(Fault::ConnectTimeout),
+        }
+    }
+
+    /// The addresses of a host that may be reached; at least one.
+    async fn addresses(&self, host: &Host) -> Result<Vec<IpAddr>, Fault> {
+        let mut addresses = match host {
+            Host::Ip(address) => vec![*address],
+            Host::Name(name) => {
+                let resolved = self.net.settings.resolver.resolve(name).await;
+                resolved.map_err(|error| Fault::Unknown(error.to_string()))?
+            }
+        };
+        let first = addresses.first().copied();
+        addresses.retain(|address| self.reach.includes(place(*address)));
+        addresses.truncate(ADDRESSES_MAX);
+        match (first, addresses.is_empty()) {
+            (_, false) => Ok(addresses),
+            (Some(address), true) => Err(Fault::Prohibited {
+                address,
+                place: place(address),
+            }),
+            (None, true) => Err(Fault::Unknown("it has none".into())),
+        }
+    }
+}
+
+async fn reach_one_of(addresses: &[IpAddr], port: u16) -> Result<TcpStream, Fault> {
+    let mut failed = Fault::ConnectTimeout;
+    for address in addresses {
+        let address = SocketAddr::new(*address, port);
+        match timeout(ADDRESS_MAX, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => {
+                // Small writes wait for nothing. Where that cannot be set, they do.
+                drop(stream.set_nodelay(true));
+                return Ok(stream);
+            }
+            Ok(Err(error)) => failed = Fault::Unreachable(error.to_string()),
+            Err(_) => failed = Fault::ConnectTimeout,
+        }
+    }
+    Err(failed)
+}
+
+impl tower_service::Service<Uri> for Connector {
+    type Response = Wire;
+    type Error = Fault;
+    type Future = Pin<Box<dyn Future<Output = Result<Wire, Fault>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        Box::pin(self.clone().connect(uri))
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// A connection, in the clear or over TLS.
+pub(super) struct Wire {
+    io: TokioIo<Box<dyn Stream>>,
+    h2: bool,
+}
+
+impl Wire {
+    fn plain(stream: TcpStream) -> Self {
+        Self::new(Box::new(stream), false)
+    }
+
+    fn new(stream: Box<dyn Stream>, h2: bool) -> Self {
+        let io = TokioIo::new(stream);
+        Self { io, h2 }
+    }
+}
+
+impl Connection for Wire {
+    fn connected(&self) -> Connected {
+        match self.h2 {
+            true => Connected::new().negotiated_h2(),
+            false => Connected::new(),
+        }
+    }
+}
+
+impl hyper::rt::Read for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: hyper::rt::ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(context, buffer)
+    }
+}
+
+impl hyper::rt::Write for Wire {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reach_includes_what_the_ones_before_it_include_and_nobody_reaches_a_group() {
+        let reaches = [Reach::Public, Reach::Private, Reach::Listed];
+        for (place, least) in [
+            (Place::Public, 0),
+            (Place::Private, 1),
+            (Place::Metadata, 2),
+            (Place::Nowhere, 3),
+        ] {
+            for (at, reach) in reaches.into_iter().enumerate() {
+                assert_eq!(reach.includes(place), at >= least, "{reach:?} {place:?}");
+            }
+        }
+    }
+}

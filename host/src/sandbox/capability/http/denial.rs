@@ -1,0 +1,144 @@
+//! What was denied, in words: who asked for what, and the lines of rouse.toml that would allow it.
+
+use std::net::IpAddr;
+
+use http::{Method, Uri};
+
+use super::address::Place;
+use super::target::Target;
+use crate::sandbox::capability::printable;
+use crate::sandbox::grants::HttpScheme;
+
+/// A guest may make up methods and authorities of any length.
+const WORD_CHARS_MAX: usize = 200;
+
+/// Of an address that nobody can grant, because it can be read in two ways or is none.
+pub(super) fn unreadable(handler: &str, method: &Method, uri: &Uri, why: &str) -> String {
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    // What stands before an @ may be a password.
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    format!(
+        "the handler {handler} asked for {} {}, which is granted to nobody: {why}",
+        word(method.as_str()),
+        word(host)
+    )
+}
+
+/// Of a tunnel, within which nothing could be looked at.
+pub(super) fn tunnel(handler: &str, target: &Target) -> String {
+    format!(
+        "the handler {handler} asked for a tunnel (CONNECT) to {target}, which is granted to nobody"
+    )
+}
+
+/// Of a request that no grant covers.
+pub(super) fn not_granted(handler: &str, method: &Method, target: &Target) -> String {
+    let method = word(method.as_str());
+    format!(
+        "the handler {handler} asked for {method} {target}, which is not granted to it; these lines in rouse.toml would allow it:\n{}",
+        lines(handler, &method, target)
+    )
+}
+
+/// Of a host that leads to where only some grants reach.
+pub(super) fn prohibited(
+    handler: &str,
+    method: &Method,
+    target: &Target,
+    address: IpAddr,
+    place: Place,
+) -> String {
+    let method = word(method.as_str());
+    let asked =
+        format!("the handler {handler} asked for {method} {target}, which leads to {address}");
+    match place {
+        Place::Public | Place::Private => format!(
+            "{asked}, and that is no public address; these lines in rouse.toml would allow it:\n{}\nprivate = true",
+            lines(handler, &method, target)
+        ),
+        Place::Metadata => format!(
+            "{asked}, where clouds give out credentials; only a grant whose `hosts` list that very address allows it"
+        ),
+        Place::Nowhere => format!("{asked}, which is no address of a server"),
+    }
+}
+
+fn lines(handler: &str, method: &str, target: &Target) -> String {
+    let mut lines = format!(
+        "[[handlers.\"{handler}\".http]]\nhosts = [\"{}\"]\n",
+        target.host
+    );
+    if target.scheme == HttpScheme::Http {
+        lines += "schemes = [\"http\"]\n";
+    }
+    if target.port != target.scheme.port() {
+        lines += &format!("ports = [{}]\n", target.port);
+    }
+    lines + &format!("methods = [\"{method}\"]")
+}
+
+/// Of a secret that the handler is not granted at all.
+pub(super) fn no_secret(handler: &str, name: &str) -> String {
+    let name = word(name);
+    format!(
+        "the handler {handler} asked for the secret {name}, which is not granted to it; with the server and the header for which it is, these lines in rouse.toml would allow it:\n\
+         [handlers.\"{handler}\"]\nsecrets = [{{ name = \"{name}\", hosts = [\"…\"], headers = [\"authorization\"] }}]"
+    )
+}
+
+/// Of a secret in a header of a request to a host, one of which is not among those of its grants.
+pub(super) fn secret_in_header(handler: &str, name: &str, header: &str, target: &Target) -> String {
+    format!(
+        "the handler {handler} put the secret {name} into the header {} of a request to {target}, where it may not go; these lines in rouse.toml would allow it:\n\
+         [handlers.\"{handler}\"]\nsecrets = [{{ name = \"{name}\", hosts = [\"{}\"], headers = [\"{}\"] }}]",
+        word(header),
+        target.host,
+        word(header)
+    )
+}
+
+/// Of a secret in a path or a query, which servers and proxies write into their logs.
+pub(super) fn secret_in_path(handler: &str, name: &str, target: &Target) -> String {
+    format!(
+        "the handler {handler} put the secret {name} into the path of a request to {target}; a secret goes into headers and bodies only"
+    )
+}
+
+fn word(text: &str) -> String {
+    printable(text, WORD_CHARS_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(uri: &str) -> Target {
+        Target::of(&uri.parse().expect("a URI")).expect("a target")
+    }
+
+    #[test]
+    fn the_lines_that_are_printed_are_those_that_allow_it() {
+        let said = not_granted(
+            "mail.send",
+            &Method::POST,
+            &target("http://a.example:8080/x"),
+        );
+        let lines = said.split_once(":\n").map(|(_, lines)| lines);
+        assert_eq!(
+            lines,
+            Some(
+                "[[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]\nschemes = [\"http\"]\nports = [8080]\nmethods = [\"POST\"]"
+            )
+        );
+    }
+
+    #[test]
+    fn a_password_in_an_address_is_not_repeated() {
+        let uri = "https://user:hunter2@a.example/".parse().expect("a URI");
+        let said = unreadable("x", &Method::GET, &uri, "why");
+        assert!(
+            said.contains("a.example") && !said.contains("hunter2"),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,85 @@
+//! Why a request came to nothing, and what the guest is told of it.
+
+use std::error::Error as _;
+use std::net::IpAddr;
+
+use wasmtime_wasi_http::Error;
+
+use super::address::Place;
+
+/// Why a request came to nothing.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("the attempt has to stop")]
+    Stopped,
+    /// Noted already, with what the operator can do.
+    #[error("the request is not granted to the handler")]
+    Denied,
+    /// All addresses of the host are of such a kind.
+    #[error("{address} may not be connected to")]
+    Prohibited { address: IpAddr, place: Place },
+    #[error("{0}")]
+    Limit(String),
+    #[error("the request's body has more than {0} bytes, which is the limit (http_body_bytes_max)")]
+    RequestBody(u64),
+    #[error(
+        "the response's body has more than {0} bytes, which is the limit (http_body_bytes_max)"
+    )]
+    ResponseBody(u64),
+    /// The guest has dropped it unfinished, or it is not as long as it was said to be.
+    #[error("the request's body was not finished")]
+    Unfinished,
+    #[error("the host's address cannot be found: {0}")]
+    Unknown(String),
+    #[error("no connection: {0}")]
+    Unreachable(String),
+    #[error("no connection in time")]
+    ConnectTimeout,
+    #[error("no TLS: {0}")]
+    Tls(String),
+    #[error("no response in time")]
+    HeadTimeout,
+    #[error("the response did not go on in time")]
+    BodyTimeout,
+    #[error("the connection or the response broke off: {0}")]
+    Broken(String),
+}
+
+impl Fault {
+    /// What is behind an error of the client: where it was this host's doing, that.
+    pub(super) fn of(error: &hyper_util::client::legacy::Error) -> Self {
+        let mut cause = error.source();
+        let mut last = error.to_string();
+        while let Some(error) = cause {
+            if let Some(fault) = error.downcast_ref::<Self>() {
+                return fault.clone();
+            }
+            last = error.to_string();
+            cause = error.source();
+        }
+        Self::Broken(last)
+    }
+
+    /// As the guest is told it. Where WASI has a word for it that, else the sentence.
+    pub(super) fn into_error(self) -> Error {
+        let text = self.to_string();
+        match self {
+            Self::Denied => Error::HttpRequestDenied,
+            Self::Prohibited { .. } => Error::DestinationIpProhibited,
+            Self::RequestBody(bytes) => Error::HttpRequestBodySize(Some(bytes)),
+            Self::ResponseBody(bytes) => Error::HttpResponseBodySize(Some(bytes)),
+            Self::Unknown(why) => Error::DnsError {
+                rcode: Some(why),
+                info_code: None,
+            },
+            Self::ConnectTimeout => Error::ConnectionTimeout,
+            Self::HeadTimeout | Self::BodyTimeout => Error::HttpResponseTimeout,
+            Self::Stopped
+            | Self::Limit(_)
+            | Self::Unfinished
+            | Self::Unreachable(_)
+            | Self::Tls(_)
+            | Self::Broken(_) => Error::InternalError(Some(text)),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Secrets that the guest never holds. It has a placeholder, a random word of its attempt; on its way to a server to
+//! which the grant lets it go, the host puts the secret in its place. In what comes back, the secret is replaced by the
+//! placeholder again, where it stands as it is; encoded or compressed it is not recognised.
+
+mod redactor;
+
+use http::header::CONTENT_LENGTH;
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue};
+
+pub(super) use redactor::Redactor;
+
+use super::access::{GrantedSecret, HttpAccess};
+use super::denial;
+use super::target::Target;
+use crate::sandbox::grants::SecretGrant;
+
+/// How placeholders begin, so that people who meet one know what it is.
+const PREFIX: &str = "rouse-secret-";
+
+/// The placeholders of one attempt.
+#[derive(Debug, Default)]
+pub(super) struct Placeholders(Vec<Placeholder>);
+
+#[derive(Debug)]
+struct Placeholder {
+    name: String,
+    word: String,
+}
+
+impl Placeholders {
+    /// What stands for this secret, the same at each call.
+    ///
+    /// # Errors
+    /// That the handler is not granted it, with what the operator can do.
+    pub(super) fn of(&mut self, access: &HttpAccess, name: &str) -> Result<String, String> {
+        if !access.secrets.contains_key(name) {
+            return Err(denial::no_secret(&access.handler, name));
+        }
+        Ok(self.word(name))
+    }
+
+    fn word(&mut self, name: &str) -> String {
+        if let Some(known) = self.0.iter().find(|known| known.name == name) {
+            return known.word.clone();
+        }
+        let word = format!("{PREFIX}{:032x}", rand::random::<u128>());
+        self.0.push(Placeholder {
+            name: name.to_owned(),
+            word: word.clone(),
+        });
+        word
+    }
+
+    /// Puts secrets into the headers of a request, and says what is to be put into its body.
+    ///
+    /// # Errors
+    /// That one of them may not go there, with what the operator can do.
+    pub(super) fn put_into(
+        &self,
+        access: &HttpAccess,
+        target: &Target,
+        request: &mut Parts,
+    ) -> Result<Replacements, String> {
+        let mut in_body = Vec::new();
+        for Placeholder { name, word } in &self.0 {
+            let Some(GrantedSecret { secret, grants }) = access.secrets.get(name) else {
+                continue;
+            };
+            if request.uri.to_string().contains(word.as_str()) {
+                return Err(denial::secret_in_path(&access.handler, name, target));
+            }
+            let here: Vec<&SecretGrant> = grants
+                .iter()
+                .filter(|grant| grant.hosts.iter().any(|host| host.covers(&target.host)))
+                .collect();
+            for (header, value) in &mut request.headers {
+                let Some(replaced) =
+                    replace_all(value.as_bytes(), word.as_bytes(), secret.reveal())
+                else {
+                    continue;
+                };
+                let header = header.as_str();
+                if !here
+                    .iter()
+                    .any(|grant| grant.headers.iter().any(|it| it == header))
+                {
+                    return Err(denial::secret_in_header(
+                        &access.handler,
+                        name,
+                        header,
+                        target,
+                    ));
+                }
+                *value = HeaderValue::from_bytes(&replaced)
+                    .expect("a secret is of characters that a header can carry");
+                // Keeps it out of what is printed, and out of the tables of HTTP/2.
+                value.set_sensitive(true);
+            }
+            if here.iter().any(|grant| grant.body) {
+                in_body.push((word.clone(), secret.clone()));
+            }
+        }
+        if !in_body.is_empty() {
+            // It changes with the body, and the client writes the new one.
+            request.headers.remove(CONTENT_LENGTH);
+        }
+        Ok(Replacements(in_body))
+    }
+
+    /// Takes the handler's secrets out of what comes back; none where it has none.
+    pub(super) fn redactor(&mut self, access: &HttpAccess) -> Option<Redactor> {
+        // A server may still know those that an earlier attempt has sent.
+        let pairs: Vec<_> = access
+            .secrets
+            .iter()
+            .map(|(name, granted)| (granted.secret.clone(), self.word(name)))
+            .collect();
+        (!pairs.is_empty()).then(|| Redactor::new(pairs))
+    }
+}
+
+/// What is put into a body: for each word the secret.
+pub(super) struct Replacements(Vec<(String, crate::sandbox::grants::Secret)>);
+
+impl Replacements {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn put_into(&self, body: Vec<u8>) -> Vec<u8> {
+        self.0.iter().fold(body, |body, (word, secret)| {
+            replace_all(&body, word.as_bytes(), secret.reveal()).unwrap_or(body)
+        })
+    }
+}
+
+/// The text with a word replaced wherever it stands; none where it does not.
+fn replace_all(text: &[u8], word: &[u8], with: &str) -> Option<Vec<u8>> {
+    let mut replaced = Vec::new();
+    let mut rest = text;
+    while let Some(at) = find(rest, word) {
+        replaced.extend_from_slice(&rest[..at]);
+        replaced.extend_from_slice(with.as_bytes());
+        rest = &rest[at + word.len()..];
+    }
+    if rest.len() == text.len() {
+        return None;
+    }
+    replaced.extend_from_slice(rest);
+    Some(replaced)
+}
+
+fn find(text: &[u8], word: &[u8]) -> Option<usize> {
+    text.windows(word.len()).position(|window| window == word)
+}
+
+/// Redacts each value of these fields.
+fn redact_each(fields: &mut HeaderMap, redact: impl Fn(&[u8]) -> Option<Vec<u8>>) {
+    for value in fields.values_mut() {
+        if let Some(clean) = redact(value.as_bytes()) {
+            *value = HeaderValue::from_bytes(&clean)
+                .expect("a header without a secret is still one, and a placeholder is ASCII");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_replaced_wherever_it_stands() {
+        let replace = |text: &str| {
+            replace_all(text.as_bytes(), b"word", "a secret")
+                .map(|bytes| String::from_utf8(bytes).expect("UTF-8"))
+        };
+        assert_eq!(replace("Bearer word").as_deref(), Some("Bearer a secret"));
+        assert_eq!(replace("wordword w").as_deref(), Some("a secreta secret w"));
+        assert_eq!(replace("wor"), None);
+        assert_eq!(replace(""), None);
+    }
+}

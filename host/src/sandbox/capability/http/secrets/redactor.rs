@@ -1,0 +1,148 @@
+//! Takes secrets out of a text that comes in pieces, wherever the pieces are cut.
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+
+use super::redact_each;
+use crate::sandbox::grants::Secret;
+
+/// Takes secrets out of a text that comes in pieces. What may be the beginning of one is held back until it is
+/// known, never more than the longest secret.
+pub(in crate::sandbox::capability::http) struct Redactor {
+    /// The longest first: where one begins with another, it is the whole that goes.
+    pairs: Vec<(Secret, String)>,
+    held: BytesMut,
+}
+
+impl Redactor {
+    /// For each secret the word that takes its place.
+    pub(super) fn new(mut pairs: Vec<(Secret, String)>) -> Self {
+        pairs.sort_by_key(|(secret, _)| std::cmp::Reverse(secret.reveal().len()));
+        Self {
+            pairs,
+            held: BytesMut::new(),
+        }
+    }
+
+    /// What is certain of the text so far.
+    pub(in crate::sandbox::capability::http) fn push(&mut self, bytes: &[u8]) -> Bytes {
+        self.held.extend_from_slice(bytes);
+        let (clean, used) = self.clean(&self.held, false);
+        drop(self.held.split_to(used));
+        clean.into()
+    }
+
+    /// What was held back.
+    pub(in crate::sandbox::capability::http) fn finish(&mut self) -> Bytes {
+        let (clean, _) = self.clean(&self.held, true);
+        self.held.clear();
+        clean.into()
+    }
+
+    /// Takes secrets out of the values of these fields.
+    pub(in crate::sandbox::capability::http) fn redact_fields(&self, fields: &mut HeaderMap) {
+        redact_each(fields, |value| {
+            let (clean, _) = self.clean(value, true);
+            (clean != value).then_some(clean)
+        });
+    }
+
+    /// The text without secrets, and how much of it that is: all of it where this is its end.
+    fn clean(&self, text: &[u8], is_end: bool) -> (Vec<u8>, usize) {
+        let mut clean = Vec::with_capacity(text.len());
+        let mut at = 0;
+        while at < text.len() {
+            let rest = &text[at..];
+            let may_begin = |(secret, _): &&(Secret, String)| {
+                let secret = secret.reveal().as_bytes();
+                rest.len() < secret.len() && secret.starts_with(rest)
+            };
+            if !is_end && self.pairs.iter().any(|pair| may_begin(&pair)) {
+                return (clean, at);
+            }
+            let found = self
+                .pairs
+                .iter()
+                .find(|(secret, _)| rest.starts_with(secret.reveal().as_bytes()));
+            match found {
+                Some((secret, word)) => {
+                    clean.extend_from_slice(word.as_bytes());
+                    at += secret.reveal().len();
+                }
+                None => {
+                    clean.push(rest[0]);
+                    at += 1;
+                }
+            }
+        }
+        (clean, at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn redactor() -> Redactor {
+        let pair = |secret: &str, word: &str| (Secret::new(secret).expect("a secret"), word.into());
+        Redactor::new(vec![
+            pair("abababab", "<short>"),
+            pair("ababababcc", "<long>"),
+            pair("something else", "<other>"),
+        ])
+    }
+
+    fn in_pieces(text: &[u8], cuts: &[usize]) -> Vec<u8> {
+        let mut redactor = redactor();
+        let (mut out, mut from) = (Vec::new(), 0);
+        for cut in cuts.iter().map(|cut| cut % (text.len() + 1)) {
+            if cut > from {
+                out.extend(redactor.push(&text[from..cut]));
+                from = cut;
+            }
+        }
+        out.extend(redactor.push(&text[from..]));
+        out.extend(redactor.finish());
+        out
+    }
+
+    #[test]
+    fn a_secret_is_found_at_the_begin_in_the_middle_and_at_the_end() {
+        for (text, clean) in [
+            ("abababab", "<short>"),
+            ("xabababab", "x<short>"),
+            ("abababababab", "<short>abab"),
+            ("ababababcc!", "<long>!"),
+            ("ababababc", "<short>c"),
+            ("abababa", "abababa"),
+            ("-something else-", "-<other>-"),
+        ] {
+            assert_eq!(in_pieces(text.as_bytes(), &[]), clean.as_bytes(), "{text}");
+        }
+    }
+
+    #[test]
+    fn no_more_is_held_back_than_may_be_a_secret() {
+        let mut redactor = redactor();
+        assert_eq!(redactor.push(b"hello some"), &b"hello "[..]);
+        assert_eq!(redactor.push(b"body"), &b"somebody"[..]);
+        assert_eq!(redactor.finish(), &b""[..]);
+    }
+
+    proptest! {
+        #[test]
+        fn wherever_the_pieces_are_cut_the_same_comes_out(
+            text in "(ab|c|abababab|something |else|ababababcc){0,12}",
+            mut cuts in prop::collection::vec(any::<usize>(), 0..8),
+        ) {
+            let whole = in_pieces(text.as_bytes(), &[]);
+            let len = text.len() + 1;
+            cuts.sort_by_key(|cut| cut % len);
+            prop_assert_eq!(&in_pieces(text.as_bytes(), &cuts), &whole);
+            let whole = String::from_utf8(whole).expect("UTF-8");
+            prop_assert!(!whole.contains("something else"));
+        }
+    }
+}

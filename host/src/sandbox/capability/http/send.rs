@@ -1,0 +1,349 @@
+//! One request: looked at, sent, and answered.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, HeaderMap};
+use http::{Method, Request, Response, Uri};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full, Limited};
+use tokio::time::Instant;
+use wasmtime_wasi_http::{RequestOptions, WasiBody};
+
+use super::access::{Allowed, HttpAccess};
+use super::connect::CONNECT_MAX;
+use super::incoming::{Incoming, Limits};
+use super::outgoing::Outgoing;
+use super::secrets::{Redactor, Replacements};
+use super::tally::{Tally, UnderWay};
+use super::{Fault, Http, denial};
+use crate::sandbox::AbortHandle;
+
+/// Until the first byte of the response, where the guest does not say otherwise. The body of the request is sent
+/// within this too.
+const FIRST_BYTE: Duration = Duration::from_secs(60);
+
+/// From one part of the response to the next, where the guest does not say otherwise.
+const BETWEEN_BYTES: Duration = Duration::from_secs(60);
+
+/// A body into which a secret is put is held as a whole, because its length is sent before it.
+const SECRET_BODY_BYTES_MAX: usize = 1 << 20;
+
+/// A request that is granted, and ready to be sent.
+pub(super) struct Sending {
+    access: Arc<HttpAccess>,
+    allowed: Allowed,
+    request: Request<Outgoing>,
+    replacements: Replacements,
+    redactor: Option<Redactor>,
+    abort: AbortHandle,
+    tally: Arc<Tally>,
+    under_way: UnderWay,
+    head_by: Instant,
+    limits: Limits,
+}
+
+impl Http {
+    /// Looks at a request, and makes it ready.
+    pub(super) fn prepare(
+        &mut self,
+        request: Request<WasiBody>,
+        options: RequestOptions,
+    ) -> Result<Sending, Fault> {
+        let Some(access) = self.access.clone() else {
+            return Err(Fault::Denied);
+        };
+        if self.abort.reason().is_some() {
+            return Err(Fault::Stopped);
+        }
+        self.meter.called();
+        let settings = &access.net.settings;
+        let tally = self
+            .tally
+            .get_or_insert_with(|| Tally::new(self.meter.clone(), settings.bytes_max))
+            .clone();
+        if self.requests >= settings.requests_max {
+            return Err(Fault::Limit(format!(
+                "the attempt has sent {} requests, which is its limit (http_requests_max)",
+                self.requests
+            )));
+        }
+        self.requests += 1;
+        let under_way = tally.begin()?;
+
+        let (mut parts, body) = request.into_parts();
+        let allowed = access
+            .allow(&parts.method, &parts.uri)
+            .map_err(|why| tally.deny(why))?;
+        let replacements = self
+            .placeholders
+            .put_into(&access, &allowed.target, &mut parts)
+            .map_err(|why| tally.deny(why))?;
+        parts.uri = in_one_spelling(&allowed, &parts.uri)?;
+        tally.sent(head_bytes(&parts.method, &parts.uri, &parts.headers))?;
+
+        let now = Instant::now();
+        let connect = options.connect_timeout.unwrap_or(CONNECT_MAX);
+        let first_byte = options.first_byte_timeout.unwrap_or(FIRST_BYTE);
+        let head = connect.saturating_add(first_byte).min(settings.timeout);
+        let between_bytes = options.between_bytes_timeout.unwrap_or(BETWEEN_BYTES);
+        let body_bytes_max = settings.body_bytes_max;
+        let body = Outgoing::new(body, self.abort.clone(), tally.clone(), body_bytes_max);
+        Ok(Sending {
+            request: Request::from_parts(parts, body),
+            replacements,
+            redactor: self.placeholders.redactor(&access),
+            abort: self.abort.clone(),
+            tally,
+            under_way,
+            head_by: now + head,
+            limits: Limits {
+                bytes_max: body_bytes_max,
+                bytes_left: body_bytes_max,
+                between_bytes: between_bytes.min(settings.timeout),
+                done_by: now + settings.timeout,
+            },
+            allowed,
+            access,
+        })
+    }
+}
+
+impl Sending {
+    /// Sends it, and waits for the head of the response.
+    pub(super) async fn send(self) -> Result<Response<WasiBody>, Fault> {
+        let method = self.request.method().clone();
+        let is_head = method == Method::HEAD;
+        let asked = ask(&self.access, &self.allowed, self.request, self.replacements);
+        let answered = tokio::select! {
+            biased;
+            () = self.abort.turned() => Err(Fault::Stopped),
+            () = tokio::time::sleep_until(self.head_by) => Err(Fault::HeadTimeout),
+            answered = while_trusted(&self.abort, asked) => answered,
+        };
+        let response = answered.map_err(|fault| match fault {
+            Fault::Prohibited { address, place } => {
+                let (handler, target) = (&self.access.handler, &self.allowed.target);
+                let denial = denial::prohibited(handler, &method, target, address, place);
+                drop(self.tally.deny(denial));
+                fault
+            }
+            fault => fault,
+        })?;
+
+        let (mut parts, body) = response.into_parts();
+        // A status line is as long as the shortest request line, and that is near enough.
+        self.tally
+            .received(head_bytes(&method, &Uri::default(), &parts.headers))?;
+        if let Some(redactor) = &self.redactor {
+            redactor.redact_fields(&mut parts.headers);
+            if !is_head {
+                // It may be another length without the secret.
+                parts.headers.remove(CONTENT_LENGTH);
+            }
+        }
+        let body = Incoming {
+            body,
+            timer: self.limits.timer(),
+            under_way: self.under_way,
+            redactor: self.redactor,
+            limits: self.limits,
+            ending: None,
+        };
+        Ok(Response::from_parts(parts, body.boxed_unsync()))
+    }
+}
+
+async fn ask(
+    access: &HttpAccess,
+    allowed: &Allowed,
+    request: Request<Outgoing>,
+    replacements: Replacements,
+) -> Result<Response<hyper::body::Incoming>, Fault> {
+    let (parts, body) = request.into_parts();
+    let body: UnsyncBoxBody<Bytes, Fault> = if replacements.is_empty() {
+        body.boxed_unsync()
+    } else {
+        let body = Limited::new(body, SECRET_BODY_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| match error.downcast::<Fault>() {
+            Ok(fault) => *fault,
+            Err(_) => Fault::Limit(format!(
+                "a body into which a secret may be put has at most {SECRET_BODY_BYTES_MAX} bytes"
+            )),
+        })?;
+        let body = replacements.put_into(body.to_bytes().into());
+        Full::from(body)
+            .map_err(|never| match never {})
+            .boxed_unsync()
+    };
+    let asked = access
+        .client(allowed.reach)
+        .request(Request::from_parts(parts, body));
+    asked.await.map_err(|error| Fault::of(&error))
+}
+
+/// Goes on with it only as long as the attempt may: looks before each step, since a process that was frozen may have
+/// lost its lease in its sleep.
+async fn while_trusted<T>(
+    abort: &AbortHandle,
+    work: impl Future<Output = Result<T, Fault>>,
+) -> Result<T, Fault> {
+    let mut work = pin!(work);
+    poll_fn(|context| match abort.reason() {
+        Some(_) => Poll::Ready(Err(Fault::Stopped)),
+        None => work.as_mut().poll(context),
+    })
+    .await
+}
+
+/// The address as it was understood, so that nobody understands it differently.
+fn in_one_spelling(allowed: &Allowed, uri: &Uri) -> Result<Uri, Fault> {
+    let path = match uri.path_and_query().map(|path| path.as_str()) {
+        None | Some("") => "/".to_owned(),
+        Some(path) if path.starts_with('/') => path.to_owned(),
+        Some(query) => format!("/{query}"),
+    };
+    Uri::builder()
+        .scheme(allowed.target.scheme.as_str())
+        .authority(allowed.target.authority())
+        .path_and_query(path)
+        .build()
+        .map_err(|error| Fault::Broken(error.to_string()))
+}
+
+/// What HTTP/1.1 writes before the body, bytes; without what the client adds by itself (`host`).
+fn head_bytes(method: &Method, uri: &Uri, fields: &HeaderMap) -> usize {
+    const LINE: usize = " HTTP/1.1\r\n".len() + "\r\n".len();
+    let path = uri.path_and_query().map_or(0, |path| path.as_str().len());
+    let line = method.as_str().len() + 1 + path;
+    let fields = fields.iter();
+    let fields: usize = fields
+        .map(|(name, value)| name.as_str().len() + value.len() + 4)
+        .sum();
+    LINE + line + fields
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use http_body_util::Empty;
+    use tokio::sync::Notify;
+
+    use super::super::{Addresses, HttpSettings, Net, Resolver};
+    use super::*;
+    use crate::job::AbortReason;
+    use crate::sandbox::{BootTime, HttpGrant, HttpScheme, Settings};
+
+    /// Says where a name is once it is told to; nobody listens there.
+    #[derive(Debug, Default)]
+    struct Gate {
+        asked: Notify,
+        open: Notify,
+    }
+
+    #[derive(Debug)]
+    struct Gated(Arc<Gate>);
+
+    impl Resolver for Gated {
+        fn resolve<'a>(&'a self, _: &'a str) -> Addresses<'a> {
+            Box::pin(async move {
+                self.0.asked.notify_one();
+                self.0.open.notified().await;
+                Ok(vec![IpAddr::V4(Ipv4Addr::LOCALHOST)])
+            })
+        }
+    }
+
+    fn http(gate: &Arc<Gate>, abort: &AbortHandle) -> Http {
+        let settings = Settings {
+            http_grants: vec![HttpGrant {
+                handler: "x".into(),
+                hosts: vec!["a.test".parse().expect("a host")],
+                schemes: vec![HttpScheme::Http],
+                ports: vec![1],
+                methods: vec![],
+                private: true,
+            }],
+            http: HttpSettings {
+                resolver: Arc::new(Gated(gate.clone())),
+                ..HttpSettings::default()
+            },
+            ..Settings::default()
+        };
+        let net = Net::new(settings.http.clone()).expect("no file to read");
+        let access = HttpAccess::new("x", &settings, net);
+        Http::new(Some(access), abort.clone(), Arc::default())
+    }
+
+    fn request() -> Request<WasiBody> {
+        let body = Empty::new().map_err(|never| match never {});
+        let mut request = Request::new(body.boxed_unsync());
+        *request.uri_mut() = Uri::from_static("http://a.test:1/");
+        request
+    }
+
+    fn prepared(gate: &Arc<Gate>, abort: &AbortHandle) -> Result<Sending, Fault> {
+        http(gate, abort).prepare(request(), RequestOptions::default())
+    }
+
+    #[tokio::test]
+    async fn after_the_abort_nothing_is_sent_any_more() {
+        let (gate, abort) = (Arc::new(Gate::default()), AbortHandle::new());
+        abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
+        let refused = prepared(&gate, &abort).err().expect("it is refused");
+        assert!(matches!(refused, Fault::Stopped), "{refused:?}");
+    }
+
+    #[tokio::test]
+    async fn a_request_without_a_connection_at_the_abort_never_gets_one() {
+        let (gate, abort) = (Arc::new(Gate::default()), AbortHandle::new());
+        let sending = prepared(&gate, &abort).expect("it is granted");
+        let sent = tokio::spawn(sending.send());
+        gate.asked.notified().await;
+        abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
+        let sent = sent.await.expect("it does not panic");
+        assert!(matches!(sent, Err(Fault::Stopped)));
+        // Who looks the name up is gone with it; only the test has the gate, and the resolver.
+        gate.open.notify_one();
+        assert!(
+            timeout_now(gate.open.notified()).await,
+            "nobody waits there"
+        );
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_cannot_be_trusted_any_more_sends_nothing_before_it_is_told() {
+        let (gate, abort) = (Arc::new(Gate::default()), AbortHandle::new());
+        let sending = prepared(&gate, &abort).expect("it is granted");
+        let sent = tokio::spawn(sending.send());
+        gate.asked.notified().await;
+        abort.trust_until(BootTime::now(), Duration::ZERO);
+        gate.open.notify_one();
+        let sent = sent.await.expect("it does not panic");
+        assert!(matches!(sent, Err(Fault::Stopped)));
+    }
+
+    /// True where it is ready at once.
+    async fn timeout_now(ready: impl Future<Output = ()>) -> bool {
+        tokio::select! {
+            biased;
+            () = ready => true,
+            () = std::future::ready(()) => false,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_ends_with_the_abort() {
+        let (abort, tally) = (AbortHandle::new(), Tally::new(Arc::default(), 100));
+        let body = Full::from("all of it").map_err(|never| match never {});
+        let body = Outgoing::new(body.boxed_unsync(), abort.clone(), tally, 100);
+        abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
+        let read = body.collect().await.err().expect("it is cut off");
+        assert!(matches!(read, Fault::Stopped), "{read:?}");
+    }
+}

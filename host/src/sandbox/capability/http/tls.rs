@@ -1,0 +1,77 @@
+//! TLS towards servers: the system's authorities and the operator's, HTTP/2 where the server speaks it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::Fault;
+use crate::sandbox::grants::Host;
+
+/// A certificate whose owner is trusted to sign those of others.
+pub(super) type Authority = CertificateDer<'static>;
+
+/// The certificates in a file (PEM).
+///
+/// # Errors
+/// When it cannot be read, or there are none in it.
+pub(super) fn read_authorities(path: &Path) -> anyhow::Result<Vec<Authority>> {
+    let shown = path.display();
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path)
+        .with_context(|| format!("read the certificates of http_ca_file {shown}"))?
+        .collect();
+    match certificates {
+        Ok(certificates) if certificates.is_empty() => {
+            bail!("there is no certificate in http_ca_file {shown}; it takes PEM")
+        }
+        Ok(certificates) => Ok(certificates),
+        Err(error) => bail!("http_ca_file {shown} cannot be read: {error}"),
+    }
+}
+
+/// Whom connections trust, and what they offer.
+pub(super) fn config(authorities: &[Authority]) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    let system = rustls_native_certs::load_native_certs();
+    for error in &system.errors {
+        tracing::warn!("a certificate of the system cannot be read: {error}");
+    }
+    roots.add_parsable_certificates(system.certs);
+    roots.add_parsable_certificates(authorities.iter().cloned());
+    if roots.is_empty() {
+        tracing::warn!(
+            "the system has no certificates of authorities (in Debian: the package ca-certificates), so no handler can use https; http_ca_file in rouse.toml names some"
+        );
+    }
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("ring has what these versions need")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Arc::new(config)
+}
+
+/// Makes sure that it is this host at the other end. True: it speaks HTTP/2.
+pub(super) async fn handshake(
+    config: Arc<ClientConfig>,
+    host: &Host,
+    stream: TcpStream,
+) -> Result<(TlsStream<TcpStream>, bool), Fault> {
+    let name = match host {
+        Host::Ip(address) => ServerName::from(*address),
+        Host::Name(name) => ServerName::try_from(name.clone())
+            .map_err(|error| Fault::Tls(format!("{name} can have no certificate: {error}")))?,
+    };
+    let connected = TlsConnector::from(config).connect(name, stream).await;
+    let stream = connected.map_err(|error| Fault::Tls(error.to_string()))?;
+    let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    Ok((stream, h2))
+}

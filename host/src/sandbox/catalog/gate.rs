@@ -1,0 +1,159 @@
+//! What a file has to show before it may serve, and when that changes.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+use std::time::Instant;
+
+use super::file::{self, Listed, Stamp};
+use super::folder::QUIET;
+use crate::sandbox::pin::lock_line;
+use crate::sandbox::{Digest, Lock, Pin};
+
+/// A lock with ten thousand lines.
+const LOCK_BYTES_MAX: usize = 1 << 20;
+
+/// A signature has 88 characters.
+const SIGNATURE_BYTES_MAX: u64 = 1 << 10;
+
+/// What a file has to show before it may serve.
+///
+/// It decides about what begins to serve. A module that serves already goes on until its file goes, another version takes
+/// its place, or the host stops: files of one deployment arrive one after the other, and nothing must be missing meanwhile.
+pub(super) struct Gate {
+    pin: Pin,
+    /// The lock as it was when it was read; none while there is none.
+    stamp: Option<Stamp>,
+    /// The lock as it is now, and since when it is like that.
+    fresh: Option<(Stamp, Instant)>,
+    lock: Result<Lock, String>,
+}
+
+impl Gate {
+    pub(super) fn new(pin: Pin) -> Self {
+        let mut gate = Self {
+            pin,
+            stamp: None,
+            fresh: None,
+            lock: Err("there is none".into()),
+        };
+        gate.read_lock();
+        gate
+    }
+
+    /// True where files need signatures.
+    pub(super) fn asks_for_signatures(&self) -> bool {
+        !self.pin.trusted_keys.is_empty()
+    }
+
+    /// The lock that counts now. Whatever it decided is decided again when this changes.
+    pub(super) fn lock_stamp(&self) -> Option<Stamp> {
+        self.stamp
+    }
+
+    /// Reads the lock again where it has changed and is not being written to.
+    pub(super) fn refresh(&mut self) {
+        let Some(path) = &self.pin.lock else { return };
+        let looks = Stamp::at(path);
+        if looks == self.stamp {
+            return;
+        }
+        let now = Instant::now();
+        let quiet = looks.is_none_or(|looks| {
+            let since = match self.fresh {
+                Some((before, since)) if before == looks => since,
+                Some(_) | None => now,
+            };
+            self.fresh = Some((looks, since));
+            (now - since).max(looks.age()) >= QUIET
+        });
+        if quiet {
+            self.read_lock();
+        }
+    }
+
+    fn read_lock(&mut self) {
+        let Some(path) = &self.pin.lock else { return };
+        let Some(stamp) = Stamp::at(path) else {
+            self.stamp = None;
+            self.lock = Err("there is none".into());
+            return;
+        };
+        let listed = Listed {
+            path: path.clone(),
+            stamp,
+            signature: None,
+        };
+        let text = match file::read(&listed, LOCK_BYTES_MAX) {
+            Ok(Some(bytes)) => String::from_utf8(bytes).map_err(|_| "it is no text".to_string()),
+            // Written to meanwhile: the next scan finds another stamp.
+            Ok(None) => return,
+            Err(why) => Err(why),
+        };
+        self.stamp = Some(stamp);
+        self.lock = text.and_then(|text| text.parse());
+        match &self.lock {
+            Ok(_) => {
+                tracing::info!(lock = %path.display(), "only modules that are listed here begin to serve")
+            }
+            Err(why) => tracing::warn!(lock = %path.display(), "no module begins to serve: {why}"),
+        }
+    }
+
+    /// Lets these bytes of a file pass.
+    ///
+    /// # Errors
+    /// A sentence that begins with "it …".
+    pub(super) fn check(
+        &self,
+        name: &str,
+        path: &Path,
+        digest: Digest,
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        if let Some(lock) = &self.pin.lock {
+            let path = lock.display();
+            match &self.lock {
+                Err(why) => {
+                    return Err(format!(
+                        "it has to be listed in {path}, and that cannot be used: {why}; `rouse handlers lock` writes it"
+                    ));
+                }
+                Ok(lock) if !lock.allows(digest) => {
+                    return Err(format!(
+                        "it is not listed in {path}; where it is to be trusted, `rouse handlers lock` lists all files, or add this line: {}",
+                        lock_line(digest, name)
+                    ));
+                }
+                Ok(_) => {}
+            }
+        }
+        if !self.asks_for_signatures() {
+            return Ok(());
+        }
+        let signature = match read_signature(&file::signature_path(path)) {
+            Ok(signature) => signature,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(format!(
+                    "it has no signature {name}.sig; whoever has one of the trusted keys makes it with `rouse handlers sign --key FILE {name}`"
+                ));
+            }
+            Err(error) => return Err(format!("its signature {name}.sig cannot be read: {error}")),
+        };
+        let mut keys = self.pin.trusted_keys.iter();
+        match keys.any(|key| key.signed(bytes, &signature)) {
+            true => Ok(()),
+            false => Err(format!(
+                "its signature {name}.sig is by none of the trusted_keys, or the file was changed after it was signed"
+            )),
+        }
+    }
+}
+
+fn read_signature(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?
+        .take(SIGNATURE_BYTES_MAX)
+        .read_to_string(&mut text)?;
+    Ok(text)
+}

@@ -1,0 +1,87 @@
+//! Secrets, and which handler may have them sent where.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::HostPattern;
+
+/// Shorter ones would be found, and taken out, in answers that have nothing to do with them.
+const SECRET_BYTES_MIN: usize = 8;
+
+/// A header of a request has room for so much.
+const SECRET_BYTES_MAX: usize = 4 << 10;
+
+/// Something that only the host may know. It is in no log line, no error and no result.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Arc<str>);
+
+impl Secret {
+    /// Takes one.
+    ///
+    /// # Errors
+    /// What is wrong with it, without saying what it is.
+    pub fn new(text: &str) -> Result<Self, String> {
+        if !(SECRET_BYTES_MIN..=SECRET_BYTES_MAX).contains(&text.len()) {
+            return Err(format!(
+                "it has {} bytes; a secret has {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}",
+                text.len()
+            ));
+        }
+        match text.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
+            true => Ok(Self(text.into())),
+            false => Err("it has characters that no header can carry (printable ASCII can)".into()),
+        }
+    }
+
+    /// What it is. For the request that carries it, and for finding it in what comes back.
+    pub(in crate::sandbox) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// The secrets of a host, by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Secrets(pub BTreeMap<String, Secret>);
+
+/// Where a handler, or a family of handlers, may have a secret sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecretGrant {
+    /// A handler's name, or a pattern.
+    pub handler: String,
+    /// The secret's name.
+    pub name: String,
+    /// To these servers.
+    pub hosts: Vec<HostPattern>,
+    /// In these headers, lower case.
+    pub headers: Vec<String>,
+    /// In the body too.
+    pub body: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_not_printed() {
+        let secret = Secret::new("correct horse").expect("a secret");
+        assert!(!format!("{secret:?}").contains("horse"));
+    }
+
+    #[test]
+    fn what_is_too_short_too_long_or_fits_into_no_header_is_refused() {
+        assert!(Secret::new("1234567").is_err());
+        assert!(Secret::new(&"x".repeat(5000)).is_err());
+        for bad in ["12345678\n", "12345678\0", "pässwörter"] {
+            let why = Secret::new(bad).expect_err("must be refused");
+            assert!(why.contains("printable"), "{why}");
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Memory and tables of one attempt, counted together, within what all attempts of the host have.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use wasmtime::ResourceLimiter;
+
+use super::Limits;
+use super::meter::Meter;
+
+/// Memory that all attempts of a host have together.
+#[derive(Debug)]
+pub(super) struct MemoryBudget {
+    free_bytes: AtomicUsize,
+}
+
+impl MemoryBudget {
+    pub(super) fn new(bytes: usize) -> Arc<Self> {
+        Arc::new(Self {
+            free_bytes: AtomicUsize::new(bytes),
+        })
+    }
+
+    /// What is left, bytes.
+    pub(super) fn free_bytes(&self) -> usize {
+        self.free_bytes.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        self.free_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
+                free.checked_sub(bytes)
+            })
+            .is_ok()
+    }
+
+    fn give(&self, bytes: usize) {
+        self.free_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Why the newest request for memory was denied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Denial {
+    /// The attempt has reached its own limit.
+    OfAttempt,
+    /// The attempts of this host together have reached theirs.
+    OfHost,
+}
+
+/// Counts all linear memories of one attempt together; wasmtime's own limiter looks at each
+/// memory alone.
+#[derive(Debug)]
+pub(super) struct AttemptLimiter {
+    limit_bytes: usize,
+    table_elements: usize,
+    used_bytes: usize,
+    budget: Arc<MemoryBudget>,
+    /// The budget has its bytes back: nothing runs.
+    paused: bool,
+    denial: Option<Denial>,
+    meter: Arc<Meter>,
+}
+
+impl AttemptLimiter {
+    pub(super) fn new(limits: &Limits, budget: Arc<MemoryBudget>) -> Self {
+        Self {
+            meter: Arc::default(),
+            limit_bytes: limits.memory_bytes,
+            table_elements: limits.table_elements,
+            used_bytes: 0,
+            budget,
+            paused: false,
+            denial: None,
+        }
+    }
+
+    pub(super) fn limit_bytes(&self) -> usize {
+        self.limit_bytes
+    }
+
+    /// Linear memory never shrinks, so this is the peak too.
+    pub(super) fn used_bytes(&self) -> usize {
+        self.used_bytes
+    }
+
+    /// Tells this meter from now on.
+    pub(super) fn tell(&mut self, meter: Arc<Meter>) {
+        meter.has_memory(self.used_bytes);
+        self.meter = meter;
+    }
+
+    /// Gives the memory back to the attempts that run, as far as the count goes.
+    pub(super) fn pause(&mut self) {
+        self.budget.give(self.used_bytes);
+        self.paused = true;
+    }
+
+    /// Takes it again. False when the others need it; then this is good for nothing any more.
+    #[must_use]
+    pub(super) fn resume(&mut self) -> bool {
+        self.paused = !self.budget.take(self.used_bytes);
+        !self.paused
+    }
+
+    /// Why the newest request was denied; none when it was granted. An old denial that the guest
+    /// got over explains nothing.
+    pub(super) fn denial(&self) -> Option<Denial> {
+        self.denial
+    }
+}
+
+impl Drop for AttemptLimiter {
+    fn drop(&mut self) {
+        if !self.paused {
+            self.budget.give(self.used_bytes);
+        }
+    }
+}
+
+impl ResourceLimiter for AttemptLimiter {
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        let more = desired.saturating_sub(current);
+        let fits = self.used_bytes.saturating_add(more) <= self.limit_bytes
+            && maximum.is_none_or(|maximum| desired <= maximum);
+        self.denial = if !fits {
+            Some(Denial::OfAttempt)
+        } else if !self.budget.take(more) {
+            Some(Denial::OfHost)
+        } else {
+            self.used_bytes += more;
+            self.meter.has_memory(self.used_bytes);
+            None
+        };
+        Ok(self.denial.is_none())
+    }
+
+    // Not taken back: a growth that the system refused after it was counted happens next to
+    // never, and the whole count is given back with the store.
+    fn memory_grow_failed(&mut self, _error: wasmtime::Error) -> wasmtime::Result<()> {
+        self.denial = Some(Denial::OfAttempt);
+        Ok(())
+    }
+
+    fn table_growing(
+        &mut self,
+        _current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        Ok(desired <= self.table_elements)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 64 << 10;
+
+    fn limiter(bytes: usize, budget: &Arc<MemoryBudget>) -> AttemptLimiter {
+        let limits = Limits {
+            memory_bytes: bytes,
+            table_elements: 10,
+            ..Limits::default()
+        };
+        AttemptLimiter::new(&limits, budget.clone())
+    }
+
+    #[test]
+    fn all_memories_of_an_attempt_count_together() {
+        let mut limiter = limiter(4 * PAGE, &MemoryBudget::new(100 * PAGE));
+        assert!(limiter.memory_growing(0, 3 * PAGE, None).unwrap());
+        assert!(!limiter.memory_growing(0, 2 * PAGE, None).unwrap());
+        assert_eq!(limiter.denial(), Some(Denial::OfAttempt));
+        assert!(limiter.memory_growing(0, PAGE, None).unwrap());
+        assert_eq!(limiter.denial(), None, "an old denial explains nothing");
+        assert_eq!(limiter.used_bytes(), 4 * PAGE);
+    }
+
+    #[test]
+    fn a_memory_keeps_to_its_own_maximum() {
+        let mut limiter = limiter(100 * PAGE, &MemoryBudget::new(100 * PAGE));
+        assert!(!limiter.memory_growing(0, 2 * PAGE, Some(PAGE)).unwrap());
+        assert_eq!(limiter.used_bytes(), 0);
+    }
+
+    #[test]
+    fn the_host_gets_its_memory_back_when_an_attempt_ends() {
+        let budget = MemoryBudget::new(3 * PAGE);
+        let mut first = limiter(100 * PAGE, &budget);
+        let mut second = limiter(100 * PAGE, &budget);
+        assert!(first.memory_growing(0, 2 * PAGE, None).unwrap());
+        assert!(!second.memory_growing(0, 2 * PAGE, None).unwrap());
+        assert_eq!(second.denial(), Some(Denial::OfHost));
+        drop(first);
+        assert!(second.memory_growing(0, 2 * PAGE, None).unwrap());
+    }
+
+    #[test]
+    fn what_is_paused_takes_nothing_from_the_others() {
+        let budget = MemoryBudget::new(3 * PAGE);
+        let mut first = limiter(100 * PAGE, &budget);
+        let mut second = limiter(100 * PAGE, &budget);
+        assert!(first.memory_growing(0, 2 * PAGE, None).unwrap());
+        first.pause();
+        assert!(second.memory_growing(0, 2 * PAGE, None).unwrap());
+        assert!(!first.resume());
+        drop(second);
+        assert!(first.resume());
+        first.pause();
+        drop(first);
+        assert!(budget.take(3 * PAGE) && !budget.take(1));
+    }
+
+    #[test]
+    fn a_table_keeps_to_the_limit_too() {
+        let mut limiter = limiter(PAGE, &MemoryBudget::new(PAGE));
+        assert!(limiter.table_growing(0, 10, None).unwrap());
+        assert!(!limiter.table_growing(10, 11, None).unwrap());
+    }
+}

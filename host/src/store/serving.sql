@@ -1,0 +1,3 @@
+-- What the workers serve that take jobs now. A scan: there are few rows.
+SELECT jsonb_build_object('handlers', w.handlers, 'queues', w.queues, 'tags', w.tags)
+FROM rouse.workers AS w WHERE w.state = 'active'

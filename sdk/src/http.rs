@@ -1,0 +1,213 @@
+//! Requests to servers that the operator has granted.
+//!
+//! ```
+//! use rouse_sdk::{Ctx, Error, TestCtx, handler, http};
+//!
+//! #[handler(name = "demo.rate", capabilities = ["http"])]
+//! async fn rate(ctx: &Ctx, currency: String) -> Result<f64, Error> {
+//!     let response = http::get(format!("https://rates.example/{currency}"))
+//!         .header("accept", "application/json")
+//!         .send(ctx)
+//!         .await?;
+//!     Ok(response.error_for_status()?.json()?)
+//! }
+//!
+//! let ctx = TestCtx::new();
+//! ctx.on_http(|request| {
+//!     assert_eq!(request.url, "https://rates.example/chf");
+//!     Ok(http::Response::new(200, "1.07"))
+//! });
+//! assert_eq!(rouse_sdk::block_on(rate(&ctx, "chf".into())).unwrap(), 1.07);
+//! ```
+//!
+//! Nothing is sent to where `rouse.toml` does not allow it; such a request fails for good, and the job's error holds
+//! the lines that would allow it.
+
+mod response;
+mod url;
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::{Ctx, Either, Error, Result, race, sleep};
+
+pub use response::Response;
+pub(crate) use url::Url;
+
+/// The largest response where nothing else is said, bytes: an attempt has 128 MiB of memory by default.
+const RESPONSE_BYTES_MAX: usize = 16 << 20;
+
+/// A request, before it is sent.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Request {
+    /// `GET`, `POST` …
+    pub method: String,
+    /// Where to, with its scheme: `https://api.example.com/v1?page=2`.
+    pub url: String,
+    /// Names and values.
+    pub headers: Vec<(String, String)>,
+    /// What is sent with it.
+    pub body: Vec<u8>,
+    /// How long all of it may take; none: as long as the host allows.
+    pub timeout: Option<Duration>,
+    /// How many redirects are followed. Default: 0, a redirect is a response as any other.
+    pub redirects: u32,
+    /// The largest response body, bytes. Default: 16 MiB.
+    pub response_bytes_max: usize,
+}
+
+/// A GET of this URL.
+pub fn get(url: impl Into<String>) -> Request {
+    Request::new("GET", url)
+}
+
+/// A POST to this URL.
+pub fn post(url: impl Into<String>) -> Request {
+    Request::new("POST", url)
+}
+
+/// A PUT to this URL.
+pub fn put(url: impl Into<String>) -> Request {
+    Request::new("PUT", url)
+}
+
+/// A DELETE of this URL.
+pub fn delete(url: impl Into<String>) -> Request {
+    Request::new("DELETE", url)
+}
+
+impl Request {
+    /// A request with any method.
+    pub fn new(method: impl Into<String>, url: impl Into<String>) -> Self {
+        Self {
+            method: method.into(),
+            url: url.into(),
+            headers: Vec::new(),
+            body: Vec::new(),
+            timeout: None,
+            redirects: 0,
+            response_bytes_max: RESPONSE_BYTES_MAX,
+        }
+    }
+
+    /// Adds a header. The host writes `host` by itself.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// Adds the header `authorization: Bearer …`, for instance with what [`Ctx::secret`] gives.
+    #[must_use]
+    pub fn bearer(self, token: impl AsRef<str>) -> Self {
+        let value = format!("Bearer {}", token.as_ref());
+        self.header("authorization", value)
+    }
+
+    /// Sets the body.
+    #[must_use]
+    pub fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    /// Sets the body to a value as JSON, and its content type.
+    ///
+    /// # Errors
+    /// Where the value is none that JSON has.
+    pub fn json(self, value: &impl Serialize) -> Result<Self> {
+        let body = serde_json::to_vec(value)?;
+        Ok(self.header("content-type", "application/json").body(body))
+    }
+
+    /// Gives it up after this long.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Follows so many redirects. Each is a request of its own, which has to be granted; credentials
+    /// (`authorization`, `cookie`) do not go on to another server.
+    #[must_use]
+    pub fn redirects(mut self, redirects: u32) -> Self {
+        self.redirects = redirects;
+        self
+    }
+
+    /// Takes responses of this size at most.
+    #[must_use]
+    pub fn response_bytes_max(mut self, bytes: usize) -> Self {
+        self.response_bytes_max = bytes;
+        self
+    }
+
+    /// Sends it and waits for the whole response, whatever its status is.
+    ///
+    /// # Errors
+    /// Permanent: where it is not granted (kind `denied`), where the URL is none (kind `bad-request`), and where the
+    /// response is too large (kind `too-large`). Retryable: where no response came (kind `http`), not in time
+    /// (kind `http-timeout`), or where the attempt has to stop (kind `aborted`).
+    pub async fn send(self, ctx: &Ctx) -> Result<Response> {
+        let timeout = self.timeout;
+        let answered = async {
+            let Some(timeout) = timeout else {
+                return self.follow(ctx).await;
+            };
+            let what = format!("{} {}", self.method, self.url);
+            match race(self.follow(ctx), sleep(timeout)).await {
+                Either::First(answered) => answered,
+                Either::Second(()) => Err(Error::retryable(format_args!(
+                    "{what}: no response within {timeout:?}"
+                ))
+                .kind("http-timeout")),
+            }
+        };
+        match race(ctx.abort().wait(), answered).await {
+            Either::First(reason) => {
+                Err(Error::retryable(format_args!("stopped: {reason}")).kind("aborted"))
+            }
+            Either::Second(answered) => answered,
+        }
+    }
+
+    async fn follow(mut self, ctx: &Ctx) -> Result<Response> {
+        loop {
+            let url = Url::parse(&self.url)?;
+            let mut response = ctx.http(&self).await?;
+            response.url.clone_from(&self.url);
+            let location = match response.status {
+                301 | 302 | 303 | 307 | 308 if self.redirects > 0 => response.header("location"),
+                _ => None,
+            };
+            let Some(location) = location else {
+                return Ok(response);
+            };
+            let next = url.join(location)?;
+            self.redirects -= 1;
+            self.redirect(&url, &next, response.status);
+        }
+    }
+
+    /// Becomes the request that a redirect asks for.
+    fn redirect(&mut self, from: &Url, to: &Url, status: u16) {
+        // As browsers do: what was posted is not posted again, unless the status says so.
+        let asks_for_get = status == 303 && self.method != "HEAD"
+            || matches!(status, 301 | 302) && self.method == "POST";
+        if asks_for_get {
+            "GET".clone_into(&mut self.method);
+            self.body.clear();
+        }
+        let same_server = from.origin() == to.origin();
+        self.headers.retain(|(name, _)| {
+            let is = |other: &&str| name.eq_ignore_ascii_case(other);
+            let of_body = ["content-type", "content-length", "content-encoding"];
+            let credentials = ["authorization", "cookie", "proxy-authorization"];
+            !(asks_for_get && of_body.iter().any(is))
+                && (same_server || !credentials.iter().any(is))
+        });
+        self.url = to.to_string();
+    }
+}

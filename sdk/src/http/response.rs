@@ -1,0 +1,113 @@
+//! What came back.
+
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use crate::{Error, Result};
+
+/// Of an error page, as much as tells what is wrong.
+const EXCERPT_CHARS_MAX: usize = 200;
+
+/// A response, whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Response {
+    /// 200, 404 …
+    pub status: u16,
+    /// Names in lower case, and values. Bytes that are no UTF-8 are replaced.
+    pub headers: Vec<(String, String)>,
+    /// What came with it.
+    pub body: Vec<u8>,
+    /// Whose response it is: the URL after all redirects that were followed.
+    pub url: String,
+}
+
+impl Response {
+    /// A response, for tests.
+    pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
+        Self {
+            status,
+            headers: Vec::new(),
+            body: body.into(),
+            url: String::new(),
+        }
+    }
+
+    /// The same with a header.
+    #[must_use]
+    pub fn with_header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.headers
+            .push((name.into().to_ascii_lowercase(), value.into()));
+        self
+    }
+
+    /// The first value of a header.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let named = |(own, _): &&(String, String)| own.eq_ignore_ascii_case(name);
+        let found = self.headers.iter().find(named);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// The body as text.
+    ///
+    /// # Errors
+    /// Where it is no UTF-8.
+    pub fn text(&self) -> Result<&str> {
+        Ok(std::str::from_utf8(&self.body)?)
+    }
+
+    /// The body, read as JSON.
+    ///
+    /// # Errors
+    /// Where it is none, or of another shape.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
+        Ok(serde_json::from_slice(&self.body)?)
+    }
+
+    /// An error for a status of 400 and above, with the kind `http-404`. What another attempt may bring
+    /// about is retryable (408, 425, 429, 500 and above), after the time that `retry-after` asks for in seconds;
+    /// the rest is permanent.
+    ///
+    /// # Errors
+    /// That one.
+    pub fn error_for_status(self) -> Result<Self> {
+        let status = self.status;
+        if status < 400 {
+            return Ok(self);
+        }
+        let text = String::from_utf8_lossy(&self.body);
+        let excerpt: String = text.trim().chars().take(EXCERPT_CHARS_MAX).collect();
+        let message = format!("{} answered {status}: {excerpt}", self.url);
+        let error = match status {
+            408 | 425 | 429 | 500.. => Error::retryable(message),
+            _ => Error::permanent(message),
+        };
+        let seconds = self.header("retry-after").map(str::parse);
+        let error = match seconds {
+            Some(Ok(seconds)) if !error.permanent => {
+                error.retry_after(Duration::from_secs(seconds))
+            }
+            Some(_) | None => error,
+        };
+        Err(error.kind(format!("http-{status}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_gone_at_another_attempt_is_retryable() {
+        assert!(Response::new(302, "").error_for_status().is_ok());
+        for (status, permanent) in [(400, true), (404, true), (429, false), (503, false)] {
+            let error = Response::new(status, "no").error_for_status().unwrap_err();
+            assert_eq!(error.permanent, permanent, "{status}");
+            assert_eq!(error.kind, format!("http-{status}"));
+        }
+        let busy = Response::new(503, "busy").with_header("Retry-After", "7");
+        let error = busy.error_for_status().unwrap_err();
+        assert_eq!(error.retry_after, Some(Duration::from_secs(7)));
+    }
+}

@@ -1,0 +1,185 @@
+//! Requests over `wasi:http`.
+
+use super::Source;
+use super::bindings::wasi::http::outgoing_handler;
+use super::bindings::wasi::http::types::{
+    ErrorCode, Fields, IncomingBody, Method, OutgoingBody, OutgoingRequest, Scheme,
+};
+use super::bindings::wasi::io::poll::Pollable;
+use super::bindings::wasi::io::streams::{OutputStream, StreamError};
+use crate::http::{Request, Response, Url};
+use crate::task::Wait;
+use crate::{Either, Error, Result, race};
+
+/// What is asked for in one read, bytes.
+const READ_BYTES: u64 = 64 << 10;
+
+/// Sends a request, and reads the whole response.
+pub(super) async fn send(request: &Request) -> Result<Response> {
+    let what = || format!("{} {}", request.method, request.url);
+    let (outgoing, body) = outgoing(request)?;
+    let answer = outgoing_handler::handle(outgoing, None).map_err(|code| failed(&what(), code))?;
+    // A server may answer before it has read all of it; then the rest is kept until the answer is here, since
+    // dropping it ends the connection.
+    let mut rest = None;
+    if let Some(body) = body {
+        match race(write(&body, &request.body), ready(answer.subscribe())).await {
+            Either::First(Ok(())) => drop(OutgoingBody::finish(body, None)),
+            Either::First(Err(_)) | Either::Second(()) => rest = Some(body),
+        }
+    }
+
+    ready(answer.subscribe()).await;
+    let response = answer
+        .get()
+        .expect("it is ready")
+        .expect("it is asked for once")
+        .map_err(|code| failed(&what(), code))?;
+    let fields = response.headers().entries();
+    let headers = fields.into_iter().map(|(name, value)| {
+        (
+            name.to_ascii_lowercase(),
+            String::from_utf8_lossy(&value).into_owned(),
+        )
+    });
+    let mut answered = Response::new(response.status(), Vec::new());
+    answered.headers = headers.collect();
+    let body = response.consume().expect("it is consumed once");
+    answered.body = read(&body, &what(), request.response_bytes_max).await?;
+    drop(rest);
+    Ok(answered)
+}
+
+fn outgoing(request: &Request) -> Result<(OutgoingRequest, Option<OutgoingBody>)> {
+    let bad = |why: &str| {
+        let (method, url) = (&request.method, &request.url);
+        Error::permanent(format_args!("{method} {url}: {why}")).kind("bad-request")
+    };
+    let url = Url::parse(&request.url)?;
+    let mut entries: Vec<(String, Vec<u8>)> = request
+        .headers
+        .iter()
+        .map(|(name, value)| (name.clone(), value.clone().into_bytes()))
+        .collect();
+    let has_length = |(name, _): &(String, Vec<u8>)| name.eq_ignore_ascii_case("content-length");
+    if !request.body.is_empty() && !entries.iter().any(has_length) {
+        let length = request.body.len().to_string();
+        entries.push(("content-length".to_owned(), length.into_bytes()));
+    }
+    let fields = Fields::from_list(&entries)
+        .map_err(|error| bad(&format!("a header cannot be sent: {error:?}")))?;
+    let outgoing = OutgoingRequest::new(fields);
+    let method = match request.method.as_str() {
+        "GET" => Method::Get,
+        "HEAD" => Method::Head,
+        "POST" => Method::Post,
+        "PUT" => Method::Put,
+        "DELETE" => Method::Delete,
+        "OPTIONS" => Method::Options,
+        "PATCH" => Method::Patch,
+        other => Method::Other(other.to_owned()),
+    };
+    let scheme = match url.scheme.as_str() {
+        "http" => Scheme::Http,
+        _ => Scheme::Https,
+    };
+    outgoing
+        .set_method(&method)
+        .map_err(|()| bad("this is no method"))?;
+    outgoing
+        .set_scheme(Some(&scheme))
+        .and_then(|()| outgoing.set_authority(Some(&url.authority)))
+        .and_then(|()| outgoing.set_path_with_query(Some(&url.path_with_query)))
+        .map_err(|()| bad("this is no URL"))?;
+    if request.body.is_empty() {
+        return Ok((outgoing, None));
+    }
+    let body = outgoing
+        .body()
+        .map_err(|()| bad("content-length is no number"))?;
+    Ok((outgoing, Some(body)))
+}
+
+/// Writes all of it, or as much as is wanted.
+async fn write(body: &OutgoingBody, bytes: &[u8]) -> std::result::Result<(), StreamError> {
+    let stream = body.write().expect("it is written once");
+    let mut left = bytes;
+    while !left.is_empty() {
+        let room = room(&stream).await?;
+        let (now, later) = left.split_at(room.min(left.len()));
+        stream.write(now)?;
+        left = later;
+    }
+    stream.flush()
+}
+
+async fn room(stream: &OutputStream) -> std::result::Result<usize, StreamError> {
+    loop {
+        match stream.check_write()? {
+            0 => ready(stream.subscribe()).await,
+            bytes => return Ok(usize::try_from(bytes).unwrap_or(usize::MAX)),
+        }
+    }
+}
+
+async fn read(body: &IncomingBody, what: &str, bytes_max: usize) -> Result<Vec<u8>> {
+    let stream = body.stream().expect("it is read once");
+    let mut bytes = Vec::new();
+    loop {
+        match stream.read(READ_BYTES) {
+            Ok(more) if more.is_empty() => ready(stream.subscribe()).await,
+            Ok(more) if bytes.len() + more.len() > bytes_max => {
+                return Err(Error::permanent(format_args!(
+                    "{what}: the response has more than {bytes_max} bytes"
+                ))
+                .kind("too-large"));
+            }
+            Ok(more) => bytes.extend(more),
+            Err(StreamError::Closed) => return Ok(bytes),
+            Err(StreamError::LastOperationFailed(error)) => {
+                let why = error.to_debug_string();
+                return Err(Error::retryable(format_args!("{what}: {why}")).kind("http"));
+            }
+        }
+    }
+}
+
+/// Waits. The pollable is gone afterwards, before what it belongs to.
+async fn ready(pollable: Pollable) {
+    Wait::new(Source {
+        pollable,
+        _owner: None,
+    })
+    .await;
+}
+
+fn failed(what: &str, code: ErrorCode) -> Error {
+    match code {
+        ErrorCode::HttpRequestDenied | ErrorCode::DestinationIpProhibited => {
+            Error::permanent(format_args!("{what}: it is not granted")).kind("denied")
+        }
+        ErrorCode::InternalError(Some(why)) => {
+            Error::retryable(format_args!("{what}: {why}")).kind("http")
+        }
+        ErrorCode::ConnectionTimeout
+        | ErrorCode::ConnectionReadTimeout
+        | ErrorCode::HttpResponseTimeout => {
+            Error::retryable(format_args!("{what}: no response in time")).kind("http-timeout")
+        }
+        ErrorCode::HttpRequestBodySize(bytes) => {
+            let most = bytes.map_or(String::new(), |bytes| format!(" ({bytes} bytes)"));
+            Error::permanent(format_args!(
+                "{what}: the body is larger than the host allows{most}"
+            ))
+            .kind("too-large")
+        }
+        ErrorCode::DnsError(error) => {
+            let why = error.rcode.unwrap_or_default();
+            Error::retryable(format_args!(
+                "{what}: the host's address cannot be found: {why}"
+            ))
+            .kind("http")
+        }
+        code => Error::retryable(format_args!("{what}: {code:?}")).kind("http"),
+    }
+}

@@ -1,0 +1,146 @@
+//! Requests of handlers, natively: answers that a test gives, redirects, time limits, the abort.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rouse_sdk::http::{self, Request, Response};
+use rouse_sdk::{AbortReason, Ctx, Result, TestCtx, block_on};
+
+fn send(ctx: &Ctx, request: Request) -> Result<Response> {
+    block_on(request.send(ctx))
+}
+
+/// Sends `from` to `to` with this status, and echoes method, headers and body elsewhere.
+fn redirecting(status: u16, from: &'static str, to: &'static str) -> TestCtx {
+    let ctx = TestCtx::new();
+    ctx.on_http(move |request| {
+        if request.url == from {
+            return Ok(Response::new(status, "").with_header("Location", to));
+        }
+        let mut names: Vec<_> = request.headers.iter().map(|(name, _)| &**name).collect();
+        names.sort_unstable();
+        let body = String::from_utf8_lossy(&request.body);
+        let text = format!("{} {} {body}", request.method, names.join(","));
+        Ok(Response::new(200, text))
+    });
+    ctx
+}
+
+#[test]
+fn a_test_answers_requests_and_sees_them() {
+    let ctx = TestCtx::new();
+    let error = send(&ctx, http::get("https://a.example/")).unwrap_err();
+    assert!(
+        error.permanent && error.message.contains("on_http"),
+        "{error}"
+    );
+
+    ctx.on_http(|_| Ok(Response::new(200, r#"{"n": 7}"#)));
+    let key = ctx.secret("KEY").unwrap();
+    let request = http::put("https://a.example/x")
+        .bearer(&key)
+        .json(&[1, 2])
+        .unwrap();
+    let response = send(&ctx, request).unwrap();
+    let body: serde_json::Value = response.json().unwrap();
+    assert_eq!(body["n"], 7);
+    assert_eq!(response.url, "https://a.example/x");
+    let sent = ctx.requests().pop().unwrap();
+    assert_eq!(
+        (sent.method.as_str(), &sent.body[..]),
+        ("PUT", &b"[1,2]"[..])
+    );
+    assert!(
+        sent.headers
+            .contains(&("authorization".into(), format!("Bearer {key}")))
+    );
+}
+
+#[test]
+fn redirects_are_followed_where_that_is_asked_for() {
+    let from = "https://a.example/old";
+    let ctx = redirecting(302, from, "new");
+    assert_eq!(send(&ctx, http::get(from)).unwrap().status, 302);
+    let response = send(&ctx, http::get(from).redirects(1)).unwrap();
+    assert_eq!(
+        (response.status, response.url.as_str()),
+        (200, "https://a.example/new")
+    );
+
+    let ctx = redirecting(302, from, from);
+    assert_eq!(
+        send(&ctx, http::get(from).redirects(3)).unwrap().status,
+        302
+    );
+    assert_eq!(ctx.requests().len(), 4, "as many as asked for");
+}
+
+#[test]
+fn what_was_posted_is_posted_again_only_where_the_status_says_so() {
+    let from = "https://a.example/old";
+    let post = || {
+        let post = http::post(from)
+            .header("x", "1")
+            .header("authorization", "y");
+        post.header("content-type", "text/plain")
+            .body("hello")
+            .redirects(1)
+    };
+    for (status, text) in [
+        (301, "GET authorization,x "),
+        (302, "GET authorization,x "),
+        (303, "GET authorization,x "),
+        (307, "POST authorization,content-type,x hello"),
+        (308, "POST authorization,content-type,x hello"),
+    ] {
+        let ctx = redirecting(status, from, "/new");
+        assert_eq!(
+            send(&ctx, post()).unwrap().text().unwrap(),
+            text,
+            "{status}"
+        );
+    }
+    for elsewhere in [
+        "https://b.example/",
+        "http://a.example/",
+        "https://a.example:444/",
+    ] {
+        let ctx = redirecting(307, from, elsewhere);
+        let text = send(&ctx, post()).unwrap();
+        assert_eq!(
+            text.text().unwrap(),
+            "POST content-type,x hello",
+            "{elsewhere}"
+        );
+    }
+}
+
+#[test]
+fn a_request_ends_with_its_time_limit_and_with_the_abort() {
+    let ctx = TestCtx::new();
+    let asked = Rc::new(Cell::new(0));
+    let count = Rc::clone(&asked);
+    ctx.on_http(move |_| {
+        count.set(count.get() + 1);
+        Ok(Response::new(200, ""))
+    });
+    let limited = http::get("https://a.example/").timeout(Duration::ZERO);
+    // An answer that is there at once is there in time.
+    assert!(send(&ctx, limited).is_ok());
+    ctx.fire_abort(AbortReason::Cancelled);
+    let error = send(&ctx, http::get("https://a.example/")).unwrap_err();
+    assert_eq!((error.kind.as_ref(), error.permanent), ("aborted", false));
+    assert_eq!(asked.get(), 1, "nothing is sent after the abort");
+}
+
+#[test]
+fn what_is_no_url_is_refused_before_anything_is_sent() {
+    let ctx = TestCtx::new();
+    ctx.on_http(|_| Ok(Response::new(200, "")));
+    for url in ["a.example", "ftp://a.example/", "https://"] {
+        let error = send(&ctx, http::get(url)).unwrap_err();
+        assert!(error.permanent && error.kind == "bad-request", "{url}");
+    }
+    assert!(ctx.requests().is_empty());
+}

@@ -1,0 +1,336 @@
+//! Modules are compiled in a child with limits, and nothing that becomes of it reaches the host.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rouse::sandbox::{Limits, Sandbox, Settings};
+
+use crate::sandbox_guest::{Handlers, PATIENCE, echo, refusal, version};
+use crate::support::{Host, rouse_binary, scratch};
+
+/// A sandbox of a test's own.
+fn sandbox(settings: Settings) -> Arc<Sandbox> {
+    let settings = Settings {
+        attempts_max: 2,
+        limits: Limits {
+            memory_bytes: 1 << 20,
+            ..Limits::default()
+        },
+        ..settings
+    };
+    Sandbox::start(settings).expect("a sandbox")
+}
+
+fn limited(cpu_secs: u64, memory_bytes: usize) -> Settings {
+    Settings {
+        compiler: Some(rouse_binary()),
+        compile_cpu_max: Duration::from_secs(cpu_secs),
+        compile_memory_bytes_max: memory_bytes,
+        compilations_max: 2,
+        ..Settings::default()
+    }
+}
+
+/// Functions with tables that jump to the end of any of the blocks around them, each of which hands on a thousand values: what
+/// the compiler has to do grows with the product of all these numbers, and the file does not.
+fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
+    const VALUES: usize = 1000;
+    let values = "i64 ".repeat(VALUES);
+    let get_all: String = (0..VALUES).map(|n| format!("local.get {n} ")).collect();
+    let targets: String = (0..depth).map(|n| format!("{n} ")).collect();
+    let open = "block (type $t) ".repeat(depth);
+    let close = "end ".repeat(depth);
+    let table = format!("{open} local.get 0 i32.wrap_i64 br_table {targets} {close}");
+    let function = format!("(func (type $t) {get_all} {})", table.repeat(tables));
+    let text = format!(
+        "(component (core module $bomb (type $t (func (param {values}) (result {values}))) {})
+          (core instance (instantiate $bomb)))",
+        function.repeat(functions)
+    );
+    wat::parse_str(text).expect("the bomb is WebAssembly text")
+}
+
+/// 200 KB that take a quarter of a gigabyte and 13 s of processor time, measured in the profile of the tests.
+fn bomb_of_time() -> Vec<u8> {
+    bomb(60, 1, 150)
+}
+
+/// 80 KB that take more than 12 GiB.
+fn bomb_of_memory() -> Vec<u8> {
+    bomb(1, 40, 400)
+}
+
+/// A program that stands for a compiler which misbehaves. It is written by a shell: where this process had the file open for
+/// writing while another test starts a child, it could not be run.
+fn compiler_that(does: &str) -> PathBuf {
+    let path = scratch("compiler").join("compiler");
+    let script = format!("#!/bin/sh\n{does}\n");
+    let written = Command::new("sh")
+        .args(["-c", "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\""])
+        .args([path.as_os_str(), script.as_ref()])
+        .status();
+    assert!(written.expect("a shell").success());
+    path
+}
+
+fn run_by(compiler: PathBuf) -> Settings {
+    Settings {
+        compiler: Some(compiler),
+        ..limited(1, 64 << 20)
+    }
+}
+
+#[tokio::test]
+async fn a_module_that_takes_too_long_to_compile_is_refused_and_the_rest_serves() {
+    let bomb = bomb_of_time();
+    let sandbox = sandbox(limited(1, 2 << 30));
+    let handlers = Handlers::on(
+        sandbox,
+        &[("bomb.wasm", &bomb), ("echo.wasm", &echo("test.echo", "1"))],
+    )
+    .await;
+    let why = handlers.refusal("bomb.wasm");
+    assert!(
+        why.contains("more than 1 s of processor time") && why.contains("compile_cpu"),
+        "{why}"
+    );
+    handlers.handler("test.echo");
+}
+
+#[tokio::test]
+async fn a_module_that_takes_too_much_memory_to_compile_is_refused_and_the_rest_serves() {
+    let sandbox = sandbox(limited(60, 512 << 20));
+    let handlers = Handlers::on(
+        sandbox,
+        &[
+            ("bomb.wasm", &bomb_of_memory()),
+            ("echo.wasm", &echo("test.echo", "1")),
+        ],
+    )
+    .await;
+    let why = handlers.refusal("bomb.wasm");
+    assert!(
+        why.contains("more than 512 MiB of memory") && why.contains("compile_memory_mb"),
+        "{why}"
+    );
+    handlers.handler("test.echo");
+}
+
+#[tokio::test]
+async fn while_one_module_is_being_compiled_others_begin_to_serve() {
+    let go_on = scratch("go-on").join("go-on");
+    let mut settings = limited(60, 2 << 30);
+    settings.compiler = Some(compiler_that(&format!(
+        "if grep -qa test.slow /proc/self/fd/0; then while [ ! -e {go_on} ]; do sleep 0.02; done; fi\nexec {rouse} \"$@\"",
+        go_on = go_on.display(),
+        rouse = rouse_binary().display(),
+    )));
+    let handlers = Handlers::on(sandbox(settings), &[]).await;
+    handlers.catalog.watch();
+    handlers.write("a-slow.wasm", &echo("test.slow", "1"));
+    handlers.write("echo.wasm", &echo("test.echo", "1"));
+    handlers
+        .until("the other one serves", |set| set.get("test.echo").is_some())
+        .await;
+    assert!(handlers.catalog.current().get("test.slow").is_none());
+    // A change of the file, meanwhile, is what serves in the end.
+    handlers.write("a-slow.wasm", &echo("test.slow", "2"));
+    fs::write(go_on, "").unwrap();
+    handlers
+        .until("the slow one serves", |set| {
+            version(set, "test.slow").as_deref() == Some("2")
+        })
+        .await;
+    assert!(handlers.catalog.current().refused.is_empty());
+}
+
+#[tokio::test]
+async fn what_the_compiler_says_of_a_file_is_the_reason() {
+    let sandbox = sandbox(run_by(compiler_that(
+        "echo 'it is not to my liking' >&2; exit 3",
+    )));
+    let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
+    assert_eq!(handlers.refusal("echo.wasm"), "it is not to my liking");
+}
+
+#[tokio::test]
+async fn a_compiler_that_fails_is_told_from_a_bad_module_and_tried_again() {
+    for (does, words) in [
+        ("exec sleep 60", "the compiler was not done after 10 s"),
+        ("kill -9 $$", "the compiler ended with signal: 9"),
+        ("echo this is no code", "something that is no code"),
+        (
+            "echo so it is >&2; exit 1",
+            "the compiler ended with exit status: 1: so it is",
+        ),
+        (
+            "echo no pipe >&2; exit 4",
+            "it could not be compiled: no pipe",
+        ),
+    ] {
+        let sandbox = sandbox(run_by(compiler_that(does)));
+        let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
+        let why = handlers.refusal("echo.wasm");
+        assert!(why.contains(words), "{does}: {why}");
+        assert!(
+            why.ends_with("it is tried again after 60 s"),
+            "{does}: {why}"
+        );
+    }
+    let sandbox = sandbox(run_by("/nowhere/rouse".into()));
+    let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
+    let why = handlers.refusal("echo.wasm");
+    assert!(
+        why.contains("the compiler /nowhere/rouse does not start"),
+        "{why}"
+    );
+}
+
+#[tokio::test]
+async fn a_module_that_makes_the_compiler_fail_is_refused_for_good() {
+    for (does, words) in [
+        (
+            "echo thread main panicked >&2; exit 101",
+            "it made the compiler panic",
+        ),
+        ("exec yes", "it makes more than 64 MiB of machine code"),
+        ("kill -SEGV $$", "it made the compiler crash (signal: 11"),
+        (
+            "echo memory allocation of 5 bytes failed >&2; kill -ABRT $$",
+            "more than 64 MiB of memory",
+        ),
+    ] {
+        let sandbox = sandbox(run_by(compiler_that(does)));
+        let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
+        let why = handlers.refusal("echo.wasm");
+        assert!(
+            why.contains(words) && !why.contains("tried again"),
+            "{does}: {why}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_last_good_version_serves_while_the_compiler_of_the_next_one_is_killed() {
+    // The first module is compiled; whatever comes next is not.
+    let scratch = scratch("once");
+    let pid = scratch.join("pid");
+    let compiler = compiler_that(&format!(
+        "[ -e {seen} ] || {{ : > {seen}; exec {rouse} \"$@\"; }}\necho $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60",
+        seen = scratch.join("seen").display(),
+        rouse = rouse_binary().display(),
+        pid = pid.display(),
+    ));
+    let mut settings = limited(60, 2 << 30);
+    settings.compiler = Some(compiler);
+    let handlers = Handlers::on(sandbox(settings), &[("echo.wasm", &echo("test.echo", "1"))]).await;
+    handlers.catalog.watch();
+    handlers.write("echo.wasm", &echo("test.echo", "2"));
+
+    until("its compiler runs", || pid.exists()).await;
+    let number = fs::read_to_string(&pid).unwrap();
+    let killed = Command::new("kill").args(["-9", number.trim()]).status();
+    assert!(killed.unwrap().success());
+    handlers
+        .until("version 2 is refused", |set| {
+            refusal(set, "echo.wasm").is_some()
+        })
+        .await;
+    assert!(handlers.refusal("echo.wasm").contains("signal: 9"));
+    let set = handlers.catalog.current();
+    assert_eq!(version(&set, "test.echo").as_deref(), Some("1"));
+    assert!(set.refused[0].last_good_serves);
+}
+
+#[tokio::test]
+async fn a_compiler_sees_nothing_of_the_hosts_environment() {
+    let seen = scratch("environment").join("seen");
+    let compiler = compiler_that(&format!("/usr/bin/env > {}; exit 3", seen.display()));
+    let sandbox = sandbox(run_by(compiler));
+    Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
+    let seen = fs::read_to_string(seen).unwrap();
+    // What the shell makes itself.
+    let own = ["RAYON_NUM_THREADS=", "PWD=", "OLDPWD=", "SHLVL=", "_="];
+    for line in seen.lines() {
+        assert!(own.iter().any(|name| line.starts_with(name)), "{line}");
+    }
+    assert!(seen.contains("PWD=/\n"), "{seen}");
+}
+
+#[tokio::test]
+async fn a_compiler_dies_with_its_host() {
+    let folder = scratch("bomb");
+    fs::create_dir(folder.join("handlers-wasm")).unwrap();
+    fs::write(folder.join("handlers-wasm/bomb.wasm"), bomb_of_time()).unwrap();
+    let mut command = Command::new(rouse_binary());
+    command
+        .arg("handlers")
+        .current_dir(&folder)
+        .env("ROUSE_CACHE_DIR", folder.join("cache"));
+    let host = Host::spawn(command);
+    let host_pid = host.pid();
+    let mut compiler = None;
+    until("its compiler runs", || {
+        compiler = child_of(host_pid);
+        compiler.is_some()
+    })
+    .await;
+    let compiler = compiler.unwrap();
+    host.signal(libc::SIGKILL);
+    until("the compiler is gone", || {
+        !Path::new("/proc").join(compiler.to_string()).exists()
+    })
+    .await;
+    let (status, _) = host.exit(PATIENCE);
+    assert_eq!(status.signal(), Some(libc::SIGKILL));
+}
+
+/// The compiler that this process has started and that limits itself already.
+fn child_of(parent: u32) -> Option<u32> {
+    fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let status = fs::read_to_string(entry.path().join("status")).ok()?;
+        let limits = fs::read_to_string(entry.path().join("limits")).ok()?;
+        let is_child = status.contains(&format!("\nPPid:\t{parent}\n"));
+        let is_limited = limits
+            .lines()
+            .any(|line| line.starts_with("Max cpu time") && !line.contains("unlimited"));
+        (is_child && is_limited).then_some(pid)
+    })
+}
+
+#[test]
+fn nobody_else_starts_a_compiler_and_the_help_does_not_name_it() {
+    let help = Command::new(rouse_binary()).arg("--help").output().unwrap();
+    assert!(!String::from_utf8_lossy(&help.stdout).contains("compile-module"));
+    let output = Command::new(rouse_binary())
+        .args([
+            "compile-module",
+            "--host",
+            "1",
+            "--cpu-secs",
+            "1",
+            "--memory-bytes",
+            "1000000000",
+        ])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        "the compiler cannot limit itself: its host is gone\n"
+    );
+}
+
+async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let reached = tokio::time::timeout(PATIENCE, async {
+        while !is() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert!(reached.await.is_ok(), "not reached: {what}");
+}

@@ -1,0 +1,264 @@
+//! `rouse queue drain`: a worker that empties one queue and leaves.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::worker::{PATIENCE, cancel, ended, enqueue, events, put, until, until_true};
+use crate::support::{Host, TestDb, command, cut_all_others, folder, rouse_in};
+
+#[tokio::test]
+async fn a_queue_is_drained_until_it_is_empty_and_nothing_else_is_touched() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // The id of the file is that of a host that may live.
+    let folder = folder(
+        "worker_id = \"mail-1\"\n[sources]\nlegacy = \"text.stats\"\n",
+        &["noop.wasm", "text_stats.wasm"],
+    );
+    let nothing = rouse_in(
+        &db,
+        &["queue", "drain", "mail", "--handlers", "/nowhere"],
+        &folder,
+    )
+    .await;
+    nothing
+        .exits(0)
+        .says("queue mail: 0 succeeded, 0 failed")
+        .says("nothing was ever enqueued into queue mail; is its name right?");
+    client
+        .query(
+            "SELECT count(*) FROM (SELECT rouse.enqueue_many('noop', array_agg(jsonb_build_object('n', n)), queue => 'mail') FROM generate_series(1, 300) AS n) AS q",
+            &[],
+        )
+        .await
+        .unwrap();
+    let bound = put(
+        &client,
+        "'noop', '{\"text\": \"one two\"}', queue => 'mail', source => 'legacy'",
+    )
+    .await;
+    let later = put(
+        &client,
+        "'noop', '{\"n\": 1}', queue => 'mail', run_at => now() + interval '1 hour'",
+    )
+    .await;
+    let other = put(&client, "'noop', '{\"n\": 1}', queue => 'other'").await;
+
+    let ran = rouse_in(&db, &["queue", "drain", "mail", "--json"], &folder).await;
+    ran.exits(0);
+    let summary = ran.json();
+    assert_eq!(summary["succeeded"], 301);
+    assert_eq!(
+        (&summary["failed"], &summary["retried"]),
+        (&json!(0), &json!(0))
+    );
+    assert_eq!(summary["left"][0]["scheduled"], 1, "{summary}");
+    assert_ne!(summary["worker_id"], "mail-1");
+    assert_eq!(
+        ended(&client, bound).await.result.unwrap()["words"],
+        2,
+        "by the bound handler"
+    );
+    for id in [later, other] {
+        assert_eq!(events(&client, id).await, ["requested"]);
+    }
+    until_true(
+        &client,
+        "SELECT count(*) = 1 AND bool_and(state = 'unregistered') FROM rouse.workers",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_drain_says_what_failed_and_what_it_cannot_run() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("", &["noop.wasm", "test_guests.wasm"]);
+    put(&client, "'noop', '{\"n\": 1}'").await;
+    let unknown = put(&client, "'no.such'").await;
+    put(&client, "'noop', '{\"n\": 1}', tags => '{gpu}'").await;
+    let ran = rouse_in(&db, &["queue", "drain", "default"], &folder).await;
+    ran.exits(3)
+        .says("queue default: 1 succeeded, 0 failed")
+        .says("left: no.such: 1 ready; the folder has no such handler")
+        .says("left: noop: 1 ready; they require the tags gpu");
+    assert_eq!(events(&client, unknown).await, ["requested"]);
+
+    put(&client, "'test.fail', '{\"as\": \"permanent\"}'").await;
+    put(&client, "'test.fail', '{\"as\": \"retry-after\"}'").await;
+    let ran = rouse_in(&db, &["queue", "drain", "default", "--json"], &folder).await;
+    // Whoever drains is told at once, and not of what has gone well.
+    ran.exits(1).says("WARN").says("hopeless");
+    assert!(!ran.stderr.contains("INFO"), "{}", ran.stderr);
+    let summary = ran.json();
+    assert_eq!(
+        (&summary["failed"], &summary["retried"]),
+        (&json!(1), &json!(1))
+    );
+    let waits = |left: &serde_json::Value| left["handler"] == "test.fail" && left["retries"] == 1;
+    assert!(summary["left"].as_array().unwrap().iter().any(waits));
+}
+
+#[tokio::test]
+async fn what_is_due_is_found_behind_ten_thousand_jobs_that_wait() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("", &["noop.wasm"]);
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue_many('noop', array_agg(jsonb_build_object('n', n)), queue => 'mail') FROM generate_series(1, 10200) AS n;
+             UPDATE rouse.job SET turn = NULL, available_at = now() + interval '1 hour';
+             UPDATE rouse.job SET available_at = now() - interval '1 second' WHERE id > (SELECT max(id) - 3 FROM rouse.job)",
+        )
+        .await
+        .unwrap();
+    let ran = rouse_in(&db, &["queue", "drain", "mail", "--json"], &folder).await;
+    ran.exits(0);
+    let summary = ran.json();
+    assert_eq!(summary["succeeded"], 3, "{summary}");
+    assert_eq!(summary["left"][0]["at_least"], true, "{summary}");
+    assert_eq!(summary["left"][0]["ready"], 0, "{summary}");
+}
+
+#[tokio::test]
+async fn a_job_that_fails_once_and_succeeds_within_the_drain_is_well() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("", &["test_guests.wasm"]);
+    // The first keeps the drain going until the second has been tried again.
+    let busy = enqueue(&client, "test.race", json!({"ms": 600_000})).await;
+    let flaky = enqueue(&client, "test.flaky", json!({"fail_until": 2})).await;
+    let drain = Host::spawn(command(
+        &db.url(),
+        &["queue", "drain", "default", "--json"],
+        &folder,
+    ));
+    assert_eq!(ended(&client, flaky).await.attempt, 3);
+    cancel(&client, busy).await;
+    let (status, output) = drain.exit(PATIENCE);
+    assert_eq!(status.code(), Some(0), "{output}");
+    assert!(
+        output.contains("\"retried\":2") && output.contains("\"failed\":0"),
+        "{output}"
+    );
+}
+
+#[tokio::test]
+async fn a_source_that_is_bound_to_a_missing_handler_keeps_a_drain_from_beginning() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("[sources]\nlegacy = \"text.stats\"\n", &["noop.wasm"]);
+    let id = put(&client, "'noop', '{\"n\": 1}', source => 'legacy'").await;
+    let ran = rouse_in(&db, &["queue", "drain", "default"], &folder).await;
+    ran.exits(7).says("legacy = text.stats");
+    assert_eq!(events(&client, id).await, ["requested"]);
+}
+
+#[tokio::test]
+async fn an_error_at_the_end_of_a_drain_does_not_hide_what_it_has_done() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("", &["noop.wasm", "test_guests.wasm"]);
+    enqueue(&client, "noop", json!({"n": 1})).await;
+    let running = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
+    let drain = Host::spawn(command(
+        &db.url(),
+        &["queue", "drain", "default", "--json"],
+        &folder,
+    ));
+    until(&client, running, |job| job.state == "running").await;
+    client
+        .batch_execute("ALTER FUNCTION rouse.remaining RENAME TO gone")
+        .await
+        .unwrap();
+    let (status, output) = drain.exit(PATIENCE);
+    assert_eq!(status.code(), Some(7), "{output}");
+    assert!(output.contains("\"succeeded\":2"), "{output}");
+    assert!(output.contains("rouse: look what is left"), "{output}");
+}
+
+#[tokio::test]
+async fn a_drain_holds_its_claims_for_five_minutes_unless_told_otherwise() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder(
+        "[handlers.\"test.*\"]\nlease = \"10s\"\n",
+        &["test_guests.wasm"],
+    );
+    for (more, secs) in [(&[][..], 300), (&["--lease", "20m"], 1200)] {
+        let id = enqueue(&client, "test.race", json!({"ms": 60_000})).await;
+        let mut args = vec!["queue", "drain", "default"];
+        args.extend(more);
+        let drain = Host::spawn(command(&db.url(), &args, &folder));
+        until(&client, id, |job| job.state == "running").await;
+        let lease = "SELECT extract(epoch FROM lease_until - claimed_at)::float8 FROM rouse.job";
+        let lease: f64 = client.query_one(lease, &[]).await.unwrap().get(0);
+        assert!((lease - f64::from(secs)).abs() < 1.0, "{lease}");
+        // The job ends from outside, and with it the queue.
+        cancel(&client, id).await;
+        let (status, output) = drain.exit(PATIENCE);
+        assert_eq!(status.code(), Some(0), "{output}");
+    }
+}
+
+#[tokio::test]
+async fn a_paused_queue_is_not_drained_and_one_that_is_paused_meanwhile_ends_the_drain() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("slots = 1\n", &["noop.wasm", "test_guests.wasm"]);
+    let running = enqueue(&client, "test.race", json!({"ms": 600_000})).await;
+    let drain = Host::spawn(command(&db.url(), &["queue", "drain", "default"], &folder));
+    until(&client, running, |job| job.state == "running").await;
+    client
+        .query_one("SELECT rouse.pause_queue('default')", &[])
+        .await
+        .unwrap();
+    let waits = put(&client, "'noop', '{\"n\": 1}'").await;
+    cancel(&client, running).await;
+    let (status, output) = drain.exit(PATIENCE);
+    assert_eq!(status.code(), Some(6), "{output}");
+    assert!(output.contains("queue default is paused since"), "{output}");
+    assert_eq!(events(&client, waits).await, ["requested"]);
+    let ran = rouse_in(&db, &["queue", "drain", "default"], &folder).await;
+    ran.exits(6).says("rouse queue resume default");
+}
+
+#[tokio::test]
+async fn a_signal_ends_a_drain_with_what_runs_and_leaves_the_rest() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("slots = 1\n", &["noop.wasm", "test_guests.wasm"]);
+    let running = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
+    let mut command = command(&db.url(), &["queue", "drain", "default", "--json"], &folder);
+    command.env("ROUSE_LOG", "info");
+    let drain = Host::spawn(command);
+    drain.line(PATIENCE, |line| line.contains("worker started"));
+    until(&client, running, |job| job.state == "running").await;
+    drain.signal(libc::SIGTERM);
+    drain.line(PATIENCE, |line| line.contains("stopping: "));
+    let left = put(&client, "'noop', '{\"n\": 1}'").await;
+    let (status, output) = drain.exit(PATIENCE);
+    assert_eq!(status.code(), Some(130), "{output}");
+    assert_eq!(ended(&client, running).await.state, "succeeded");
+    assert_eq!(events(&client, left).await, ["requested"]);
+    assert!(output.contains("\"interrupted\":true"), "{output}");
+}
+
+#[tokio::test]
+async fn a_drain_goes_on_while_its_connections_are_cut() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("", &["test_guests.wasm"]);
+    let running = enqueue(&client, "test.race", json!({"ms": 2000})).await;
+    let drain = Host::spawn(command(
+        &db.url(),
+        &["queue", "drain", "default", "--json"],
+        &folder,
+    ));
+    until(&client, running, |job| job.state == "running").await;
+    cut_all_others(&client).await;
+    let (status, output) = drain.exit(Duration::from_secs(120));
+    assert_eq!(status.code(), Some(0), "{output}");
+    assert!(output.contains("\"succeeded\":1"), "{output}");
+}

@@ -1,0 +1,196 @@
+//! Guests that compute, trap and grow.
+
+use super::{Case, Ends, run};
+use crate::sandbox_guest::{guest_of_wasip1, manifest};
+
+fn body(name: &'static str, promise: &'static str, body: &str, ends: Ends) -> Case {
+    with(name, promise, "", body, ends)
+}
+
+fn with(name: &'static str, promise: &'static str, items: &str, body: &str, ends: Ends) -> Case {
+    Case {
+        name,
+        promise,
+        module: guest_of_wasip1(items, &manifest("test.files", "1"), body),
+        payload: "{}",
+        ends,
+    }
+}
+
+#[tokio::test]
+async fn guests_that_compute_for_ever_are_stopped_wherever_they_are() {
+    run(vec![
+        body(
+            "endless loop",
+            "it gives way at each tick, and is stopped within one",
+            "(loop $ever (br $ever)) unreachable",
+            Ends::Stopped,
+        ),
+        body(
+            "endless copying",
+            "one memory.copy of megabytes is short; the loop around it is stopped",
+            "(drop (memory.grow (i32.const 400)))
+             (loop $ever
+                (memory.copy (i32.const 0) (i32.const 8000000) (i32.const 8000000))
+                (br $ever))
+             unreachable",
+            Ends::Stopped,
+        ),
+        body(
+            "endless filling",
+            "the same of memory.fill",
+            "(drop (memory.grow (i32.const 400)))
+             (loop $ever (memory.fill (i32.const 200000) (i32.const 7) (i32.const 16000000)) (br $ever))
+             unreachable",
+            Ends::Stopped,
+        ),
+        body(
+            "a wait that never ends",
+            "a guest in a host call is dropped with it",
+            "(call $wait_for_abort) (loop $ever (br $ever)) unreachable",
+            Ends::Stopped,
+        ),
+        body(
+            "progress without end",
+            "each report costs the host a bounded piece of work; the loop is stopped",
+            "(loop $ever (call $progress (i32.const 255) (i32.const 4096) (i32.const 20)) (br $ever)) unreachable",
+            Ends::Stopped,
+        ),
+        body(
+            "log lines without end",
+            "what is too much is left out; the loop is stopped",
+            "(loop $ever (call $log (i32.const 2) (i32.const 4096) (i32.const 20)) (br $ever)) unreachable",
+            Ends::Stopped,
+        ),
+        with(
+            "an allocator that never returns",
+            "it runs in the guest, and is stopped there, also before the handler was called",
+            "(import \"wasi_snapshot_preview1\" \"random_get\" (func $random (param i32 i32) (result i32)))",
+            "(loop $ever (drop (call $random (i32.const 200000) (i32.const 1000))) (br $ever)) unreachable",
+            Ends::Stopped,
+        ),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn each_trap_ends_its_attempt_and_nothing_else() {
+    run(vec![
+        body(
+            "unreachable",
+            "a trap",
+            "unreachable",
+            Ends::Trap("unreachable"),
+        ),
+        body(
+            "division by zero",
+            "a trap",
+            "(i32.div_u (i32.const 1) (i32.const 0))",
+            Ends::Trap("divide by zero"),
+        ),
+        body(
+            "division that overflows",
+            "a trap",
+            "(i32.div_s (i32.const 0x80000000) (i32.const -1))",
+            Ends::Trap("overflow"),
+        ),
+        body(
+            "no number made an integer",
+            "a trap",
+            "(i32.trunc_f32_s (f32.const nan))",
+            Ends::Trap("conversion"),
+        ),
+        body(
+            "reading behind the memory",
+            "a trap, and not a fault of the process",
+            "(i32.load (i32.const -4))",
+            Ends::Trap("out of bounds"),
+        ),
+        body(
+            "writing behind the memory",
+            "a trap",
+            "(i32.store offset=4294967295 (i32.const -4) (i32.const 1)) unreachable",
+            Ends::Trap("out of bounds"),
+        ),
+        body(
+            "copying behind the memory",
+            "a trap",
+            "(memory.copy (i32.const 0) (i32.const 0) (i32.const -1)) unreachable",
+            Ends::Trap("out of bounds"),
+        ),
+        with(
+            "a call through an empty place of a table",
+            "a trap",
+            "(table 4 funcref) (type $none (func))",
+            "(call_indirect (type $none) (i32.const 2)) unreachable",
+            Ends::Trap("uninitialized"),
+        ),
+        with(
+            "a call through a place behind the table",
+            "a trap",
+            "(table 4 funcref) (type $none (func))",
+            "(call_indirect (type $none) (i32.const 400)) unreachable",
+            Ends::Trap("table"),
+        ),
+        with(
+            "a call with another signature",
+            "a trap",
+            "(table 4 funcref) (type $one (func (param i32))) (func $f) (elem (i32.const 0) $f)",
+            "(call_indirect (type $one) (i32.const 1) (i32.const 0)) unreachable",
+            Ends::Trap("indirect call type mismatch"),
+        ),
+        with(
+            "ending the process",
+            "it is the guest's own that ends",
+            "(import \"wasi_snapshot_preview1\" \"proc_exit\" (func $exit (param i32)))",
+            "(call $exit (i32.const 0)) unreachable",
+            Ends::Trap("ended its process"),
+        ),
+        body(
+            "deep recursion",
+            "the stack of a guest is its own",
+            "(call $recurse) unreachable",
+            Ends::StackOverflow,
+        ),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn what_grows_without_end_ends_at_its_limit() {
+    run(vec![
+        body(
+            "growing by 4 GiB at once",
+            "refused; nothing is reserved for it",
+            "(if (i32.ne (i32.const -1) (memory.grow (i32.const 65535))) (then (loop $ever (br $ever)))) unreachable",
+            Ends::OutOfMemory,
+        ),
+        body(
+            "growing page by page",
+            "all pages count together",
+            "(loop $ever (br_if $ever (i32.ne (i32.const -1) (memory.grow (i32.const 1))))) unreachable",
+            Ends::OutOfMemory,
+        ),
+        with(
+            "a table that grows",
+            "growing fails, and the guest goes on",
+            "(table $t 1 funcref)",
+            "(loop $ever (br_if $ever (i32.ne (i32.const -1) (table.grow $t (ref.null func) (i32.const 100000)))))
+             (call $return_ok (local.get $payload) (local.get $payload_len))",
+            Ends::Returns("{}"),
+        ),
+        body(
+            "handles without end",
+            "the table of handles is bounded",
+            "(loop $ever (drop (call $abort)) (br $ever)) unreachable",
+            Ends::AnyTrap,
+        ),
+        body(
+            "pollables without end",
+            "so is what stands behind them",
+            "(loop $ever (drop (call $subscribe (call $abort))) (br $ever)) unreachable",
+            Ends::AnyTrap,
+        ),
+    ])
+    .await;
+}

@@ -1,0 +1,165 @@
+//! Guests that look for a way out of the directory that they are granted.
+
+use super::{Case, Ends, run};
+use crate::sandbox_guest::{granted_dir, guest_of_wasip1, manifest};
+
+const OPEN: &str = r#"(import "wasi_snapshot_preview1" "path_open" (func $open
+    (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))"#;
+
+/// Puts the text at this address.
+fn put(at: u32, text: &str) -> String {
+    let bytes = text.bytes().zip(at..);
+    bytes
+        .map(|(byte, at)| format!("(i32.store8 (i32.const {at}) (i32.const {byte}))"))
+        .collect()
+}
+
+/// `{}` where the call gives an error, a trap where it succeeds.
+fn refused(
+    name: &'static str,
+    promise: &'static str,
+    items: &str,
+    texts: &str,
+    call: &str,
+) -> Case {
+    let body = format!(
+        "{texts} (if (i32.eqz {call}) (then unreachable))
+         (call $return_ok (local.get $payload) (local.get $payload_len))"
+    );
+    Case {
+        name,
+        promise,
+        module: guest_of_wasip1(items, &manifest("test.files", "1"), &body),
+        payload: "{}",
+        ends: Ends::Returns("{}"),
+    }
+}
+
+/// Opens a path for reading, links followed.
+fn opened(name: &'static str, promise: &'static str, path: &str) -> Case {
+    let call = format!(
+        "(call $open (i32.const 3) (i32.const 1) (i32.const 300) (i32.const {}) (i32.const 0) (i64.const 2) (i64.const 0) (i32.const 0) (i32.const 1000))",
+        path.len()
+    );
+    refused(name, promise, OPEN, &put(300, path), &call)
+}
+
+/// A call with two paths, of which the first stands in the granted directory.
+fn two(
+    name: &'static str,
+    promise: &'static str,
+    import: &str,
+    from: &str,
+    to: &str,
+    call: &str,
+) -> Case {
+    let call = call
+        .replace(
+            "$from",
+            &format!("(i32.const 300) (i32.const {})", from.len()),
+        )
+        .replace("$to", &format!("(i32.const 600) (i32.const {})", to.len()));
+    refused(
+        name,
+        promise,
+        import,
+        &format!("{}{}", put(300, from), put(600, to)),
+        &call,
+    )
+}
+
+#[tokio::test]
+async fn no_path_leads_out_of_a_granted_directory() {
+    let outside = tempfile::tempdir().expect("a directory");
+    std::fs::write(outside.path().join("secret"), "secret").expect("a file");
+    let inside = granted_dir().join("inside");
+    std::fs::create_dir_all(&inside).expect("a directory");
+    let symlink = r#"(import "wasi_snapshot_preview1" "path_symlink" (func $symlink (param i32 i32 i32 i32 i32) (result i32)))"#;
+    let rename = r#"(import "wasi_snapshot_preview1" "path_rename" (func $rename (param i32 i32 i32 i32 i32 i32) (result i32)))"#;
+    let link = r#"(import "wasi_snapshot_preview1" "path_link" (func $link (param i32 i32 i32 i32 i32 i32 i32) (result i32)))"#;
+    let mkdir = r#"(import "wasi_snapshot_preview1" "path_create_directory" (func $mkdir (param i32 i32 i32) (result i32)))"#;
+    let unlink = r#"(import "wasi_snapshot_preview1" "path_unlink_file" (func $unlink (param i32 i32 i32) (result i32)))"#;
+    let readlink = r#"(import "wasi_snapshot_preview1" "path_readlink" (func $readlink (param i32 i32 i32 i32 i32 i32) (result i32)))"#;
+    run(vec![
+        opened("an absolute path", "refused", "/etc/passwd"),
+        opened("the directory above", "refused", ".."),
+        opened("a path through the directory above", "refused", "../etc/passwd"),
+        opened("up and down and up", "what counts is where the path ends", "inside/../../etc/passwd"),
+        opened("up with a trailing slash", "refused", "inside/../../"),
+        opened("a link that leads out", "links are followed inside only", "out/passwd"),
+        opened("the link itself with a slash", "the same", "out/"),
+        opened("a file as a directory", "refused", "greeting.txt/"),
+        opened("a file as a directory above", "refused", "greeting.txt/../../etc/passwd"),
+        opened("a path with a NUL", "refused, not cut", "greeting.txt\0/../../etc/passwd"),
+        opened("a path of 100,000 characters", "refused", &"a/".repeat(50_000)),
+        opened("the process's own files", "refused", "../proc/self/environ"),
+        opened("an empty path", "refused", ""),
+        two(
+            "a link to the outside",
+            "absolute links cannot be made",
+            symlink,
+            "/etc",
+            "inside/l1",
+            "(call $symlink $from (i32.const 3) $to)",
+        ),
+        two(
+            "renaming to the outside",
+            "refused",
+            rename,
+            "greeting.txt",
+            "../stolen",
+            "(call $rename (i32.const 3) $from (i32.const 3) $to)",
+        ),
+        two(
+            "renaming from the outside",
+            "refused",
+            rename,
+            "out/passwd",
+            "inside/stolen",
+            "(call $rename (i32.const 3) $from (i32.const 3) $to)",
+        ),
+        two(
+            "a hard link to the outside",
+            "refused",
+            link,
+            "out/passwd",
+            "inside/stolen",
+            "(call $link (i32.const 3) (i32.const 1) $from (i32.const 3) $to)",
+        ),
+        two(
+            "a directory outside",
+            "refused",
+            mkdir,
+            "../made",
+            "",
+            "(call $mkdir (i32.const 3) $from)",
+        ),
+        two(
+            "deleting outside",
+            "refused",
+            unlink,
+            "out/passwd",
+            "",
+            "(call $unlink (i32.const 3) $from)",
+        ),
+        two(
+            "reading a link outside",
+            "refused",
+            readlink,
+            "../../proc/self/exe",
+            "",
+            "(call $readlink (i32.const 3) $from (i32.const 2000) (i32.const 500) (i32.const 1000))",
+        ),
+        refused(
+            "a file of another process by its number",
+            "only granted directories have numbers",
+            r#"(import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))"#,
+            "(i32.store (i32.const 300) (i32.const 400)) (i32.store (i32.const 304) (i32.const 64))",
+            "(call $read (i32.const 5) (i32.const 300) (i32.const 1) (i32.const 1000))",
+        ),
+    ])
+    .await;
+    assert!(std::path::Path::new("/etc/passwd").exists());
+    assert!(granted_dir().join("greeting.txt").exists());
+    assert!(!granted_dir().join("../stolen").exists() && !granted_dir().join("../made").exists());
+}

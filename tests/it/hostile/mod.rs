@@ -1,0 +1,170 @@
+//! Modules of strangers: what a guest may try, and what is promised about it.
+//!
+//! Each case is a name, a promise, and a module in WebAssembly text. All of them go through one host, in which a harmless
+//! neighbour runs without a pause: each case asserts how it ended, that the neighbour goes on, and that it was not
+//! slowed by more than [`SLOWED_AT_MOST`]. `docs/security.md` says what is promised beyond that.
+
+mod boundary;
+mod computing;
+mod escapes;
+mod modules;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rouse::job::{AbortReason, RetryPolicy, RunEnd, Tries, decide};
+use rouse::sandbox::{AbortHandle, Handler};
+
+use crate::sandbox_guest::{Handlers, echo, job, sandbox};
+use crate::support::attempt;
+
+/// How much longer the neighbour's median may take beside a hostile guest than alone. Two ticks of 10 ms are always allowed: a guest
+/// that computes gives way at each, and the machines of the tests have two cores, which other tests use too.
+const SLOWED_AT_MOST: u32 = 20;
+const ALWAYS_ALLOWED: Duration = Duration::from_millis(40);
+
+/// After so long a guest that does not end is told to stop, and stopped at once.
+const ENOUGH: Duration = Duration::from_millis(300);
+
+/// From then on: a tick, and much for a busy machine.
+const STOPPED_WITHIN: Duration = Duration::from_secs(10);
+
+/// What a hostile guest may come to.
+pub(super) enum Ends {
+    /// A trap whose message has these words.
+    Trap(&'static str),
+    /// Any trap.
+    AnyTrap,
+    /// It computes or waits until it is stopped.
+    Stopped,
+    OutOfMemory,
+    StackOverflow,
+    OutputTooLarge,
+    /// An error of its own, of which nothing is larger than it may be.
+    Failed,
+    /// It returns this: nothing that it tried was of any use.
+    Returns(&'static str),
+    /// It returns something that only Postgres can judge (`outcomes::a_result_that_only_postgres_refuses_fails_alone_too`).
+    Carried,
+    /// It returns what is not accepted as a result.
+    InvalidResult,
+}
+
+/// One thing that a guest may try.
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    pub(super) promise: &'static str,
+    pub(super) module: Vec<u8>,
+    pub(super) payload: &'static str,
+    pub(super) ends: Ends,
+}
+
+/// A harmless guest that runs again and again, and how long each time took.
+struct Neighbour {
+    handler: Arc<Handler>,
+    stop: Arc<AtomicBool>,
+    task: tokio::task::JoinHandle<Vec<Duration>>,
+}
+
+impl Neighbour {
+    fn start(handler: Arc<Handler>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (over, guest) = (stop.clone(), handler.clone());
+        let task = tokio::spawn(async move {
+            let mut took = Vec::new();
+            while !over.load(Ordering::Relaxed) || took.is_empty() {
+                let start = Instant::now();
+                let run = attempt(&sandbox(), &guest, job("[7]"), AbortHandle::new()).await;
+                assert_eq!(run.end, RunEnd::Returned(b"[7]".into()), "the neighbour");
+                took.push(start.elapsed());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            took
+        });
+        Self {
+            handler,
+            stop,
+            task,
+        }
+    }
+
+    /// The median of what it took.
+    async fn end(self) -> Duration {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut took = self.task.await.expect("the neighbour goes on");
+        took.sort_unstable();
+        drop(self.handler);
+        took[took.len() / 2]
+    }
+}
+
+/// Runs the cases one after the other beside the neighbour.
+pub(super) async fn run(cases: Vec<Case>) {
+    let harmless = echo("test.echo", "1");
+    let beside = Handlers::with(&[("harmless.wasm", &harmless)]).await;
+    let neighbour = beside.handler("test.echo");
+    let alone = Neighbour::start(neighbour.clone());
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let alone = alone.end().await;
+    for case in cases {
+        println!("{}: {}", case.name, case.promise);
+        let handlers = Handlers::with(&[("hostile.wasm", &case.module)]).await;
+        let handler = handlers.handler("test.files");
+        let beside = Neighbour::start(neighbour.clone());
+        let end = one(&handler, &case).await;
+        let slowed = beside.end().await;
+        expect(&case, end);
+        assert!(
+            slowed <= (alone * SLOWED_AT_MOST).max(ALWAYS_ALLOWED),
+            "{}: the neighbour took {slowed:?} instead of {alone:?}",
+            case.name
+        );
+    }
+}
+
+/// Runs one case; where it does not end by itself, it is stopped.
+async fn one(handler: &Arc<Handler>, case: &Case) -> RunEnd {
+    let abort = AbortHandle::new();
+    let mut running = attempt(&sandbox(), handler, job(case.payload), abort.clone());
+    match tokio::time::timeout(ENOUGH, &mut running).await {
+        Ok(run) => run.end,
+        Err(_) => {
+            abort.abort(AbortReason::TimedOut, Duration::ZERO);
+            let stopped = tokio::time::timeout(STOPPED_WITHIN, running).await;
+            stopped
+                .unwrap_or_else(|_| panic!("{}: it cannot be stopped", case.name))
+                .end
+        }
+    }
+}
+
+fn expect(case: &Case, end: RunEnd) {
+    let fits = match (&case.ends, &end) {
+        (Ends::Trap(words), RunEnd::Trapped { message, .. }) => message.contains(words),
+        (Ends::AnyTrap, RunEnd::Trapped { .. })
+        | (Ends::Stopped, RunEnd::Aborted(AbortReason::TimedOut))
+        | (Ends::OutOfMemory, RunEnd::OutOfMemory { .. })
+        | (Ends::StackOverflow, RunEnd::StackOverflow { .. })
+        | (Ends::OutputTooLarge, RunEnd::OutputTooLarge { .. }) => true,
+        (Ends::Returns(text), RunEnd::Returned(bytes)) => text.as_bytes() == bytes,
+        (Ends::InvalidResult | Ends::Carried, RunEnd::Returned(_)) => true,
+        (Ends::Failed, RunEnd::Failed(failure)) => {
+            failure.message.len() <= 17 << 10 && failure.kind.len() <= 256
+        }
+        _ => false,
+    };
+    assert!(fits, "{}: {end:?}", case.name);
+    // Whatever a guest says can be stored, and is harmless on a terminal.
+    let tries = Tries {
+        failed: 1,
+        max: 1,
+        more_memory_bytes: None,
+    };
+    let outcome = decide(end, tries, &RetryPolicy::default(), 0.5);
+    let text = format!("{outcome:?}");
+    assert!(!text.contains('\u{1b}') && !text.contains('\0'), "{text:?}");
+    if matches!(case.ends, Ends::InvalidResult) {
+        assert!(text.contains("InvalidResult"), "{}: {text}", case.name);
+    }
+}

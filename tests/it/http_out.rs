@@ -1,0 +1,591 @@
+//! Requests of guests: what goes out, what does not, and what becomes of an attempt that tried.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rouse::job::{AbortReason, RunEnd};
+use rouse::sandbox::{
+    AbortHandle, Addresses, Catalog, HttpGrant, HttpScheme, HttpSettings, Limits, Resolver, Run,
+    Sandbox, Settings,
+};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+use tokio::time::timeout;
+
+use crate::sandbox_guest::{PATIENCE, job};
+use crate::support::web::web;
+use crate::support::worker::guests_dir;
+use crate::support::{attempt, rouse_binary, scratch};
+
+/// Names of these tests. `rebound.test` is at another address each time it is asked for.
+#[derive(Debug, Default)]
+struct Names {
+    rebound: AtomicUsize,
+}
+
+impl Resolver for Names {
+    fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a> {
+        let addresses: &[&str] = match name {
+            "localhost" | "here.web.test" | "there.web.test" => &["127.0.0.1"],
+            "inside.test" => &["10.0.0.1", "192.168.0.1"],
+            "mapped.test" => &["::ffff:127.0.0.1"],
+            "translated.test" => &["64:ff9b::7f00:1"],
+            "metadata.test" => &["169.254.169.254"],
+            "zero.test" => &["0.0.0.0"],
+            "rebound.test" => match self.rebound.fetch_add(1, Ordering::Relaxed) {
+                0 => &["127.0.0.1"],
+                _ => &["169.254.169.254"],
+            },
+            _ => &[],
+        };
+        let addresses: Vec<IpAddr> = addresses
+            .iter()
+            .map(|text| text.parse().expect("an address"))
+            .collect();
+        Box::pin(async move {
+            match addresses.is_empty() {
+                true => Err(io::Error::other("no such name")),
+                false => Ok(addresses),
+            }
+        })
+    }
+}
+
+fn grant(handler: &str, hosts: &[&str]) -> HttpGrant {
+    HttpGrant {
+        handler: handler.into(),
+        hosts: hosts
+            .iter()
+            .map(|host| host.parse().expect("a host"))
+            .collect(),
+        schemes: vec![HttpScheme::Http, HttpScheme::Https],
+        ports: vec![web().plain, web().tls],
+        methods: vec![],
+        private: true,
+    }
+}
+
+fn certificate(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("it/certificates")
+        .join(name)
+}
+
+/// A folder with the guests of `tests/guests` alone.
+pub(crate) fn guest_folder() -> PathBuf {
+    let folder = scratch("http-guests");
+    let name = "test_guests.wasm";
+    std::fs::copy(guests_dir().join(name), folder.join(name)).expect("the guests are built");
+    folder
+}
+
+/// Handlers with grants of their own.
+pub(crate) struct Guests {
+    sandbox: Arc<Sandbox>,
+    catalog: Catalog,
+}
+
+impl Guests {
+    pub(crate) async fn start(settings: Settings) -> Self {
+        let settings = Settings {
+            attempts_max: 8,
+            limits: Limits {
+                memory_bytes: 32 << 20,
+                ..Limits::default()
+            },
+            ..settings
+        };
+        let sandbox = Sandbox::start(settings).expect("a sandbox");
+        let catalog = Catalog::open(sandbox.clone(), guest_folder()).await;
+        Self {
+            sandbox,
+            catalog: catalog.expect("the guests load"),
+        }
+    }
+
+    pub(crate) async fn run_with(&self, handler: &str, payload: Value, abort: AbortHandle) -> Run {
+        let set = self.catalog.current();
+        let handler = set
+            .get(handler)
+            .unwrap_or_else(|| panic!("{handler}; {:?}", set.refused));
+        let running = attempt(&self.sandbox, handler, job(&payload.to_string()), abort);
+        timeout(PATIENCE, running).await.expect("the run ends")
+    }
+
+    pub(crate) async fn run(&self, handler: &str, payload: Value) -> RunEnd {
+        self.run_with(handler, payload, AbortHandle::new())
+            .await
+            .end
+    }
+
+    /// What came back for each of these requests.
+    pub(crate) async fn answers(&self, handler: &str, requests: Value) -> Vec<Value> {
+        let payload = json!({"requests": requests, "regardless": true});
+        let RunEnd::Returned(bytes) = self.run(handler, payload).await else {
+            panic!("it goes on after what fails");
+        };
+        let result: Value = serde_json::from_slice(&bytes).expect("JSON");
+        result["answers"].as_array().expect("a list").clone()
+    }
+
+    /// What came back for a request to the echo.
+    async fn echo(&self, handler: &str, request: Value) -> Value {
+        let answer = self.answers(handler, json!([request])).await.remove(0);
+        let body = answer["body"].as_str();
+        let body = body.unwrap_or_else(|| panic!("a response, not {answer}"));
+        serde_json::from_str(body).expect("the echo is JSON")
+    }
+
+    /// What was denied in this request, and that it was.
+    pub(crate) async fn denial(&self, handler: &str, payload: Value) -> String {
+        match self.run(handler, payload).await {
+            RunEnd::Denied { denial, .. } => denial,
+            end => panic!("a denial, not {end:?}"),
+        }
+    }
+}
+
+/// One sandbox for most tests.
+async fn guests() -> &'static Guests {
+    static GUESTS: OnceCell<Guests> = OnceCell::const_new();
+    GUESTS
+        .get_or_init(|| async {
+            let get_only = HttpGrant {
+                methods: vec!["GET".into()],
+                schemes: vec![HttpScheme::Http],
+                ..grant("test.http.other", &["here.web.test"])
+            };
+            let public = HttpGrant {
+                private: false,
+                ..grant("test.http.public", &["*"])
+            };
+            // An address that is written down is granted, whatever it is.
+            let listed = HttpGrant {
+                private: false,
+                ..grant("test.http.other", &["127.0.0.1"])
+            };
+            let private = grant("test.http.private", &["localhost", "*.web.test", "*.test"]);
+            Guests::start(Settings {
+                http_grants: vec![private, get_only, public, listed],
+                http: HttpSettings {
+                    ca_file: Some(certificate("ca.crt")),
+                    resolver: Arc::new(Names::default()),
+                    ..HttpSettings::default()
+                },
+                ..Settings::default()
+            })
+            .await
+        })
+        .await
+}
+
+fn http(host: &str, path: &str) -> String {
+    format!("http://{host}:{}{path}", web().plain)
+}
+
+fn https(path: &str) -> String {
+    format!("https://localhost:{}{path}", web().tls)
+}
+
+#[tokio::test]
+async fn a_request_goes_out_with_all_that_it_carries_and_is_counted() {
+    let url = http("localhost", "/all?of=it");
+    let request = json!({
+        "method": "POST", "url": url, "headers": {"x-own": "1"}, "body": "hello",
+    });
+    let echo = guests()
+        .await
+        .echo("test.http.private", request.clone())
+        .await;
+    assert_eq!(echo["method"], "POST");
+    assert_eq!(echo["path"], "/all?of=it");
+    assert_eq!(echo["body"], "hello");
+    assert_eq!(echo["version"], "HTTP/1.1");
+    assert_eq!(echo["headers"]["x-own"], "1");
+    assert_eq!(echo["headers"]["content-length"], "5");
+    let host = format!("localhost:{}", web().plain);
+    assert_eq!(echo["headers"]["host"], *host);
+
+    let payload = json!({"requests": [request]});
+    let abort = AbortHandle::new();
+    let run = guests()
+        .await
+        .run_with("test.http.private", payload, abort)
+        .await;
+    let whole =
+        "POST /all?of=it HTTP/1.1\r\n\r\nx-own: 1\r\ncontent-length: 5\r\nhello".len() as u64;
+    let used = run.used.expect("there was a guest");
+    assert_eq!(used.bytes_out, whole);
+    assert!((100..2000).contains(&used.bytes_in), "{}", used.bytes_in);
+}
+
+#[tokio::test]
+async fn over_tls_http2_is_spoken_and_the_certificate_has_to_be_the_hosts() {
+    let guests = guests().await;
+    let request = json!({"url": https("/tls"), "method": "PUT", "body": "over tls"});
+    let echo = guests.echo("test.http.private", request).await;
+    assert_eq!(echo["version"], "HTTP/2.0");
+    assert_eq!(echo["body"], "over tls");
+    let authority = format!("localhost:{}", web().tls);
+    assert_eq!(echo["authority"], *authority);
+    assert_eq!(echo["headers"]["host"], Value::Null);
+
+    let elsewhere = format!("https://here.web.test:{}/tls-elsewhere", web().tls);
+    let answers = guests
+        .answers("test.http.private", json!([{"url": elsewhere}]))
+        .await;
+    let error = answers[0]["error"].as_str().expect("an error");
+    assert!(error.contains("certificate"), "{error}");
+    assert!(web().seen("/tls-elsewhere").is_empty());
+}
+
+#[tokio::test]
+async fn what_is_not_granted_is_denied_for_good_and_the_lines_that_allow_it_are_named() {
+    let guests = guests().await;
+    let (plain, tls) = (web().plain, web().tls);
+    for (handler, method, url, lines) in [
+        (
+            "test.http.none",
+            "GET",
+            http("localhost", "/denied"),
+            format!(
+                "[[handlers.\"test.http.none\".http]]\nhosts = [\"localhost\"]\nschemes = [\"http\"]\nports = [{plain}]\nmethods = [\"GET\"]"
+            ),
+        ),
+        (
+            "test.http.other",
+            "POST",
+            http("here.web.test", "/denied"),
+            "methods = [\"POST\"]".into(),
+        ),
+        (
+            "test.http.other",
+            "GET",
+            format!("https://here.web.test:{tls}/denied"),
+            format!("hosts = [\"here.web.test\"]\nports = [{tls}]\n"),
+        ),
+        (
+            "test.http.private",
+            "GET",
+            "http://localhost/denied".into(),
+            "schemes = [\"http\"]\nmethods".into(),
+        ),
+        (
+            "test.http.private",
+            "GET",
+            http("elsewhere.example", "/denied"),
+            "hosts = [\"elsewhere.example\"]\n".into(),
+        ),
+        (
+            "test.http.private",
+            "CONNECT",
+            http("localhost", "/denied"),
+            "a tunnel".into(),
+        ),
+    ] {
+        let payload = json!({"requests": [{"method": method, "url": url}]});
+        let denial = guests.denial(handler, payload).await;
+        assert!(denial.contains(handler), "{denial}");
+        assert!(denial.contains(&lines), "{lines:?} is not in {denial:?}");
+    }
+    assert!(web().seen("/denied").is_empty());
+}
+
+#[tokio::test]
+async fn no_name_leads_to_an_address_that_is_not_public() {
+    let guests = guests().await;
+    for (host, part) in [
+        ("localhost", "127.0.0.1"),
+        ("inside.test", "10.0.0.1"),
+        ("mapped.test", "::ffff:127.0.0.1"),
+        ("translated.test", "64:ff9b::7f00:1"),
+        ("metadata.test", "give out credentials"),
+        ("zero.test", "no address of a server"),
+        ("127.0.0.1", "private = true"),
+        ("[::1]", "hosts = [\"::1\"]"),
+        ("[::ffff:127.0.0.1]", "private = true"),
+        ("10.0.0.1", "private = true"),
+        ("169.254.169.254", "give out credentials"),
+        ("2130706433", "dotted decimal"),
+        ("0x7f.1", "dotted decimal"),
+        ("0177.0.0.1", "dotted decimal"),
+        ("127.1", "dotted decimal"),
+        ("user@localhost", "user name"),
+        ("localhost@here.web.test", "user name"),
+    ] {
+        let payload = json!({"requests": [{"url": http(host, "/inside")}]});
+        let denial = guests.denial("test.http.public", payload).await;
+        assert!(denial.contains(part), "{host}: {denial}");
+    }
+    assert!(web().seen("/inside").is_empty());
+}
+
+#[tokio::test]
+async fn private_names_reach_no_metadata_and_a_listed_address_is_reached() {
+    let guests = guests().await;
+    for host in ["metadata.test", "zero.test"] {
+        let payload = json!({"requests": [{"url": http(host, "/metadata")}]});
+        guests.denial("test.http.private", payload).await;
+    }
+    let request = json!({"url": http("127.0.0.1", "/listed")});
+    let echo = guests.echo("test.http.other", request).await;
+    assert_eq!(echo["path"], "/listed");
+}
+
+#[tokio::test]
+async fn the_connection_goes_to_the_address_that_was_looked_at() {
+    let guests = guests().await;
+    // The second answer to the same question would lead elsewhere, and nobody asks for it.
+    let request = json!({"url": http("rebound.test", "/rebound")});
+    let echo = guests.echo("test.http.private", request).await;
+    assert_eq!(echo["path"], "/rebound");
+    // A connection of its own asks again, and is looked at again.
+    let tls = format!("https://rebound.test:{}/rebound", web().tls);
+    let payload = json!({"requests": [{"url": tls}]});
+    let denial = guests.denial("test.http.private", payload).await;
+    assert!(denial.contains("169.254.169.254"), "{denial}");
+}
+
+#[tokio::test]
+async fn a_redirect_is_looked_at_like_any_other_request() {
+    let guests = guests().await;
+    let to = |to: &str| json!({"url": http("localhost", &format!("/redirect/302?to={to}")), "redirects": 3, "headers": {"authorization": "Bearer x"}});
+    let echo = guests.echo("test.http.private", to("/redirected")).await;
+    assert_eq!(echo["path"], "/redirected");
+    assert_eq!(echo["headers"]["authorization"], "Bearer x");
+    let there = http("there.web.test", "/redirected");
+    let echo = guests.echo("test.http.private", to(&there)).await;
+    assert_eq!(echo["headers"]["authorization"], Value::Null);
+    for target in [
+        http("elsewhere.example", "/redirected"),
+        http("metadata.test", "/redirected"),
+        format!("http://localhost@there.web.test:{}/", web().plain),
+        "http://localhost:1/".into(),
+    ] {
+        let payload = json!({"requests": [to(&target)]});
+        let denial = guests.denial("test.http.private", payload).await;
+        assert!(
+            denial.contains("test.http.private asked for GET"),
+            "{denial}"
+        );
+    }
+    // Not followed where nobody asks for it.
+    let request = json!([{"url": http("localhost", "/redirect/307?to=/x")}]);
+    let answers = guests.answers("test.http.private", request).await;
+    assert_eq!(answers[0]["status"], 307);
+}
+
+#[tokio::test]
+async fn connections_are_kept_for_the_handler_whose_they_are() {
+    let guests = guests().await;
+    let connections = async |handler: &str, count: usize| {
+        let request = json!({"url": http("here.web.test", "/kept")});
+        let answers = guests.answers(handler, vec![request; count].into()).await;
+        let connection = |answer: &Value| {
+            let body = answer["body"].as_str().expect("a body");
+            let echo: Value = serde_json::from_str(body).expect("JSON");
+            echo["connection"].as_u64().expect("a number")
+        };
+        answers.iter().map(connection).collect::<HashSet<u64>>()
+    };
+    // A connection may come back just after the next request has asked for one.
+    let own = connections("test.http.private", 20).await;
+    assert!(own.len() < 15, "{own:?}");
+    let again = connections("test.http.private", 1).await;
+    assert!(own.is_superset(&again), "the next attempt finds them too");
+    let others = connections("test.http.other", 20).await;
+    assert!(own.is_disjoint(&others), "{own:?} {others:?}");
+}
+
+#[tokio::test]
+async fn requests_and_their_bytes_have_limits() {
+    let private = grant("test.http.*", &["localhost"]);
+    let guests = Guests::start(Settings {
+        http_grants: vec![private],
+        http: HttpSettings {
+            requests_max: 4,
+            bytes_max: 40_000,
+            body_bytes_max: 20_000,
+            timeout: Duration::from_secs(1),
+            resolver: Arc::new(Names::default()),
+            ..HttpSettings::default()
+        },
+        ..Settings::default()
+    })
+    .await;
+    let get = |path: &str| json!({"url": http("localhost", path)});
+    let error = |answer: &Value| answer["error"].as_str().unwrap_or_default().to_owned();
+
+    let answers = guests
+        .answers(
+            "test.http.private",
+            json!([get("/bytes/19000"), get("/bytes/20001")]),
+        )
+        .await;
+    assert_eq!(answers[0]["body"].as_str().map(str::len), Some(19_000));
+    assert!(error(&answers[1]).contains("20000"), "{}", answers[1]);
+
+    let upload =
+        json!({"url": http("localhost", "/upload"), "method": "POST", "body_bytes": 20_001});
+    let answers = guests.answers("test.http.private", json!([upload])).await;
+    assert!(error(&answers[0]).contains("20000"), "{}", answers[0]);
+
+    let bytes = get("/bytes/19000");
+    let answers = guests
+        .answers("test.http.private", json!([bytes, bytes, bytes]))
+        .await;
+    assert_eq!(answers[1]["status"], 200);
+    assert!(
+        error(&answers[2]).contains("http_bytes_max"),
+        "{}",
+        answers[2]
+    );
+
+    let small = get("/many");
+    let answers = guests
+        .answers(
+            "test.http.private",
+            json!([small, small, small, small, small]),
+        )
+        .await;
+    assert_eq!(answers[3]["status"], 200);
+    assert!(
+        error(&answers[4]).contains("http_requests_max"),
+        "{}",
+        answers[4]
+    );
+
+    let started = Instant::now();
+    let answers = guests
+        .answers("test.http.private", json!([get("/silence"), get("/half")]))
+        .await;
+    assert_eq!(answers[0]["kind"], "http-timeout");
+    assert!(error(&answers[1]).contains("timeout"), "{}", answers[1]);
+    assert!(started.elapsed() < Duration::from_secs(10));
+
+    // This host does not trust the server.
+    let tls = json!([{"url": https("/untrusted")}]);
+    let answers = guests.answers("test.http.private", tls).await;
+    assert!(error(&answers[0]).contains("certificate"), "{}", answers[0]);
+}
+
+#[tokio::test]
+async fn thousands_of_fields_are_too_many_either_way() {
+    let guests = guests().await;
+    let end = guests.run("test.http.fields", json!(5000)).await;
+    let RunEnd::Trapped { message, .. } = end else {
+        panic!("a trap, not {end:?}");
+    };
+    assert!(message.contains("size of fields"), "{message}");
+    for url in [http("localhost", "/fields/5000"), https("/fields/5000")] {
+        let answers = guests
+            .answers("test.http.private", json!([{"url": url}]))
+            .await;
+        assert!(answers[0]["error"].is_string(), "{}", answers[0]);
+    }
+}
+
+#[tokio::test]
+async fn a_guest_that_waits_for_a_server_hears_of_the_abort() {
+    let guests = guests().await;
+    let abort = AbortHandle::new();
+    let payload = json!({"requests": [{"url": http("localhost", "/silence/abort")}]});
+    let waits = async {
+        while web().seen("/silence/abort").is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        abort.abort(AbortReason::Cancelled, PATIENCE);
+        Instant::now()
+    };
+    let (run, aborted_at) = tokio::join!(
+        guests.run_with("test.http.private", payload, abort.clone()),
+        waits
+    );
+    assert_eq!(run.end, RunEnd::Aborted(AbortReason::Cancelled));
+    assert!(
+        aborted_at.elapsed() < Duration::from_secs(5),
+        "not at its grace's end"
+    );
+}
+
+#[tokio::test]
+async fn a_guest_that_has_waited_long_enough_goes_on() {
+    let request = json!([{"url": http("localhost", "/silence"), "timeout_ms": 50}]);
+    let answers = guests().await.answers("test.http.private", request).await;
+    assert_eq!(answers[0]["kind"], "http-timeout");
+    assert!(
+        answers[0]["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("within 50ms"))
+    );
+}
+
+#[tokio::test]
+async fn a_name_that_is_none_and_a_port_where_nobody_listens_may_be_there_later() {
+    let guests = guests().await;
+    let nobody = crate::support::free_port();
+    let free = HttpGrant {
+        ports: vec![nobody],
+        ..grant("test.http.private", &["localhost"])
+    };
+    let requests = json!([{"url": http("unknown.test", "/")}]);
+    let answers = guests.answers("test.http.private", requests).await;
+    assert_eq!(answers[0]["kind"], "http");
+    assert!(
+        answers[0]["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("no such name"))
+    );
+    let guests = Guests::start(Settings {
+        http_grants: vec![free],
+        ..Settings::default()
+    })
+    .await;
+    let requests = json!([{"url": format!("http://localhost:{nobody}/")}]);
+    let answers = guests.answers("test.http.private", requests).await;
+    assert_eq!(answers[0]["kind"], "http");
+    assert!(
+        answers[0]["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("refused"))
+    );
+}
+
+#[tokio::test]
+async fn the_lines_that_a_denial_prints_allow_the_request() {
+    let folder = crate::invoke::folder("");
+    let toml = folder.join("rouse.toml");
+    let url = http("localhost", "/allowed-now");
+    let payload = json!({"requests": [{"method": "POST", "url": url}]}).to_string();
+    let invoke = async || {
+        let mut command = Command::new(rouse_binary());
+        command
+            .args(["invoke", "--json", "test.http.none", &payload])
+            .args(["--handlers", "handlers"])
+            .current_dir(&folder)
+            .env_remove("ROUSE_LOG")
+            .stdin(Stdio::null());
+        let output = tokio::task::spawn_blocking(move || command.output());
+        let output = output.await.unwrap().expect("it runs");
+        serde_json::from_slice::<Value>(&output.stdout).expect("one JSON object")
+    };
+    // First nothing is granted, then nothing on this machine.
+    for lacks in ["which is not granted to it", "no public address"] {
+        let invoked = invoke().await;
+        let message = invoked["error"]["message"].as_str().expect("an error");
+        assert!(message.contains(lacks), "{message}");
+        let (_, lines) = message.split_once(":\n").expect("lines to copy");
+        let lines = lines.split("\n\n").next().expect("there are some");
+        let mut text = std::fs::read_to_string(&toml).unwrap();
+        text += lines;
+        std::fs::write(&toml, text + "\n").unwrap();
+    }
+    let invoked = invoke().await;
+    assert_eq!(invoked["result"]["answers"][0]["status"], 200, "{invoked}");
+}

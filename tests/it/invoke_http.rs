@@ -1,0 +1,405 @@
+//! Handlers that are run once by `POST /invoke/{handler}`.
+
+use std::ffi::OsStr;
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::http::get;
+use crate::invoke::folder;
+use crate::support::worker::{PATIENCE, ended, enqueue};
+use crate::support::{Host, TestDb, free_port, rouse};
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+/// A host without a queue, and where it answers.
+fn serve(folder: &Path, address: &str, variables: &[(&str, &str)]) -> (Host, SocketAddr) {
+    let host = spawn(folder, &["--no-queue"], address, variables);
+    host.line(PATIENCE, |line| line.contains("the queue is off"));
+    let reachable = address.replace("0.0.0.0", "127.0.0.1");
+    (host, reachable.parse().unwrap())
+}
+
+fn spawn(folder: &Path, args: &[&str], address: &str, variables: &[(&str, &str)]) -> Host {
+    let mut command = command(folder, args, address);
+    command.envs(variables.iter().copied());
+    Host::spawn(command)
+}
+
+fn command(folder: &Path, args: &[&str], address: &str) -> Command {
+    let mut command = rouse();
+    command
+        .args(["serve", "--http", address, "--handlers", "handlers"])
+        .args(args)
+        .current_dir(folder)
+        .env_remove("DATABASE_URL")
+        .env("ROUSE_LOG", "info,rouse::invoke=debug");
+    command
+}
+
+fn loopback() -> String {
+    format!("127.0.0.1:{}", free_port())
+}
+
+/// What a host answers.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    head: String,
+    pub(crate) body: Value,
+}
+
+/// A call whose answer has not been read.
+pub(crate) struct Call(TcpStream);
+
+impl Call {
+    /// Sends the body with these headers, and `host` and `content-length` where nothing says otherwise.
+    async fn send(
+        address: SocketAddr,
+        handler: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Self {
+        let mut head = format!("POST /invoke/{handler} HTTP/1.1\r\nconnection: close\r\n");
+        let length = body.len().to_string();
+        let here = address.to_string();
+        let says = |name: &str| headers.iter().any(|(said, _)| *said == name);
+        let mut unsaid = Vec::new();
+        if !says("host") {
+            unsaid.push(("host", here.as_str()));
+        }
+        if !says("content-length") && !says("transfer-encoding") {
+            unsaid.push(("content-length", length.as_str()));
+        }
+        for (name, value) in headers.iter().copied().chain(unsaid) {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream
+            .write_all(format!("{head}\r\n{body}").as_bytes())
+            .await
+            .unwrap();
+        Self(stream)
+    }
+
+    async fn answer(mut self) -> Answer {
+        let mut text = String::new();
+        let read = tokio::time::timeout(PATIENCE, self.0.read_to_string(&mut text));
+        read.await.expect("it answers").unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        Answer {
+            status: head.split(' ').nth(1).unwrap().parse().unwrap(),
+            head: head.to_ascii_lowercase(),
+            body: serde_json::from_str(body).unwrap_or(Value::Null),
+        }
+    }
+}
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+pub(crate) async fn post(address: SocketAddr, handler: &str, body: &str) -> Answer {
+    Call::send(address, handler, &[JSON], body)
+        .await
+        .answer()
+        .await
+}
+
+#[tokio::test]
+async fn a_host_without_a_queue_needs_no_database_and_answers_each_end_with_its_status() {
+    let folder = folder(
+        "queue = \"off\"\n\
+         [handlers.\"test.spin\"]\ntimeout = \"100ms\"\ngrace = \"100ms\"\n",
+    );
+    let address = loopback();
+    let host = spawn(&folder, &[], &address, &[]);
+    host.line(PATIENCE, |line| line.contains("the queue is off"));
+    let address: SocketAddr = address.parse().unwrap();
+    let (status, body) = get(address, "/readyz").await;
+    assert!(status.contains("200"), "{body}");
+    assert!(body.contains("\"database\":\"not used\""), "{body}");
+
+    let done = post(address, "noop", "{\"n\": 7}").await;
+    assert_eq!((done.status, done.body), (200, json!({"n": 7})));
+    assert!(done.head.contains("content-type: application/json"));
+
+    for (handler, body, status, kind) in [
+        ("test.fail", r#"{"as": "details"}"#, 422, "guest_error"),
+        ("test.trap", "{}", 422, "trap"),
+        ("test.spin", "{}", 504, "timed_out"),
+        ("no.such", "{}", 404, "unknown_handler"),
+        ("noop", "{n: 7}", 400, "invalid_payload"),
+        ("noop", "", 400, "invalid_payload"),
+        ("noop", "{\"n\": \"\u{0}\"}", 400, "invalid_payload"),
+    ] {
+        let answer = post(address, handler, body).await;
+        assert_eq!(answer.status, status, "{handler} {body}: {}", answer.body);
+        assert_eq!(answer.body["error"]["kind"], kind, "{}", answer.body);
+    }
+    let failed = post(address, "test.fail", r#"{"as": "details"}"#).await;
+    assert_eq!(failed.body["error"]["message"], "see the details");
+    assert_eq!(failed.body["error"]["details"], json!({"code": [5, 5, 0]}));
+    let unknown = post(address, "no.such", "{}").await;
+    assert_eq!(unknown.body["error"]["handlers"][0], "noop");
+
+    let (_, metrics) = get(address, "/metrics").await;
+    for line in [
+        "rouse_invocations_total{handler=\"noop\",outcome=\"succeeded\"} 1",
+        "rouse_invocations_total{handler=\"test.spin\",outcome=\"timed_out\"} 1",
+        "rouse_invocations_refused_total{reason=\"unknown_handler\"} 2",
+        "rouse_invocations_refused_total{reason=\"invalid_payload\"} 3",
+        "rouse_invocations_running 0",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+    assert!(!metrics.contains("no.such"), "callers choose no labels");
+
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+}
+
+#[tokio::test]
+async fn a_body_that_is_too_large_is_refused_whether_its_size_is_said_or_not() {
+    let folder = folder("invoke_payload_bytes_max = 64\n");
+    let (_host, address) = serve(&folder, &loopback(), &[]);
+    let said = [JSON, ("content-length", "65")];
+    let answer = Call::send(address, "noop", &said, "").await.answer().await;
+    assert_eq!(answer.status, 413, "{}", answer.body);
+    assert_eq!(answer.body["error"]["kind"], "too_large");
+    // All of it is one chunk, so that nothing is left unread when the answer comes.
+    let chunk = format!("41\r\n\"{}\"\r\n0\r\n\r\n", "x".repeat(63));
+    let unsaid = [JSON, ("transfer-encoding", "chunked")];
+    let answer = Call::send(address, "noop", &unsaid, &chunk)
+        .await
+        .answer()
+        .await;
+    assert_eq!(answer.status, 413, "{}", answer.body);
+    let most = format!("{{\"n\": 1, \"x\": \"{}\"}}", "x".repeat(47));
+    assert_eq!(most.len(), 64);
+    assert_ne!(post(address, "noop", &most).await.status, 413);
+}
+
+#[tokio::test]
+async fn above_the_cap_calls_are_refused_at_once_and_a_caller_that_leaves_frees_its_place() {
+    let folder = folder("invoke_max = 1\n");
+    let (host, address) = serve(&folder, &loopback(), &[]);
+    let first = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
+    host.line(PATIENCE, |line| line.contains("waiting for the abort"));
+    let (_, metrics) = get(address, "/metrics").await;
+    assert!(metrics.contains("rouse_invocations_running 1"), "{metrics}");
+
+    // Before the body is there.
+    let later = [JSON, ("content-length", "8")];
+    let refused = Call::send(address, "noop", &later, "").await.answer().await;
+    assert_eq!(refused.status, 429, "{}", refused.body);
+    assert!(refused.head.contains("retry-after: 1"), "{}", refused.head);
+    assert_eq!(refused.body["error"]["kind"], "full");
+
+    drop(first);
+    host.line(PATIENCE, |line| {
+        line.contains("invocation ended") && line.contains("cancelled")
+    });
+    let (_, metrics) = get(address, "/metrics").await;
+    assert!(
+        metrics.contains(
+            "rouse_invocations_total{handler=\"test.wait-abort\",outcome=\"cancelled\"} 1"
+        ),
+        "{metrics}"
+    );
+    // The count comes a moment before the place is free.
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while post(address, "noop", "{\"n\": 1}").await.status != 200 {
+        assert!(tokio::time::Instant::now() < deadline, "{}", host.output());
+    }
+    let unknown = Call::send(address, "no.such", &later, "").await;
+    assert_eq!(
+        unknown.answer().await.status,
+        404,
+        "nor is this one waited for"
+    );
+}
+
+#[tokio::test]
+async fn what_runs_when_the_drain_time_is_over_is_stopped() {
+    let folder = folder("drain_timeout = \"500ms\"\n");
+    let (host, address) = serve(&folder, &loopback(), &[]);
+    let runs = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
+    host.line(PATIENCE, |line| line.contains("waiting for the abort"));
+    host.signal(libc::SIGTERM);
+    let stopped = runs.answer().await;
+    assert_eq!(stopped.status, 503, "{}", stopped.body);
+    assert_eq!(stopped.body["error"]["kind"], "shutdown");
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success(), "{output}");
+    assert!(
+        output.contains("stopping invocations that have not finished"),
+        "{output}"
+    );
+}
+
+#[tokio::test]
+async fn a_host_that_stops_refuses_new_calls_finishes_what_runs_and_then_stops_it() {
+    let folder = folder("");
+    let (host, address) = serve(&folder, &loopback(), &[]);
+    let runs = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
+    host.line(PATIENCE, |line| line.contains("waiting for the abort"));
+    host.signal(libc::SIGTERM);
+    host.line(PATIENCE, |line| line.contains("stopping: "));
+    let refused = post(address, "noop", "{\"n\": 1}").await;
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    assert_eq!(refused.body["error"]["kind"], "stopping");
+    assert!(get(address, "/readyz").await.0.contains("503"));
+    host.signal(libc::SIGTERM);
+    let stopped = runs.answer().await;
+    assert_eq!(stopped.status, 503, "{}", stopped.body);
+    assert_eq!(stopped.body["error"]["kind"], "shutdown");
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success(), "{output}");
+}
+
+#[tokio::test]
+async fn on_loopback_pages_of_others_and_other_names_are_refused() {
+    let (host, address) = serve(&folder(""), &loopback(), &[]);
+    host.line(PATIENCE, |line| line.contains("without a token"));
+    let call = async |headers: &[(&str, &str)]| {
+        let call = Call::send(address, "noop", headers, "{\"n\": 1}").await;
+        call.answer().await.status
+    };
+    assert_eq!(call(&[JSON, ("host", "localhost:1")]).await, 200);
+    assert_eq!(call(&[JSON, ("host", "evil.example")]).await, 403);
+    assert_eq!(call(&[JSON, ("origin", "http://evil.example")]).await, 403);
+    // A proxy on this machine, through which anybody may have come.
+    assert_eq!(call(&[JSON, ("x-forwarded-for", "192.0.2.1")]).await, 403);
+    assert_eq!(call(&[]).await, 415);
+    assert_eq!(call(&[("content-type", "text/plain")]).await, 415);
+    let (status, _) = get(address, "/invoke/noop").await;
+    assert!(status.contains("405"), "{status}");
+}
+
+#[tokio::test]
+async fn beyond_loopback_a_token_is_needed_and_is_printed_nowhere() {
+    let folder = folder("");
+    let everywhere = format!("0.0.0.0:{}", free_port());
+    let (host, address) = serve(&folder, &everywhere, &[("ROUSE_INVOKE_TOKEN", TOKEN)]);
+    let call = async |headers: &[(&str, &str)]| {
+        let call = Call::send(address, "noop", headers, "{\"n\": 1}").await;
+        call.answer().await
+    };
+    host.line(PATIENCE, |line| line.contains("for whoever has the token"));
+    let right = format!("Bearer {TOKEN}");
+    assert_eq!(call(&[JSON, ("authorization", &right)]).await.status, 200);
+    let without = call(&[JSON]).await;
+    assert_eq!(without.status, 401);
+    assert!(without.head.contains("www-authenticate: bearer"));
+    let wrong = format!("{right}0");
+    assert_eq!(call(&[JSON, ("authorization", &wrong)]).await.status, 401);
+    host.signal(libc::SIGTERM);
+    let (_, output) = host.exit(PATIENCE);
+    assert!(!output.contains(TOKEN), "{output}");
+
+    // From a file, which only its owner may read.
+    let folder = crate::invoke::folder("invoke_token_file = \"token\"\n");
+    std::fs::write(folder.join("token"), format!("{TOKEN}\n")).unwrap();
+    let open = spawn(&folder, &["--no-queue"], &loopback(), &[]);
+    let (status, output) = open.exit(PATIENCE);
+    assert!(
+        !status.success() && output.contains("chmod 600"),
+        "{output}"
+    );
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(folder.join("token"), private).unwrap();
+    let (_host, address) = serve(&folder, &loopback(), &[]);
+    assert_eq!(post(address, "noop", "{}").await.status, 401);
+}
+
+#[tokio::test]
+async fn beyond_loopback_and_without_a_token_a_host_says_that_invocations_are_off() {
+    let folder = folder("");
+    let db = TestDb::new().await;
+    let everywhere = format!("0.0.0.0:{}", free_port());
+    let url = db.url();
+    let host = spawn(&folder, &[], &everywhere, &[("DATABASE_URL", &url)]);
+    host.line(PATIENCE, |line| {
+        line.contains("WARN") && line.contains("invocations are off")
+    });
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let address = everywhere.replace("0.0.0.0", "127.0.0.1").parse().unwrap();
+    let answer = post(address, "noop", "{}").await;
+    assert_eq!(answer.status, 403);
+    assert_eq!(answer.body["error"]["kind"], "off");
+
+    for (args, config, says) in [
+        (&["--no-queue"][..], "", "nothing is left to do"),
+        (
+            &[],
+            "queue = \"off\"\ninvoke_max = 0\n",
+            "nothing is left to do",
+        ),
+        (
+            &["--no-queue", "--database-url", "x"],
+            "",
+            "cannot be used with",
+        ),
+    ] {
+        let folder = crate::invoke::folder(config);
+        let address = match config {
+            "" => format!("0.0.0.0:{}", free_port()),
+            _ => loopback(),
+        };
+        let (status, output) = spawn(&folder, args, &address, &[]).exit(PATIENCE);
+        assert!(
+            !status.success() && output.contains(says),
+            "{args:?}: {output}"
+        );
+    }
+    for (token, says) in [
+        (&b"guess me"[..], "at least 16 visible ASCII characters"),
+        (b"", "is set and empty"),
+        (b"\xff0123456789abcdef", "is no UTF-8"),
+    ] {
+        let mut bad = command(&folder, &["--no-queue"], &loopback());
+        bad.env("ROUSE_INVOKE_TOKEN", OsStr::from_bytes(token));
+        let (status, output) = Host::spawn(bad).exit(PATIENCE);
+        assert!(!status.success(), "{output}");
+        assert!(
+            output.contains("ROUSE_INVOKE_TOKEN") && output.contains(says),
+            "{output}"
+        );
+        assert!(!output.contains("guess me"), "{output}");
+    }
+}
+
+#[tokio::test]
+async fn invocations_have_places_of_their_own_beside_the_slots_of_the_queue() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("slots = 1\ninvoke_max = 1\n");
+    let (address, url) = (loopback(), db.url());
+    let host = spawn(&folder, &[], &address, &[("DATABASE_URL", &url)]);
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let address = address.parse().unwrap();
+    let call = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
+    host.line(PATIENCE, |line| line.contains("waiting for the abort"));
+    let job = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, job).await.state, "succeeded");
+    let job = enqueue(&client, "test.race", json!({"ms": 600_000})).await;
+    crate::support::worker::until(&client, job, |job| job.state == "running").await;
+    drop(call);
+    host.line(PATIENCE, |line| line.contains("invocation ended"));
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while post(address, "noop", "{\"n\": 1}").await.status != 200 {
+        assert!(tokio::time::Instant::now() < deadline, "{}", host.output());
+    }
+    let finished = client
+        .query_one("SELECT count(*) FROM rouse.finished", &[])
+        .await
+        .unwrap();
+    assert_eq!(
+        finished.get::<_, i64>(0),
+        1,
+        "invocations leave nothing in the database"
+    );
+}

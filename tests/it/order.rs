@@ -1,0 +1,234 @@
+//! In which order a worker takes the jobs that wait for it.
+
+use std::time::Duration;
+
+use rouse::worker::Settings;
+use serde_json::json;
+
+use crate::support::worker::{PATIENCE, TestWorker, enqueue, guests_dir, until_true};
+use crate::support::{Host, TestDb};
+
+#[tokio::test]
+async fn high_priority_goes_first_and_within_a_lane_the_oldest() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut expected = Vec::new();
+    for priority in ["low", "normal", "high"] {
+        let mut ids = Vec::new();
+        for handler in ["noop", "test.echo", "noop"] {
+            let row = client
+                .query_one(
+                    "SELECT rouse.enqueue($1, priority => $2)",
+                    &[&handler, &priority],
+                )
+                .await
+                .unwrap();
+            ids.push(row.get::<_, i64>(0));
+        }
+        expected.splice(0..0, ids);
+    }
+    // One at a time, so that the order of the starts is the order of the claims.
+    let one = Settings {
+        slots: 1,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, one).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+    let rows = client
+        .query(
+            "SELECT id, priority::text, handler FROM rouse.jobs ORDER BY started_at",
+            &[],
+        )
+        .await
+        .unwrap();
+    let priorities: Vec<String> = rows.iter().map(|row| row.get(1)).collect();
+    assert_eq!(
+        priorities,
+        [
+            "high", "high", "high", "normal", "normal", "normal", "low", "low", "low"
+        ]
+    );
+    let first: i64 = rows[0].get(0);
+    assert_eq!(first, expected[0]);
+    for lane in rows.chunk_by(|one, other| one.get::<_, String>(1) == other.get::<_, String>(1)) {
+        for handler in ["noop", "test.echo"] {
+            let of_lane = lane.iter().filter(|row| row.get::<_, String>(2) == handler);
+            assert!(
+                of_lane.map(|row| row.get::<_, i64>(0)).is_sorted(),
+                "{handler}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_orphan_goes_ahead_of_older_queued_jobs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mut older = Vec::new();
+    for n in 0..5 {
+        older.push(enqueue(&client, "noop", json!({ "n": n })).await);
+    }
+    let orphan = enqueue(&client, "noop", json!({"n": 9})).await;
+    // As a worker that died leaves it.
+    client
+        .execute(
+            "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = 1,
+                claimed_at = now() - interval '2 min', lease_until = now() - interval '1 min' WHERE id = $1",
+            &[&orphan],
+        )
+        .await
+        .unwrap();
+    let one = Settings {
+        slots: 1,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, one).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+    let rows = client
+        .query("SELECT id FROM rouse.finished ORDER BY started_at", &[])
+        .await
+        .unwrap();
+    let order: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(order[0], orphan, "then {older:?}");
+    assert_eq!(order[1..], older);
+}
+
+/// Enqueues so many jobs of such a priority that take so long.
+async fn flood(client: &tokio_postgres::Client, priority: &str, jobs: i32, ms: i32) {
+    client
+        .execute(
+            "SELECT rouse.enqueue_many('test.sleep', array_fill(jsonb_build_object('ms', $1::int), ARRAY[$2::int]), priority => $3)",
+            &[&ms, &jobs, &priority],
+        )
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_steady_flood_of_high_jobs_does_not_keep_normal_and_low_ones_for_longer_than_the_setting()
+{
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    flood(&client, "high", 2000, 20).await;
+    flood(&client, "normal", 20, 1).await;
+    flood(&client, "low", 20, 1).await;
+    let patient = Settings {
+        slots: 4,
+        promote_after: Some(Duration::from_secs(2)),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, patient).await;
+    until_true(
+        &client,
+        "SELECT NOT EXISTS (SELECT FROM rouse.jobs WHERE priority <> 'high' AND finished_at IS NULL)",
+    )
+    .await;
+    worker.stop_now().await;
+    let row = client
+        .query_one(
+            "SELECT count(*) FILTER (WHERE state IN ('queued', 'running')),
+                    extract(epoch FROM max(started_at - requested_at) FILTER (WHERE priority <> 'high'))::float8,
+                    extract(epoch FROM min(started_at - requested_at) FILTER (WHERE priority <> 'high'))::float8
+             FROM rouse.jobs",
+            &[],
+        )
+        .await
+        .unwrap();
+    let (high_left, longest, shortest): (i64, f64, f64) = (row.get(0), row.get(1), row.get(2));
+    assert!(high_left > 0, "there was always one of higher priority");
+    assert!(
+        shortest >= 2.0,
+        "none went ahead of the newer ones too early: {shortest}"
+    );
+    // The setting, a sweep, and the wait for their own share: 40 jobs of the same age, two of four slots.
+    assert!(longest < 12.0, "{longest}");
+}
+
+#[tokio::test]
+async fn without_promotion_a_flood_of_high_jobs_keeps_the_others_waiting() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    flood(&client, "high", 100, 20).await;
+    flood(&client, "low", 1, 1).await;
+    client
+        .batch_execute("UPDATE rouse.job SET available_at = now() - interval '1 day'")
+        .await
+        .unwrap();
+    let strict = Settings {
+        slots: 1,
+        promote_after: None,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, strict).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+    let last: String = client
+        .query_one(
+            "SELECT priority::text FROM rouse.jobs ORDER BY started_at DESC LIMIT 1",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(last, "low");
+}
+
+#[tokio::test]
+async fn where_it_cannot_be_asked_what_has_waited_too_long_the_worker_goes_on() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "CREATE OR REPLACE FUNCTION rouse.overdue(p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_most integer)
+             RETURNS TABLE (lane bigint, jobs integer) LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not now'; END $$",
+        )
+        .await
+        .unwrap();
+    flood(&client, "high", 400, 20).await;
+    flood(&client, "low", 1, 1).await;
+    let guests = guests_dir();
+    let url = db.url();
+    let args = ["serve", "--http", "off", "--slots", "1", "--handlers"];
+    let args: Vec<&str> = args.into_iter().chain(guests.to_str()).collect();
+    let host = Host::rouse(&args, &[("DATABASE_URL", url.as_str())]);
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    host.signal(libc::SIGTERM);
+    let (_, output) = host.exit(PATIENCE);
+    let asked = output.matches("cannot ask which jobs").count();
+    assert!(asked > 1, "{output}");
+    assert!(!output.contains("cannot claim"), "{output}");
+}
+
+#[tokio::test]
+async fn a_worker_serves_its_queues_in_order() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for queue in ["third", "second", "first"] {
+        for handler in ["noop", "test.echo"] {
+            client
+                .query("SELECT rouse.enqueue($1, queue => $2)", &[&handler, &queue])
+                .await
+                .unwrap();
+        }
+    }
+    let ordered = Settings {
+        slots: 1,
+        queues: ["first", "second", "third"].map(String::from).to_vec(),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, ordered).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    worker.drain().await;
+    let rows = client
+        .query("SELECT queue FROM rouse.jobs ORDER BY started_at", &[])
+        .await
+        .unwrap();
+    let queues: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(
+        queues,
+        ["first", "first", "second", "second", "third", "third"]
+    );
+}

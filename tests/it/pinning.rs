@@ -1,0 +1,365 @@
+//! Where modules are pinned, only those serve that an operator has listed or signed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use rouse::sandbox::{Digest, Limits, Pin, Sandbox, Settings, SigningKey};
+
+use crate::sandbox_guest::{Handlers, echo, refusal, version};
+use crate::support::{rouse_binary, scratch};
+
+fn sandbox(pin: Pin) -> Arc<Sandbox> {
+    let settings = Settings {
+        attempts_max: 2,
+        limits: Limits {
+            memory_bytes: 1 << 20,
+            ..Limits::default()
+        },
+        compiler: Some(rouse_binary()),
+        pin,
+        ..Settings::default()
+    };
+    Sandbox::start(settings).expect("a sandbox")
+}
+
+fn locked(lock: &Path) -> Arc<Sandbox> {
+    sandbox(Pin {
+        lock: Some(lock.into()),
+        ..Pin::default()
+    })
+}
+
+fn trusting(keys: &[&SigningKey]) -> Arc<Sandbox> {
+    sandbox(Pin {
+        trusted_keys: keys.iter().map(|key| key.public()).collect(),
+        ..Pin::default()
+    })
+}
+
+fn new_key() -> SigningKey {
+    SigningKey::random().parse().unwrap()
+}
+
+fn line(module: &[u8], file: &str) -> String {
+    format!("{}  {file}\n", Digest::of(module))
+}
+
+/// Puts a file in its place at once.
+fn put(path: &Path, bytes: impl AsRef<[u8]>) {
+    let beside = path.with_extension("new");
+    fs::write(&beside, bytes).unwrap();
+    fs::rename(beside, path).unwrap();
+}
+
+#[tokio::test]
+async fn only_listed_modules_serve_and_the_refusal_has_the_line_that_allows_the_other() {
+    let (good, other) = (echo("test.echo", "1"), echo("test.other", "1"));
+    let lock = scratch("lock").join("handlers.lock");
+    // Under another name: it is the digest that counts.
+    fs::write(&lock, line(&good, "before-it-was-renamed.wasm")).unwrap();
+    let handlers = Handlers::on(
+        locked(&lock),
+        &[("echo.wasm", &good), ("other.wasm", &other)],
+    )
+    .await;
+    handlers.handler("test.echo");
+    let why = handlers.refusal("other.wasm");
+    assert!(
+        why.contains("is not listed in") && why.contains("rouse handlers lock"),
+        "{why}"
+    );
+    assert!(
+        why.ends_with(line(&other, "other.wasm").trim_end()),
+        "{why}"
+    );
+}
+
+#[tokio::test]
+async fn without_a_lock_that_can_be_read_nothing_begins_to_serve() {
+    let good = echo("test.echo", "1");
+    let lock = scratch("lock").join("handlers.lock");
+    let handlers = Handlers::on(locked(&lock), &[("echo.wasm", &good)]).await;
+    assert!(handlers.refusal("echo.wasm").contains("there is none"));
+    fs::write(&lock, format!("{}rubbish\n", line(&good, "echo.wasm"))).unwrap();
+    let handlers = Handlers::on(locked(&lock), &[("echo.wasm", &good)]).await;
+    assert!(handlers.refusal("echo.wasm").contains("line 2"));
+}
+
+#[tokio::test]
+async fn a_lock_that_comes_later_lets_modules_in_and_the_last_listed_version_serves_meanwhile() {
+    let versions = [echo("test.echo", "1"), echo("test.echo", "2")];
+    let lock = scratch("lock").join("handlers.lock");
+    fs::write(&lock, line(&versions[0], "echo.wasm")).unwrap();
+    let handlers = Handlers::on(locked(&lock), &[("echo.wasm", &versions[0])]).await;
+    handlers.catalog.watch();
+    put(&handlers.path("echo.wasm"), &versions[1]);
+    handlers
+        .until("version 2 is refused", |set| {
+            refusal(set, "echo.wasm").is_some()
+        })
+        .await;
+    let set = handlers.catalog.current();
+    assert_eq!(version(&set, "test.echo").as_deref(), Some("1"));
+    assert!(set.refused[0].last_good_serves);
+
+    put(&lock, line(&versions[1], "echo.wasm"));
+    handlers
+        .until("version 2 serves", |set| {
+            version(set, "test.echo").as_deref() == Some("2")
+        })
+        .await;
+    assert!(handlers.catalog.current().refused.is_empty());
+
+    // Without its line it goes on, and says so: files of one deployment come one after the other.
+    put(&lock, line(&versions[0], "echo.wasm"));
+    handlers
+        .until("it is said", |set| refusal(set, "echo.wasm").is_some())
+        .await;
+    let set = handlers.catalog.current();
+    assert_eq!(version(&set, "test.echo").as_deref(), Some("2"));
+    put(&lock, line(&versions[1], "echo.wasm"));
+    handlers
+        .until("all is well", |set| set.refused.is_empty())
+        .await;
+}
+
+#[tokio::test]
+async fn a_module_needs_a_signature_by_one_of_the_trusted_keys() {
+    let (ours, theirs, foreign) = (new_key(), new_key(), new_key());
+    let module = |n: u32| echo(&format!("test.echo-{n}"), "1");
+    let files: Vec<(String, Vec<u8>)> = [
+        ("1.wasm", module(1)),
+        ("1.wasm.sig", ours.sign(&module(1)).into()),
+        ("2.wasm", module(2)),
+        ("2.wasm.sig", (theirs.sign(&module(2)) + "\n").into()),
+        ("3.wasm", module(3)),
+        ("4.wasm", module(4)),
+        ("4.wasm.sig", foreign.sign(&module(4)).into()),
+        ("5.wasm", module(5)),
+        ("5.wasm.sig", ours.sign(&module(1)).into()),
+        ("6.wasm", module(6)),
+        ("6.wasm.sig", vec![0xff; 88]),
+    ]
+    .map(|(name, bytes)| (name.to_string(), bytes))
+    .into();
+    let files: Vec<(&str, &[u8])> = files
+        .iter()
+        .map(|(name, bytes)| (&**name, &**bytes))
+        .collect();
+    let handlers = Handlers::on(trusting(&[&ours, &theirs]), &files).await;
+    assert_eq!(
+        handlers.catalog.current().names(),
+        ["test.echo-1", "test.echo-2"]
+    );
+    for (file, words) in [
+        ("3.wasm", "it has no signature 3.wasm.sig"),
+        ("4.wasm", "is by none of the trusted_keys"),
+        ("5.wasm", "is by none of the trusted_keys"),
+        ("6.wasm", "6.wasm.sig cannot be read"),
+    ] {
+        let why = handlers.refusal(file);
+        assert!(why.contains(words), "{file}: {why}");
+    }
+}
+
+#[tokio::test]
+async fn a_signed_module_with_one_byte_changed_is_refused_and_the_signed_one_serves_on() {
+    let key = new_key();
+    let good = echo("test.echo", "1");
+    let signature = key.sign(&good);
+    let handlers = Handlers::on(
+        trusting(&[&key]),
+        &[
+            ("echo.wasm", &good),
+            ("echo.wasm.sig", signature.as_bytes()),
+        ],
+    )
+    .await;
+    handlers.catalog.watch();
+    let module = handlers.handler("test.echo").module.clone();
+    // The version: it would be a good module, and says something else.
+    let at = good
+        .windows(7)
+        .position(|bytes| bytes == b"version")
+        .unwrap()
+        + 10;
+    let mut changed = good.clone();
+    assert_eq!(changed[at], b'1');
+    changed[at] = b'2';
+    put(&handlers.path("echo.wasm"), &changed);
+    handlers
+        .until("it is refused", |set| refusal(set, "echo.wasm").is_some())
+        .await;
+    let why = handlers.refusal("echo.wasm");
+    assert!(why.contains("was changed after it was signed"), "{why}");
+    assert!(Arc::ptr_eq(&module, &handlers.handler("test.echo").module));
+}
+
+#[tokio::test]
+async fn a_signature_that_comes_later_lets_its_module_in() {
+    let key = new_key();
+    let module = echo("test.echo", "1");
+    let handlers = Handlers::on(trusting(&[&key]), &[("echo.wasm", &module)]).await;
+    handlers.catalog.watch();
+    assert!(handlers.refusal("echo.wasm").contains("no signature"));
+    put(&handlers.path("echo.wasm.sig"), key.sign(&module));
+    handlers
+        .until("it serves", |set| {
+            set.get("test.echo").is_some() && set.refused.is_empty()
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_swapped_all_the_time_never_serves_in_a_version_that_is_not_listed() {
+    let (good, bad) = (echo("test.echo", "good"), echo("test.echo", "bad"));
+    let lock = scratch("lock").join("handlers.lock");
+    fs::write(&lock, line(&good, "echo.wasm")).unwrap();
+    let handlers = Handlers::on(locked(&lock), &[("echo.wasm", &bad)]).await;
+    handlers.catalog.watch();
+    let path = handlers.path("echo.wasm");
+    let swapper = tokio::task::spawn_blocking(move || {
+        for n in 0..300 {
+            put(&path, if n % 2 == 0 { &good } else { &bad });
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        put(&path, &good);
+    });
+    let mut changed = handlers.catalog.changed();
+    loop {
+        let set = handlers.catalog.current();
+        let version = version(&set, "test.echo");
+        assert_ne!(version.as_deref(), Some("bad"));
+        if swapper.is_finished() && version.is_some() {
+            break;
+        }
+        // The end of the swapping is no change of the catalog.
+        let _ = tokio::time::timeout(std::time::Duration::from_millis(50), changed.changed()).await;
+    }
+    swapper.await.unwrap();
+}
+
+/// A folder with a module, and `rouse …` in it.
+struct Deployment(PathBuf);
+
+impl Deployment {
+    fn new(config: &str) -> Self {
+        let folder = scratch("pinning");
+        fs::create_dir(folder.join("handlers-wasm")).unwrap();
+        fs::write(folder.join("rouse.toml"), config).unwrap();
+        fs::write(
+            folder.join("handlers-wasm/echo.wasm"),
+            echo("test.echo", "1"),
+        )
+        .unwrap();
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(rouse_binary());
+        command
+            .args(args)
+            .current_dir(&self.0)
+            .env("ROUSE_CACHE_DIR", self.path("cache"));
+        command.output().unwrap()
+    }
+
+    /// What it prints, when it exits with this code.
+    #[track_caller]
+    fn says(&self, code: i32, args: &[&str]) -> String {
+        let output = self.run(args);
+        let text =
+            String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+        text
+    }
+}
+
+#[test]
+fn handlers_lock_lists_a_folder_as_sha256sum_does() {
+    let deployment = Deployment::new("pin = \"lock\"");
+    assert!(deployment.says(1, &["handlers"]).contains("there is none"));
+    let said = deployment.says(0, &["handlers", "lock"]);
+    assert!(
+        said.contains("new ") && said.contains("handlers.lock: 1 modules"),
+        "{said}"
+    );
+    assert!(!said.contains("pin = "), "{said}");
+    assert!(deployment.says(0, &["handlers"]).contains("test.echo"));
+
+    let check = Command::new("sha256sum")
+        .args(["-c", "../handlers.lock"])
+        .current_dir(deployment.path("handlers-wasm"))
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&check.stdout),
+        "echo.wasm: OK\n",
+        "{check:?}"
+    );
+
+    fs::write(
+        deployment.path("handlers-wasm/echo.wasm"),
+        echo("test.echo", "2"),
+    )
+    .unwrap();
+    fs::write(
+        deployment.path("handlers-wasm/new.wasm"),
+        echo("test.new", "1"),
+    )
+    .unwrap();
+    assert!(
+        deployment
+            .says(1, &["handlers"])
+            .contains("is not listed in")
+    );
+    let said = deployment.says(0, &["handlers", "lock"]);
+    assert!(
+        said.contains("changed ") && said.contains("2 modules"),
+        "{said}"
+    );
+    fs::remove_file(deployment.path("handlers-wasm/new.wasm")).unwrap();
+    assert!(deployment.says(0, &["handlers", "lock"]).contains("gone "));
+    assert!(
+        deployment
+            .says(1, &["handlers", "lock", "--handlers", "nowhere"])
+            .contains("nowhere")
+    );
+}
+
+#[test]
+fn a_key_is_made_once_and_signs_what_its_hosts_trust() {
+    let deployment = Deployment::new("");
+    let trusted = deployment.says(0, &["handlers", "keygen", "key"]);
+    assert!(trusted.starts_with("trusted_keys = [\""), "{trusted}");
+    assert!(
+        deployment
+            .says(1, &["handlers", "keygen", "key"])
+            .contains("make the key key")
+    );
+    fs::write(deployment.path("rouse.toml"), &trusted).unwrap();
+    assert!(deployment.says(1, &["handlers"]).contains("no signature"));
+
+    let module = "handlers-wasm/echo.wasm";
+    let said = deployment.says(0, &["handlers", "sign", "--key", "key", module]);
+    assert_eq!(said, "handlers-wasm/echo.wasm.sig\n");
+    assert!(deployment.says(0, &["handlers"]).contains("test.echo"));
+
+    let chmod = Command::new("chmod")
+        .arg("644")
+        .arg(deployment.path("key"))
+        .status();
+    assert!(chmod.unwrap().success());
+    let said = deployment.says(1, &["handlers", "sign", "--key", "key", module]);
+    assert!(said.contains("chmod 600"), "{said}");
+    fs::write(deployment.path("rouse.toml"), "trusted_keys = [\"no key\"]").unwrap();
+    assert!(deployment.says(1, &["handlers"]).contains("it is no key"));
+    fs::write(deployment.path("rouse.toml"), "pin = \"look\"").unwrap();
+    assert!(deployment.says(1, &["handlers"]).contains("lock"));
+}

@@ -1,0 +1,232 @@
+//! Secrets that handlers have sent and never hold.
+
+use rouse::job::RunEnd;
+use rouse::sandbox::{HttpGrant, HttpScheme, Secret, SecretGrant, Secrets, Settings};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+use crate::http::get;
+use crate::http_out::{Guests, guest_folder};
+use crate::support::web::web;
+use crate::support::worker::{PATIENCE, ended, enqueue};
+use crate::support::{Host, TestDb, free_port, scratch};
+
+const KEY: &str = "s3cret-of-the-mail-API";
+const TOKEN: &str = "an0ther-one";
+
+fn url(host: &str, path: &str) -> String {
+    format!("http://{host}:{}{path}", web().plain)
+}
+
+async fn guests() -> &'static Guests {
+    static GUESTS: OnceCell<Guests> = OnceCell::const_new();
+    GUESTS
+        .get_or_init(|| async {
+            let grant = |name: &str, header: &str, body| SecretGrant {
+                handler: "test.http.secret".into(),
+                name: name.into(),
+                hosts: vec!["localhost".parse().expect("a host")],
+                headers: vec![header.into()],
+                body,
+            };
+            let secret = |text: &str| Secret::new(text).expect("a secret");
+            Guests::start(Settings {
+                http_grants: vec![HttpGrant {
+                    handler: "test.http.*".into(),
+                    hosts: vec!["*".parse().expect("a host")],
+                    schemes: vec![HttpScheme::Http],
+                    ports: vec![web().plain],
+                    methods: vec![],
+                    private: true,
+                }],
+                secrets: Secrets(
+                    [("KEY".into(), secret(KEY)), ("TOKEN".into(), secret(TOKEN))].into(),
+                ),
+                secret_grants: vec![
+                    grant("KEY", "authorization", false),
+                    grant("TOKEN", "x-token", true),
+                ],
+                ..Settings::default()
+            })
+            .await
+        })
+        .await
+}
+
+/// What the guest got, as text: the answers, and its placeholders.
+async fn result(payload: Value) -> Value {
+    match guests().await.run("test.http.secret", payload).await {
+        RunEnd::Returned(bytes) => serde_json::from_slice(&bytes).expect("JSON"),
+        end => panic!("a result, not {end:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_secret_goes_to_its_host_and_the_guest_sees_its_placeholder_only() {
+    let result = result(json!({
+        "secrets": ["KEY", "TOKEN"],
+        "requests": [
+            {"url": url("localhost", "/leak/head"), "headers": {"authorization": "Bearer {KEY}"}},
+            {
+                "method": "POST",
+                "url": url("localhost", "/leak/body"),
+                "headers": {"x-token": "{TOKEN}"},
+                "body": "one {TOKEN}, two {TOKEN}, and {KEY}",
+            },
+        ],
+    }))
+    .await;
+    let words = &result["words"];
+    let (key, token) = (
+        words["KEY"].as_str().unwrap(),
+        words["TOKEN"].as_str().unwrap(),
+    );
+    assert!(key.starts_with("rouse-secret-") && key != token);
+
+    let seen = web().seen("/leak/head").pop().expect("it arrived");
+    assert_eq!(seen["headers"]["authorization"], format!("Bearer {KEY}"));
+    let seen = web().seen("/leak/body").pop().expect("it arrived");
+    assert_eq!(seen["headers"]["x-token"], TOKEN);
+    // The key is not granted for bodies: its placeholder is worth nothing to anybody.
+    let body = format!("one {TOKEN}, two {TOKEN}, and {key}");
+    assert_eq!(seen["body"], *body);
+    assert_eq!(seen["headers"]["content-length"], body.len().to_string());
+
+    // The server tells all of it, in the head and in pieces of 3 bytes.
+    let all = result.to_string();
+    assert!(!all.contains(KEY) && !all.contains(TOKEN), "{all}");
+    let answers = &result["answers"];
+    assert_eq!(answers[0]["headers"]["x-leak"], format!("Bearer {key}"));
+    let told = answers[1]["body"].as_str().expect("a body");
+    assert!(
+        told.contains(&format!("one {token}, two {token}")),
+        "{told}"
+    );
+}
+
+#[tokio::test]
+async fn a_secret_goes_nowhere_else() {
+    let guests = guests().await;
+    for (request, part) in [
+        (
+            json!({"url": url("127.0.0.1", "/stolen"), "headers": {"authorization": "{KEY}"}}),
+            "hosts = [\"127.0.0.1\"], headers = [\"authorization\"]",
+        ),
+        (
+            json!({"url": url("localhost", "/stolen"), "headers": {"x-other": "{KEY}"}}),
+            "headers = [\"x-other\"]",
+        ),
+        (
+            json!({"url": url("localhost", "/stolen?key={KEY}")}),
+            "into the path",
+        ),
+    ] {
+        let payload = json!({"secrets": ["KEY"], "requests": [request]});
+        let denial = guests.denial("test.http.secret", payload).await;
+        assert!(
+            denial.contains("the secret KEY") && denial.contains(part),
+            "{denial}"
+        );
+    }
+    for (handler, name) in [("test.http.other", "KEY"), ("test.http.secret", "NONE")] {
+        let payload = json!({"secrets": [name], "requests": []});
+        let denial = guests.denial(handler, payload).await;
+        assert!(denial.contains(&format!("name = \"{name}\"")), "{denial}");
+    }
+    assert!(web().seen("/stolen").is_empty());
+    // A placeholder of another attempt is a word like any other.
+    let other = "rouse-secret-00000000000000000000000000000000";
+    let request = json!({"url": url("localhost", "/word"), "headers": {"authorization": other}});
+    result(json!({"secrets": ["KEY"], "requests": [request]})).await;
+    let seen = web().seen("/word").pop().expect("it arrived");
+    assert_eq!(seen["headers"]["authorization"], other);
+}
+
+#[tokio::test]
+async fn a_secret_is_in_nothing_that_a_host_keeps_or_says() {
+    let folder = scratch("secrets");
+    let http_port = free_port();
+    std::fs::write(folder.join("token"), format!("{TOKEN}\n")).unwrap();
+    set_private(&folder.join("token"));
+    let port = web().plain;
+    let config = format!(
+        "[secrets.KEY]\nenv = \"TEST_MAIL_KEY\"\n[secrets.TOKEN]\nfile = \"token\"\n\
+         [[handlers.\"test.http.*\".http]]\nhosts = [\"localhost\"]\nschemes = [\"http\"]\nports = [{port}]\nprivate = true\n\
+         [handlers.\"test.http.secret\"]\nsecrets = [\
+         {{ name = \"KEY\", hosts = [\"localhost\"], headers = [\"Authorization\"] }}, \
+         {{ name = \"TOKEN\", hosts = [\"localhost\"], body = true }}]\n"
+    );
+    let toml = folder.join("rouse.toml");
+    std::fs::write(&toml, config).unwrap();
+    let guests = guest_folder();
+    let db = TestDb::new().await;
+    let host = Host::rouse(
+        &[
+            "serve",
+            "--http",
+            &format!("127.0.0.1:{http_port}"),
+            "--handlers",
+            guests.to_str().unwrap(),
+            "--config",
+            toml.to_str().unwrap(),
+        ],
+        &[
+            ("DATABASE_URL", &db.url()),
+            (
+                "ROUSE_LOG",
+                "info,rouse=trace,hyper=trace,hyper_util=trace,h2=trace,rustls=trace,wasmtime_wasi_http=trace,tokio_postgres=trace",
+            ),
+            ("TEST_MAIL_KEY", KEY),
+        ],
+    );
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let client = db.client().await;
+    let request = json!({
+        "method": "POST",
+        "url": url("localhost", "/leak/kept"),
+        "headers": {"authorization": "Bearer {KEY}"},
+        "body": "{TOKEN}",
+    });
+    let payload =
+        |tell: bool| json!({"secrets": ["KEY", "TOKEN"], "requests": [request], "tell": tell});
+    // One whose result has it all, one that logs, reports and records it, and then fails with it.
+    for (tell, state) in [(false, "succeeded"), (true, "failed")] {
+        let id = enqueue(&client, "test.http.secret", payload(tell)).await;
+        assert_eq!(ended(&client, id).await.state, state);
+    }
+    let seen = web().seen("/leak/kept").pop().expect("it arrived");
+    assert_eq!(seen["headers"]["authorization"], format!("Bearer {KEY}"));
+    assert_eq!(seen["body"], TOKEN);
+
+    let address = ([127, 0, 0, 1], http_port).into();
+    let (_, metrics) = get(address, "/metrics").await;
+    assert!(metrics.contains("rouse_attempts_total"));
+    let mut kept = vec![metrics];
+    let tables = "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                  WHERE n.nspname LIKE 'rouse%' AND c.relkind IN ('r', 'p', 'v')";
+    let mut rows = 0;
+    for table in client.query(tables, &[]).await.unwrap() {
+        let table: String = table.get(0);
+        for row in client
+            .query(&format!("SELECT t::text FROM {table} AS t"), &[])
+            .await
+            .unwrap()
+        {
+            rows += 1;
+            kept.push(format!("{table}: {}", row.get::<_, String>(0)));
+        }
+    }
+    assert!(rows > 10, "the tables were looked into");
+    kept.push(host.output());
+    let all = kept.join("\n");
+    assert!(all.contains("rouse-secret-"), "the placeholders are there");
+    for secret in [KEY, TOKEN] {
+        let with: Vec<&str> = all.lines().filter(|line| line.contains(secret)).collect();
+        assert!(with.is_empty(), "{with:?}");
+    }
+}
+
+fn set_private(path: &std::path::Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+}

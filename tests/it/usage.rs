@@ -1,0 +1,288 @@
+//! What attempts use and say: kept with them, and shown while they run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rouse::job::{Attempt, Usage};
+use rouse::sandbox::{Catalog, Limits, Sandbox, Settings as SandboxSettings};
+use rouse::store::{Fate, JsonText, Locked, LogLine, Ran};
+use rouse::worker::Settings;
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::support::claims::{claim, settlement};
+use crate::support::worker::{
+    PATIENCE, TestWorker, cancel, catalog, ended, enqueue, guests_dir, until, until_true,
+};
+use crate::support::{Host, TestDb, command, rouse_in, scratch};
+
+async fn usage(client: &Client, id: i64) -> Value {
+    let row = client
+        .query_one("SELECT usage FROM rouse.job($1)", &[&id])
+        .await
+        .unwrap();
+    row.get::<_, Option<Value>>(0).unwrap_or_default()
+}
+
+async fn lines(client: &Client, id: i64) -> Vec<(i32, i32, String, String)> {
+    let rows = client
+        .query(
+            "SELECT attempt, line, level, text FROM rouse.job_log($1)",
+            &[&id],
+        )
+        .await
+        .unwrap();
+    rows.iter()
+        .map(|row| (row.get(0), row.get(1), row.get(2), row.get(3)))
+        .collect()
+}
+
+#[tokio::test]
+async fn what_an_attempt_has_used_is_kept_with_it_and_summed_by_handler_and_tenant() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let sql = "SELECT rouse.enqueue('test.flaky', '{\"fail_until\": 1}', tenant => 'acme')";
+    let id: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
+
+    let used = usage(&client, id).await;
+    let digest = catalog().await.current().handlers["test.flaky"]
+        .module
+        .digest
+        .to_string();
+    assert_eq!(used["sha256"], digest.as_str());
+    assert!(used["cpu_ms"].as_f64() > Some(0.0), "{used}");
+    assert!(used["memory_bytes"].as_u64() >= Some(1 << 16), "{used}");
+    let failed: Value = client
+        .query_one(
+            "SELECT detail FROM rouse.history($1) WHERE event = 'failed'",
+            &[&id],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(failed["usage"]["sha256"], digest.as_str(), "{failed}");
+
+    let sum = client
+        .query_one(
+            "SELECT tenant, attempts, cpu_seconds::float8 FROM rouse.usage WHERE handler = 'test.flaky'",
+            &[],
+        )
+        .await
+        .unwrap();
+    let summed: (String, i64, f64) = (sum.get(0), sum.get(1), sum.get(2));
+    assert_eq!((summed.0.as_str(), summed.1), ("acme", 2));
+    assert!(summed.2 > 0.0);
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn every_figure_of_a_settlement_is_kept_as_it_was_sent() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let store = db.worker().await;
+    let (known, unknown) = (
+        enqueue(&client, "x", json!({})).await,
+        enqueue(&client, "x", json!({})).await,
+    );
+    let jobs = claim(&store, 2).await;
+    let done = || Fate::Succeeded(JsonText("1".into()));
+    let mut ran = settlement(&jobs[0], done());
+    ran.ran = Some(Ran {
+        usage: Usage {
+            cpu: Duration::from_micros(1500),
+            memory_bytes_peak: 65_536,
+            host_calls: 7,
+            bytes_in: 11,
+            bytes_out: 13,
+        },
+        digest: [0xab; 32],
+    });
+    let batch = [ran, settlement(&jobs[1], done())];
+    store.settle(&batch, Locked::Wait).await.unwrap();
+    let expected = json!({
+        "cpu_ms": 1.5, "memory_bytes": 65_536, "host_calls": 7, "bytes_in": 11, "bytes_out": 13, "sha256": "ab".repeat(32),
+    });
+    assert_eq!(usage(&client, known).await, expected);
+    assert_eq!(usage(&client, unknown).await, Value::Null);
+}
+
+#[tokio::test]
+async fn what_a_guest_prints_is_kept_with_its_attempt_and_printed_by_job_logs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let payload = json!({"line": "\u{1b}[2J ü", "times": 2});
+    let id = enqueue(&client, "test.print", payload).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    // A worker that stops leaves nothing unsaid.
+    worker.drain().await;
+    let kept = lines(&client, id).await;
+    let numbers: Vec<i32> = kept.iter().map(|line| line.1).collect();
+    assert_eq!(
+        numbers,
+        (1..=i32::try_from(kept.len()).unwrap()).collect::<Vec<_>>()
+    );
+    assert!(
+        kept.iter().any(|(attempt, _, level, text)| *attempt == 1
+            && level == "info"
+            && text == "out: \\u{1b}[2J ü"),
+        "{kept:?}"
+    );
+
+    let folder = scratch("logs");
+    let id = id.to_string();
+    let printed = rouse_in(&db, &["job", "logs", &id], &folder).await;
+    printed.exits(0).says("out: \\u{1b}[2J ü");
+    assert_eq!(printed.stdout.lines().count(), kept.len());
+    let printed = rouse_in(
+        &db,
+        &["job", "logs", &id, "--json", "--attempt", "1"],
+        &folder,
+    )
+    .await;
+    let first: Value = serde_json::from_str(printed.stdout.lines().next().unwrap()).unwrap();
+    assert_eq!((&first["line"], &first["attempt"]), (&json!(1), &json!(1)));
+    let none = rouse_in(&db, &["job", "logs", &id, "--attempt", "2"], &folder).await;
+    assert_eq!(none.exits(0).stdout, "");
+    rouse_in(&db, &["job", "logs", "999999"], &folder)
+        .await
+        .exits(3)
+        .says("no job 999999");
+}
+
+#[tokio::test]
+async fn who_follows_a_job_reads_its_lines_while_it_runs_and_ends_with_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let store = db.worker().await;
+    let id = enqueue(&client, "x", json!({})).await;
+    let job = claim(&store, 1).await.remove(0);
+    let say = |line: u32, text: &str| LogLine {
+        id: job.id,
+        attempt: Attempt(1),
+        line,
+        age: Duration::ZERO,
+        level: "warn",
+        text: text.into(),
+    };
+    assert_eq!(store.append_log(&[say(1, "first")]).await.unwrap(), 1);
+    let args = ["job", "logs", &id.to_string(), "--follow"];
+    let follower = Host::spawn(command(&db.url(), &args, &scratch("follow")));
+    follower.line(PATIENCE, |line| line.ends_with("1 WARN  first"));
+    assert_eq!(store.append_log(&[say(2, "second")]).await.unwrap(), 1);
+    follower.line(PATIENCE, |line| line.ends_with("second"));
+    let done = settlement(&job, Fate::Succeeded(JsonText("1".into())));
+    store.settle(&[done], Locked::Wait).await.unwrap();
+    // As the last lines of an attempt may.
+    assert_eq!(store.append_log(&[say(3, "third")]).await.unwrap(), 1);
+    let (status, output) = follower.exit(PATIENCE);
+    assert!(status.success() && output.contains("third"), "{output}");
+}
+
+#[tokio::test]
+async fn a_worker_says_nothing_about_jobs_of_another() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (owner, other) = (db.worker().await, db.worker().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    let job = claim(&owner, 1).await.remove(0);
+    let line = LogLine {
+        id: job.id,
+        attempt: Attempt(1),
+        line: 1,
+        age: Duration::ZERO,
+        level: "info",
+        text: "mine".into(),
+    };
+    assert_eq!(other.append_log(&[line.clone()]).await.unwrap(), 0);
+    let used = rouse::store::RunningUsage {
+        id: job.id,
+        fence: job.fence,
+        usage: Usage::default(),
+    };
+    other.report_usage(&[used]).await.unwrap();
+    let (said, told) = (
+        lines(&client, id).await,
+        client
+            .query("SELECT FROM rouse.running", &[])
+            .await
+            .unwrap(),
+    );
+    assert!(said.is_empty() && told.is_empty());
+    owner.report_usage(&[used]).await.unwrap();
+    until_true(&client, "SELECT count(*) = 1 FROM rouse.running").await;
+    owner.report_usage(&[]).await.unwrap();
+    until_true(&client, "SELECT count(*) = 0 FROM rouse.running").await;
+}
+
+#[tokio::test]
+async fn top_shows_what_runs_and_what_it_uses() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let folder = scratch("top");
+    rouse_in(&db, &["top"], &folder)
+        .await
+        .exits(0)
+        .says("nothing runs");
+    let id = enqueue(&client, "test.ignore-abort", json!({})).await;
+    until(&client, id, |job| job.state == "running").await;
+    until_true(
+        &client,
+        "SELECT EXISTS (SELECT FROM rouse.top WHERE cpu_us > 0)",
+    )
+    .await;
+    let shown = rouse_in(&db, &["top", "--json"], &folder).await;
+    let shown = &shown.exits(0).json()["running"][0];
+    assert_eq!(shown["id"], id);
+    assert_eq!(shown["handler"], "test.ignore-abort");
+    assert!(shown["memory_bytes"].as_u64() >= Some(1 << 16), "{shown}");
+    assert!(shown["running_s"].as_f64() > Some(0.0), "{shown}");
+    rouse_in(&db, &["top"], &folder)
+        .await
+        .exits(0)
+        .says("test.ignore-abort")
+        .says("deaf");
+    assert!(cancel(&client, id).await);
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_guest_that_computes_for_too_long_is_stopped_and_tried_again() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let settings = SandboxSettings {
+        attempts_max: 2,
+        limits: Limits {
+            cpu: Duration::from_millis(100),
+            ..Limits::default()
+        },
+        ..SandboxSettings::default()
+    };
+    let sandbox = Sandbox::start(settings).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(
+        guests_dir().join("test_guests.wasm"),
+        folder.path().join("test_guests.wasm"),
+    )
+    .unwrap();
+    let catalog = Catalog::open(sandbox.clone(), folder.path()).await.unwrap();
+    let worker = TestWorker::start_in(&db, Settings::default(), sandbox, Arc::new(catalog));
+    let id = enqueue(&client, "test.spin", json!({})).await;
+    let job = ended(&client, id).await;
+    assert_eq!(job.state, "failed");
+    let error = job.error.unwrap();
+    assert_eq!(error["kind"], "out_of_cpu");
+    assert_eq!(
+        error["message"],
+        "the handler computed for more than its 0.1 s of processor time (`cpu` in rouse.toml)"
+    );
+    assert!(usage(&client, id).await["cpu_ms"].as_f64() > Some(100.0));
+    // A neighbour that waits is not stopped, however long it takes.
+    let waits = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
+    assert_eq!(ended(&client, waits).await.state, "succeeded");
+    worker.drain().await;
+}
