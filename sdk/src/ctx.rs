@@ -64,6 +64,8 @@ pub(crate) trait Host {
     fn begin_step(&self, name: &str) -> Result<Option<Vec<u8>>>;
     fn complete_step(&self, name: &str, output: Vec<u8>) -> Result<()>;
     fn secret(&self, name: &str) -> Result<String>;
+    /// A JSON object.
+    fn settings(&self) -> Vec<u8>;
     /// Sends one request; redirects, time limits and the abort are the caller's.
     fn http<'a>(&'a self, request: &'a Request) -> Answer<'a>;
 }
@@ -213,6 +215,46 @@ impl Ctx {
     /// Permanent, where the operator has not granted it to this handler (kind `denied`).
     pub fn secret(&self, name: impl AsRef<str>) -> Result<String> {
         self.host.secret(name.as_ref())
+    }
+
+    /// What the operator has set for this handler, under `[handlers.NAME.settings]` in `rouse.toml`. Fields that may be left out
+    /// need a default (`#[serde(default)]`).
+    ///
+    /// ```
+    /// use rouse_sdk::{Ctx, Error, TestCtx, serde_json::json};
+    /// use serde::Deserialize;
+    ///
+    /// #[derive(Deserialize)]
+    /// struct Settings {
+    ///     threshold: u32,
+    /// }
+    ///
+    /// fn is_many(ctx: &Ctx, count: u32) -> Result<bool, Error> {
+    ///     Ok(count > ctx.settings::<Settings>()?.threshold)
+    /// }
+    ///
+    /// let ctx = TestCtx::new();
+    /// ctx.set_settings(json!({"threshold": 3}));
+    /// assert!(is_many(&ctx, 4).unwrap());
+    /// ```
+    ///
+    /// # Errors
+    /// Permanent, where they are not what the handler takes (kind `bad-settings`), with the setting and where it is written.
+    pub fn settings<T: DeserializeOwned>(&self) -> Result<T> {
+        let json = self.host.settings();
+        let json = &mut serde_json::Deserializer::from_slice(&json);
+        serde_path_to_error::deserialize(json).map_err(|error| {
+            let handler = &self.job.handler;
+            let path = match error.path().to_string().as_str() {
+                "." => String::new(),
+                path => format!("{path}: "),
+            };
+            Error::permanent(format_args!(
+                "the settings of the handler {handler} are not what it takes: {path}{}; they stand in rouse.toml, under [handlers.\"{handler}\".settings] or a pattern that covers it",
+                error.inner()
+            ))
+            .kind("bad-settings")
+        })
     }
 
     pub(crate) fn http<'a>(&'a self, request: &'a Request) -> Answer<'a> {

@@ -46,7 +46,7 @@ pub struct Definition {
     pub concurrency: Option<u32>,
     /// Whether an instance may serve many jobs.
     pub instances: Instances,
-    /// What the handler asks the operator for, for instance `dir`.
+    /// What the handler asks the operator for, for instance `dirs:/photos`.
     pub capabilities: &'static [&'static str],
 }
 

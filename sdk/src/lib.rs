@@ -66,7 +66,7 @@
 //!
 //! # What the module may do
 //! Nothing but compute, until the operator grants it something in `rouse.toml`. A granted
-//! directory is used through `std::fs`, a granted server through [`http`], a secret through [`Ctx::secret`]. Each attempt runs in a fresh instance: nothing that a
+//! directory is used through `std::fs`, a granted server through [`http`], a secret through [`Ctx::secret`], settings through [`Ctx::settings`], variables through `std::env`. Each attempt runs in a fresh instance: nothing that a
 //! handler keeps in a static outlives its attempt.
 
 // The generated bindings name this crate from outside and from within.

@@ -120,6 +120,11 @@ impl TestCtx {
         self.recorder.done.borrow().clone()
     }
 
+    /// What [`Ctx::settings`] finds from now on; an empty object before.
+    pub fn set_settings(&self, settings: Value) {
+        self.recorder.settings.borrow_mut().0 = settings;
+    }
+
     /// Answers the requests that are sent from now on, in the place of servers. Where nothing answers, each request is an
     /// error.
     pub fn on_http(&self, answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) {
@@ -195,7 +200,17 @@ struct Recorder {
     done: RefCell<Vec<String>>,
     requests: RefCell<Vec<Request>>,
     server: RefCell<Option<Server>>,
+    settings: RefCell<Settings>,
     abort: Arc<Abort>,
+}
+
+/// A JSON object.
+struct Settings(Value);
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self(Value::Object(serde_json::Map::new()))
+    }
 }
 
 impl Recorder {
@@ -244,6 +259,10 @@ impl Host for Recorder {
 
     fn secret(&self, name: &str) -> Result<String, Error> {
         Ok(format!("rouse-secret-{name}"))
+    }
+
+    fn settings(&self) -> Vec<u8> {
+        self.settings.borrow().0.to_string().into_bytes()
     }
 
     fn http<'a>(&'a self, request: &'a Request) -> Answer<'a> {

@@ -36,7 +36,7 @@ pub mod bindings {
 }
 
 pub use bindings::exports::rouse::handler::handlers::{Failure, Guest, JobInfo};
-use bindings::rouse::handler::{context, retry, secrets, steps};
+use bindings::rouse::handler::{context, retry, secrets, settings, steps};
 use bindings::wasi::clocks::monotonic_clock;
 use bindings::wasi::io::poll::{self, Pollable};
 
@@ -168,6 +168,10 @@ impl Host for Imports {
     fn secret(&self, name: &str) -> crate::Result<String> {
         secrets::get(name)
             .map_err(|secrets::SecretError::NotGranted(why)| Error::permanent(why).kind("denied"))
+    }
+
+    fn settings(&self) -> Vec<u8> {
+        settings::all()
     }
 
     fn http<'a>(&'a self, request: &'a crate::http::Request) -> Answer<'a> {

@@ -206,21 +206,31 @@ fn is_word(word: &str) -> bool {
 
 fn words(value: &Expr) -> syn::Result<Vec<String>> {
     let Expr::Array(ExprArray { elems, .. }) = value else {
-        let why = "expected a list, for instance [\"dir\"]";
+        let why = "expected a list, for instance [\"dirs:/photos\"]";
         return Err(syn::Error::new(value.span(), why));
     };
     elems
         .iter()
         .map(|element| {
             let literal = text(element)?;
-            if is_word(&literal.value()) {
+            if is_capability(&literal.value()) {
                 Ok(literal.value())
             } else {
-                let why = "a capability is one word of a-z, 0-9, _ and -, for instance \"dir\"";
+                let why = "a capability is one word of a-z, 0-9, _ and -, and may say which one behind a colon, for instance \"dirs:/photos\"";
                 Err(syn::Error::new(literal.span(), why))
             }
         })
         .collect()
+}
+
+fn is_capability(text: &str) -> bool {
+    match text.split_once(':') {
+        None => is_word(text),
+        Some((word, which)) => {
+            let fits = |c: char| (c.is_ascii_graphic() || c == ' ') && c != '"' && c != '\\';
+            is_word(word) && !which.is_empty() && which.chars().all(fits)
+        }
+    }
 }
 
 /// True for `"reuse"`, false for `"fresh"`.

@@ -14,7 +14,7 @@ fn every_option_is_read() {
         name = "a.b-c_d", version = "2", description = "does it", max_attempts = 7,
         initial_backoff = "1s", max_backoff = "1m", multiplier = 3, jitter = 0.5,
         lease = "2m", timeout = "1h", grace = "500ms", concurrency = 2, instances = "reuse",
-        capabilities = ["dir", "http"],
+        capabilities = ["dirs", "http:*.example.com"],
     })
     .expect("all of them are right");
     assert_eq!(options.name, "a.b-c_d");
@@ -30,7 +30,7 @@ fn every_option_is_read() {
     assert_eq!(options.grace_ms, Some(500));
     assert_eq!(options.concurrency, Some(2));
     assert!(options.reuse);
-    assert_eq!(options.capabilities, ["dir", "http"]);
+    assert_eq!(options.capabilities, ["dirs", "http:*.example.com"]);
 }
 
 #[test]
@@ -67,7 +67,8 @@ fn a_value_of_the_wrong_kind_says_what_is_expected() {
     assert!(why(quote!(name = "a", max_attempts = "3")).contains("1 or more"));
     assert!(why(quote!(name = "a", max_attempts = -1)).contains("1 or more"));
     assert!(why(quote!(name = "a", multiplier = 0.5)).contains("from 1 to"));
-    assert!(why(quote!(name = "a", capabilities = "dir")).contains("[\"dir\"]"));
+    assert!(why(quote!(name = "a", capabilities = "dir")).contains("[\"dirs:/photos\"]"));
+    assert!(why(quote!(name = "a", capabilities = ["dirs:"])).contains("behind a colon"));
     assert!(why(quote!(name = "a", capabilities = ["a b"])).contains("one word"));
     assert!(why(quote!(name = "a", instances = "many")).contains("\"reuse\" (many)"));
     assert!(why(quote!(name = "a", version = " ")).contains("empty"));
