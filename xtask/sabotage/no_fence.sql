@@ -13,6 +13,8 @@ BEGIN
     FOR f IN
         SELECT p.proname, pg_get_functiondef(p.oid) AS was
         FROM pg_proc AS p WHERE p.pronamespace = 'rouse'::regnamespace AND p.proname IN ('_settle', 'claim')
+          -- Those for older hosts call the others.
+          AND p.prolang <> (SELECT l.oid FROM pg_language AS l WHERE l.lanname = 'sql')
     LOOP
         now := replace(f.was, 'j.fence = s.fence', 'true');
         now := replace(now, '(p_worker IS NULL OR j.worker = p_worker)', 'true');

@@ -56,6 +56,10 @@ pub(super) struct Args {
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
 
+    /// Less than the handler may do, for instance {"http": ["api.example.com"], "memory_mb": 32}; default: all of it
+    #[arg(long, value_name = "JSON")]
+    grants: Option<String>,
+
     /// Print {"id": …}
     #[arg(long)]
     json: bool,
@@ -77,6 +81,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             max_attempts: args.max_attempts,
             unique_key: args.unique_key,
             tags: args.tags,
+            grants: args.grants,
         })
         .await?;
     if args.json {

@@ -67,7 +67,7 @@ impl Store {
             .await?;
         let mut adopted = Adopted::default();
         for row in &rows {
-            match row.get::<_, Option<&str>>(12) {
+            match row.get::<_, Option<&str>>(13) {
                 None => adopted.claimed.push(ClaimedJob::from_row(row, fence)?),
                 Some(became) => adopted.lost.push(LostJob {
                     id: JobId(row.get(0)),
@@ -75,7 +75,7 @@ impl Store {
                     attempt: Attempt(row.get(3)),
                     lost: row.get(4),
                     has_failed: became == State::Failed.as_str(),
-                    after: Duration::from_millis(row.get::<_, i64>(13).try_into().unwrap_or(0)),
+                    after: Duration::from_millis(row.get::<_, i64>(14).try_into().unwrap_or(0)),
                 }),
             }
         }

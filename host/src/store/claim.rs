@@ -50,6 +50,8 @@ pub struct ClaimedJob {
     /// What this attempt may use instead of the handler's own limit, bytes: an earlier one ran out of
     /// memory.
     pub memory_bytes: Option<u64>,
+    /// What the job leaves of the grants of its handler, JSON; none: all.
+    pub grants: Option<JsonText>,
 }
 
 impl ClaimedJob {
@@ -72,6 +74,7 @@ impl ClaimedJob {
             memory_bytes: row
                 .try_get::<_, Option<i64>>(11)?
                 .and_then(|bytes| u64::try_from(bytes).ok()),
+            grants: row.try_get(12)?,
         })
     }
 }

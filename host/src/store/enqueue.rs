@@ -28,6 +28,8 @@ pub struct Enqueue {
     pub unique_key: Option<String>,
     /// Tags that its worker must have.
     pub tags: Vec<String>,
+    /// What it leaves of the grants of its handler, JSON; none: all.
+    pub grants: Option<String>,
 }
 
 impl Store {
@@ -49,6 +51,7 @@ impl Store {
                     (&job.max_attempts, Type::INT4),
                     (&job.unique_key, Type::TEXT),
                     (&job.tags, Type::TEXT_ARRAY),
+                    (&job.grants.clone().map(JsonText), Type::JSONB),
                 ],
             )
             .await?;

@@ -14,9 +14,9 @@ use super::middleware::{AttemptInfo, Next};
 use super::policy::Policy;
 use super::settler::{Ended, Unsettled};
 use crate::job::{
-    AttemptError, ErrorKind, Fence, JobId, Outcome, RetryPolicy, RunEnd, Tries, decide,
+    AttemptError, ErrorKind, Fence, JobId, Outcome, RetryPolicy, RunEnd, State, Tries, decide,
 };
-use crate::sandbox::{AbortHandle, BootTime, Handler, JobInput, Run};
+use crate::sandbox::{AbortHandle, BootTime, Handler, JobInput, Narrowing, Run};
 use crate::store::{ClaimedJob, Fate, JsonText, Lane, Ran, Settlement};
 
 /// A job, as it came from the database.
@@ -105,7 +105,23 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) {
             return settle(shared, &claim, meters, None, outcome).await;
         }
     };
-    let policy = Policy::resolve(&handler.manifest, &shared.settings.overrides);
+    let mut policy = Policy::resolve(&handler.manifest, &shared.settings.overrides);
+    let handler = match narrow(&handler, &claim.job, &mut policy) {
+        Ok(narrowed) => narrowed.unwrap_or(handler),
+        Err(why) => {
+            let meters = shared.meters.of(&handler.manifest.name);
+            let error = AttemptError::new(ErrorKind::Denied, why);
+            let state = State::Failed;
+            return settle(
+                shared,
+                &claim,
+                meters,
+                None,
+                Outcome::Ended { state, error },
+            )
+            .await;
+        }
+    };
     let meters = shared.meters.of(&handler.manifest.name);
     let started_after = claim.received.elapsed();
     let run = sandbox_run(shared, &mut claim, &handler, &policy, &meters).await;
@@ -125,6 +141,23 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) {
         ran,
     });
     settle(shared, &claim, meters, started, outcome).await;
+}
+
+/// The handler with what the job leaves of its grants, limits and time; none: all of it.
+///
+/// # Errors
+/// Why nothing of it may run: what this host does not understand may take away anything.
+fn narrow(
+    handler: &Handler,
+    job: &ClaimedJob,
+    policy: &mut Policy,
+) -> Result<Option<Arc<Handler>>, String> {
+    let Some(JsonText(grants)) = &job.grants else {
+        return Ok(None);
+    };
+    let left = Narrowing::parse(grants)?;
+    policy.timeout = left.timeout(policy.timeout);
+    Ok(Some(handler.narrowed(&left)))
 }
 
 /// When an attempt really started, and what it has used.

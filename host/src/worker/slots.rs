@@ -215,6 +215,7 @@ mod tests {
                 claimed_at: SystemTime::UNIX_EPOCH,
                 payload: JsonText("{}".into()),
                 memory_bytes: None,
+                grants: None,
             },
             lane: Arc::new(Lane {
                 seq: 1,

@@ -32,6 +32,7 @@ fn job(lane: i64, turn: i64) -> ClaimedJob {
         claimed_at: SystemTime::UNIX_EPOCH,
         payload: JsonText("{}".into()),
         memory_bytes: None,
+        grants: None,
     }
 }
 
