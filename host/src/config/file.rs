@@ -1,11 +1,13 @@
 //! `rouse.toml` as written.
 
 mod checks;
+mod dir_table;
 mod duration;
 mod handler_table;
 mod http_table;
 mod limits_table;
 mod modules;
+mod own_settings;
 mod secret_table;
 mod settings;
 
@@ -313,6 +315,24 @@ mod tests {
     }
 
     #[test]
+    fn variables_and_settings_of_the_most_specific_table_that_has_any_count() {
+        let file = read(
+            "[handlers.\"*\".env]\nA = \"1\"\n[handlers.\"*\".settings]\nwide = true\n\
+             [handlers.\"image.*\"]\nfine_clocks = true\n\
+             [handlers.\"image.*\".settings]\nat = 2026-01-01\nlist = [1, 2.5]\n[handlers.\"image.*\".settings.deep]\nx = \"y\"",
+        )
+        .unwrap();
+        let sandbox = file.sandbox(Path::new("."), 4);
+        assert_eq!(sandbox.env["*"]["A"], "1");
+        assert!(!sandbox.env.contains_key("image.*"));
+        assert_eq!(
+            sandbox.handler_settings["image.*"],
+            serde_json::json!({"at": "2026-01-01", "list": [1, 2.5], "deep": {"x": "y"}})
+        );
+        assert_eq!(sandbox.fine_clocks, ["image.*"]);
+    }
+
+    #[test]
     fn a_mistake_is_named_with_its_key() {
         for (text, part) in [
             ("quues = [\"a\"]", "quues"),
@@ -364,6 +384,18 @@ mod tests {
                 "[handlers.x]\ndirs = [{ dir = \"a\", at = \"/a\", mode = \"append\" }]",
                 "append",
             ),
+            (
+                "[handlers.x]\ndirs = [{ dir = \"a\", at = \"/a\", bytes_max = 5 }]",
+                "mode = \"read-write\"",
+            ),
+            (
+                "[[handlers.x.dirs]]\ndir = \"a\"\nat = \"/a\"\nmode = \"read-write\"\nfiles_max = 0",
+                "files_max",
+            ),
+            ("[handlers.x.env]\n\"A=B\" = \"c\"", "A=B"),
+            ("[handlers.x.env]\nA = 1", "string"),
+            ("[handlers.x.settings]\na = nan", "JSON cannot say"),
+            ("[handlers.x]\nsettings = 1", "settings"),
         ] {
             let message = read(text).unwrap_err();
             assert!(message.contains(part), "{text}: {message}");

@@ -12,7 +12,7 @@ use crate::cli::compile_module::with_compiler;
 use crate::cli::host::HANDLERS_DIR;
 use crate::cli::text::plain;
 use crate::config::{Environment, File};
-use crate::sandbox::{Catalog, Handler, HandlerSet, Sandbox};
+use crate::sandbox::{Capability, Catalog, Handler, HandlerSet, Missing, Sandbox};
 use crate::worker::{Overrides, Policy};
 
 /// Options of `rouse handlers` without a command.
@@ -67,11 +67,21 @@ impl Folder {
             "grace_ms": policy.grace.as_millis(),
             "max_attempts": policy.retry.max_attempts,
             "instances": if handler.reuses { "reuse" } else { "fresh" },
-            "capabilities": manifest.capabilities,
+            "asked": words(&manifest.capabilities),
+            "granted": words(&handler.held()),
+            "missing": handler.missing().iter().map(missing).collect::<Vec<_>>(),
             "input_schema": manifest.input_schema,
             "output_schema": manifest.output_schema,
         })
     }
+}
+
+fn words(capabilities: &[Capability]) -> Vec<String> {
+    capabilities.iter().map(Capability::to_string).collect()
+}
+
+fn missing(missing: &Missing) -> Value {
+    json!({"what": missing.what.to_string(), "lines": missing.lines})
 }
 
 /// Lists; exit 1 when a file is refused.
@@ -119,7 +129,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
             handler.module.file.clone(),
             humantime::format_duration(policy.timeout).to_string(),
             policy.retry.max_attempts.to_string(),
-            plain(&manifest.capabilities.join(", ")),
+            plain(&words(&manifest.capabilities).join(", ")),
             plain(manifest.description.lines().next().unwrap_or_default()),
         ]);
     }

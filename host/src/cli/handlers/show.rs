@@ -14,6 +14,7 @@ use crate::cli::host::HANDLERS_DIR;
 use crate::cli::invoke::unknown;
 use crate::cli::target::{Target, seen};
 use crate::cli::text::{digest, plain, words};
+use crate::sandbox::{Handler, Missing};
 
 /// Neither a worker nor the folder has it, and nothing waits for it.
 const EXIT_UNKNOWN: u8 = 3;
@@ -45,7 +46,7 @@ pub(super) struct Args {
 
 /// Shows it.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let (on, waiting, manifest) = match &args.folder {
+    let (on, waiting, here) = match &args.folder {
         None => {
             let (on, waiting) = fleet(&args).await?;
             (on, waiting, beside(&args).await)
@@ -56,10 +57,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
                 eprintln!("{}", unknown(&args.name, dir, &folder.handlers));
                 return Ok(ExitCode::from(EXIT_UNKNOWN));
             };
-            (Vec::new(), Vec::new(), Some(folder.manifest(handler)))
+            (Vec::new(), Vec::new(), Some(Here::of(&folder, handler)))
         }
     };
-    if on.is_empty() && waiting.is_empty() && manifest.is_none() {
+    if on.is_empty() && waiting.is_empty() && here.is_none() {
         eprintln!(
             "rouse: nobody has a handler {}, and nothing waits for it (`rouse handlers ls`)",
             plain(&args.name)
@@ -67,6 +68,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(EXIT_UNKNOWN));
     }
     if args.json {
+        let manifest = here.map(|here| here.manifest);
         println!(
             "{}",
             json!({"handler": args.name, "on": on, "waiting": waiting, "manifest": manifest})
@@ -83,11 +85,30 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !waiting.is_empty() {
         parts.push(format!("waiting\n{}", backlog(&waiting)));
     }
-    if let Some(manifest) = &manifest {
-        parts.push(format!("manifest\n{}", shown(manifest)));
+    if let Some(here) = &here {
+        parts.push(format!("manifest\n{}", shown(&here.manifest)));
+        if !here.lines.is_empty() {
+            parts.push(format!("these lines in rouse.toml would grant what is missing, with your values for …\n\n{}", here.lines));
+        }
     }
     println!("{}", parts.join("\n\n"));
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a folder has of the handler.
+struct Here {
+    manifest: Value,
+    /// Of `rouse.toml`, for what is missing.
+    lines: String,
+}
+
+impl Here {
+    fn of(folder: &Folder, handler: &Handler) -> Self {
+        Self {
+            manifest: folder.manifest(handler),
+            lines: Missing::lines(&handler.missing()),
+        }
+    }
 }
 
 /// The workers that have it, and what waits for it.
@@ -100,7 +121,7 @@ async fn fleet(args: &Args) -> anyhow::Result<(Vec<Value>, Vec<Value>)> {
 
 /// What the module of the usual folder says of it; none: there is no such folder, it does not have it, or it cannot be
 /// opened. That is told, and does not keep the fleet from being shown.
-async fn beside(args: &Args) -> Option<Value> {
+async fn beside(args: &Args) -> Option<Here> {
     let dir = Path::new(HANDLERS_DIR);
     if !dir.is_dir() {
         return None;
@@ -108,7 +129,7 @@ async fn beside(args: &Args) -> Option<Value> {
     match Folder::open(dir, args.config.as_deref()).await {
         Ok(folder) => {
             let handler = folder.handlers.get(&args.name)?;
-            Some(folder.manifest(handler))
+            Some(Here::of(&folder, handler))
         }
         Err(error) => {
             eprintln!("rouse: no manifest is shown, as {HANDLERS_DIR} cannot be opened: {error:#}");
@@ -138,7 +159,19 @@ fn shown(manifest: &Value) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     for (key, value) in manifest.as_object().into_iter().flatten() {
-        table.add_row([key.clone(), cell(value)]);
+        let value = match key.as_str() {
+            "asked" | "granted" => words(value),
+            "missing" => {
+                let names = value
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .map(|one| &one["what"]);
+                words(&names.cloned().collect())
+            }
+            _ => cell(value),
+        };
+        table.add_row([key.clone(), value]);
     }
     table.trim_fmt()
 }

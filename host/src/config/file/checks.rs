@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::own_settings::check_env;
 use super::{File, check_worker_id};
 use crate::job::is_pattern;
 use crate::sandbox;
@@ -104,6 +105,12 @@ impl File {
             }
             let name = |key: &str| format!("handlers.\"{handler}\".{key}");
             table.limits.check(&name("limits"), &everyone)?;
+            for dir in &table.dirs {
+                dir.check(&name("dirs"))?;
+            }
+            if let Some(env) = &table.env {
+                check_env(env).map_err(|why| name("env") + ": " + &why)?;
+            }
             for http in &table.http {
                 http.check().map_err(|why| name("http") + ": " + &why)?;
             }

@@ -1,11 +1,13 @@
 //! `[handlers."…"]`: what an operator sets for a handler, or for all that fit a pattern.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::dir_table::DirTable;
 use super::limits_table::LimitsTable;
+use super::own_settings::OwnSettings;
 use crate::sandbox::Instances;
 use crate::worker::Override;
 
@@ -40,28 +42,13 @@ pub(super) struct HandlerTable {
     pub(super) http: Vec<HttpTable>,
     #[serde(default)]
     pub(super) secrets: Vec<SecretUseTable>,
-}
-
-/// A directory that is granted.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct DirTable {
-    /// The directory on this machine; relative to the folder of `rouse.toml`.
-    pub(super) dir: PathBuf,
-    /// Where the handler sees it.
-    pub(super) at: String,
+    /// Variables of its environment; those of the host are never there.
+    pub(super) env: Option<BTreeMap<String, String>>,
+    /// What it is told through `settings`.
+    pub(super) settings: Option<OwnSettings>,
+    /// True: its clocks are as fine as the machine's.
     #[serde(default)]
-    pub(super) mode: ModeWord,
-}
-
-/// What may be done in it.
-#[derive(Debug, Default, Deserialize)]
-pub(super) enum ModeWord {
-    #[default]
-    #[serde(rename = "read")]
-    Read,
-    #[serde(rename = "read-write")]
-    ReadWrite,
+    pub(super) fine_clocks: bool,
 }
 
 impl HandlerTable {

@@ -1,12 +1,14 @@
 //! From what is written to the settings of worker and sandbox, with their defaults.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::File;
-use super::handler_table::{HandlerTable, ModeWord};
+use super::dir_table::DirTable;
+use super::handler_table::HandlerTable;
 use super::http_table::HttpTable;
 use super::secret_table::SecretUseTable;
-use crate::sandbox::{self, Grant, Grants, HttpSettings, LimitsSet, Mode};
+use crate::sandbox::{self, Grants, HttpSettings, LimitsSet};
 use crate::worker::{self, Overrides};
 
 impl File {
@@ -53,20 +55,17 @@ impl File {
             .collect()
     }
 
+    /// What some handlers have, by name or pattern.
+    fn of_handlers<T>(&self, of: impl Fn(&HandlerTable) -> Option<T>) -> BTreeMap<String, T> {
+        let all = self.handlers.iter();
+        all.filter_map(|(handler, table)| Some((handler.clone(), of(table)?)))
+            .collect()
+    }
+
     /// The sandbox's settings, but for the secrets. `folder` is where relative directories start.
     pub fn sandbox(&self, folder: &Path, slots: usize) -> sandbox::Settings {
         let default = sandbox::Settings::default();
-        let grants = self.handlers.iter().flat_map(|(handler, table)| {
-            table.dirs.iter().map(|dir| Grant {
-                handler: handler.clone(),
-                dir: folder.join(&dir.dir),
-                at: dir.at.clone(),
-                mode: match dir.mode {
-                    ModeWord::Read => Mode::Read,
-                    ModeWord::ReadWrite => Mode::ReadWrite,
-                },
-            })
-        });
+        let dir = |dir: &DirTable, handler: &str| dir.grant(handler, folder);
         let set = self.limits.set();
         sandbox::Settings {
             attempts_max: slots,
@@ -79,7 +78,15 @@ impl File {
                 .filter(|(_, set)| *set != LimitsSet::default())
                 .collect(),
             memory_bytes_total_max: self.memory_total_mb.map(|mb| mb << 20),
-            grants: Grants(grants.collect()),
+            grants: Grants(self.by_handler(|table| &table.dirs, dir)),
+            env: self.of_handlers(|table| table.env.clone()),
+            handler_settings: self.of_handlers(|table| table.settings.clone().map(|own| own.0)),
+            fine_clocks: self
+                .handlers
+                .iter()
+                .filter(|(_, table)| table.fine_clocks)
+                .map(|(handler, _)| handler.clone())
+                .collect(),
             http_grants: self.by_handler(|table| &table.http, HttpTable::grant),
             http: HttpSettings {
                 requests_max: self.http_requests_max.unwrap_or(default.http.requests_max),
