@@ -19,6 +19,7 @@ use super::instance::{Instance, Serves};
 use super::limits::{TABLE_ELEMENTS, WASM_STACK_BYTES_MAX};
 use super::memory::MemoryBudget;
 use super::pool::Machine;
+use super::quota::Ledgers;
 use super::state::AttemptState;
 use super::ticker::Ticker;
 use super::{Settings, bindings};
@@ -73,6 +74,7 @@ pub struct Sandbox {
     pub(super) idle: Arc<Idle<Serves, Instance>>,
     pub(super) cache: Option<CodeCache>,
     pub(super) net: Arc<Net>,
+    pub(super) ledgers: Ledgers,
     attempts_max: usize,
     /// Where less is free, nothing new is claimed.
     memory_spare_bytes: usize,
@@ -124,6 +126,7 @@ impl Sandbox {
             idle: Idle::new(idle_max(attempts_max, &settings)),
             net: Net::new(settings.http.clone())?,
             settings,
+            ledgers: Ledgers::default(),
             budget: MemoryBudget::new(size.memory_bytes_total_max),
             memory_spare_bytes: size.memory_bytes_total_max / MEMORY_SPARE_SHARE,
             attempts: Semaphore::new(attempts_max),
@@ -277,6 +280,12 @@ fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
         })
         .and_then(|()| {
             bindings::rouse::handler::retry::add_to_linker::<_, HasSelf<AttemptState>>(
+                &mut linker,
+                |state| state,
+            )
+        })
+        .and_then(|()| {
+            bindings::rouse::handler::settings::add_to_linker::<_, HasSelf<AttemptState>>(
                 &mut linker,
                 |state| state,
             )

@@ -1,13 +1,21 @@
-//! What handlers may use: directories, servers, secrets.
+//! What handlers may use: directories, servers, secrets, variables, settings, clocks.
 
+mod granted;
 mod http;
+pub(super) mod lines;
+mod missing;
+mod narrowing;
 mod secrets;
 
 use std::path::PathBuf;
 
 use crate::job::pattern_covers;
 
+pub(super) use self::granted::Granted;
 pub use self::http::{Host, HostPattern, HttpGrant, HttpScheme};
+pub use self::missing::Missing;
+pub(super) use self::missing::{held, missing};
+pub use self::narrowing::Narrowing;
 pub use self::secrets::{Secret, SecretGrant, Secrets};
 
 /// Whether a handler may change what is in a directory.
@@ -17,6 +25,36 @@ pub enum Mode {
     Read,
     /// Read, create, change and delete.
     ReadWrite,
+}
+
+impl Mode {
+    /// As in `rouse.toml`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::ReadWrite => "read-write",
+        }
+    }
+
+    /// The path and, where one stands behind it, the mode: `/out:read-write`.
+    pub(super) fn split(text: &str) -> (&str, Option<Self>) {
+        [Self::Read, Self::ReadWrite]
+            .into_iter()
+            .find_map(|mode| {
+                let path = text.strip_suffix(mode.as_str())?.strip_suffix(':')?;
+                Some((path, Some(mode)))
+            })
+            .unwrap_or((text, None))
+    }
+}
+
+/// How much a directory may hold before its handlers can make nothing larger in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quota {
+    /// The sizes of its files together, bytes.
+    pub bytes_max: u64,
+    /// Files, directories and links in it and beneath.
+    pub files_max: u64,
 }
 
 /// One directory, given to one handler or to a family of handlers.
@@ -31,6 +69,8 @@ pub struct Grant {
     pub at: String,
     /// Whether the guest may change what is in it.
     pub mode: Mode,
+    /// How much it may hold; none: as much as the disk does.
+    pub quota: Option<Quota>,
 }
 
 /// All grants of a host. Nothing is granted that is not in this list.

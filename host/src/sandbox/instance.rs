@@ -49,20 +49,19 @@ impl Sandbox {
         of: OfAttempt,
         memory_bytes: Option<usize>,
     ) -> Result<Instance, String> {
-        let grants = &handler.grants;
         // One that was kept has the usual memory.
         if memory_bytes.is_none()
             && let Some(mut kept) = self.kept(handler, tenant)
         {
             let state = kept.store.data_mut();
-            state.next(grants, of)?;
+            state.next(of)?;
             limits::begin(&mut kept.store);
             return Ok(kept);
         }
         let mut limits = handler.limits.clone();
         limits.memory_bytes = limits.memory_bytes_of(memory_bytes);
         let limiter = AttemptLimiter::new(&limits, self.budget.clone());
-        let state = AttemptState::new(grants, &limits, limiter, of)?;
+        let state = AttemptState::new(handler.granted.clone(), &limits, limiter, of)?;
         let mut store = Store::new(&self.engine, state);
         limits::limit(&mut store, &limits);
         Ok(Instance {

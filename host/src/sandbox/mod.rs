@@ -19,6 +19,7 @@ mod abort;
 mod bindings;
 mod boottime;
 mod capability;
+mod clocks;
 mod end;
 mod journal;
 mod limits;
@@ -35,6 +36,7 @@ mod grants;
 mod load;
 mod manifest;
 mod pin;
+mod quota;
 
 pub use abort::AbortHandle;
 pub use boottime::BootTime;
@@ -43,12 +45,13 @@ pub use catalog::{Catalog, Handler, HandlerSet, Refusal};
 pub use compile::{CompilerLimits, compile_stdin};
 pub use engine::Sandbox;
 pub use grants::{
-    Grant, Grants, Host, HostPattern, HttpGrant, HttpScheme, Mode, Secret, SecretGrant, Secrets,
+    Grant, Grants, Host, HostPattern, HttpGrant, HttpScheme, Missing, Mode, Narrowing, Quota,
+    Secret, SecretGrant, Secrets,
 };
 pub use journal::{Journal, Waiting};
 pub use limits::{Limits, LimitsSet};
 pub use load::{CodeFrom, Digest, Module};
-pub use manifest::{HandlerManifest, Instances, Manifest};
+pub use manifest::{Capability, HandlerManifest, Instances, Manifest};
 pub use meter::Meter;
 pub use pin::{Lock, Pin, PublicKey, SigningKey, lock_line};
 pub use run::{JobInput, Run};

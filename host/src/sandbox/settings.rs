@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::{
     CompilerLimits, Grants, HttpGrant, HttpSettings, Instances, Limits, LimitsSet, Pin,
     SecretGrant, Secrets,
@@ -43,6 +45,13 @@ pub struct Settings {
     pub module_bytes_max: usize,
     /// Which directories handlers may use. Default: none.
     pub grants: Grants,
+    /// Variables of their environment, by handler name or pattern, of which the most specific one counts. Default: none.
+    pub env: BTreeMap<String, BTreeMap<String, String>>,
+    /// What handlers are told through `settings`, JSON objects, by handler name or pattern, of which the most specific one
+    /// counts. Default: none.
+    pub handler_settings: BTreeMap<String, Value>,
+    /// Which handlers, by name or pattern, have clocks as fine as the machine's. Default: none.
+    pub fine_clocks: Vec<String>,
     /// Which requests handlers may send. Default: none.
     pub http_grants: Vec<HttpGrant>,
     /// What holds for all requests.
@@ -117,6 +126,9 @@ impl Default for Settings {
             memory_bytes_total_max: None,
             module_bytes_max: MODULE_BYTES_MAX,
             grants: Grants::default(),
+            env: BTreeMap::new(),
+            handler_settings: BTreeMap::new(),
+            fine_clocks: Vec::new(),
             http_grants: Vec::new(),
             http: HttpSettings::default(),
             secrets: Secrets::default(),

@@ -7,16 +7,21 @@ use wasmtime_wasi::filesystem::WasiFilesystemCtxView;
 use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use wasmtime_wasi_http::WasiHttpCtx;
 
-use super::capability::{FIELDS_BYTES_MAX, GuestLog, GuestOutput, Http, Steps, Stream};
+use super::capability::{FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, Http, Steps, Stream};
+use super::clocks::Clock;
+use super::grants::Granted;
 use super::memory::AttemptLimiter;
 use super::meter::Meter;
-use super::{AbortHandle, Grant, Limits, Mode};
+use super::{AbortHandle, Limits, Mode};
 
 /// What the host keeps beside one running instance.
 pub(super) struct AttemptState {
     /// None until the guest asks for something of WASI: most never do, and it costs as much as
     /// the rest of this.
     wasi: Option<WasiCtx>,
+    pub(super) granted: Arc<Granted>,
+    /// Which descriptors of the guest lie in directories with a quota.
+    fds: Fds,
     pub(super) table: ResourceTable,
     pub(super) limiter: AttemptLimiter,
     /// Of one request for random numbers.
@@ -53,13 +58,13 @@ pub(super) struct Panic {
 }
 
 impl AttemptState {
-    /// Opens the granted directories, and nothing else: no environment, no arguments, no
-    /// standard input, no sockets. Clocks and random numbers are there for everyone.
+    /// Opens the granted directories, and nothing else: no arguments, no standard input, no sockets, and of an environment only
+    /// what is granted. Coarse clocks and random numbers are there for everyone.
     ///
     /// # Errors
     /// When a granted directory cannot be opened.
     pub(super) fn new(
-        grants: &[Grant],
+        granted: Arc<Granted>,
         limits: &Limits,
         mut limiter: AttemptLimiter,
         of: OfAttempt,
@@ -76,7 +81,9 @@ impl AttemptState {
         http_fields.set_field_size_limit(FIELDS_BYTES_MAX);
         Ok(Self {
             meter,
-            wasi: prepared(grants, &log, limits.random_bytes)?,
+            wasi: prepared(&granted, &log, limits.random_bytes)?,
+            granted,
+            fds: Fds::default(),
             random_bytes: limits.random_bytes,
             table: ResourceTable::new(),
             limiter,
@@ -96,7 +103,7 @@ impl AttemptState {
     ///
     /// # Errors
     /// When a granted directory cannot be opened.
-    pub(super) fn next(&mut self, grants: &[Grant], of: OfAttempt) -> Result<(), String> {
+    pub(super) fn next(&mut self, of: OfAttempt) -> Result<(), String> {
         let OfAttempt {
             meter,
             abort,
@@ -106,7 +113,8 @@ impl AttemptState {
         } = of;
         self.limiter.tell(meter.clone());
         self.meter = meter;
-        self.wasi = prepared(grants, &log, self.random_bytes)?;
+        self.wasi = prepared(&self.granted, &log, self.random_bytes)?;
+        self.fds = Fds::default();
         self.abort = abort;
         self.log = log;
         self.panic = None;
@@ -121,31 +129,35 @@ impl AttemptState {
 /// Directories are opened before the guest runs, so that what is missing can be named; without any,
 /// nothing is made yet.
 fn prepared(
-    grants: &[Grant],
+    granted: &Granted,
     log: &Arc<GuestLog>,
     random_bytes: u64,
 ) -> Result<Option<WasiCtx>, String> {
-    match grants {
-        [] => Ok(None),
-        grants => granted(wasi(log, random_bytes), grants).map(Some),
+    match granted.dirs.is_empty() {
+        true => Ok(None),
+        false => with_dirs(wasi(granted, log, random_bytes), granted).map(Some),
     }
 }
 
-/// What everyone has: clocks, random numbers, and standard streams that end in the log.
-fn wasi(log: &Arc<GuestLog>, random_bytes: u64) -> WasiCtxBuilder {
+/// All but directories: clocks, random numbers, granted variables, and standard streams that end in the log.
+fn wasi(granted: &Granted, log: &Arc<GuestLog>, random_bytes: u64) -> WasiCtxBuilder {
+    let clock = Clock::new(granted.fine_clocks);
     let mut wasi = WasiCtx::builder();
     wasi.allow_tcp(false)
         .allow_udp(false)
         .allow_ip_name_lookup(false)
         .max_random_size(random_bytes)
+        .wall_clock(clock)
+        .monotonic_clock(clock)
+        .envs(&granted.env)
         .stdout(GuestOutput::new(log.clone(), Stream::Output))
         .stderr(GuestOutput::new(log.clone(), Stream::Error));
     wasi
 }
 
 /// The same with granted directories.
-fn granted(mut wasi: WasiCtxBuilder, grants: &[Grant]) -> Result<WasiCtx, String> {
-    for grant in grants {
+fn with_dirs(mut wasi: WasiCtxBuilder, granted: &Granted) -> Result<WasiCtx, String> {
+    for (grant, _) in &granted.dirs {
         let perms = match grant.mode {
             Mode::Read => FsPerms::ReadOnly,
             Mode::ReadWrite => FsPerms::ReadWrite,
@@ -164,27 +176,25 @@ fn granted(mut wasi: WasiCtxBuilder, grants: &[Grant]) -> Result<WasiCtx, String
 }
 
 impl AttemptState {
-    /// The files of the guest, and where their denials are noted.
-    pub(super) fn files(&mut self) -> (WasiFilesystemCtxView<'_>, &mut Option<String>) {
-        let log = &self.log;
+    /// The files of the guest, with what is known of its descriptors, and where their denials are noted.
+    pub(super) fn files(&mut self) -> (WasiFilesystemCtxView<'_>, &mut Fds, &mut Option<String>) {
         let wasi = self
             .wasi
-            .get_or_insert_with(|| wasi(log, self.random_bytes).build());
+            .get_or_insert_with(|| wasi(&self.granted, &self.log, self.random_bytes).build());
         let files = WasiFilesystemCtxView {
             ctx: wasi.filesystem(),
             table: &mut self.table,
         };
-        (files, &mut self.denial)
+        (files, &mut self.fds, &mut self.denial)
     }
 }
 
 impl WasiView for AttemptState {
     fn ctx(&mut self) -> WasiCtxView<'_> {
-        let log = &self.log;
         WasiCtxView {
             ctx: self
                 .wasi
-                .get_or_insert_with(|| wasi(log, self.random_bytes).build()),
+                .get_or_insert_with(|| wasi(&self.granted, &self.log, self.random_bytes).build()),
             table: &mut self.table,
         }
     }

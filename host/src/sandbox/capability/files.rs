@@ -1,40 +1,57 @@
-//! `wasi:filesystem/types`: files in granted directories, unchangeable once the attempt has to stop.
+//! `wasi:filesystem`: files in granted directories, unchangeable once the attempt has to stop, and within the quota of their
+//! directory.
 //!
 //! wasmtime-wasi does the work; this stands before it so that an attempt which may have lost its
 //! lease changes nothing any more, not even through a stream that it opened before.
 
-use bytes::Bytes;
+mod fds;
+mod stream;
+
+use std::fs::File;
+use std::sync::Arc;
+
 use wasmtime::component::{HasData, Linker, Resource};
-use wasmtime_wasi::async_trait;
 use wasmtime_wasi::filesystem::WasiFilesystemCtxView;
+use wasmtime_wasi::p2::bindings::filesystem::preopens;
 use wasmtime_wasi::p2::bindings::filesystem::types::{
     Advice, Descriptor, DescriptorFlags, DescriptorStat, DescriptorType, DirectoryEntry,
     DirectoryEntryStream, ErrorCode, Filesize, Host, HostDescriptor, HostDirectoryEntryStream,
     MetadataHashValue, NewTimestamp, OpenFlags, PathFlags, add_to_linker,
 };
-use wasmtime_wasi::p2::{
-    DynInputStream, DynOutputStream, FsError, FsResult, OutputStream, Pollable, StreamError,
-    StreamResult,
-};
+use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
+use self::fds::InQuota;
+use self::stream::{Counted, GuardedStream};
+use super::GuestLog;
 use crate::sandbox::AbortHandle;
+use crate::sandbox::grants::Granted;
+use crate::sandbox::quota::{Charge, Size};
 use crate::sandbox::state::AttemptState;
+
+pub(in crate::sandbox) use self::fds::Fds;
 
 /// Puts the guard before the files that wasmtime-wasi has linked.
 pub(in crate::sandbox) fn guard_files(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
-    add_to_linker::<AttemptState, GuardedFiles>(linker, |state| {
-        state.meter.called();
-        let abort = state.abort.clone();
-        let (inner, denial) = state.files();
-        Files {
-            abort,
-            inner,
-            denial,
-        }
-    })?;
+    add_to_linker::<AttemptState, GuardedFiles>(linker, files)?;
+    preopens::add_to_linker::<AttemptState, GuardedFiles>(linker, files)?;
     linker.allow_shadowing(false);
     Ok(())
+}
+
+fn files(state: &mut AttemptState) -> Files<'_> {
+    state.meter.called();
+    let abort = state.abort.clone();
+    let (granted, log) = (state.granted.clone(), state.log.clone());
+    let (inner, fds, denial) = state.files();
+    Files {
+        abort,
+        granted,
+        log,
+        inner,
+        fds,
+        denial,
+    }
 }
 
 /// Both are the operator's to change, so the lines say what stands in rouse.toml.
@@ -49,7 +66,10 @@ impl HasData for GuardedFiles {
 
 struct Files<'a> {
     abort: AbortHandle,
+    granted: Arc<Granted>,
+    log: Arc<GuestLog>,
     inner: WasiFilesystemCtxView<'a>,
+    fds: &'a mut Fds,
     denial: &'a mut Option<String>,
 }
 
@@ -72,12 +92,78 @@ impl Files<'_> {
         done
     }
 
-    fn guard(&mut self, stream: Resource<DynOutputStream>) -> FsResult<Resource<DynOutputStream>> {
+    /// What is given back of a change that was counted. What came to nothing is not.
+    fn counted<T>(&mut self, charge: Option<Charge>, done: FsResult<T>) -> FsResult<T> {
+        if let (Err(_), Some(charge)) = (&done, charge) {
+            charge.undo();
+        }
+        self.noted(done)
+    }
+
+    /// Counts what is about to be made in the directory of this descriptor, where that has a quota.
+    fn charge(&self, fd: &Fd, more: Size) -> FsResult<Option<Charge>> {
+        match self.fds.of(fd) {
+            Some(quota) if more != Size::default() => {
+                let charge = quota.charge(more);
+                charge.map(Some).map_err(|()| no_space())
+            }
+            Some(_) | None => Ok(None),
+        }
+    }
+
+    /// By how much a file grows that reaches to here; nothing where its directory has no quota.
+    async fn growth(&mut self, fd: &Fd, end: Filesize) -> FsResult<Size> {
+        if self.fds.of(fd).is_none() {
+            return Ok(Size::default());
+        }
+        let about = HostDescriptor::stat(&mut self.inner, borrowed(fd)).await?;
+        Ok(Size::bytes(end.saturating_sub(about.size)))
+    }
+
+    /// The file behind a descriptor; none: it is a directory.
+    fn file(&self, fd: &Fd) -> FsResult<Option<Arc<File>>> {
+        Ok(match self.inner.table.get(fd)? {
+            Descriptor::File(file) => Some(file.file.clone()),
+            Descriptor::Dir(_) => None,
+        })
+    }
+
+    /// `position`: none, to the end of the file.
+    fn guard(
+        &mut self,
+        fd: &Fd,
+        stream: Resource<DynOutputStream>,
+        position: Option<Filesize>,
+    ) -> FsResult<Resource<DynOutputStream>> {
+        let counted = match (self.fds.of(fd), self.file(fd)?) {
+            (Some(quota), Some(file)) => Some(Counted::new(quota, file, position)),
+            (None, _) | (_, None) => None,
+        };
         let inner = self.inner.table.delete(stream)?;
         let abort = self.abort.clone();
-        let guarded: DynOutputStream = Box::new(GuardedStream { inner, abort });
+        let guarded: DynOutputStream = Box::new(GuardedStream {
+            inner,
+            abort,
+            counted,
+        });
         Ok(self.inner.table.push(guarded)?)
     }
+}
+
+/// Something in this directory may be smaller now.
+fn shrunk(quota: Option<&InQuota>) {
+    if let Some(quota) = quota {
+        quota.ledger.shrunk();
+    }
+}
+
+fn no_space() -> FsError {
+    ErrorCode::InsufficientSpace.into()
+}
+
+/// The same descriptor once more, for a call besides.
+fn borrowed(fd: &Fd) -> Fd {
+    Resource::new_borrow(fd.rep())
 }
 
 /// Methods that are handed on.
@@ -124,17 +210,6 @@ impl HostDescriptor for Files<'_> {
     }
 
     hand_on_changes! {
-        fn create_directory_at(fd: Fd, path: String) -> FsResult<()>;
-        fn link_at(
-            fd: Fd,
-            how: PathFlags,
-            path: String,
-            new_dir: Fd,
-            new_path: String
-        ) -> FsResult<()>;
-        fn remove_directory_at(fd: Fd, path: String) -> FsResult<()>;
-        fn rename_at(fd: Fd, path: String, new_dir: Fd, new_path: String) -> FsResult<()>;
-        fn set_size(fd: Fd, bytes: Filesize) -> FsResult<()>;
         fn set_times(fd: Fd, accessed: NewTimestamp, modified: NewTimestamp) -> FsResult<()>;
         fn set_times_at(
             fd: Fd,
@@ -143,9 +218,98 @@ impl HostDescriptor for Files<'_> {
             accessed: NewTimestamp,
             modified: NewTimestamp
         ) -> FsResult<()>;
-        fn symlink_at(fd: Fd, path: String, new_path: String) -> FsResult<()>;
-        fn unlink_file_at(fd: Fd, path: String) -> FsResult<()>;
-        fn write(fd: Fd, bytes: Vec<u8>, offset: Filesize) -> FsResult<Filesize>;
+    }
+
+    async fn create_directory_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
+        self.changes()?;
+        let charge = self.charge(&fd, Size::one_file())?;
+        let done = self.inner.create_directory_at(fd, path).await;
+        self.counted(charge, done)
+    }
+
+    async fn symlink_at(&mut self, fd: Fd, path: String, new_path: String) -> FsResult<()> {
+        self.changes()?;
+        let charge = self.charge(&fd, Size::one_file())?;
+        let done = self.inner.symlink_at(fd, path, new_path).await;
+        self.counted(charge, done)
+    }
+
+    /// A file with two names would be counted twice, or be gone with one of them: where there is a quota, there are none.
+    async fn link_at(
+        &mut self,
+        fd: Fd,
+        how: PathFlags,
+        path: String,
+        new_dir: Fd,
+        new_path: String,
+    ) -> FsResult<()> {
+        self.changes()?;
+        if self.fds.of(&fd).is_some() || self.fds.of(&new_dir).is_some() {
+            return Err(ErrorCode::Unsupported.into());
+        }
+        let done = self.inner.link_at(fd, how, path, new_dir, new_path).await;
+        self.noted(done)
+    }
+
+    async fn remove_directory_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
+        self.changes()?;
+        let quota = self.fds.of(&fd);
+        let done = self.inner.remove_directory_at(fd, path).await;
+        shrunk(quota.as_deref());
+        self.noted(done)
+    }
+
+    async fn unlink_file_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
+        self.changes()?;
+        let quota = self.fds.of(&fd);
+        let done = self.inner.unlink_file_at(fd, path).await;
+        shrunk(quota.as_deref());
+        self.noted(done)
+    }
+
+    /// From one quota to another, or to none, as from one disk to another.
+    async fn rename_at(
+        &mut self,
+        fd: Fd,
+        path: String,
+        new_dir: Fd,
+        new_path: String,
+    ) -> FsResult<()> {
+        self.changes()?;
+        let quota = self.fds.of(&fd);
+        let same = match (&quota, self.fds.of(&new_dir)) {
+            (Some(one), Some(other)) => Arc::ptr_eq(&one.ledger, &other.ledger),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        if !same {
+            return Err(ErrorCode::CrossDevice.into());
+        }
+        let done = self.inner.rename_at(fd, path, new_dir, new_path).await;
+        // There may have been another file of that name.
+        shrunk(quota.as_deref());
+        self.noted(done)
+    }
+
+    async fn set_size(&mut self, fd: Fd, bytes: Filesize) -> FsResult<()> {
+        self.changes()?;
+        let more = self.growth(&fd, bytes).await?;
+        let charge = self.charge(&fd, more)?;
+        let quota = self.fds.of(&fd);
+        let done = self.inner.set_size(fd, bytes).await;
+        if charge.is_none() {
+            shrunk(quota.as_deref());
+        }
+        self.counted(charge, done)
+    }
+
+    async fn write(&mut self, fd: Fd, bytes: Vec<u8>, offset: Filesize) -> FsResult<Filesize> {
+        self.changes()?;
+        let end = offset.saturating_add(bytes.len() as u64);
+        let more = self.growth(&fd, end).await?;
+        let charge = self.charge(&fd, more)?;
+        let done = self.inner.write(fd, bytes, offset).await;
+        self.counted(charge, done)
     }
 
     async fn open_at(
@@ -159,8 +323,28 @@ impl HostDescriptor for Files<'_> {
         if open.intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE) {
             self.changes()?;
         }
+        let Some(quota) = self.fds.of(&fd) else {
+            let opened = self.inner.open_at(fd, how, path, open, flags).await;
+            return self.noted(opened);
+        };
+        let mut charge = None;
+        if open.contains(OpenFlags::CREATE) {
+            let there = self.inner.stat_at(borrowed(&fd), how, path.clone()).await;
+            if there.is_err() {
+                charge = self.charge(&fd, Size::one_file())?;
+            }
+        }
         let opened = self.inner.open_at(fd, how, path, open, flags).await;
-        self.noted(opened)
+        if let Ok(opened) = &opened {
+            if let Some(file) = self.file(opened)? {
+                quota.ledger.opened(&file);
+            }
+            if open.contains(OpenFlags::TRUNCATE) {
+                quota.ledger.shrunk();
+            }
+            self.fds.insert(opened, quota);
+        }
+        self.counted(charge, opened)
     }
 
     fn read_via_stream(&mut self, fd: Fd, offset: Filesize) -> FsResult<Resource<DynInputStream>> {
@@ -172,16 +356,21 @@ impl HostDescriptor for Files<'_> {
         fd: Fd,
         offset: Filesize,
     ) -> FsResult<Resource<DynOutputStream>> {
-        let stream = self.inner.write_via_stream(fd, offset)?;
-        self.guard(stream)
+        let stream = self.inner.write_via_stream(borrowed(&fd), offset)?;
+        self.guard(&fd, stream, Some(offset))
     }
 
     fn append_via_stream(&mut self, fd: Fd) -> FsResult<Resource<DynOutputStream>> {
-        let stream = self.inner.append_via_stream(fd)?;
-        self.guard(stream)
+        let stream = self.inner.append_via_stream(borrowed(&fd))?;
+        self.guard(&fd, stream, None)
     }
 
     fn drop(&mut self, fd: Fd) -> wasmtime::Result<()> {
+        if let Some(quota) = self.fds.of(&fd) {
+            // What it was the last to hold open may have been removed.
+            quota.ledger.shrunk();
+            self.fds.remove(&fd);
+        }
         HostDescriptor::drop(&mut self.inner, fd)
     }
 }
@@ -199,6 +388,20 @@ impl HostDirectoryEntryStream for Files<'_> {
     }
 }
 
+impl preopens::Host for Files<'_> {
+    fn get_directories(&mut self) -> wasmtime::Result<Vec<(Fd, String)>> {
+        let opened = preopens::Host::get_directories(&mut self.inner)?;
+        // They come in the order in which they were opened.
+        for ((fd, _), (grant, ledger)) in opened.iter().zip(&self.granted.dirs) {
+            if let (Some(quota), Some(ledger)) = (grant.quota, ledger) {
+                let quota = InQuota::new(ledger.clone(), quota, &grant.at, self.log.clone());
+                self.fds.insert(fd, Arc::new(quota));
+            }
+        }
+        Ok(opened)
+    }
+}
+
 impl Host for Files<'_> {
     fn convert_error_code(&mut self, error: FsError) -> wasmtime::Result<ErrorCode> {
         self.inner.convert_error_code(error)
@@ -209,49 +412,5 @@ impl Host for Files<'_> {
         error: Resource<wasmtime::Error>,
     ) -> wasmtime::Result<Option<ErrorCode>> {
         self.inner.filesystem_error_code(error)
-    }
-}
-
-/// A stream into a file; closed once the attempt has to stop.
-struct GuardedStream {
-    inner: DynOutputStream,
-    abort: AbortHandle,
-}
-
-impl GuardedStream {
-    fn open(&self) -> StreamResult<()> {
-        match self.abort.reason() {
-            Some(_) => Err(StreamError::Closed),
-            None => Ok(()),
-        }
-    }
-}
-
-#[async_trait]
-impl Pollable for GuardedStream {
-    async fn ready(&mut self) {
-        self.inner.ready().await;
-    }
-}
-
-#[async_trait]
-impl OutputStream for GuardedStream {
-    fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
-        self.open()?;
-        self.inner.write(bytes)
-    }
-
-    // What was written before may still go to the disk.
-    fn flush(&mut self) -> StreamResult<()> {
-        self.inner.flush()
-    }
-
-    fn check_write(&mut self) -> StreamResult<usize> {
-        self.open()?;
-        self.inner.check_write()
-    }
-
-    async fn cancel(&mut self) {
-        self.inner.cancel().await;
     }
 }

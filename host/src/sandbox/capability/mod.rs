@@ -8,6 +8,7 @@ mod output;
 mod pace;
 mod retry;
 mod secrets;
+mod settings;
 mod sockets;
 mod steps;
 
@@ -15,7 +16,7 @@ pub use self::http::{Addresses, HttpSettings, Resolver, SystemResolver};
 pub(super) use self::http::{FIELDS_BYTES_MAX, Http, HttpAccess, Net, link_http};
 #[expect(unreachable_pub, reason = "the generated bindings re-export it")]
 pub use context::AbortSignal;
-pub(super) use files::guard_files;
+pub(super) use files::{Fds, guard_files};
 pub(super) use log::{GuestLog, Speaker, printable};
 pub(super) use output::{GuestOutput, Stream};
 pub(super) use sockets::guard_sockets;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::Handler;
 use super::file::Stamp;
 use crate::sandbox::capability::HttpAccess;
+use crate::sandbox::grants::Granted;
 use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox};
 
 /// What is known of one file of the folder.
@@ -90,12 +91,15 @@ impl Entry {
             "module serves"
         );
         for handler in &serving.handlers {
-            if !handler.manifest.capabilities.is_empty() && handler.granted().is_empty() {
+            let missing = handler.missing();
+            if !missing.is_empty() {
+                let names = missing.iter().map(|one| one.what.to_string());
                 tracing::warn!(
                     file = module.file,
                     handler = handler.manifest.name,
-                    asks_for = handler.manifest.capabilities.join(", "),
-                    "the handler asks for something that is not granted to it; grant it in rouse.toml"
+                    missing = names.collect::<Vec<_>>().join(", "),
+                    "the handler asks for something that is not granted to it; `rouse handlers show {}` prints the lines of rouse.toml that would",
+                    handler.manifest.name
                 );
             }
         }
@@ -118,7 +122,7 @@ impl Serving {
                     name: manifest.name.as_str().into(),
                     manifest: manifest.clone(),
                     module: module.clone(),
-                    grants: settings.grants.of(&manifest.name),
+                    granted: Arc::new(Granted::of(&manifest.name, settings, &sandbox.ledgers)),
                     limits: settings.limits(&manifest.name),
                     http: HttpAccess::new(&manifest.name, settings, sandbox.net.clone()),
                     reuses: reuses(manifest, settings.instances_of(&manifest.name)),

@@ -17,7 +17,8 @@ use tokio::sync::watch as channel;
 
 use self::folder::{Folder, Trust};
 use super::capability::HttpAccess;
-use super::{Digest, Grant, HandlerManifest, Limits, Module, Sandbox};
+use super::grants::{Granted, held, missing};
+use super::{Capability, Digest, HandlerManifest, Limits, Missing, Module, Narrowing, Sandbox};
 
 /// A handler that can run.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ pub struct Handler {
     pub module: Arc<Module>,
     /// The manifest's name once more: what an attempt says carries it.
     pub(super) name: Arc<str>,
-    pub(super) grants: Vec<Grant>,
+    pub(super) granted: Arc<Granted>,
     /// What its attempts may use.
     pub limits: Limits,
     pub(super) http: Arc<HttpAccess>,
@@ -37,16 +38,43 @@ pub struct Handler {
 }
 
 impl Handler {
-    /// The capabilities that the operator has granted to it.
+    /// The kinds of capabilities that the operator has granted to it.
     pub fn granted(&self) -> Vec<&'static str> {
         [
-            ("files", !self.grants.is_empty()),
+            ("files", !self.granted.dirs.is_empty()),
             ("http", self.http.sends()),
-            ("secrets", self.http.has_secrets()),
+            ("secrets", !self.http.secret_names().is_empty()),
+            ("env", !self.granted.env.is_empty()),
+            ("settings", self.granted.settings.is_some()),
+            ("fine_clocks", self.granted.fine_clocks),
         ]
         .into_iter()
         .filter_map(|(word, granted)| granted.then_some(word))
         .collect()
+    }
+
+    /// All that the operator has granted to it, in the words of manifests.
+    pub fn held(&self) -> Vec<Capability> {
+        held(&self.granted, &self.http)
+    }
+
+    /// What it asks for and is not granted.
+    pub fn missing(&self) -> Vec<Missing> {
+        let asked = &self.manifest.capabilities;
+        missing(&self.name, asked, &self.granted, &self.http)
+    }
+
+    /// The same handler with what a job leaves of its grants and limits. Its instances serve that job alone.
+    pub fn narrowed(&self, job: &Narrowing) -> Arc<Self> {
+        Arc::new(Self {
+            manifest: self.manifest.clone(),
+            module: self.module.clone(),
+            name: self.name.clone(),
+            granted: Arc::new(self.granted.narrowed(job)),
+            limits: self.limits.narrowed(job),
+            http: self.http.narrowed(job),
+            reuses: false,
+        })
     }
 }
 

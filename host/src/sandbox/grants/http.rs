@@ -161,6 +161,32 @@ impl HostPattern {
     }
 }
 
+impl HostPattern {
+    /// True where it is for all servers that the other is for.
+    pub fn includes(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Any, Self::Any | Self::Exact(_) | Self::Under(_)) => true,
+            (Self::Exact(_) | Self::Under(_), Self::Any) => false,
+            (pattern @ (Self::Exact(_) | Self::Under(_)), Self::Exact(host)) => {
+                pattern.covers(host)
+            }
+            (Self::Under(suffix), Self::Under(other)) => other.ends_with(suffix.as_str()),
+            (Self::Exact(_), Self::Under(_)) => false,
+        }
+    }
+}
+
+/// Writes what `FromStr` reads.
+impl fmt::Display for HostPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("*"),
+            Self::Exact(host) => host.fmt(f),
+            Self::Under(suffix) => write!(f, "*{suffix}"),
+        }
+    }
+}
+
 impl FromStr for HostPattern {
     type Err = String;
 
@@ -203,6 +229,23 @@ mod tests {
         assert!(covers("2001:db8::1", "[2001:db8:0::1]"));
         assert!(covers("[2001:db8::1]", "[2001:db8::1]"));
         assert!(!covers("127.0.0.1", "[::ffff:127.0.0.1]"));
+    }
+
+    #[test]
+    fn a_pattern_includes_what_is_narrower() {
+        let includes = |wide: &str, narrow: &str| {
+            let pattern = |text: &str| text.parse::<HostPattern>().expect("a pattern");
+            pattern(wide).includes(&pattern(narrow))
+        };
+        for text in ["*", "*.example.com", "a.example.com", "192.0.2.1"] {
+            assert!(includes("*", text) && includes(text, text), "{text}");
+        }
+        assert!(includes("*.example.com", "*.a.example.com"));
+        assert!(includes("*.example.com", "a.example.com"));
+        assert!(!includes("*.a.example.com", "*.example.com"));
+        assert!(!includes("*.example.com", "*.evilexample.com"));
+        assert!(!includes("a.example.com", "*.a.example.com"));
+        assert!(!includes("*.example.com", "*"));
     }
 
     #[test]

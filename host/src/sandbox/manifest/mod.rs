@@ -1,5 +1,6 @@
 //! What a module says of its handlers.
 
+mod capability;
 #[cfg(test)]
 mod tests;
 
@@ -11,6 +12,8 @@ use serde_json::Value;
 
 use super::capability::printable;
 use crate::job::RetryPolicy;
+
+pub use self::capability::Capability;
 
 /// A manifest with all its schemas; a hundred handlers have some 100 KiB.
 const MANIFEST_BYTES_MAX: usize = 1 << 20;
@@ -70,8 +73,8 @@ pub struct HandlerManifest {
     pub concurrency: Option<u32>,
     /// Whether it bears that its instances serve many jobs. Default: fresh ones.
     pub instances: Instances,
-    /// What it would like to be granted, for instance `dir`.
-    pub capabilities: Vec<String>,
+    /// What it would like to be granted.
+    pub capabilities: Vec<Capability>,
 }
 
 /// How many jobs one instance of a handler may serve.
@@ -185,11 +188,10 @@ impl HandlerManifest {
         if written.concurrency == Some(0) {
             return Err("concurrency is 0; leave it out for no limit".into());
         }
-        if written.capabilities.len() > CAPABILITIES_MAX
-            || !written.capabilities.iter().all(|word| is_name(word))
-        {
-            return Err("capabilities are at most 64 words like `dir`".into());
+        if written.capabilities.len() > CAPABILITIES_MAX {
+            return Err("capabilities are at most 64 words like `dirs`, or `dirs:/photos`".into());
         }
+        let capabilities = written.capabilities.iter().map(|word| word.parse());
         Ok(Self {
             name,
             version: printable(
@@ -210,7 +212,7 @@ impl HandlerManifest {
             grace: between("grace_ms", written.grace_ms, 0, GRACE_MS_MAX)?.unwrap_or(GRACE_DEFAULT),
             concurrency: written.concurrency,
             instances: written.instances,
-            capabilities: written.capabilities,
+            capabilities: capabilities.collect::<Result<_, _>>()?,
         })
     }
 }

@@ -57,7 +57,7 @@ fn everything_that_is_written_is_read() {
     assert_eq!(handler.grace, Duration::ZERO);
     assert_eq!(handler.concurrency, Some(2));
     assert_eq!(handler.instances, Instances::Reuse);
-    assert_eq!(handler.capabilities, ["dir"]);
+    assert_eq!(handler.capabilities, ["dirs".parse().unwrap()]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What one handler may do over HTTP, and the connections that it keeps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,8 +16,8 @@ use super::connect::{Connector, Net, Reach};
 use super::denial;
 use super::target::Target;
 use crate::job::pattern_covers;
-use crate::sandbox::Settings;
 use crate::sandbox::grants::{Host, HostPattern, HttpGrant, Secret, SecretGrant};
+use crate::sandbox::{Narrowing, Settings};
 
 /// A connection that nobody uses for so long is closed; servers close theirs after 5 to 120 s.
 const IDLE_MAX: Duration = Duration::from_secs(30);
@@ -39,10 +39,13 @@ pub(super) type HttpClient = Client<Connector, UnsyncBoxBody<Bytes, Fault>>;
 pub(in crate::sandbox) struct HttpAccess {
     pub(super) handler: Arc<str>,
     grants: Vec<HttpGrant>,
+    /// What the job takes away of that. The grants stay as they are, because how far one reaches depends on its hosts.
+    job: Option<Narrowing>,
+    secret_names: BTreeSet<String>,
     pub(super) secrets: BTreeMap<String, GrantedSecret>,
     pub(super) net: Arc<Net>,
     /// One for each reach: a connection to a private address is not there for a request that may not go to one.
-    clients: [OnceLock<HttpClient>; 3],
+    clients: Arc<[OnceLock<HttpClient>; 3]>,
 }
 
 impl fmt::Debug for HttpAccess {
@@ -81,6 +84,8 @@ impl HttpAccess {
                 granted.grants.push(grant.clone());
             }
         }
+        let names = settings.secret_grants.iter();
+        let names = names.filter(|grant| pattern_covers(&grant.handler, handler));
         let grants = settings.http_grants.iter();
         Arc::new(Self {
             handler: handler.into(),
@@ -88,9 +93,11 @@ impl HttpAccess {
                 .filter(|grant| pattern_covers(&grant.handler, handler))
                 .cloned()
                 .collect(),
+            job: None,
+            secret_names: names.map(|grant| grant.name.clone()).collect(),
             secrets,
             net,
-            clients: Default::default(),
+            clients: Arc::default(),
         })
     }
 
@@ -99,9 +106,47 @@ impl HttpAccess {
         !self.grants.is_empty()
     }
 
-    /// True where it has secrets.
-    pub(in crate::sandbox) fn has_secrets(&self) -> bool {
-        !self.secrets.is_empty()
+    /// True where it may send something to all of these.
+    pub(in crate::sandbox) fn reaches(&self, hosts: &HostPattern) -> bool {
+        self.hosts().any(|pattern| pattern.includes(hosts))
+    }
+
+    /// The servers to which it may send something.
+    pub(in crate::sandbox) fn hosts(&self) -> impl Iterator<Item = &HostPattern> {
+        self.grants.iter().flat_map(|grant| &grant.hosts)
+    }
+
+    /// The secrets that it may have sent, also where they have not been read (`rouse handlers` does without).
+    pub(in crate::sandbox) fn secret_names(&self) -> &BTreeSet<String> {
+        &self.secret_names
+    }
+
+    /// True where this secret can be sent.
+    pub(super) fn has_secret(&self, name: &str) -> bool {
+        let granted = self.secrets.get(name);
+        granted.is_some_and(|secret| !secret.grants.is_empty())
+    }
+
+    /// The same without what a job takes away. The connections are those of the handler.
+    pub(in crate::sandbox) fn narrowed(&self, job: &Narrowing) -> Arc<Self> {
+        let secrets = self.secrets.iter().map(|(name, granted)| {
+            // One that is taken away still goes out of what comes back: a server may know it from another job.
+            let grants = match job.leaves_secret(name) {
+                true => granted.grants.clone(),
+                false => Vec::new(),
+            };
+            let secret = granted.secret.clone();
+            (name.clone(), GrantedSecret { secret, grants })
+        });
+        Arc::new(Self {
+            handler: self.handler.clone(),
+            grants: self.grants.clone(),
+            job: Some(job.clone()),
+            secret_names: self.secret_names.clone(),
+            secrets: secrets.collect(),
+            net: self.net.clone(),
+            clients: self.clients.clone(),
+        })
     }
 
     /// Looks whether a request is granted.
@@ -119,7 +164,11 @@ impl HttpAccess {
                 && grant.covers_method(method.as_str())
         });
         let reach = fitting.map(|grant| reach(grant, &target)).max();
+        let taken = |job: &Narrowing| !job.leaves_host(&target.host);
         match reach {
+            Some(_) if self.job.as_ref().is_some_and(taken) => {
+                Err(denial::taken_away(&self.handler, method, &target))
+            }
             Some(reach) => Ok(Allowed { target, reach }),
             None => Err(denial::not_granted(&self.handler, method, &target)),
         }

@@ -7,7 +7,7 @@ use http::{Method, Uri};
 use super::address::Place;
 use super::target::Target;
 use crate::sandbox::capability::printable;
-use crate::sandbox::grants::HttpScheme;
+use crate::sandbox::grants::lines;
 
 /// A guest may make up methods and authorities of any length.
 const WORD_CHARS_MAX: usize = 200;
@@ -64,36 +64,49 @@ pub(super) fn prohibited(
 }
 
 fn lines(handler: &str, method: &str, target: &Target) -> String {
-    let mut lines = format!(
-        "[[handlers.\"{handler}\".http]]\nhosts = [\"{}\"]\n",
+    let host = target.host.to_string();
+    lines::http(
+        handler,
+        Some(&host),
+        target.scheme,
+        Some(target.port),
+        Some(method),
+    )
+}
+
+/// Of a request that the handler might send, but not for this job.
+pub(super) fn taken_away(handler: &str, method: &Method, target: &Target) -> String {
+    let method = word(method.as_str());
+    format!(
+        "the handler {handler} asked for {method} {target}, which the grants of this job leave out; enqueue it with \"{}\" under \"http\" of its grants, or without",
         target.host
-    );
-    if target.scheme == HttpScheme::Http {
-        lines += "schemes = [\"http\"]\n";
-    }
-    if target.port != target.scheme.port() {
-        lines += &format!("ports = [{}]\n", target.port);
-    }
-    lines + &format!("methods = [\"{method}\"]")
+    )
+}
+
+/// Of a secret that the handler has, but not for this job.
+pub(super) fn secret_taken_away(handler: &str, name: &str) -> String {
+    let name = word(name);
+    format!(
+        "the handler {handler} asked for the secret {name}, which the grants of this job leave out; enqueue it with \"{name}\" under \"secrets\" of its grants, or without"
+    )
 }
 
 /// Of a secret that the handler is not granted at all.
 pub(super) fn no_secret(handler: &str, name: &str) -> String {
     let name = word(name);
     format!(
-        "the handler {handler} asked for the secret {name}, which is not granted to it; with the server and the header for which it is, these lines in rouse.toml would allow it:\n\
-         [handlers.\"{handler}\"]\nsecrets = [{{ name = \"{name}\", hosts = [\"…\"], headers = [\"authorization\"] }}]"
+        "the handler {handler} asked for the secret {name}, which is not granted to it; with the server and the header for which it is, these lines in rouse.toml would allow it:\n{}",
+        lines::secret(handler, Some(&name), None, "authorization")
     )
 }
 
 /// Of a secret in a header of a request to a host, one of which is not among those of its grants.
 pub(super) fn secret_in_header(handler: &str, name: &str, header: &str, target: &Target) -> String {
+    let header = word(header);
+    let host = target.host.to_string();
     format!(
-        "the handler {handler} put the secret {name} into the header {} of a request to {target}, where it may not go; these lines in rouse.toml would allow it:\n\
-         [handlers.\"{handler}\"]\nsecrets = [{{ name = \"{name}\", hosts = [\"{}\"], headers = [\"{}\"] }}]",
-        word(header),
-        target.host,
-        word(header)
+        "the handler {handler} put the secret {name} into the header {header} of a request to {target}, where it may not go; these lines in rouse.toml would allow it:\n{}",
+        lines::secret(handler, Some(name), Some(&host), &header)
     )
 }
 

@@ -34,8 +34,11 @@ impl Placeholders {
     /// # Errors
     /// That the handler is not granted it, with what the operator can do.
     pub(super) fn of(&mut self, access: &HttpAccess, name: &str) -> Result<String, String> {
-        if !access.secrets.contains_key(name) {
-            return Err(denial::no_secret(&access.handler, name));
+        if !access.has_secret(name) {
+            return Err(match access.secrets.contains_key(name) {
+                true => denial::secret_taken_away(&access.handler, name),
+                false => denial::no_secret(&access.handler, name),
+            });
         }
         Ok(self.word(name))
     }

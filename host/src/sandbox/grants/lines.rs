@@ -1,0 +1,70 @@
+//! The lines of `rouse.toml` that allow something: one source for all who print them.
+
+use super::{HttpScheme, Mode};
+
+/// What stands where only the operator knows.
+const UNKNOWN: &str = "…";
+
+/// Requests to a host; no method: all.
+pub(in crate::sandbox) fn http(
+    handler: &str,
+    host: Option<&str>,
+    scheme: HttpScheme,
+    port: Option<u16>,
+    method: Option<&str>,
+) -> String {
+    let host = host.unwrap_or(UNKNOWN);
+    let mut lines = format!("[[handlers.\"{handler}\".http]]\nhosts = [\"{host}\"]");
+    if scheme == HttpScheme::Http {
+        lines += "\nschemes = [\"http\"]";
+    }
+    if let Some(port) = port.filter(|port| *port != scheme.port()) {
+        lines += &format!("\nports = [{port}]");
+    }
+    if let Some(method) = method {
+        lines += &format!("\nmethods = [\"{method}\"]");
+    }
+    lines
+}
+
+/// A secret, in this header of requests to this host.
+pub(in crate::sandbox) fn secret(
+    handler: &str,
+    name: Option<&str>,
+    host: Option<&str>,
+    header: &str,
+) -> String {
+    let (name, host) = (name.unwrap_or(UNKNOWN), host.unwrap_or(UNKNOWN));
+    format!(
+        "[[handlers.\"{handler}\".secrets]]\nname = \"{name}\"\nhosts = [\"{host}\"]\nheaders = [\"{header}\"]"
+    )
+}
+
+/// A directory.
+pub(in crate::sandbox) fn dir(handler: &str, at: Option<&str>, mode: Mode) -> String {
+    let at = at.unwrap_or(UNKNOWN);
+    let mode = match mode {
+        Mode::Read => "",
+        Mode::ReadWrite => "\nmode = \"read-write\"",
+    };
+    format!("[[handlers.\"{handler}\".dirs]]\ndir = \"{UNKNOWN}\"\nat = \"{at}\"{mode}")
+}
+
+/// Variables of the environment, or settings: keys of a table.
+pub(in crate::sandbox) fn keys(handler: &str, table: &str, keys: &[&str]) -> String {
+    let mut lines = format!("[handlers.\"{handler}\".{table}]");
+    for key in keys {
+        lines += &format!("\n{key} = \"{UNKNOWN}\"");
+    }
+    lines
+}
+
+/// A table without keys.
+pub(in crate::sandbox) fn table(handler: &str, table: &str) -> String {
+    keys(handler, table, &[])
+}
+
+/// Fine clocks.
+pub(in crate::sandbox) fn fine_clocks(handler: &str) -> String {
+    format!("[handlers.\"{handler}\"]\nfine_clocks = true")
+}

@@ -1,0 +1,149 @@
+//! What a handler asks for and is not granted.
+
+use super::{Granted, HostPattern, Mode, lines};
+use crate::sandbox::capability::HttpAccess;
+use crate::sandbox::{Capability, HttpScheme};
+
+/// What a handler asks for and is not granted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    /// It, in the words of the manifest.
+    pub what: Capability,
+    /// The lines of `rouse.toml` that would allow it; where `…` stands, only the operator knows. None: this host knows
+    /// of no such thing.
+    pub lines: Option<String>,
+}
+
+/// What of this is not granted.
+pub(in crate::sandbox) fn missing(
+    handler: &str,
+    asked: &[Capability],
+    granted: &Granted,
+    http: &HttpAccess,
+) -> Vec<Missing> {
+    let lacking = asked
+        .iter()
+        .filter(|what| !is_granted(what, granted, http))
+        .map(|what| Missing {
+            what: what.clone(),
+            lines: lines_for(handler, what),
+        });
+    lacking.collect()
+}
+
+/// What is granted, in the words in which it could be asked for.
+pub(in crate::sandbox) fn held(granted: &Granted, http: &HttpAccess) -> Vec<Capability> {
+    let hosts = http.hosts().cloned().map(Some).map(Capability::Http);
+    let secrets = http
+        .secret_names()
+        .iter()
+        .cloned()
+        .map(Some)
+        .map(Capability::Secrets);
+    let dirs = granted.dirs.iter();
+    let dirs = dirs.map(|(grant, _)| Capability::Dirs(Some((grant.at.clone(), grant.mode))));
+    let env = granted.env.iter();
+    let env = env.map(|(name, _)| Capability::Env(Some(name.clone())));
+    let settings = granted.setting_names().into_iter();
+    let settings = settings.map(Some).map(Capability::Settings);
+    let clocks = granted.fine_clocks.then_some(Capability::FineClocks);
+    hosts
+        .chain(secrets)
+        .chain(dirs)
+        .chain(env)
+        .chain(settings)
+        .chain(clocks)
+        .collect()
+}
+
+fn is_granted(what: &Capability, granted: &Granted, http: &HttpAccess) -> bool {
+    match what {
+        Capability::Http(Some(hosts)) => http.reaches(hosts),
+        Capability::Http(None) => http.sends(),
+        Capability::Secrets(Some(name)) => http.secret_names().contains(name),
+        Capability::Secrets(None) => !http.secret_names().is_empty(),
+        Capability::Dirs(Some((at, mode))) => granted.has_dir(at, *mode),
+        Capability::Dirs(None) => !granted.dirs.is_empty(),
+        Capability::Env(Some(name)) => granted.env.iter().any(|(granted, _)| granted == name),
+        Capability::Env(None) => !granted.env.is_empty(),
+        Capability::Settings(Some(name)) => granted.setting_names().contains(name),
+        Capability::Settings(None) => granted.settings.is_some(),
+        Capability::State => false,
+        Capability::FineClocks => granted.fine_clocks,
+        Capability::Unknown(_) => false,
+    }
+}
+
+fn lines_for(handler: &str, what: &Capability) -> Option<String> {
+    Some(match what {
+        Capability::Http(hosts) => {
+            let host = hosts.as_ref().map(HostPattern::to_string);
+            lines::http(handler, host.as_deref(), HttpScheme::Https, None, None)
+        }
+        Capability::Secrets(name) => lines::secret(handler, name.as_deref(), None, "authorization"),
+        Capability::Dirs(Some((at, mode))) => lines::dir(handler, Some(at), *mode),
+        Capability::Dirs(None) => lines::dir(handler, None, Mode::Read),
+        Capability::Env(name) => keys(handler, "env", name.as_deref()),
+        Capability::Settings(name) => keys(handler, "settings", name.as_deref()),
+        Capability::State => lines::table(handler, "state"),
+        Capability::FineClocks => lines::fine_clocks(handler),
+        Capability::Unknown(_) => return None,
+    })
+}
+
+fn keys(handler: &str, table: &str, name: Option<&str>) -> String {
+    let keys: Vec<&str> = name.into_iter().collect();
+    lines::keys(handler, table, &keys)
+}
+
+impl Missing {
+    /// All lines together, as they can be put at the end of the file: no table stands there twice.
+    pub fn lines(missing: &[Self]) -> String {
+        let mut tables: Vec<String> = Vec::new();
+        for lines in missing.iter().filter_map(|one| one.lines.as_deref()) {
+            let (head, keys) = lines.split_once('\n').unwrap_or((lines, ""));
+            let same = tables
+                .iter_mut()
+                .find(|table| !head.starts_with("[[") && table.lines().next() == Some(head));
+            match same {
+                Some(_) if keys.is_empty() => {}
+                Some(table) => *table = format!("{table}\n{keys}"),
+                None => tables.push(lines.to_owned()),
+            }
+        }
+        tables.join("\n\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lines_can_stand_in_one_file() {
+        let missing: Vec<Missing> = [
+            "http:a.example",
+            "http:b.example",
+            "env:LANG",
+            "dirs:/out:read-write",
+            "env:TZ",
+            "settings",
+            "of-the-future",
+        ]
+        .iter()
+        .map(|text| {
+            let what = text.parse().expect("a capability");
+            let lines = lines_for("mail.send", &what);
+            Missing { what, lines }
+        })
+        .collect();
+        let lines = Missing::lines(&missing);
+        let read: toml::Table =
+            toml::from_str(&lines).unwrap_or_else(|why| panic!("{why}: {lines}"));
+        let handler = &read["handlers"]["mail.send"];
+        assert_eq!(handler["http"][1]["hosts"][0].as_str(), Some("b.example"));
+        assert_eq!(handler["env"].as_table().map(toml::Table::len), Some(2));
+        assert_eq!(handler["dirs"][0]["mode"].as_str(), Some("read-write"));
+        assert!(handler["settings"].is_table());
+    }
+}

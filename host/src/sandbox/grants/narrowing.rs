@@ -1,0 +1,156 @@
+//! What a job leaves of the grants and limits of its handler: it can only take away.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
+
+use super::{Host, HostPattern, Mode};
+
+/// What a job leaves of the grants and limits of its handler (SPEC row B9). Of what it does not name, all.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Narrowing {
+    #[serde(default, deserialize_with = "hosts")]
+    http: Option<Vec<HostPattern>>,
+    #[serde(default)]
+    secrets: Option<Vec<String>>,
+    /// Paths under which the guest sees directories; `/out:read` leaves reading of it.
+    #[serde(default)]
+    dirs: Option<Vec<String>>,
+    #[serde(default)]
+    env: Option<Vec<String>>,
+    #[serde(default)]
+    memory_mb: Option<usize>,
+    #[serde(default, deserialize_with = "duration")]
+    pub(in crate::sandbox) cpu: Option<Duration>,
+    #[serde(default, deserialize_with = "duration")]
+    timeout: Option<Duration>,
+}
+
+impl Narrowing {
+    /// Reads what stands with the job.
+    ///
+    /// # Errors
+    /// Why this host cannot keep to it, for people.
+    pub fn parse(json: &str) -> Result<Self, String> {
+        // A list would be read as the fields in their order.
+        let object = serde_json::from_str::<Map<String, Value>>(json).map(Value::Object);
+        object.and_then(serde_json::from_value).map_err(|error| {
+            format!("the job's grants cannot be kept to by this host, so it does not run: {error}")
+        })
+    }
+
+    /// The run timeout that it leaves.
+    pub fn timeout(&self, usual: Duration) -> Duration {
+        self.timeout.map_or(usual, |timeout| timeout.min(usual))
+    }
+
+    pub(in crate::sandbox) fn memory_bytes(&self) -> Option<usize> {
+        self.memory_mb.map(|mb| mb.saturating_mul(1 << 20))
+    }
+
+    pub(in crate::sandbox) fn leaves_host(&self, host: &Host) -> bool {
+        let covers = |left: &Vec<HostPattern>| left.iter().any(|pattern| pattern.covers(host));
+        self.http.as_ref().is_none_or(covers)
+    }
+
+    pub(in crate::sandbox) fn leaves_secret(&self, name: &str) -> bool {
+        lists(self.secrets.as_ref(), name)
+    }
+
+    pub(in crate::sandbox) fn leaves_env(&self, name: &str) -> bool {
+        lists(self.env.as_ref(), name)
+    }
+
+    /// What is left of the right to the directory at this path; none: nothing.
+    pub(in crate::sandbox) fn mode(&self, at: &str, granted: Mode) -> Option<Mode> {
+        let Some(dirs) = &self.dirs else {
+            return Some(granted);
+        };
+        let left = dirs.iter().filter_map(|dir| match Mode::split(dir) {
+            (path, mode) if path == at => Some(mode.unwrap_or(granted)),
+            (_, _) => None,
+        });
+        left.map(|mode| match (mode, granted) {
+            (Mode::ReadWrite, Mode::ReadWrite) => Mode::ReadWrite,
+            (Mode::Read | Mode::ReadWrite, Mode::Read) | (Mode::Read, Mode::ReadWrite) => {
+                Mode::Read
+            }
+        })
+        // Of two words the one that leaves less.
+        .min_by_key(|mode| *mode == Mode::ReadWrite)
+    }
+}
+
+fn lists(left: Option<&Vec<String>>, name: &str) -> bool {
+    left.is_none_or(|left| left.iter().any(|it| it == name))
+}
+
+fn hosts<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Vec<HostPattern>>, D::Error> {
+    let texts = Vec::<String>::deserialize(input)?;
+    let read = |text: &String| {
+        text.parse()
+            .map_err(|why| serde::de::Error::custom(format!("http: {text:?}: {why}")))
+    };
+    texts.iter().map(read).collect::<Result<_, _>>().map(Some)
+}
+
+fn duration<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(input)?;
+    let read = humantime::parse_duration(&text);
+    read.map(Some).map_err(|error| {
+        serde::de::Error::custom(format!("{text:?} is no duration such as \"90s\": {error}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> Narrowing {
+        Narrowing::parse(json).unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    #[test]
+    fn what_is_not_named_stays() {
+        let job = read("{}");
+        assert!(job.leaves_secret("KEY") && job.leaves_env("LANG"));
+        assert!(job.leaves_host(&Host::Name("a.example".into())));
+        assert_eq!(job.mode("/out", Mode::ReadWrite), Some(Mode::ReadWrite));
+        let hour = Duration::from_secs(3600);
+        assert_eq!(job.timeout(hour), hour);
+    }
+
+    #[test]
+    fn a_list_leaves_what_it_names_and_adds_nothing() {
+        let job = read(
+            r#"{"http": ["*.a.example"], "secrets": ["KEY"], "env": [], "dirs": ["/in:read-write", "/out:read"],
+                "memory_mb": 32, "cpu": "5s", "timeout": "2h"}"#,
+        );
+        assert!(job.leaves_host(&Host::Name("x.a.example".into())));
+        assert!(!job.leaves_host(&Host::Name("a.example".into())));
+        assert!(job.leaves_secret("KEY") && !job.leaves_secret("OTHER"));
+        assert!(!job.leaves_env("LANG"));
+        assert_eq!(job.mode("/in", Mode::Read), Some(Mode::Read));
+        assert_eq!(job.mode("/out", Mode::ReadWrite), Some(Mode::Read));
+        assert_eq!(job.mode("/else", Mode::ReadWrite), None);
+        assert_eq!(job.memory_bytes(), Some(32 << 20));
+        let hour = Duration::from_secs(3600);
+        assert_eq!(job.timeout(hour), hour);
+    }
+
+    #[test]
+    fn what_this_host_does_not_know_is_no_reason_to_run_with_more() {
+        for json in [
+            r#"{"sockets": []}"#,
+            r#"{"http": ["https://a"]}"#,
+            r#"{"http": null}"#,
+            r#"{"cpu": 5}"#,
+            r#"{"memory_mb": -1}"#,
+            "[]",
+        ] {
+            assert!(Narrowing::parse(json).is_err(), "{json}");
+        }
+    }
+}

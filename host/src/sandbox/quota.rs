@@ -1,0 +1,245 @@
+//! How much is in a directory that has a quota, as far as this host knows.
+//!
+//! What guests make larger is added up and never taken off again: what went away shows when the directory is measured anew, which is
+//! done where the last measurement is old, and before anything is refused. So the count errs towards too much, for as long as nobody
+//! else writes there. What others do there (people, other hosts) is seen with the next measurement.
+
+mod measure;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use super::grants::Quota;
+
+/// A measurement takes some microseconds for each file; for so long the count is good without another.
+const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
+
+/// A full directory in which nothing was removed is not measured again for so long.
+const FULL_AGE_MAX: Duration = Duration::from_secs(1);
+
+/// The ledgers of a host, one for each directory: handlers that share it share its quota.
+#[derive(Debug, Default)]
+pub(super) struct Ledgers(Mutex<HashMap<PathBuf, Arc<Ledger>>>);
+
+impl Ledgers {
+    pub(super) fn of(&self, dir: &Path) -> Arc<Ledger> {
+        // Under one name, however it is written.
+        let dir = dir.canonicalize().unwrap_or_else(|_| dir.into());
+        let mut ledgers = lock(&self.0);
+        let new = || Arc::new(Ledger::new(&dir));
+        ledgers.entry(dir.clone()).or_insert_with(new).clone()
+    }
+}
+
+/// Bytes and entries.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) bytes: u64,
+    pub(super) files: u64,
+}
+
+impl Size {
+    /// A directory that cannot be measured is taken to be full.
+    const FULL: Self = Self {
+        bytes: u64::MAX,
+        files: u64::MAX,
+    };
+
+    pub(super) fn bytes(bytes: u64) -> Self {
+        Self { bytes, files: 0 }
+    }
+
+    pub(super) fn one_file() -> Self {
+        Self { bytes: 0, files: 1 }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            files: self.files.saturating_add(other.files),
+        }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_sub(other.bytes),
+            files: self.files.saturating_sub(other.files),
+        }
+    }
+
+    /// True where something more of this kind is too much. Whoever asks for no more files is not held up by their number.
+    fn exceeds(self, more: Self, quota: Quota) -> bool {
+        (more.bytes > 0 && self.bytes > quota.bytes_max)
+            || (more.files > 0 && self.files > quota.files_max)
+    }
+}
+
+/// What is in one directory.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    dir: PathBuf,
+    counts: Mutex<Counts>,
+    /// Files that guests have opened: those that are removed take room until they are closed.
+    opened: Mutex<Vec<Weak<File>>>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    used: Size,
+    /// All that was ever added.
+    charged: Size,
+    /// What was added and may not be on the disk yet.
+    under_way: Size,
+    measured_at: Option<Instant>,
+    /// Something was removed or cut off since.
+    shrunk: bool,
+}
+
+impl Ledger {
+    fn new(dir: &Path) -> Self {
+        Self {
+            dir: dir.into(),
+            counts: Mutex::default(),
+            opened: Mutex::default(),
+        }
+    }
+
+    /// Counts something that is about to be made; none where there is no room for it. May measure, and so block.
+    pub(super) fn charge(self: &Arc<Self>, more: Size, quota: Quota) -> Option<Charge> {
+        let measured_at = lock(&self.counts).measured_at;
+        if measured_at.is_none_or(|at| at.elapsed() >= MEASURED_AGE_MAX) {
+            self.measure();
+        }
+        if !self.take(more, quota) {
+            let counts = lock(&self.counts);
+            let old = |at: Instant| at.elapsed() >= FULL_AGE_MAX;
+            let again = counts.shrunk || counts.measured_at.is_none_or(old);
+            drop(counts);
+            if again {
+                self.measure();
+            }
+            if !again || !self.take(more, quota) {
+                return None;
+            }
+        }
+        let ledger = self.clone();
+        Some(Charge { ledger, more })
+    }
+
+    /// Something was removed, or may have been.
+    pub(super) fn shrunk(&self) {
+        lock(&self.counts).shrunk = true;
+    }
+
+    /// A guest has opened this file.
+    pub(super) fn opened(&self, file: &Arc<File>) {
+        let mut opened = lock(&self.opened);
+        if opened.len() == opened.capacity() {
+            opened.retain(|file| file.strong_count() > 0);
+        }
+        opened.push(Arc::downgrade(file));
+    }
+
+    fn take(&self, more: Size, quota: Quota) -> bool {
+        let mut counts = lock(&self.counts);
+        let then = counts.used.plus(more);
+        if then.exceeds(more, quota) {
+            return false;
+        }
+        counts.used = then;
+        counts.charged = counts.charged.plus(more);
+        counts.under_way = counts.under_way.plus(more);
+        true
+    }
+
+    fn measure(&self) {
+        let before = {
+            let mut counts = lock(&self.counts);
+            counts.shrunk = false;
+            counts.charged.minus(counts.under_way)
+        };
+        let found = tokio::task::block_in_place(|| {
+            let unlinked = measure::unlinked(&lock(&self.opened));
+            match measure::walk(&self.dir) {
+                Ok(found) => found.plus(unlinked),
+                Err(error) => {
+                    let dir = self.dir.display();
+                    tracing::warn!(%dir, "the quota of a directory cannot be kept to, so nothing more is written there: {error}");
+                    Size::FULL
+                }
+            }
+        });
+        let mut counts = lock(&self.counts);
+        // What was under way then, or was added since, may or may not have been found: it is added.
+        counts.used = found.plus(counts.charged.minus(before));
+        counts.measured_at = Some(Instant::now());
+    }
+}
+
+/// Something that was counted, and is being made.
+#[derive(Debug)]
+pub(super) struct Charge {
+    ledger: Arc<Ledger>,
+    more: Size,
+}
+
+impl Charge {
+    /// It came to nothing.
+    pub(super) fn undo(self) {
+        let mut counts = lock(&self.ledger.counts);
+        counts.used = counts.used.minus(self.more);
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let mut counts = lock(&self.ledger.counts);
+        counts.under_way = counts.under_way.minus(self.more);
+    }
+}
+
+/// Nothing panics while a lock is held, so what is in a poisoned one is whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUOTA: Quota = Quota {
+        bytes_max: 100,
+        files_max: 3,
+    };
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_there_counts_and_what_is_removed_counts_no_more() {
+        let dir = std::env::temp_dir().join(format!("rouse-quota-{}", rand::random::<u64>()));
+        std::fs::create_dir_all(dir.join("under")).unwrap();
+        std::fs::write(dir.join("under/a"), [0; 60]).unwrap();
+        let ledger = Ledgers::default().of(&dir);
+        assert!(ledger.charge(Size::bytes(41), QUOTA).is_none());
+        assert!(ledger.charge(Size::bytes(40), QUOTA).is_some());
+        // It was never written.
+        assert!(ledger.charge(Size::bytes(1), QUOTA).is_none());
+        ledger.charge(Size::one_file(), QUOTA).unwrap().undo();
+        let third = ledger.charge(Size::one_file(), QUOTA);
+        assert!(third.is_some() && ledger.charge(Size::one_file(), QUOTA).is_none());
+
+        let file = Arc::new(File::open(dir.join("under/a")).unwrap());
+        ledger.opened(&file);
+        std::fs::remove_file(dir.join("under/a")).unwrap();
+        ledger.shrunk();
+        assert!(
+            ledger.charge(Size::bytes(41), QUOTA).is_none(),
+            "a removed file that is open takes its room"
+        );
+        drop(file);
+        ledger.shrunk();
+        assert!(ledger.charge(Size::bytes(100), QUOTA).is_some());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
