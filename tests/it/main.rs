@@ -14,6 +14,7 @@ mod vitals;
 mod wakeups;
 
 mod middleware;
+mod narrowing;
 mod order;
 mod outcomes;
 mod outside;
@@ -26,8 +27,10 @@ mod workers;
 mod code_cache;
 mod compiling;
 mod folder;
+mod grants;
 mod hostile;
 mod pinning;
+mod quotas;
 mod sandbox_abort;
 mod sandbox_guest;
 mod sandbox_reuse;

@@ -34,6 +34,7 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
             dir: dir.into(),
             at: "/data".into(),
             mode,
+            quota: None,
         };
         let settings = Settings {
             attempts_max: 16,
@@ -52,6 +53,7 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
                     dir: dir.join("nowhere"),
                     at: "/data".into(),
                     mode: Mode::Read,
+                    quota: None,
                 },
             ]),
             instances: [("test.reuse.*".into(), Instances::Reuse)].into(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
-use rouse::sandbox::{AbortHandle, Catalog, JobInput, Run};
+use rouse::sandbox::{AbortHandle, Capability, Catalog, JobInput, Run};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -80,7 +80,7 @@ async fn all_guests_are_served_and_say_what_they_want() {
     assert_eq!(echo.manifest.version, "9.8.7");
     assert_eq!(echo.manifest.lease, Duration::from_secs(20));
     assert_eq!(echo.manifest.concurrency, Some(3));
-    assert_eq!(echo.manifest.capabilities, ["dir"]);
+    assert_eq!(echo.manifest.capabilities, [Capability::Dirs(None)]);
     assert!(
         set.get("text.stats")
             .is_some_and(|stats| stats.manifest.input_schema.is_object())

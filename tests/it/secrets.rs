@@ -110,7 +110,7 @@ async fn a_secret_goes_nowhere_else() {
     for (request, part) in [
         (
             json!({"url": url("127.0.0.1", "/stolen"), "headers": {"authorization": "{KEY}"}}),
-            "hosts = [\"127.0.0.1\"], headers = [\"authorization\"]",
+            "hosts = [\"127.0.0.1\"]\nheaders = [\"authorization\"]",
         ),
         (
             json!({"url": url("localhost", "/stolen"), "headers": {"x-other": "{KEY}"}}),

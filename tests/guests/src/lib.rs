@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use failing::{fail, flaky, panic, trap};
 use greedy::{alloc, big_result, nul_result, recurse, reuse_state, spin, state};
 use http::{fields, none, other, private, public, secret};
-use reaching::{connect, env, print, read_file, write_file};
+use reaching::{connect, env, print, read_file, settings, write_file};
 use steps::{bad_steps, changed_step, retry_at, two_steps, wordy_progress};
 use waiting::{deadlock, ignore_abort, race, sleep, wait_abort};
 
@@ -76,6 +76,7 @@ export!(
     env,
     print,
     connect,
+    settings,
     two_steps,
     wordy_progress,
     bad_steps,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 
-use rouse_sdk::{Error, handler};
+use rouse_sdk::{Ctx, Error, handler};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -79,6 +79,27 @@ pub(crate) fn env(payload: Env) -> Value {
         "udp": outcome(UdpSocket::bind("127.0.0.1:0")),
         "stdin_bytes": stdin_bytes,
     })
+}
+
+#[derive(Deserialize)]
+struct Settings {
+    threshold: u32,
+}
+
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct Ask {
+    variable: String,
+}
+
+/// Gives back one of its settings, and what a variable says.
+#[handler(
+    name = "test.settings",
+    max_attempts = 3,
+    capabilities = ["settings:threshold", "env:GREETING", "http:api.example.com"]
+)]
+pub(crate) fn settings(ctx: &Ctx, payload: Ask) -> Result<Value, Error> {
+    let settings: Settings = ctx.settings()?;
+    Ok(json!({"threshold": settings.threshold, "variable": std::env::var(payload.variable).ok()}))
 }
 
 #[derive(Deserialize, JsonSchema)]

@@ -1,0 +1,218 @@
+//! What handlers ask for, have and miss: variables, settings, clocks.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rouse::job::RunEnd;
+use rouse::sandbox::{AbortHandle, Capability, Limits, Sandbox, Settings};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::http_out::Guests;
+use crate::sandbox_guest::{Handlers, PATIENCE, guest_of_wasip1, job, manifest};
+use crate::support::{Ran, attempt, command, folder, rouse_binary};
+
+fn sandbox() -> Arc<Sandbox> {
+    let settings = Settings {
+        attempts_max: 4,
+        limits: Limits {
+            memory_bytes: 16 << 20,
+            ..Limits::default()
+        },
+        env: [
+            ("*".into(), [("WIDE".into(), "1".into())].into()),
+            (
+                "test.own".into(),
+                [("GREETING".into(), "hello = you".into())].into(),
+            ),
+        ]
+        .into(),
+        handler_settings: [("test.own".into(), json!({"threshold": 3}))].into(),
+        fine_clocks: vec!["test.own".into()],
+        compiler: Some(rouse_binary()),
+        ..Settings::default()
+    };
+    Sandbox::start(settings).expect("a sandbox")
+}
+
+/// What handlers of these names, with this body, return.
+async fn returned(imports: &str, body: &str, names: &[&str]) -> Vec<String> {
+    let sandbox = sandbox();
+    let mut all = Vec::new();
+    for name in names {
+        let guest = guest_of_wasip1(imports, &manifest(name, "1"), body);
+        let handlers = Handlers::on(sandbox.clone(), &[("guest.wasm", &guest)]).await;
+        let running = attempt(
+            &sandbox,
+            &handlers.handler(name),
+            job("{}"),
+            AbortHandle::new(),
+        );
+        match timeout(PATIENCE, running).await.expect("it ends").end {
+            RunEnd::Returned(bytes) => all.push(String::from_utf8(bytes).expect("text")),
+            end => panic!("a result, not {end:?}"),
+        }
+    }
+    all
+}
+
+#[tokio::test]
+async fn a_handler_sees_its_own_variables_and_none_of_the_host() {
+    assert!(std::env::vars_os().count() > 0, "this process has some");
+    let imports = r#"
+        (import "wasi_snapshot_preview1" "environ_sizes_get" (func $sizes (param i32 i32) (result i32)))
+        (import "wasi_snapshot_preview1" "environ_get" (func $environ (param i32 i32) (result i32)))"#;
+    let body = "
+        (drop (call $sizes (i32.const 300) (i32.const 304)))
+        (drop (call $environ (i32.const 400) (i32.const 8192)))
+        (call $return_ok (i32.const 8192) (i32.load (i32.const 304)))";
+    // Of the tables that fit, one counts.
+    assert_eq!(
+        returned(imports, body, &["test.own", "other"]).await,
+        ["GREETING=hello = you\0", "WIDE=1\0"]
+    );
+}
+
+#[tokio::test]
+async fn a_handler_gets_its_own_settings() {
+    let imports = r#"(import "rouse:handler/settings@0.1.0" "all" (func $all (param i32)))"#;
+    let body = "
+        (call $all (i32.const 300))
+        (call $return_ok (i32.load (i32.const 300)) (i32.load (i32.const 304)))";
+    assert_eq!(
+        returned(imports, body, &["test.own", "other"]).await,
+        [r#"{"threshold":3}"#, "{}"]
+    );
+}
+
+#[tokio::test]
+async fn clocks_are_coarse_but_where_fine_ones_are_granted() {
+    let imports = r#"
+        (import "wasi_snapshot_preview1" "clock_time_get" (func $now (param i32 i64 i32) (result i32)))
+        (import "wasi_snapshot_preview1" "clock_res_get" (func $resolution (param i32 i32) (result i32)))"#;
+    // 1 where some of a thousand readings of either clock was no whole millisecond; then what they say of themselves.
+    let body = "
+        (local $left i32) (local $clock i32) (local $odd i32)
+        (local.set $left (i32.const 1000))
+        (loop $again
+            (local.set $clock (i32.and (local.get $left) (i32.const 1)))
+            (drop (call $now (local.get $clock) (i64.const 0) (i32.const 304)))
+            (local.set $odd (i32.or (local.get $odd)
+                (i64.ne (i64.const 0) (i64.rem_u (i64.load (i32.const 304)) (i64.const 1000000)))))
+            (local.set $left (i32.sub (local.get $left) (i32.const 1)))
+            (br_if $again (local.get $left)))
+        (i32.store8 (i32.const 400) (i32.add (i32.const 48) (local.get $odd)))
+        (drop (call $resolution (i32.const 1) (i32.const 304)))
+        (i32.store8 (i32.const 401) (i32.add (i32.const 48) (i64.eq (i64.load (i32.const 304)) (i64.const 1000000))))
+        (call $return_ok (i32.const 400) (i32.const 2))";
+    assert_eq!(
+        returned(imports, body, &["other", "test.own"]).await,
+        ["01", "10"]
+    );
+}
+
+#[tokio::test]
+async fn settings_and_variables_reach_a_handler_of_the_sdk() {
+    let guests = Guests::start(Settings {
+        env: [(
+            "test.settings".into(),
+            [("GREETING".into(), "hello".into())].into(),
+        )]
+        .into(),
+        handler_settings: [("test.settings".into(), json!({"threshold": 3}))].into(),
+        ..Settings::default()
+    })
+    .await;
+    for (variable, value) in [("GREETING", json!("hello")), ("PATH", Value::Null)] {
+        let RunEnd::Returned(bytes) = guests
+            .run("test.settings", json!({"variable": variable}))
+            .await
+        else {
+            panic!("it has what it needs");
+        };
+        let result: Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(result, json!({"threshold": 3, "variable": value}));
+    }
+    let without = Guests::start(Settings::default()).await;
+    let RunEnd::Failed(failure) = without.run("test.settings", json!({"variable": "A"})).await
+    else {
+        panic!("it needs settings");
+    };
+    assert_eq!((&*failure.kind, failure.permanent), ("bad-settings", true));
+    for part in ["`threshold`", "[handlers.\"test.settings\".settings]"] {
+        assert!(failure.message.contains(part), "{}", failure.message);
+    }
+}
+
+/// `rouse` in this folder, without a database.
+fn rouse(args: &[&str], folder: &Path) -> Ran {
+    let mut command = command("", args, folder);
+    let output = command
+        .env_remove("DATABASE_URL")
+        .output()
+        .expect("it runs");
+    Ran {
+        code: output.status.code().expect("it exits"),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
+    let asks = r#"{"handlers":[{"name":"mail.send","capabilities":["http:api.example.com","http:*.example.org",
+        "secrets:KEY","dirs:/out:read-write","env:LANG","env:TZ","settings:threshold","fine_clocks","of-the-future"]}]}"#;
+    let guest = guest_of_wasip1("", asks, "(call $return_ok (i32.const 0) (i32.const 0))");
+    let dir = folder(
+        "[[handlers.\"*\".http]]\nhosts = [\"*.example.com\"]\n",
+        &[],
+    );
+    std::fs::write(dir.join("handlers-wasm/mail.wasm"), guest).unwrap();
+    let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
+
+    let ran = rouse(&show, &dir);
+    ran.exits(0);
+    let manifest = rouse(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
+    assert_eq!(manifest["granted"], json!(["http:*.example.com"]));
+    assert_eq!(manifest["asked"].as_array().map(Vec::len), Some(9));
+    let missing = |manifest: &Value| -> Vec<String> {
+        let missing = manifest["missing"].as_array().expect("a list");
+        missing
+            .iter()
+            .map(|one| one["what"].as_str().expect("a word").to_owned())
+            .collect()
+    };
+    let others = [
+        "http:*.example.org",
+        "secrets:KEY",
+        "dirs:/out:read-write",
+        "env:LANG",
+        "env:TZ",
+        "settings:threshold",
+        "fine_clocks",
+        "of-the-future",
+    ];
+    assert_eq!(missing(&manifest), others);
+
+    // A host that loads it says so, once for each version.
+    let ran_all = rouse(&["handlers"], &dir);
+    assert_eq!(
+        ran_all.stderr.matches("is not granted to it").count(),
+        1,
+        "{ran_all:?}"
+    );
+
+    // The lines that are printed can be put into the file as they are, but for what only the operator knows.
+    let (_, lines) = ran
+        .stdout
+        .split_once("your values for …\n")
+        .expect("there are lines");
+    let toml = dir.join("rouse.toml");
+    let text = std::fs::read_to_string(&toml).unwrap()
+        + &lines.replace("hosts = [\"…\"]", "hosts = [\"a.example\"]")
+        + "\n[secrets.KEY]\nfile = \"key\"\n";
+    std::fs::write(&toml, text).unwrap();
+    let manifest = rouse(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
+    assert_eq!(missing(&manifest), ["of-the-future"]);
+    assert!(Capability::FineClocks.to_string() == manifest["granted"][7]);
+}

@@ -1,0 +1,291 @@
+//! Jobs that leave less of the grants and limits of their handlers (SPEC row B9).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rouse::sandbox::{
+    Catalog, HttpGrant, HttpScheme, Limits, Sandbox, Secret, SecretGrant, Secrets,
+    Settings as SandboxSettings,
+};
+use rouse::worker::Settings;
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::http_out::guest_folder;
+use crate::support::TestDb;
+use crate::support::web::web;
+use crate::support::worker::{Shown, TestWorker, ended, put};
+
+/// A worker whose handlers may send requests to this machine, and what they may otherwise.
+async fn start(db: &TestDb) -> TestWorker {
+    let settings = SandboxSettings {
+        attempts_max: 8,
+        limits: Limits {
+            memory_bytes: 32 << 20,
+            ..Limits::default()
+        },
+        http_grants: vec![HttpGrant {
+            handler: "test.http.secret".into(),
+            hosts: vec!["*".parse().expect("a host")],
+            schemes: vec![HttpScheme::Http],
+            ports: vec![web().plain],
+            methods: vec![],
+            private: true,
+        }],
+        secrets: Secrets([("KEY".into(), Secret::new("s3cret-of-mine").unwrap())].into()),
+        secret_grants: vec![SecretGrant {
+            handler: "test.http.secret".into(),
+            name: "KEY".into(),
+            hosts: vec!["localhost".parse().expect("a host")],
+            headers: vec!["authorization".into()],
+            body: false,
+        }],
+        env: [(
+            "test.env".into(),
+            [("LANG".into(), "C".into()), ("TZ".into(), "UTC".into())].into(),
+        )]
+        .into(),
+        ..SandboxSettings::default()
+    };
+    let sandbox = Sandbox::start(settings).expect("a sandbox");
+    let catalog = Catalog::open(sandbox.clone(), guest_folder()).await;
+    let catalog = Arc::new(catalog.expect("the guests load"));
+    TestWorker::start_in(db, Settings::default(), sandbox, catalog)
+}
+
+/// What becomes of a job with these grants.
+async fn run(client: &Client, handler: &str, payload: Value, grants: Value) -> Shown {
+    let sql = format!("'{handler}', '{payload}', grants => '{grants}'");
+    let id = put(client, &sql).await;
+    ended(client, id).await
+}
+
+fn message(job: &Shown) -> &str {
+    assert_eq!(job.state, "failed", "{job:?}");
+    let message = job
+        .error
+        .as_ref()
+        .and_then(|error| error["message"].as_str());
+    message.expect("a message")
+}
+
+#[tokio::test]
+async fn a_job_takes_servers_secrets_and_variables_from_its_handler() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = start(&db).await;
+    let url = |host: &str| format!("http://{host}:{}/narrowed", web().plain);
+    let payload =
+        |host: &str, secrets: Value| json!({"secrets": secrets, "requests": [{"url": url(host)}]});
+
+    let left = json!({"http": ["localhost"], "secrets": ["KEY"]});
+    let job = run(
+        &client,
+        "test.http.secret",
+        payload("localhost", json!(["KEY"])),
+        left.clone(),
+    )
+    .await;
+    assert_eq!(job.state, "succeeded", "{job:?}");
+    let job = run(
+        &client,
+        "test.http.secret",
+        payload("127.0.0.1", json!([])),
+        left,
+    )
+    .await;
+    assert_eq!(
+        (job.attempt, job.error.as_ref().unwrap()["kind"].as_str()),
+        (1, Some("denied"))
+    );
+    assert!(
+        message(&job).contains("the grants of this job leave out"),
+        "{job:?}"
+    );
+    let job = run(
+        &client,
+        "test.http.secret",
+        payload("localhost", json!(["KEY"])),
+        json!({"secrets": []}),
+    )
+    .await;
+    assert!(
+        message(&job).contains("the secret KEY, which the grants of this job leave out"),
+        "{job:?}"
+    );
+    // It adds nothing to what the handler has.
+    let job = run(
+        &client,
+        "test.http.none",
+        payload("localhost", json!([])),
+        json!({"http": ["*"]}),
+    )
+    .await;
+    assert!(
+        message(&job).contains("[[handlers.\"test.http.none\".http]]"),
+        "{job:?}"
+    );
+
+    let job = run(
+        &client,
+        "test.env",
+        json!({}),
+        json!({"env": ["TZ", "HOME"]}),
+    )
+    .await;
+    assert_eq!(job.result.unwrap()["vars"], json!(["TZ"]));
+    let job = run(&client, "test.env", json!({}), json!({})).await;
+    assert_eq!(job.result.unwrap()["vars"], json!(["LANG", "TZ"]));
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_job_has_less_memory_and_time_than_its_handler() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = start(&db).await;
+    let alloc = json!({"bytes": 16 << 20});
+    let job = run(
+        &client,
+        "test.alloc",
+        alloc.clone(),
+        json!({"memory_mb": 4}),
+    )
+    .await;
+    let error = job.error.unwrap();
+    assert_eq!(
+        (&error["kind"], job.attempt),
+        (&json!("out_of_memory"), 1),
+        "{error}"
+    );
+    // 4 GiB are not more than the handler's 32 MiB.
+    let job = run(
+        &client,
+        "test.alloc",
+        json!({"bytes": 100 << 20}),
+        json!({"memory_mb": 4096}),
+    )
+    .await;
+    assert_eq!(job.error.unwrap()["kind"], "out_of_memory");
+    let job = run(&client, "test.alloc", alloc, json!({})).await;
+    assert_eq!(job.state, "succeeded");
+
+    let started = Instant::now();
+    let job = run(&client, "test.spin", json!({}), json!({"timeout": "200ms"})).await;
+    assert_eq!(job.state, "timed_out");
+    let job = run(&client, "test.spin", json!({}), json!({"cpu": "100ms"})).await;
+    assert_eq!(job.error.unwrap()["kind"], "out_of_cpu");
+    assert!(started.elapsed() < Duration::from_secs(60));
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn grants_that_nobody_would_keep_to_are_refused_where_they_are_enqueued() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for (grants, part) in [
+        (r#"{"sockets": []}"#, "grants have no key 'sockets'"),
+        ("[]", "must be an object"),
+        (
+            r#"{"http": ["https://a.example"]}"#,
+            "without scheme and port",
+        ),
+        (r#"{"http": ["a.example:443"]}"#, "without scheme and port"),
+        (r#"{"http": "a.example"}"#, "a list of texts"),
+        (r#"{"env": [1]}"#, "a list of texts"),
+        (r#"{"dirs": ["out"]}"#, "such as /photos"),
+        (r#"{"memory_mb": 0}"#, "1 to 9999"),
+        (r#"{"memory_mb": 1.5}"#, "1 to 9999"),
+        (r#"{"cpu": 5}"#, "a duration such as"),
+        (r#"{"timeout": "1 hour"}"#, "a duration such as"),
+    ] {
+        for call in [
+            format!("SELECT rouse.enqueue('x', grants => '{grants}')"),
+            format!("SELECT rouse.enqueue_many('x', ARRAY['{{}}']::jsonb[], grants => '{grants}')"),
+        ] {
+            let error = client.query(&call, &[]).await.expect_err("it is refused");
+            let error = error.as_db_error().expect("an error of the database");
+            assert!(
+                error.message().contains(part),
+                "{call}: {}",
+                error.message()
+            );
+        }
+    }
+    let rows = client.query("SELECT FROM rouse.jobs", &[]).await.unwrap();
+    assert!(rows.is_empty());
+}
+
+#[tokio::test]
+async fn grants_stay_with_the_job_in_its_history_and_in_its_retry() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = start(&db).await;
+    let left = json!({"memory_mb": 4});
+    let sql = format!("'test.alloc', '{{\"bytes\": 16777216}}', grants => '{left}'");
+    let id = put(&client, &sql).await;
+    assert_eq!(ended(&client, id).await.state, "failed");
+    let sql = "SELECT (SELECT detail -> 'grants' FROM rouse.history($1) WHERE event = 'requested'),
+                      (SELECT grants FROM rouse.job($1)), rouse.retry($1)";
+    let row = client.query_one(sql, &[&id]).await.unwrap();
+    assert_eq!(
+        (row.get::<_, Value>(0), row.get::<_, Value>(1)),
+        (left.clone(), left.clone())
+    );
+    let job = ended(&client, row.get(2)).await;
+    assert_eq!(job.error.unwrap()["kind"], "out_of_memory");
+    worker.drain().await;
+
+    // Where nothing ran, too: purged, cancelled.
+    let enqueue = format!("'x', grants => '{left}'");
+    let (purged, cancelled) = (
+        put(&client, &enqueue).await,
+        put(&client, &format!("{enqueue}, queue => 'q'")).await,
+    );
+    let sql = "SELECT rouse.purge_queue('default'), rouse.cancel($1)";
+    client.query_one(sql, &[&cancelled]).await.unwrap();
+    for id in [purged, cancelled] {
+        let row = client
+            .query_one("SELECT state::text, grants FROM rouse.job($1)", &[&id])
+            .await
+            .unwrap();
+        assert_eq!(
+            (row.get(0), row.get::<_, Value>(1)),
+            ("cancelled", left.clone())
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_cannot_narrow_does_not_get_such_a_job() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let wide = put(&client, "'x'").await;
+    let narrow = put(&client, "'x', grants => '{\"http\": []}'").await;
+    // A worker from before calls the functions that it knows.
+    let key = "decode(repeat('ab', 32), 'hex')";
+    let sql = "SELECT incarnation, lane FROM rouse.register('old', decode(repeat('ab', 32), 'hex'), 'h', 'p', 'v', '{}', 1, '{}', '{}') AS r,
+                      (SELECT j.lane FROM rouse.job AS j LIMIT 1) AS l";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    let (worker, lane): (i64, i64) = (row.get(0), row.get(1));
+    let ids = async |sql: String| -> Vec<i64> {
+        let rows = client.query(&sql, &[]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    };
+    let claim = |more: &str| {
+        format!(
+            "SELECT id FROM rouse.claim({worker}, {key}, 7, ARRAY[{lane}], ARRAY[0], ARRAY[1], 10{more})"
+        )
+    };
+    assert_eq!(ids(claim("")).await, [wide]);
+    assert_eq!(ids(claim(", true")).await, [narrow]);
+    // Both leases have run out, of 1 ms.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let adopt = |more: &str| {
+        format!(
+            "SELECT id FROM rouse.adopt({worker}, {key}, 8, ARRAY[{lane}], ARRAY[60000], 10, 3, NULL{more})"
+        )
+    };
+    assert_eq!(ids(adopt("")).await, [wide]);
+    assert_eq!(ids(adopt(", true, true")).await, [narrow]);
+}
