@@ -407,6 +407,7 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
             "cannot read",
         ),
         (&["handlers", "--config", bad.to_str().unwrap()], "slot"),
+        (&["invoke", "noop", "--timeout", "0s"], "longer than that"),
         (&["serve", "--http", "localhost"], "is no ADDRESS:PORT"),
         (
             &["serve", "--http", "off", "--handlers", "/nowhere"],

@@ -34,6 +34,7 @@ mod sandbox_reuse;
 mod sandbox_run;
 mod sandbox_sdk;
 
+mod clocks;
 mod commands;
 mod drain;
 mod fleet;

@@ -343,7 +343,7 @@ mod tests {
         let body = Full::from("all of it").map_err(|never| match never {});
         let body = Outgoing::new(body.boxed_unsync(), abort.clone(), tally, 100);
         abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
-        let read = body.collect().await.err().expect("it is cut off");
+        let read = body.collect().await.expect_err("it is cut off");
         assert!(matches!(read, Fault::Stopped), "{read:?}");
     }
 }
