@@ -61,7 +61,7 @@ async fn a_host_whose_clock_is_a_day_off_starts_nothing_early_and_loses_nothing(
         assert_eq!(ended(&client, long).await.attempt, 1, "renewed in time");
         let again = (again, ended(&client, again).await);
         assert_eq!((again.1.state.as_str(), again.1.attempt), ("succeeded", 2));
-        let early = "SELECT at >= to_timestamp($2 / 1000.0) FROM rouse.history($1) WHERE event = 'started' AND attempt = 2";
+        let early = "SELECT at >= to_timestamp($2::float8 / 1000) FROM rouse.history($1) WHERE event = 'started' AND attempt = 2";
         let row = client
             .query_one(early, &[&again.0, &(again_ms as f64)])
             .await

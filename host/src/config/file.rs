@@ -117,12 +117,6 @@ pub struct File {
     /// Whose signatures modules need; default: none.
     #[serde(default, deserialize_with = "modules::keys")]
     trusted_keys: Vec<PublicKey>,
-    /// Requests over HTTP of one attempt; default 1,000.
-    http_requests_max: Option<usize>,
-    /// Bytes that the requests of one attempt send and receive; default 1 GiB.
-    http_bytes_max: Option<u64>,
-    /// Bytes of the body of one request or response; default 256 MiB.
-    http_body_bytes_max: Option<u64>,
     /// How long a request may take, with its response; default 10 min.
     #[serde(default, deserialize_with = "duration::read")]
     http_timeout: Option<Duration>,
@@ -358,7 +352,7 @@ mod tests {
                 "may go nowhere",
             ),
             ("http_timeout = \"0s\"", "http_timeout"),
-            ("http_bytes_max = 1", "http_bytes_max"),
+            ("[limits]\nhttp_bytes = 1", "limits.http_bytes"),
             ("[handlers.\"ima*\"]\nlease = \"5s\"", "ima*"),
             (
                 "[handlers.x]\ndirs = [{ dir = \"a\", at = \"/a\", mode = \"append\" }]",

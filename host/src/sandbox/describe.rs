@@ -73,7 +73,7 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
         &Limits::default(),
         None,
     ));
-    let http = Http::new(None, abort.clone(), Arc::default());
+    let http = Http::new(None, &Limits::default(), abort.clone(), Arc::default());
     let of = OfAttempt {
         meter: Arc::default(),
         abort,

@@ -119,7 +119,12 @@ impl Sandbox {
             abort: abort.clone(),
             log: Arc::new(log),
             steps: Steps::of(journal, limits),
-            http: Http::new(Some(handler.http.clone()), abort.clone(), meter.clone()),
+            http: Http::new(
+                Some(handler.http.clone()),
+                &handler.limits,
+                abort.clone(),
+                meter.clone(),
+            ),
         };
         let tenant = job.tenant.as_deref();
         let memory_bytes = job.memory_bytes;
