@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
-use super::evaluate::canonical_text;
+use super::canonical::canonical_text;
 use super::excerpt;
 use super::json::escaped;
 use super::node::{

@@ -3,10 +3,8 @@
 use std::cmp::Ordering;
 use std::collections::HashSet;
 
-use serde_json::Value;
-
-use super::excerpt;
 use super::json::{Json, Kind, Member, Place};
+use super::mismatch::{Detail, Mismatch};
 use super::node::{
     ArrayRules, Combined, Compiled, Node, NodeId, NumberRules, ObjectRules, StringRules,
 };
@@ -16,9 +14,6 @@ use super::number::Decimal;
 /// a reference, an alternative, the object, its property.
 pub(super) const DEPTH_MAX: u32 = 512;
 
-/// A value is quoted as far as it can be recognised.
-const FOUND_CHARS_MAX: usize = 40;
-
 /// Bytes that are compared or copied in one step.
 const BYTES_PER_STEP: usize = 32;
 
@@ -27,23 +22,6 @@ pub(super) enum Stop {
     Mismatch(Mismatch),
     TooManySteps,
     TooDeep,
-}
-
-/// A rule, and the part of a value that does not fit it.
-pub(super) struct Mismatch {
-    at: Place,
-    node: NodeId,
-    keyword: &'static str,
-    detail: Detail,
-}
-
-/// What a keyword alone does not tell.
-enum Detail {
-    None,
-    /// A property is not there.
-    Missing(String),
-    /// It fits more than one alternative.
-    FitsMany,
 }
 
 /// The properties of one object that something has looked at.
@@ -60,41 +38,21 @@ pub(super) fn evaluate(schema: &Compiled, json: &Json<'_>, steps: u64) -> Result
     check.fits(NodeId(0), json.root(), None)
 }
 
-/// The same text for the same value, however it is written.
-///
-/// # Errors
-/// Where it is nested too deep.
-pub(super) fn canonical_text(value: &Value) -> Result<Vec<u8>, String> {
-    let text = value.to_string();
-    let json = Json::read(text.as_bytes());
-    let json = json.map_err(|_| "has a value with too many parts")?;
-    let mut check = Check {
-        schema: &Compiled::default(),
-        json: &json,
-        steps: u64::MAX,
-        depth: 0,
-    };
-    let mut out = Vec::new();
-    match check.canonical(json.root(), &mut out) {
-        Ok(()) => Ok(out),
-        Err(_) => Err("has a value that is nested too deep".into()),
-    }
-}
-
-struct Check<'s, 'j> {
-    schema: &'s Compiled,
-    json: &'j Json<'j>,
-    steps: u64,
-    depth: u32,
+/// One check, with what it may still use.
+pub(super) struct Check<'s, 'j> {
+    pub(super) schema: &'s Compiled,
+    pub(super) json: &'j Json<'j>,
+    pub(super) steps: u64,
+    pub(super) depth: u32,
 }
 
 impl<'s, 'j> Check<'s, 'j> {
-    fn count(&mut self, steps: u64) -> Result<(), Stop> {
+    pub(super) fn count(&mut self, steps: u64) -> Result<(), Stop> {
         self.steps = self.steps.checked_sub(steps).ok_or(Stop::TooManySteps)?;
         Ok(())
     }
 
-    fn count_bytes(&mut self, bytes: usize) -> Result<(), Stop> {
+    pub(super) fn count_bytes(&mut self, bytes: usize) -> Result<(), Stop> {
         self.count(1 + (bytes / BYTES_PER_STEP) as u64)
     }
 
@@ -296,26 +254,6 @@ impl<'s, 'j> Check<'s, 'j> {
         first_broken(id, at, &[(repeated, "uniqueItems")])
     }
 
-    /// Sorted, so that no list makes this quadratic.
-    fn has_equal_items(&mut self, at: Place) -> Result<bool, Stop> {
-        let json = self.json;
-        let mut all = Vec::new();
-        let mut items: Vec<(usize, usize)> = Vec::new();
-        for item in json.items(at) {
-            let start = all.len();
-            self.canonical(item, &mut all)?;
-            items.push((start, all.len()));
-        }
-        let text = |item: &(usize, usize)| &all[item.0..item.1];
-        // Each is compared as often as the number of items has digits in base 2.
-        let rounds = usize::BITS - items.len().leading_zeros();
-        self.count_bytes(all.len().saturating_mul(rounds as usize))?;
-        items.sort_unstable_by(|a, b| text(a).cmp(text(b)));
-        Ok(items
-            .windows(2)
-            .any(|pair| text(&pair[0]) == text(&pair[1])))
-    }
-
     fn object(
         &mut self,
         id: NodeId,
@@ -384,7 +322,7 @@ impl<'s, 'j> Check<'s, 'j> {
                     at,
                     node: id,
                     keyword,
-                    detail: Detail::Missing(excerpt(name)),
+                    detail: Detail::Missing(name.to_string()),
                 }));
             }
         }
@@ -500,61 +438,12 @@ impl<'s, 'j> Check<'s, 'j> {
         }
     }
 
-    fn members(&mut self, at: Place) -> Result<Vec<Member<'j>>, Stop> {
+    pub(super) fn members(&mut self, at: Place) -> Result<Vec<Member<'j>>, Stop> {
         for name in self.json.items(at).step_by(2) {
             self.count_bytes(self.json.raw(name).len())?;
         }
         Ok(self.json.members(at))
     }
-
-    /// Writes the value so that equal ones are written alike: members by name, numbers and strings by what they are.
-    fn canonical(&mut self, at: Place, out: &mut Vec<u8>) -> Result<(), Stop> {
-        if self.depth == DEPTH_MAX {
-            return Err(Stop::TooDeep);
-        }
-        self.depth += 1;
-        let json = self.json;
-        match json.kind(at) {
-            Kind::Null | Kind::Boolean => {
-                self.count(1)?;
-                out.extend(json.raw(at).as_bytes());
-            }
-            Kind::Number => {
-                self.count_bytes(json.raw(at).len())?;
-                out.extend(Decimal::read(json.raw(at)).canonical().as_bytes());
-            }
-            Kind::String => {
-                self.count_bytes(json.raw(at).len())?;
-                string_into(&json.string(at), out);
-            }
-            Kind::Array => {
-                self.count(1)?;
-                out.push(b'[');
-                for item in json.items(at) {
-                    self.canonical(item, out)?;
-                    out.push(b',');
-                }
-                out.push(b']');
-            }
-            Kind::Object => {
-                out.push(b'{');
-                for member in self.members(at)? {
-                    string_into(&member.name, out);
-                    self.canonical(member.at, out)?;
-                    out.push(b',');
-                }
-                out.push(b'}');
-            }
-        }
-        self.depth -= 1;
-        Ok(())
-    }
-}
-
-/// A string with its length before it, so that it needs no escapes.
-fn string_into(text: &str, out: &mut Vec<u8>) {
-    out.extend(format!("\"{}:", text.len()).as_bytes());
-    out.extend(text.as_bytes());
 }
 
 fn has(members: &[Member<'_>], name: &str) -> bool {
@@ -589,63 +478,4 @@ fn within(
     let few = min.is_some_and(|min| count < min);
     let many = max.is_some_and(|max| count > max);
     first_broken(node, at, &[(few, min_keyword), (many, max_keyword)])
-}
-
-impl Mismatch {
-    /// How much it tells of an alternative for the value at this place: 0 where it only tells alternatives apart, 2 where
-    /// something further inside does not fit.
-    fn tells(&self, at: Place) -> u8 {
-        match self.keyword {
-            "const" | "enum" => 0,
-            _ if self.at != at => 2,
-            "type" => 0,
-            _ => 1,
-        }
-    }
-
-    /// Where it is, what is there, and which rule that does not fit.
-    pub(super) fn told(&self, schema: &Compiled, written: &Value, json: &Json<'_>) -> String {
-        let at = match json.pointer(self.at) {
-            top if top.is_empty() => "at the top".to_owned(),
-            pointer => format!("at {}", excerpt(&pointer)),
-        };
-        let found = found(json, self.at);
-        let pointer = schema.pointer(self.node);
-        let rule = pointer.strip_prefix('#').and_then(|path| {
-            let rule = written.pointer(path)?.get(self.keyword)?;
-            Some(excerpt(&format!("\"{}\": {rule}", self.keyword)))
-        });
-        let pointer = excerpt(&pointer);
-        match (&self.detail, rule) {
-            (Detail::Missing(name), _) => {
-                format!("{at} is an object without \"{name}\", which {pointer} requires")
-            }
-            (Detail::FitsMany, _) => {
-                format!("{at} is {found}, which fits more than one of \"oneOf\" ({pointer})")
-            }
-            (Detail::None, Some(rule)) => format!("{at} is {found}; wanted is {rule} ({pointer})"),
-            (Detail::None, None) => {
-                format!("{at} is {found}, and {pointer} allows nothing there")
-            }
-        }
-    }
-}
-
-/// What stands there, as far as it can be recognised.
-fn found(json: &Json<'_>, at: Place) -> String {
-    let raw = json.raw(at);
-    match json.kind(at) {
-        Kind::Null | Kind::Boolean => raw.to_owned(),
-        Kind::Number => shortened(raw),
-        Kind::String => format!("the string {}", shortened(raw)),
-        Kind::Array => "an array".to_owned(),
-        Kind::Object => "an object".to_owned(),
-    }
-}
-
-fn shortened(raw: &str) -> String {
-    match raw.char_indices().nth(FOUND_CHARS_MAX) {
-        Some((end, _)) => format!("{}…", excerpt(&raw[..end])),
-        None => excerpt(raw),
-    }
 }

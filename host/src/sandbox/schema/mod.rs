@@ -13,6 +13,9 @@ mod node;
 mod compile;
 mod evaluate;
 
+mod canonical;
+mod mismatch;
+
 #[cfg(test)]
 mod tests;
 
@@ -107,7 +110,7 @@ impl Schema {
     ///
     /// # Errors
     /// Where it does not fit, or cannot be checked; a phrase like "does not fit …".
-    pub(super) fn check(&self, text: &[u8]) -> Result<(), String> {
+    pub fn check(&self, text: &[u8]) -> Result<(), String> {
         let Some(compiled) = &self.compiled else {
             return Ok(());
         };
