@@ -3,6 +3,8 @@
 //! Each case is written to a file before it runs. Whatever must not happen ends this process: a panic anywhere, a case
 //! that takes too long, too much memory. Then the file is the finding.
 
+mod host;
+
 mod manifest;
 mod module;
 mod mutated;
@@ -21,7 +23,7 @@ use clap::{Parser, ValueEnum};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-use module::Host;
+use host::Host;
 
 /// One case: a module may be compiled for some seconds on a busy machine, and an attempt is stopped after less.
 const CASE_SECONDS_MAX: u64 = 60;
