@@ -35,7 +35,7 @@ fn config(text: &str) -> std::path::PathBuf {
 }
 
 /// Runs a command to its end, on a database.
-fn run(db: &TestDb, args: &[&str]) -> (i32, String) {
+pub(crate) fn run(db: &TestDb, args: &[&str]) -> (i32, String) {
     let host = Host::rouse(args, &[("DATABASE_URL", &db.url()), ("ROUSE_LOG", "off")]);
     let (status, output) = host.exit(PATIENCE);
     (status.code().expect("it exits"), output)

@@ -25,6 +25,7 @@ mod workers;
 
 mod code_cache;
 mod compiling;
+mod contract;
 mod folder;
 mod hostile;
 mod pinning;

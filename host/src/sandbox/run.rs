@@ -101,6 +101,9 @@ impl Sandbox {
             return Run::without_guest(RunEnd::Aborted(reason));
         }
         let _permit = permit;
+        if let Some(end) = self.unfit_payload(handler, &job.payload, &abort).await {
+            return Run::without_guest(end);
+        }
         let _ticking = self.ticker.tick();
 
         let speaker = Speaker::Attempt {
@@ -156,11 +159,12 @@ impl Sandbox {
             (Ok(Some(done)), None) => end::classify(done, state, limits),
             (Ok(None), None) => RunEnd::OutOfCpu { limit: limits.cpu },
         };
-        if let Some(tenant) = tenant {
-            self.keep(handler, tenant, instance, &end);
+        match tenant {
+            Some(tenant) => self.keep(handler, tenant, instance, &end),
+            None => drop(instance),
         }
         Run {
-            end,
+            end: self.with_fit_result(handler, end, &abort).await,
             wall: Duration::ZERO,
             used: Some(meter.usage()),
         }

@@ -68,8 +68,8 @@ impl Folder {
             "max_attempts": policy.retry.max_attempts,
             "instances": if handler.reuses { "reuse" } else { "fresh" },
             "capabilities": manifest.capabilities,
-            "input_schema": manifest.input_schema,
-            "output_schema": manifest.output_schema,
+            "input_schema": manifest.input_schema.written(),
+            "output_schema": manifest.output_schema.written(),
         })
     }
 }
