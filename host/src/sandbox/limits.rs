@@ -52,6 +52,12 @@ const STEP_BYTES: usize = 256 << 10;
 /// A later attempt reads the results of all steps before its first one.
 const STEPS_BYTES: usize = 8 << 20;
 
+/// Each write is a commit; a loop that writes for ever would fill the database's log.
+const STATE_CALLS: usize = 10_000;
+
+/// A thousand values of the size that is allowed where nothing else is set.
+const STATE_BYTES: usize = 64 << 20;
+
 /// What the attempts of one handler may use. The defaults are those of a host whose operator has set nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -84,6 +90,10 @@ pub struct Limits {
     pub step_bytes: usize,
     /// The results of all steps of a job, bytes. Default: 8 MiB.
     pub steps_bytes: usize,
+    /// How often an attempt may ask for its handler's state. Default: 10,000.
+    pub state_calls: usize,
+    /// What it may read and write of it, bytes. Default: 64 MiB.
+    pub state_bytes: usize,
 }
 
 impl Default for Limits {
@@ -103,6 +113,8 @@ impl Default for Limits {
             steps: STEPS,
             step_bytes: STEP_BYTES,
             steps_bytes: STEPS_BYTES,
+            state_calls: STATE_CALLS,
+            state_bytes: STATE_BYTES,
         }
     }
 }
@@ -160,6 +172,10 @@ pub struct LimitsSet {
     pub step_bytes: Option<usize>,
     /// See [`Limits::steps_bytes`].
     pub steps_bytes: Option<usize>,
+    /// See [`Limits::state_calls`].
+    pub state_calls: Option<usize>,
+    /// See [`Limits::state_bytes`].
+    pub state_bytes: Option<usize>,
 }
 
 impl LimitsSet {
@@ -188,6 +204,8 @@ impl LimitsSet {
             steps: self.steps.unwrap_or(other.steps),
             step_bytes: self.step_bytes.unwrap_or(other.step_bytes),
             steps_bytes: self.steps_bytes.unwrap_or(other.steps_bytes),
+            state_calls: self.state_calls.unwrap_or(other.state_calls),
+            state_bytes: self.state_bytes.unwrap_or(other.state_bytes),
         }
     }
 }
