@@ -19,7 +19,7 @@ use tokio_postgres::error::SqlState;
 use crate::http_out::guest_folder;
 use crate::support::claims::{claim, orders, rand, result, settlement};
 use crate::support::worker::{
-    PATIENCE, TestWorker, cancel, ended, enqueue, put, until, until_true,
+    PATIENCE, TestWorker, cancel, ended, enqueue, lease, put, until_true,
 };
 use crate::support::{TestDb, code_cache, folder, rouse_binary, rouse_in};
 
@@ -214,7 +214,7 @@ fn one(key: &'static str, value: &'static [u8]) -> StateSet<'static> {
     StateSet {
         key,
         value,
-        version: rand() & i64::MAX | 1,
+        version: (rand() & i64::MAX) | 1,
         expected: None,
         keys_max: 100,
         bytes_max: 1_000,
@@ -269,53 +269,48 @@ async fn of_two_that_write_at_once_where_one_fits_one_is_refused() {
         bytes_max: 15,
         ..one(key, b"123456789")
     };
-    let cases = [
+    for (sets, refusal) in [
         ([few_keys("a"), few_keys("b")], StateWrite::TooManyKeys),
         (
-            [few_bytes("c"), few_bytes("d")],
+            [few_bytes("a"), few_bytes("b")],
             StateWrite::TooManyBytes(10),
         ),
-        // The same keys, which are there.
-        (
-            [few_bytes("c"), few_bytes("c")].map(|set| StateSet {
-                bytes_max: 9,
-                ..set
-            }),
-            StateWrite::Set,
-        ),
-    ];
-    for (sets, refusal) in cases {
+    ] {
         client
-            .batch_execute("DELETE FROM rouse.handler_state WHERE key < 'c'")
+            .batch_execute("DELETE FROM rouse.handler_state")
             .await
             .unwrap();
         let open = holder.transaction().await.unwrap();
         open.batch_execute(GROWING).await.unwrap();
-        let same_key = sets[0].key == sets[1].key;
-        let writes = [
-            write(jobs[0].1, &jobs[0].0, sets[0]),
-            write(jobs[1].1, &jobs[1].0, sets[1]),
-        ];
-        if !same_key {
-            until_they_wait(&client, 2).await;
-        }
+        let [a, b] = [0, 1].map(|at| write(jobs[at].1, &jobs[at].0, sets[at]));
+        until_they_wait(&client, 2).await;
         open.rollback().await.unwrap();
-        let mut said = Vec::new();
-        for write in writes {
-            said.push(write.await.unwrap());
-        }
-        let set = said.iter().filter(|said| **said == StateWrite::Set).count();
-        assert_eq!(set, if same_key { 2 } else { 1 }, "{said:?}");
-        assert!(said.contains(&refusal), "{said:?}");
-        if sets[0].key == "c" && !same_key {
-            // Whichever it was, it is `c` that the next case finds.
-            client
-                .batch_execute("UPDATE rouse.handler_state SET key = 'c'")
-                .await
-                .unwrap();
-        }
+        let said = [a.await.unwrap(), b.await.unwrap()];
+        assert!(
+            said.contains(&StateWrite::Set) && said.contains(&refusal),
+            "{said:?}"
+        );
+        assert_eq!(kept(&client).await.len(), 1);
     }
-    assert_eq!(kept(&client).await, [entry("x", "", "c", "123456789")]);
+}
+
+#[tokio::test]
+async fn a_write_that_makes_the_state_no_larger_needs_no_room_and_waits_for_nobody() {
+    let db = TestDb::new().await;
+    let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let job = claimed(&client, &store).await;
+    write(&store, &job, one("k", b"123")).await.unwrap();
+    let open = holder.transaction().await.unwrap();
+    open.batch_execute(GROWING).await.unwrap();
+    let no_room = StateSet {
+        bytes_max: 1,
+        keys_max: 0,
+        ..one("k", b"456")
+    };
+    let said = store.set_state(of(&job), no_room).await.unwrap();
+    assert_eq!(said, Ok(StateWrite::Set));
+    open.rollback().await.unwrap();
+    assert_eq!(kept(&client).await, [entry("x", "", "k", "456")]);
 }
 
 #[tokio::test]
@@ -327,7 +322,7 @@ async fn of_two_that_replace_the_same_version_at_once_one_is_told_of_the_other()
         claimed(&client, &mine).await,
         claimed(&client, &other).await,
     ];
-    let both = async |sets: [StateSet<'static>; 2]| {
+    let both = |sets: [StateSet<'static>; 2]| {
         let writes = [
             write(&mine, &jobs[0], sets[0]),
             write(&other, &jobs[1], sets[1]),
@@ -342,7 +337,7 @@ async fn of_two_that_replace_the_same_version_at_once_one_is_told_of_the_other()
     // Neither finds anything, and both would make it larger.
     let open = holder.transaction().await.unwrap();
     open.batch_execute(GROWING).await.unwrap();
-    let (writes, sets) = both([expecting(0, b"1"), expecting(0, b"2")]).await;
+    let (writes, sets) = both([expecting(0, b"1"), expecting(0, b"2")]);
     until_they_wait(&client, 2).await;
     open.rollback().await.unwrap();
     let winner = the_only_one(writes, sets).await;
@@ -355,8 +350,7 @@ async fn of_two_that_replace_the_same_version_at_once_one_is_told_of_the_other()
     let (writes, sets) = both([
         expecting(winner.version, b"3"),
         expecting(winner.version, b"4"),
-    ])
-    .await;
+    ]);
     until_they_wait(&client, 2).await;
     open.rollback().await.unwrap();
     let winner = the_only_one(writes, sets).await;
@@ -643,24 +637,23 @@ async fn from_the_abort_on_nothing_is_read_or_written() {
 async fn an_attempt_that_has_lost_its_job_hears_of_it_by_its_next_write() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let worker = worker(&db).await;
+    // No renewal will tell it.
+    let settings = Settings {
+        overrides: lease("test.state.one", 86_400),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start_in(&db, settings, sandbox(), catalog().await);
     let calls = json!({"calls": [{"set": ["first", 1]}, {"add": ["n", 1_000_000]}]});
-    let id = enqueue(&client, "test.state.one", calls).await;
+    enqueue(&client, "test.state.one", calls).await;
     until_true(&client, "SELECT count(*) = 2 FROM rouse.handler_state").await;
     // As if another worker had it; nobody is told.
     client
         .batch_execute("UPDATE rouse.job SET fence = fence # 1")
         .await
         .unwrap();
-    until_true(
-        &client,
-        "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND state <> 'idle' AND query LIKE '%rouse.set_state%'",
-    )
-    .await;
     let before = kept(&client).await;
     worker.drain().await;
     assert_eq!(kept(&client).await, before);
-    until(&client, id, |job| job.state == "running").await;
 }
 
 #[tokio::test]

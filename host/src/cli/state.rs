@@ -99,6 +99,7 @@ struct Set {
     key: String,
 
     /// JSON, as handlers in Rust read it; - for standard input
+    #[arg(allow_negative_numbers = true)]
     value: String,
 
     /// Take any bytes

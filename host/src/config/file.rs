@@ -353,7 +353,10 @@ mod tests {
             ("[handlers.x.limits]\ncpu = \"0s\"", "limits.cpu"),
             ("[handlers.x]\ninstances = \"keep\"", "keep"),
             ("[handlers.x.state]\nkeys_max = 10001", "state.keys_max"),
-            ("[handlers.x.state]\nvalue_bytes_max = 0", "state.value_bytes_max"),
+            (
+                "[handlers.x.state]\nvalue_bytes_max = 0",
+                "state.value_bytes_max",
+            ),
             ("[handlers.x.state]\nkeys = 1", "keys"),
             ("[[handlers.x.http]]\nhosts = []", "grants nothing"),
             ("[[handlers.x.http]]\nhosts = [\"a:443\"]", "a:443"),

@@ -38,14 +38,20 @@ async fn answer(ctx: &Ctx, call: Call) -> Result<Value> {
     Ok(match call {
         Call::Get(key) => json!(state.get::<Value>(key)?),
         Call::Bytes(key) => json!(state.get_bytes(key)?),
-        Call::Set(key, value) => json!(state.set(key, &value)?),
+        Call::Set(key, value) => {
+            state.set(key, &value)?;
+            Value::Null
+        }
         Call::Fill(prefix, count, bytes) => {
             for n in 0..count {
                 state.set_bytes(format!("{prefix}{n:05}"), vec![b'x'; bytes])?;
             }
             json!(count)
         }
-        Call::SetLong(chars) => json!(state.set("k".repeat(chars), &1)?),
+        Call::SetLong(chars) => {
+            state.set("k".repeat(chars), &1)?;
+            Value::Null
+        }
         Call::Delete(key) => json!(state.delete(key)?),
         Call::Keys(prefix) => json!(state.keys(prefix)?),
         Call::Add(key, times) => {

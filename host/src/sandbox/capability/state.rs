@@ -64,7 +64,10 @@ impl HandlerState {
     fn keeper(&self) -> Result<&dyn StateKeeper, No> {
         let keeper = self.journal.as_ref().and_then(|journal| journal.state());
         keeper.ok_or_else(|| {
-            refused("a handler that is invoked without the queue has no state: enqueue a job for it".into())
+            refused(
+                "a handler that is invoked without the queue has no state: enqueue a job for it"
+                    .into(),
+            )
         })
     }
 
