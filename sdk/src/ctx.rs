@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::http::{Request, Response};
+use crate::state::State;
 use crate::task::Source;
 use crate::{AbortReason, AbortSignal, Error, Result};
 
@@ -64,6 +65,19 @@ pub(crate) trait Host {
     fn begin_step(&self, name: &str) -> Result<Option<Vec<u8>>>;
     fn complete_step(&self, name: &str, output: Vec<u8>) -> Result<()>;
     fn secret(&self, name: &str) -> Result<String>;
+    /// What is kept under a key, with its version.
+    fn state_get(&self, key: &str) -> Result<Option<(Vec<u8>, i64)>>;
+    /// A page of keys; an empty one is the last.
+    fn state_keys(&self, prefix: &str, after: Option<&str>) -> Result<Vec<String>>;
+    fn state_set(&self, key: &str, value: Vec<u8>) -> Result<()>;
+    /// False where another version is there; none: where anything is.
+    fn state_compare_and_set(
+        &self,
+        key: &str,
+        version: Option<i64>,
+        value: Vec<u8>,
+    ) -> Result<bool>;
+    fn state_delete(&self, key: &str) -> Result<bool>;
     /// Sends one request; redirects, time limits and the abort are the caller's.
     fn http<'a>(&'a self, request: &'a Request) -> Answer<'a>;
 }
@@ -213,6 +227,11 @@ impl Ctx {
     /// Permanent, where the operator has not granted it to this handler (kind `denied`).
     pub fn secret(&self, name: impl AsRef<str>) -> Result<String> {
         self.host.secret(name.as_ref())
+    }
+
+    /// What the handler keeps between its jobs, for the tenant of this one.
+    pub fn state(&self) -> State<'_> {
+        State::new(&*self.host)
     }
 
     pub(crate) fn http<'a>(&'a self, request: &'a Request) -> Answer<'a> {

@@ -36,7 +36,7 @@ pub mod bindings {
 }
 
 pub use bindings::exports::rouse::handler::handlers::{Failure, Guest, JobInfo};
-use bindings::rouse::handler::{context, retry, secrets, steps};
+use bindings::rouse::handler::{context, retry, secrets, state, steps};
 use bindings::wasi::clocks::monotonic_clock;
 use bindings::wasi::io::poll::{self, Pollable};
 
@@ -104,6 +104,15 @@ fn step_error(error: steps::StepError) -> Error {
     }
 }
 
+/// What the host says where it does not answer for the state.
+fn state_error(error: state::StateError) -> Error {
+    match error {
+        state::StateError::Aborted => Error::retryable("the attempt has to stop").kind("aborted"),
+        state::StateError::NotGranted(why) => Error::permanent(why).kind("denied"),
+        state::StateError::Refused(why) => Error::permanent(why).kind("state-refused"),
+    }
+}
+
 /// Tells the host what a panic said and where, before the trap that follows it.
 fn report_panics() {
     std::panic::set_hook(Box::new(|info| {
@@ -168,6 +177,32 @@ impl Host for Imports {
     fn secret(&self, name: &str) -> crate::Result<String> {
         secrets::get(name)
             .map_err(|secrets::SecretError::NotGranted(why)| Error::permanent(why).kind("denied"))
+    }
+
+    fn state_get(&self, key: &str) -> crate::Result<Option<(Vec<u8>, i64)>> {
+        let kept = state::get(key).map_err(state_error)?;
+        Ok(kept.map(|entry| (entry.value, entry.version)))
+    }
+
+    fn state_keys(&self, prefix: &str, after: Option<&str>) -> crate::Result<Vec<String>> {
+        state::keys(prefix, after).map_err(state_error)
+    }
+
+    fn state_set(&self, key: &str, value: Vec<u8>) -> crate::Result<()> {
+        state::set(key, &value).map_err(state_error)
+    }
+
+    fn state_compare_and_set(
+        &self,
+        key: &str,
+        version: Option<i64>,
+        value: Vec<u8>,
+    ) -> crate::Result<bool> {
+        state::compare_and_set(key, version, &value).map_err(state_error)
+    }
+
+    fn state_delete(&self, key: &str) -> crate::Result<bool> {
+        state::delete(key).map_err(state_error)
     }
 
     fn http<'a>(&'a self, request: &'a crate::http::Request) -> Answer<'a> {

@@ -8,6 +8,7 @@ mod limits_table;
 mod modules;
 mod secret_table;
 mod settings;
+mod state_table;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -205,6 +206,7 @@ impl File {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::most_specific;
     use crate::sandbox::{HttpScheme, Instances};
 
     fn read(text: &str) -> Result<File, String> {
@@ -307,6 +309,18 @@ mod tests {
     }
 
     #[test]
+    fn state_is_granted_by_its_table_and_the_most_specific_one_that_is_there_counts() {
+        let file = read(
+            "[handlers.\"mail.*\".state]\n[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.read\".state]\nkeys_max = 7",
+        )
+        .unwrap();
+        let state = file.sandbox(Path::new("."), 4).state;
+        let keys_max = |name: &str| most_specific(&state, name).map(|quota| quota.keys_max);
+        let found = ["mail.send", "mail.read", "noop"].map(keys_max);
+        assert_eq!(found, [Some(1_000), Some(7), None]);
+    }
+
+    #[test]
     fn a_mistake_is_named_with_its_key() {
         for (text, part) in [
             ("quues = [\"a\"]", "quues"),
@@ -332,6 +346,12 @@ mod tests {
             ("[handlers.x.limits]\nsteps = 100001", "limits.steps"),
             ("[handlers.x.limits]\ncpu = \"0s\"", "limits.cpu"),
             ("[handlers.x]\ninstances = \"keep\"", "keep"),
+            ("[handlers.x.state]\nkeys_max = 10001", "state.keys_max"),
+            (
+                "[handlers.x.state]\nvalue_bytes_max = 0",
+                "state.value_bytes_max",
+            ),
+            ("[handlers.x.state]\nkeys = 1", "keys"),
             ("[[handlers.x.http]]\nhosts = []", "grants nothing"),
             ("[[handlers.x.http]]\nhosts = [\"a:443\"]", "a:443"),
             (

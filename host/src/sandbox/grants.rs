@@ -1,7 +1,8 @@
-//! What handlers may use: directories, servers, secrets.
+//! What handlers may use: directories, servers, secrets, state.
 
 mod http;
 mod secrets;
+mod state;
 
 use std::path::PathBuf;
 
@@ -9,6 +10,7 @@ use crate::job::pattern_covers;
 
 pub use self::http::{Host, HostPattern, HttpGrant, HttpScheme};
 pub use self::secrets::{Secret, SecretGrant, Secrets};
+pub use self::state::StateQuota;
 
 /// Whether a handler may change what is in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -61,6 +61,11 @@ const HTTP_BYTES: u64 = 1 << 30;
 /// A body is not held in the host's memory, so this bounds time and traffic, and what a guest can be sent
 /// that did not expect it.
 const HTTP_BODY_BYTES: u64 = 256 << 20;
+/// Each write is a commit; a loop that writes for ever would fill the database's log.
+const STATE_CALLS: usize = 10_000;
+
+/// A thousand values of the size that is allowed where nothing else is set.
+const STATE_BYTES: usize = 64 << 20;
 
 /// What the attempts of one handler may use. The defaults are those of a host whose operator has set nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,6 +105,10 @@ pub struct Limits {
     pub http_bytes: u64,
     /// Bytes of one body, either way. Default: 256 MiB.
     pub http_body_bytes: u64,
+    /// How often an attempt may ask for its handler's state. Default: 10,000.
+    pub state_calls: usize,
+    /// What it may read and write of it, bytes. Default: 64 MiB.
+    pub state_bytes: usize,
 }
 
 impl Default for Limits {
@@ -122,6 +131,8 @@ impl Default for Limits {
             http_requests: HTTP_REQUESTS,
             http_bytes: HTTP_BYTES,
             http_body_bytes: HTTP_BODY_BYTES,
+            state_calls: STATE_CALLS,
+            state_bytes: STATE_BYTES,
         }
     }
 }
@@ -185,6 +196,10 @@ pub struct LimitsSet {
     pub http_bytes: Option<u64>,
     /// See [`Limits::http_body_bytes`].
     pub http_body_bytes: Option<u64>,
+    /// See [`Limits::state_calls`].
+    pub state_calls: Option<usize>,
+    /// See [`Limits::state_bytes`].
+    pub state_bytes: Option<usize>,
 }
 
 impl LimitsSet {
@@ -216,6 +231,8 @@ impl LimitsSet {
             http_requests: self.http_requests.unwrap_or(other.http_requests),
             http_bytes: self.http_bytes.unwrap_or(other.http_bytes),
             http_body_bytes: self.http_body_bytes.unwrap_or(other.http_body_bytes),
+            state_calls: self.state_calls.unwrap_or(other.state_calls),
+            state_bytes: self.state_bytes.unwrap_or(other.state_bytes),
         }
     }
 }

@@ -22,6 +22,7 @@ mod capability;
 mod contract;
 mod end;
 mod journal;
+mod keeper;
 mod limits;
 mod memory;
 mod meter;
@@ -46,8 +47,10 @@ pub use compile::{CompilerLimits, compile_stdin};
 pub use engine::Sandbox;
 pub use grants::{
     Grant, Grants, Host, HostPattern, HttpGrant, HttpScheme, Mode, Secret, SecretGrant, Secrets,
+    StateQuota,
 };
 pub use journal::{Journal, Waiting};
+pub use keeper::{Expected, Keep, Kept, StateKeeper, Wrote};
 pub use limits::{Limits, LimitsSet};
 pub use load::{CodeFrom, Digest, Module};
 pub use manifest::{HandlerManifest, Instances, Manifest};

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::bindings::exports::rouse::handler::handlers::JobInfo;
-use super::capability::{GuestLog, Http, Speaker, Steps};
+use super::capability::{GuestLog, HandlerState, Http, Speaker, Steps};
 use super::end;
 use super::meter::{Meter, within_cpu};
 use super::state::OfAttempt;
@@ -55,8 +55,8 @@ impl Sandbox {
     ///
     /// The task has to be one of [`guests`](Self::guests): the guest computes in it.
     ///
-    /// Steps, progress and what the guest says go to the `journal`, which is handed the meter too; without one, every
-    /// step is done, and nobody hears of the rest but the log of the host.
+    /// Steps, progress, state and what the guest says go to the `journal`, which is handed the meter too; without one, every
+    /// step is done, there is no state, and nobody hears of the rest but the log of the host.
     ///
     /// Once `abort` has turned, the end is [`RunEnd::Aborted`], also when the guest returned
     /// something within its grace. The caller applies the run timeout, through `abort`.
@@ -121,7 +121,8 @@ impl Sandbox {
             meter: meter.clone(),
             abort: abort.clone(),
             log: Arc::new(log),
-            steps: Steps::of(journal, limits),
+            steps: Steps::of(journal.clone(), limits),
+            handler_state: HandlerState::of(handler, journal),
             http: Http::new(
                 Some(handler.http.clone()),
                 &handler.limits,

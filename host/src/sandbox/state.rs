@@ -7,7 +7,9 @@ use wasmtime_wasi::filesystem::WasiFilesystemCtxView;
 use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use wasmtime_wasi_http::WasiHttpCtx;
 
-use super::capability::{FIELDS_BYTES_MAX, GuestLog, GuestOutput, Http, Steps, Stream};
+use super::capability::{
+    FIELDS_BYTES_MAX, GuestLog, GuestOutput, HandlerState, Http, Steps, Stream,
+};
 use super::memory::AttemptLimiter;
 use super::meter::Meter;
 use super::{AbortHandle, Grant, Limits, Mode};
@@ -27,6 +29,7 @@ pub(super) struct AttemptState {
     /// The panic that the guest reported just before it trapped.
     pub(super) panic: Option<Panic>,
     pub(super) steps: Steps,
+    pub(super) handler_state: HandlerState,
     pub(super) http: Http,
     /// How large a set of fields of a request may be.
     pub(super) http_fields: WasiHttpCtx,
@@ -42,6 +45,7 @@ pub(super) struct OfAttempt {
     pub(super) abort: AbortHandle,
     pub(super) log: Arc<GuestLog>,
     pub(super) steps: Steps,
+    pub(super) handler_state: HandlerState,
     pub(super) http: Http,
 }
 
@@ -69,6 +73,7 @@ impl AttemptState {
             abort,
             log,
             steps,
+            handler_state,
             http,
         } = of;
         limiter.tell(meter.clone());
@@ -84,6 +89,7 @@ impl AttemptState {
             log,
             panic: None,
             steps,
+            handler_state,
             http,
             http_fields,
             denial: None,
@@ -102,6 +108,7 @@ impl AttemptState {
             abort,
             log,
             steps,
+            handler_state,
             http,
         } = of;
         self.limiter.tell(meter.clone());
@@ -111,6 +118,7 @@ impl AttemptState {
         self.log = log;
         self.panic = None;
         self.steps = steps;
+        self.handler_state = handler_state;
         self.http = http;
         self.denial = None;
         self.retry_at_ms = None;

@@ -3,6 +3,7 @@
 mod failing;
 mod greedy;
 mod http;
+mod keeping;
 mod reaching;
 mod steps;
 mod waiting;
@@ -87,4 +88,7 @@ export!(
     secret,
     none,
     fields,
+    keeping::one,
+    keeping::other,
+    keeping::none,
 );

@@ -92,6 +92,9 @@ impl File {
             for http in &table.http {
                 http.check().map_err(|why| name("http") + ": " + &why)?;
             }
+            if let Some(state) = &table.state {
+                state.check(&name("state"))?;
+            }
             for secret in &table.secrets {
                 let known = self.secrets.keys().any(|known| *known == secret.name);
                 secret

@@ -11,6 +11,7 @@ use crate::worker::Override;
 
 use super::http_table::HttpTable;
 use super::secret_table::SecretUseTable;
+use super::state_table::StateTable;
 
 /// The settings of one handler or pattern.
 #[derive(Debug, Default, Deserialize)]
@@ -40,6 +41,8 @@ pub(super) struct HandlerTable {
     pub(super) http: Vec<HttpTable>,
     #[serde(default)]
     pub(super) secrets: Vec<SecretUseTable>,
+    /// There: the handler may keep state.
+    pub(super) state: Option<StateTable>,
 }
 
 /// A directory that is granted.

@@ -46,6 +46,10 @@ pub(super) struct LimitsTable {
     http_bytes: Option<u64>,
     /// The body of one request or response; default 256 MiB.
     http_body_bytes: Option<u64>,
+    /// How often an attempt may ask for its state; default 10,000.
+    state_calls: Option<usize>,
+    /// What it may read and write of it; default 64 MiB.
+    state_bytes: Option<usize>,
 }
 
 impl LimitsTable {
@@ -69,6 +73,8 @@ impl LimitsTable {
             http_requests: self.http_requests,
             http_bytes: self.http_bytes,
             http_body_bytes: self.http_body_bytes,
+            state_calls: self.state_calls,
+            state_bytes: self.state_bytes,
         }
     }
 
@@ -113,6 +119,8 @@ impl LimitsTable {
             ("http_requests", count(self.http_requests), 0, 1_000_000),
             ("http_bytes", self.http_bytes, 1024, 1 << 40),
             ("http_body_bytes", self.http_body_bytes, 1024, 1 << 40),
+            ("state_calls", count(self.state_calls), 0, 1_000_000),
+            ("state_bytes", count(self.state_bytes), 0, 1 << 30),
         ] {
             let unit = match key {
                 "cpu" => " ms",

@@ -87,6 +87,13 @@ impl File {
                 resolver: default.http.resolver,
             },
             secret_grants: self.by_handler(|table| &table.secrets, SecretUseTable::grant),
+            state: self
+                .handlers
+                .iter()
+                .filter_map(|(handler, table)| {
+                    Some((handler.clone(), table.state.as_ref()?.quota()))
+                })
+                .collect(),
             instances: self
                 .handlers
                 .iter()

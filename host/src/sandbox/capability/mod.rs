@@ -9,6 +9,7 @@ mod pace;
 mod retry;
 mod secrets;
 mod sockets;
+mod state;
 mod steps;
 
 pub use self::http::{Addresses, HttpSettings, Resolver, SystemResolver};
@@ -19,4 +20,5 @@ pub(super) use files::guard_files;
 pub(super) use log::{GuestLog, Speaker, printable};
 pub(super) use output::{GuestOutput, Stream};
 pub(super) use sockets::guard_sockets;
+pub(super) use state::HandlerState;
 pub(super) use steps::Steps;

@@ -17,7 +17,7 @@ use tokio::sync::watch as channel;
 
 use self::folder::{Folder, Trust};
 use super::capability::HttpAccess;
-use super::{Digest, Grant, HandlerManifest, Limits, Module, Sandbox};
+use super::{Digest, Grant, HandlerManifest, Limits, Module, Sandbox, StateQuota};
 
 /// A handler that can run.
 #[derive(Debug)]
@@ -32,6 +32,8 @@ pub struct Handler {
     /// What its attempts may use.
     pub limits: Limits,
     pub(super) http: Arc<HttpAccess>,
+    /// How much it may keep; none: nothing.
+    pub(super) state: Option<StateQuota>,
     /// Its instances may serve many jobs: module and operator agree.
     pub reuses: bool,
 }
@@ -43,6 +45,7 @@ impl Handler {
             ("files", !self.grants.is_empty()),
             ("http", self.http.sends()),
             ("secrets", self.http.has_secrets()),
+            ("state", self.state.is_some()),
         ]
         .into_iter()
         .filter_map(|(word, granted)| granted.then_some(word))
