@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::http::{Request, Response};
+use crate::state::State;
 use crate::task::Source;
 use crate::{AbortReason, AbortSignal, Error, Result};
 
@@ -66,6 +67,19 @@ pub(crate) trait Host {
     fn secret(&self, name: &str) -> Result<String>;
     /// A JSON object.
     fn settings(&self) -> Vec<u8>;
+    /// What is kept under a key, with its version.
+    fn state_get(&self, key: &str) -> Result<Option<(Vec<u8>, i64)>>;
+    /// A page of keys; an empty one is the last.
+    fn state_keys(&self, prefix: &str, after: Option<&str>) -> Result<Vec<String>>;
+    fn state_set(&self, key: &str, value: Vec<u8>) -> Result<()>;
+    /// False where another version is there; none: where anything is.
+    fn state_compare_and_set(
+        &self,
+        key: &str,
+        version: Option<i64>,
+        value: Vec<u8>,
+    ) -> Result<bool>;
+    fn state_delete(&self, key: &str) -> Result<bool>;
     /// Sends one request; redirects, time limits and the abort are the caller's.
     fn http<'a>(&'a self, request: &'a Request) -> Answer<'a>;
 }
@@ -255,6 +269,11 @@ impl Ctx {
             ))
             .kind("bad-settings")
         })
+    }
+
+    /// What the handler keeps between its jobs, for the tenant of this one.
+    pub fn state(&self) -> State<'_> {
+        State::new(&*self.host)
     }
 
     pub(crate) fn http<'a>(&'a self, request: &'a Request) -> Answer<'a> {

@@ -59,6 +59,7 @@
 //! - [`handler`](macro@handler): the attribute, with every option that a handler can declare.
 //! - [`export!`]: makes a module of one or more handlers.
 //! - [`Ctx`]: the job, the log, the progress, the abort signal, and steps whose results later attempts get back.
+//! - [`State`]: what the handler keeps between its jobs.
 //! - [`http`]: requests to servers that the operator has granted.
 //! - [`Error`]: retryable, permanent, or retryable after or at a time; `?` works on any error.
 //! - [`sleep`], [`race`], [`block_on`]: waiting, also in an `async fn` handler.
@@ -66,7 +67,7 @@
 //!
 //! # What the module may do
 //! Nothing but compute, until the operator grants it something in `rouse.toml`. A granted
-//! directory is used through `std::fs`, a granted server through [`http`], a secret through [`Ctx::secret`], settings through [`Ctx::settings`], variables through `std::env`. Each attempt runs in a fresh instance: nothing that a
+//! directory is used through `std::fs`, a granted server through [`http`], a secret through [`Ctx::secret`], its state through [`Ctx::state`], settings through [`Ctx::settings`], variables through `std::env`. Each attempt runs in a fresh instance: nothing that a
 //! handler keeps in a static outlives its attempt.
 
 // The generated bindings name this crate from outside and from within.
@@ -79,6 +80,7 @@ mod error;
 mod handler;
 pub mod http;
 mod manifest;
+mod state;
 mod task;
 
 #[cfg(not(target_family = "wasm"))]
@@ -93,6 +95,7 @@ pub use ctx::{Ctx, JobInfo, Level};
 pub use error::{Error, Result};
 pub use handler::{Definition, Handler, Instances};
 pub use rouse_sdk_macros::handler;
+pub use state::State;
 pub use task::{Either, block_on, race, sleep};
 #[cfg(not(target_family = "wasm"))]
 pub use testing::{Aborter, LogLine, ProgressReport, TestCtx};

@@ -1,7 +1,7 @@
 //! The native stand-in for [`Ctx`], for unit tests.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Deref;
 use std::rc::Rc;
@@ -61,6 +61,10 @@ impl TestCtx {
 
     /// As [`new`](Self::new), with changes to the job.
     pub fn for_job(change: impl FnOnce(&mut JobInfo)) -> Self {
+        Self::with(Recorder::default(), change)
+    }
+
+    fn with(recorder: Recorder, change: impl FnOnce(&mut JobInfo)) -> Self {
         let mut job = JobInfo {
             id: 1,
             handler: "test".to_owned(),
@@ -72,7 +76,7 @@ impl TestCtx {
             requested_at_ms: 0,
         };
         change(&mut job);
-        let recorder = Rc::new(Recorder::default());
+        let recorder = Rc::new(recorder);
         let host: Rc<dyn Host> = Rc::<Recorder>::clone(&recorder);
         Self {
             ctx: Ctx::new(job, host),
@@ -102,17 +106,36 @@ impl TestCtx {
         self.recorder.progress.borrow().clone()
     }
 
-    /// The next attempt at the same job: with the steps that are recorded so far, and nothing else.
+    /// The next attempt at the same job: with the steps that are recorded so far, the handler's state, and nothing else.
     #[must_use]
     pub fn next_attempt(&self) -> Self {
         let job = self.ctx.job().clone();
-        let next = Self::for_job(|next| {
+        let recorded = self.recorder.recorded.borrow().clone();
+        let next = Recorder {
+            recorded: RefCell::new(recorded),
+            state: Rc::clone(&self.recorder.state),
+            ..Recorder::default()
+        };
+        Self::with(next, |next| {
             *next = job;
             next.attempt += 1;
-        });
-        let recorded = self.recorder.recorded.borrow().clone();
-        *next.recorder.recorded.borrow_mut() = recorded;
-        next
+        })
+    }
+
+    /// The first attempt at the next job for the same handler and tenant. It shares the handler's state with this one: both may run
+    /// at once.
+    #[must_use]
+    pub fn next_job(&self) -> Self {
+        let job = self.ctx.job().clone();
+        let next = Recorder {
+            state: Rc::clone(&self.recorder.state),
+            ..Recorder::default()
+        };
+        Self::with(next, |next| {
+            *next = job;
+            next.id += 1;
+            next.attempt = 1;
+        })
     }
 
     /// The names of the steps whose work was done by this attempt, in order.
@@ -192,6 +215,25 @@ impl fmt::Debug for Aborter {
 /// What answers requests.
 type Server = Box<dyn FnMut(&Request) -> Result<Response, Error>>;
 
+/// What is kept, with the version of each value, and the last one.
+#[derive(Default)]
+struct Kept {
+    entries: RefCell<BTreeMap<String, (Vec<u8>, i64)>>,
+    version: Cell<i64>,
+}
+
+impl Kept {
+    fn set(&self, key: &str, value: Vec<u8>) {
+        self.version.set(self.version.get() + 1);
+        let entry = (value, self.version.get());
+        self.entries.borrow_mut().insert(key.to_owned(), entry);
+    }
+
+    fn version_of(&self, key: &str) -> Option<i64> {
+        self.entries.borrow().get(key).map(|(_, version)| *version)
+    }
+}
+
 #[derive(Default)]
 struct Recorder {
     logs: RefCell<Vec<LogLine>>,
@@ -201,6 +243,7 @@ struct Recorder {
     requests: RefCell<Vec<Request>>,
     server: RefCell<Option<Server>>,
     settings: RefCell<Settings>,
+    state: Rc<Kept>,
     abort: Arc<Abort>,
 }
 
@@ -263,6 +306,45 @@ impl Host for Recorder {
 
     fn settings(&self) -> Vec<u8> {
         self.settings.borrow().0.to_string().into_bytes()
+    }
+
+    fn state_get(&self, key: &str) -> Result<Option<(Vec<u8>, i64)>, Error> {
+        self.unless_aborted()?;
+        Ok(self.state.entries.borrow().get(key).cloned())
+    }
+
+    fn state_keys(&self, prefix: &str, after: Option<&str>) -> Result<Vec<String>, Error> {
+        self.unless_aborted()?;
+        let entries = self.state.entries.borrow();
+        let keys = entries.keys().filter(|key| {
+            key.starts_with(prefix) && after.is_none_or(|after| key.as_str() > after)
+        });
+        Ok(keys.cloned().collect())
+    }
+
+    fn state_set(&self, key: &str, value: Vec<u8>) -> Result<(), Error> {
+        self.unless_aborted()?;
+        self.state.set(key, value);
+        Ok(())
+    }
+
+    fn state_compare_and_set(
+        &self,
+        key: &str,
+        version: Option<i64>,
+        value: Vec<u8>,
+    ) -> Result<bool, Error> {
+        self.unless_aborted()?;
+        let is_there = self.state.version_of(key) == version;
+        if is_there {
+            self.state.set(key, value);
+        }
+        Ok(is_there)
+    }
+
+    fn state_delete(&self, key: &str) -> Result<bool, Error> {
+        self.unless_aborted()?;
+        Ok(self.state.entries.borrow_mut().remove(key).is_some())
     }
 
     fn http<'a>(&'a self, request: &'a Request) -> Answer<'a> {

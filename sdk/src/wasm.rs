@@ -36,7 +36,7 @@ pub mod bindings {
 }
 
 pub use bindings::exports::rouse::handler::handlers::{Failure, Guest, JobInfo};
-use bindings::rouse::handler::{context, retry, secrets, settings, steps};
+use bindings::rouse::handler::{context, retry, secrets, settings, state, steps};
 use bindings::wasi::clocks::monotonic_clock;
 use bindings::wasi::io::poll::{self, Pollable};
 
@@ -101,6 +101,15 @@ fn step_error(error: steps::StepError) -> Error {
     match error {
         steps::StepError::Aborted => Error::retryable("the attempt has to stop").kind("aborted"),
         steps::StepError::Refused(why) => Error::permanent(why).kind("step-refused"),
+    }
+}
+
+/// What the host says where it does not answer for the state.
+fn state_error(error: state::StateError) -> Error {
+    match error {
+        state::StateError::Aborted => Error::retryable("the attempt has to stop").kind("aborted"),
+        state::StateError::NotGranted(why) => Error::permanent(why).kind("denied"),
+        state::StateError::Refused(why) => Error::permanent(why).kind("state-refused"),
     }
 }
 
@@ -172,6 +181,32 @@ impl Host for Imports {
 
     fn settings(&self) -> Vec<u8> {
         settings::all()
+    }
+
+    fn state_get(&self, key: &str) -> crate::Result<Option<(Vec<u8>, i64)>> {
+        let kept = state::get(key).map_err(state_error)?;
+        Ok(kept.map(|entry| (entry.value, entry.version)))
+    }
+
+    fn state_keys(&self, prefix: &str, after: Option<&str>) -> crate::Result<Vec<String>> {
+        state::keys(prefix, after).map_err(state_error)
+    }
+
+    fn state_set(&self, key: &str, value: Vec<u8>) -> crate::Result<()> {
+        state::set(key, &value).map_err(state_error)
+    }
+
+    fn state_compare_and_set(
+        &self,
+        key: &str,
+        version: Option<i64>,
+        value: Vec<u8>,
+    ) -> crate::Result<bool> {
+        state::compare_and_set(key, version, &value).map_err(state_error)
+    }
+
+    fn state_delete(&self, key: &str) -> crate::Result<bool> {
+        state::delete(key).map_err(state_error)
     }
 
     fn http<'a>(&'a self, request: &'a crate::http::Request) -> Answer<'a> {

@@ -35,7 +35,7 @@ fn config(text: &str) -> std::path::PathBuf {
 }
 
 /// Runs a command to its end, on a database.
-fn run(db: &TestDb, args: &[&str]) -> (i32, String) {
+pub(crate) fn run(db: &TestDb, args: &[&str]) -> (i32, String) {
     let host = Host::rouse(args, &[("DATABASE_URL", &db.url()), ("ROUSE_LOG", "off")]);
     let (status, output) = host.exit(PATIENCE);
     (status.code().expect("it exits"), output)
@@ -407,6 +407,7 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
             "cannot read",
         ),
         (&["handlers", "--config", bad.to_str().unwrap()], "slot"),
+        (&["invoke", "noop", "--timeout", "0s"], "longer than that"),
         (&["serve", "--http", "localhost"], "is no ADDRESS:PORT"),
         (
             &["serve", "--http", "off", "--handlers", "/nowhere"],

@@ -1,11 +1,12 @@
 //! `rouse queue drain`: a worker that empties one queue and leaves.
 
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::json;
 
 use crate::support::worker::{PATIENCE, cancel, ended, enqueue, events, put, until, until_true};
-use crate::support::{Host, TestDb, command, cut_all_others, folder, rouse_in};
+use crate::support::{Host, TestDb, command, cut_all_others, folder, rouse_binary, rouse_in};
 
 #[tokio::test]
 async fn a_queue_is_drained_until_it_is_empty_and_nothing_else_is_touched() {
@@ -68,6 +69,47 @@ async fn a_queue_is_drained_until_it_is_empty_and_nothing_else_is_touched() {
         "SELECT count(*) = 1 AND bool_and(state = 'unregistered') FROM rouse.workers",
     )
     .await;
+}
+
+#[tokio::test]
+async fn a_drain_shows_a_bar_on_a_terminal_and_takes_it_away_at_its_end() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("", &["noop.wasm"]);
+    client
+        .query(
+            "SELECT rouse.enqueue_many('noop', array_agg(jsonb_build_object('n', n)), queue => 'mail') FROM generate_series(1, 300) AS n",
+            &[],
+        )
+        .await
+        .unwrap();
+    let drain = format!("{} queue drain mail", rouse_binary().display());
+    // A terminal of its own (util-linux).
+    let mut script = Command::new("script");
+    script
+        .args(["--quiet", "--return", "--command", &drain, "/dev/null"])
+        .env("DATABASE_URL", db.url())
+        .env("TERM", "xterm")
+        .current_dir(&folder)
+        .stdin(Stdio::null());
+    let ran = tokio::task::spawn_blocking(move || script.output())
+        .await
+        .unwrap()
+        .unwrap();
+    let shown = String::from_utf8(ran.stdout).unwrap();
+    assert!(ran.status.success(), "{shown}");
+    let (bar, rest) = shown
+        .rsplit_once("\u{1b}[2K")
+        .unwrap_or_else(|| panic!("no line was cleared: {shown:?}"));
+    assert!(
+        bar.contains("mail ") && bar.contains("0 done, 0 failed, 300 left"),
+        "{shown:?}"
+    );
+    assert!(!rest.contains(" left"), "{shown:?}");
+    assert!(
+        rest.contains("queue mail: 300 succeeded, 0 failed"),
+        "{shown:?}"
+    );
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! Requests of guests: what goes out, what does not, and what becomes of an attempt that tried.
 
+use std::collections::BTreeMap;
 use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
@@ -11,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use rouse::job::{AbortReason, RunEnd};
 use rouse::sandbox::{
-    AbortHandle, Addresses, Catalog, HttpGrant, HttpScheme, HttpSettings, Limits, Resolver, Run,
-    Sandbox, Settings,
+    AbortHandle, Addresses, Catalog, HttpGrant, HttpScheme, HttpSettings, Limits, LimitsSet,
+    Resolver, Run, Sandbox, Settings,
 };
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -409,13 +410,20 @@ async fn requests_and_their_bytes_have_limits() {
     let guests = Guests::start(Settings {
         http_grants: vec![private],
         http: HttpSettings {
-            requests_max: 4,
-            bytes_max: 40_000,
-            body_bytes_max: 20_000,
             timeout: Duration::from_secs(1),
             resolver: Arc::new(Names::default()),
             ..HttpSettings::default()
         },
+        // Of these handlers, and not of all.
+        limits_of: BTreeMap::from([(
+            "test.http.private".to_owned(),
+            LimitsSet {
+                http_requests: Some(4),
+                http_bytes: Some(40_000),
+                http_body_bytes: Some(20_000),
+                ..LimitsSet::default()
+            },
+        )]),
         ..Settings::default()
     })
     .await;
@@ -442,7 +450,7 @@ async fn requests_and_their_bytes_have_limits() {
         .await;
     assert_eq!(answers[1]["status"], 200);
     assert!(
-        error(&answers[2]).contains("http_bytes_max"),
+        error(&answers[2]).contains("limits.http_bytes"),
         "{}",
         answers[2]
     );
@@ -456,7 +464,7 @@ async fn requests_and_their_bytes_have_limits() {
         .await;
     assert_eq!(answers[3]["status"], 200);
     assert!(
-        error(&answers[4]).contains("http_requests_max"),
+        error(&answers[4]).contains("limits.http_requests"),
         "{}",
         answers[4]
     );

@@ -110,6 +110,11 @@ fn each_end_of_an_invocation_has_its_exit_code() {
             1,
             "message: not this time",
         ),
+        (
+            &["test.fail", r#"{"as": "gracefully"}"#],
+            1,
+            "the payload does not fit the schema: at /as is the string \"gracefully\"",
+        ),
         (&["test.panic"], 1, "a panic on purpose"),
         (
             &["test.alloc", r#"{"bytes": 999999999}"#],

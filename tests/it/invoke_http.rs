@@ -128,6 +128,7 @@ async fn a_host_without_a_queue_needs_no_database_and_answers_each_end_with_its_
 
     for (handler, body, status, kind) in [
         ("test.fail", r#"{"as": "details"}"#, 422, "guest_error"),
+        ("test.fail", r#"{"as": 7}"#, 400, "invalid_payload"),
         ("test.trap", "{}", 422, "trap"),
         ("test.spin", "{}", 504, "timed_out"),
         ("no.such", "{}", 404, "unknown_handler"),

@@ -10,6 +10,7 @@ mod partitions;
 mod plans;
 mod roles;
 mod settle;
+mod state;
 mod vitals;
 mod wakeups;
 
@@ -26,6 +27,7 @@ mod workers;
 
 mod code_cache;
 mod compiling;
+mod contract;
 mod folder;
 mod grants;
 mod hostile;
@@ -37,6 +39,7 @@ mod sandbox_reuse;
 mod sandbox_run;
 mod sandbox_sdk;
 
+mod clocks;
 mod commands;
 mod drain;
 mod fleet;

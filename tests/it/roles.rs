@@ -51,6 +51,14 @@ const QUEUES: &str = "SELECT * FROM rouse.queues";
 const BACKLOG: &str = "SELECT * FROM rouse.backlog";
 const END: &str = "SELECT rouse._end(1, 'cancelled', NULL, NULL, 'x')";
 const BURY: &str = "SELECT rouse._bury(1)";
+const GET_STATE: &str = "SELECT * FROM rouse.get_state(1, NULL, 1, 1, 'x', 'k')";
+const STATE_KEYS: &str = "SELECT * FROM rouse.state_keys(1, NULL, 1, 1, 'x', '', NULL, 1)";
+const SET_STATE: &str = "SELECT * FROM rouse.set_state(1, NULL, 1, 1, 'x', 'k', '', 1, NULL, 1, 1)";
+const DELETE_STATE: &str = "SELECT * FROM rouse.delete_state(1, NULL, 1, 1, 'x', 'k')";
+const PUT_STATE: &str = "SELECT rouse.put_state('x', NULL, 'k', '')";
+const REMOVE_STATE: &str = "SELECT rouse.remove_state('x', NULL, 'k')";
+const STATE: &str = "SELECT * FROM rouse.handler_state";
+const WRITE_STATE: &str = "DELETE FROM rouse.handler_state";
 
 #[tokio::test]
 async fn each_role_may_do_its_own_part_and_nothing_else() {
@@ -58,17 +66,40 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
     for (role, allowed) in [
         (
             "rouse_producer",
-            &[ENQUEUE, MANY, CANCEL, JOB, HISTORY, COMPLETE, PAUSE, PURGE][..],
+            &[
+                ENQUEUE,
+                MANY,
+                CANCEL,
+                JOB,
+                HISTORY,
+                COMPLETE,
+                PAUSE,
+                PURGE,
+                PUT_STATE,
+                REMOVE_STATE,
+            ][..],
         ),
         (
             "rouse_worker",
             &[
-                CLAIM, SETTLE, RENEW, REGISTER, DROP, JOB, HISTORY, WORKERS, BACKLOG,
+                CLAIM,
+                SETTLE,
+                RENEW,
+                REGISTER,
+                DROP,
+                JOB,
+                HISTORY,
+                WORKERS,
+                BACKLOG,
+                GET_STATE,
+                STATE_KEYS,
+                SET_STATE,
+                DELETE_STATE,
             ],
         ),
         (
             "rouse_observer",
-            &[TABLE, VIEW, JOB, HISTORY, WORKERS, QUEUES, BACKLOG],
+            &[TABLE, VIEW, JOB, HISTORY, WORKERS, QUEUES, BACKLOG, STATE],
         ),
     ] {
         for call in [
@@ -98,6 +129,14 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
             QUEUES,
             BACKLOG,
             END,
+            GET_STATE,
+            STATE_KEYS,
+            SET_STATE,
+            DELETE_STATE,
+            PUT_STATE,
+            REMOVE_STATE,
+            STATE,
+            WRITE_STATE,
         ] {
             assert_eq!(
                 may(&db, role, call).await,

@@ -82,8 +82,11 @@ async fn all_guests_are_served_and_say_what_they_want() {
     assert_eq!(echo.manifest.concurrency, Some(3));
     assert_eq!(echo.manifest.capabilities, [Capability::Dirs(None)]);
     assert!(
-        set.get("text.stats")
-            .is_some_and(|stats| stats.manifest.input_schema.is_object())
+        set.get("text.stats").is_some_and(|stats| stats
+            .manifest
+            .input_schema
+            .written()
+            .is_object())
     );
 }
 

@@ -197,7 +197,10 @@ async fn a_worker_says_nothing_about_jobs_of_another() {
         level: "info",
         text: "mine".into(),
     };
-    assert_eq!(other.append_log(&[line.clone()]).await.unwrap(), 0);
+    assert_eq!(
+        other.append_log(std::slice::from_ref(&line)).await.unwrap(),
+        0
+    );
     let used = rouse::store::RunningUsage {
         id: job.id,
         fence: job.fence,

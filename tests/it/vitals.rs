@@ -102,3 +102,25 @@ async fn a_transaction_that_is_held_open_is_seen() {
     open.rollback().await.unwrap();
     assert_eq!(store.vitals().await.unwrap().oldest_transaction_s, None);
 }
+
+#[tokio::test]
+async fn each_column_of_a_job_is_explained_to_operators() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let page = include_str!("../../docs/operating.md");
+    let (_, section) = page.split_once("### A job as a row").expect("the section");
+    let (section, _) = section.split_once("\n### ").expect("its end");
+    let columns = client
+        .query(
+            "SELECT attname::text FROM pg_attribute WHERE attrelid = 'rouse.jobs'::regclass AND attnum > 0",
+            &[],
+        )
+        .await
+        .unwrap();
+    let unexplained: Vec<String> = columns
+        .iter()
+        .map(|row| row.get(0))
+        .filter(|name| !section.contains(&format!("`{name}`")))
+        .collect();
+    assert_eq!((unexplained, columns.len() > 20), (vec![], true));
+}

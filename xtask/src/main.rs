@@ -12,6 +12,8 @@ mod bench;
 
 mod chaos;
 
+mod fuzz;
+
 mod guests;
 mod wasm_toolchain;
 
@@ -74,6 +76,15 @@ enum Command {
         The exit code is 0 where every promise was kept, and every fault and every rule had its cases. Otherwise the\n\
         folder with ledger, evidence and logs is kept, and its path is printed. docs/reliability.md says what is checked.")]
     Chaos(chaos::Options),
+    /// Feed hostile modules, manifests, schemas and values to the code of the host
+    #[command(after_help = "Examples:\n  \
+        cargo xtask fuzz                                 a minute, another seed each time\n  \
+        cargo xtask fuzz --seconds 3600 --seed 7         the cases are made of the seed alone\n  \
+        cargo xtask fuzz --target schemas --seconds 10\n  \
+        cargo xtask fuzz --repeat target/fuzz/mutated-7.wasm\n\n\
+        A panic of the host, an abort, a case that does not end within a minute, and more than 2 GiB of memory are findings:\n\
+        the input is kept, the command that repeats it is printed, and the exit code is 1.")]
+    Fuzz(fuzz::Options),
 }
 
 fn main() -> ExitCode {
@@ -97,6 +108,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Bench(options) => return bench::run(&workspace, options),
         Command::Chaos(options) => return chaos::run(&workspace, options),
+        Command::Fuzz(options) => return fuzz::run(&workspace, &options),
     }
     Ok(ExitCode::SUCCESS)
 }

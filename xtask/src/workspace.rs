@@ -81,17 +81,22 @@ impl Workspace {
     }
 
     /// Builds the `rouse` binary, and says where it is.
+    pub(crate) fn build_rouse(&self) -> Result<PathBuf> {
+        self.build_program("rouse")
+    }
+
+    /// Builds a program of the clone, and says where it is.
     ///
     /// The whole workspace is selected, so that its dependencies are those of the tests too.
-    pub(crate) fn build_rouse(&self) -> Result<PathBuf> {
+    pub(crate) fn build_program(&self, name: &str) -> Result<PathBuf> {
         let mut command = self.cargo("build");
-        command.args(["--workspace", "--bin", "rouse"]);
+        command.args(["--workspace", "--bin", name]);
         let artifacts = build(command)?;
         artifacts
             .into_iter()
             .filter_map(|artifact| artifact.executable)
-            .find(|file| file.file_stem().is_some_and(|stem| stem == "rouse"))
-            .context("cargo built no binary `rouse`")
+            .find(|file| file.file_stem().is_some_and(|stem| stem == name))
+            .with_context(|| format!("cargo built no binary `{name}`"))
     }
 }
 

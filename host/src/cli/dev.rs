@@ -125,7 +125,7 @@ fn example(handlers: &HandlerSet) -> Option<(&str, String)> {
         .get("text.stats")
         .or_else(|| handlers.handlers.values().find(needs_nothing))
         .or_else(|| handlers.handlers.values().next())?;
-    let payload = example::payload(&handler.manifest.input_schema).to_string();
+    let payload = example::payload(handler.manifest.input_schema.written()).to_string();
     let quoted = plain(&payload).replace('\'', "''");
     Some((&handler.manifest.name, quoted))
 }

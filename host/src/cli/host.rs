@@ -24,7 +24,7 @@ use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
 use crate::worker::{self, Health, Parts, Stop};
 
-/// Connections of the pool: one each for claims, settlements and renewals, two for steps, and one for all that can wait. Heartbeats
+/// Connections of the pool: one each for claims, settlements and renewals, two for steps and state, and one for all that can wait. Heartbeats
 /// and other small things go between. Independent of how many attempts run.
 const POOL_SIZE: usize = 6;
 

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::attempt_error;
-use super::duration::duration;
+use super::duration::some_time;
 use super::host::HANDLERS_DIR;
 use super::payload;
 use super::settings::sandbox_settings;
@@ -61,7 +61,7 @@ pub(super) struct Args {
     config: Option<PathBuf>,
 
     /// How long it may run, for instance 90s; default: the handler's own
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
     timeout: Option<Duration>,
 
     /// The queue that the handler is told of

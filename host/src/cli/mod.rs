@@ -19,6 +19,7 @@ mod queue;
 mod serve;
 mod served;
 mod settings;
+mod state;
 mod target;
 mod text;
 mod top;
@@ -79,6 +80,8 @@ enum Command {
     Job(job::Args),
     /// List, drain, pause, resume and purge queues
     Queue(queue::Args),
+    /// List, read and change what handlers keep between their jobs
+    State(state::Args),
     /// Show the attempts that run, and what they use
     Top(top::Args),
     /// List, show, forget and verify workers
@@ -108,6 +111,7 @@ impl Command {
             | Self::Enqueue(_)
             | Self::Job(_)
             | Self::Queue(_)
+            | Self::State(_)
             | Self::Top(_)
             | Self::Workers(_)
             | Self::Handlers(_)
@@ -125,6 +129,7 @@ impl Command {
             | Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
+            | Self::State(_)
             | Self::Top(_)
             | Self::Workers(_)
             | Self::Handlers(_)
@@ -184,6 +189,7 @@ pub fn main() -> ExitCode {
             Command::Invoke(args) => invoke::run(args).await,
             Command::Job(args) => job::run(args).await,
             Command::Queue(args) => queue::run(args).await,
+            Command::State(args) => state::run(args).await,
             Command::Top(args) => top::run(args).await,
             Command::Workers(args) => workers::run(args).await,
             Command::Handlers(args) => handlers::run(args).await,

@@ -10,6 +10,7 @@ mod modules;
 mod own_settings;
 mod secret_table;
 mod settings;
+mod state_table;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -119,12 +120,6 @@ pub struct File {
     /// Whose signatures modules need; default: none.
     #[serde(default, deserialize_with = "modules::keys")]
     trusted_keys: Vec<PublicKey>,
-    /// Requests over HTTP of one attempt; default 1,000.
-    http_requests_max: Option<usize>,
-    /// Bytes that the requests of one attempt send and receive; default 1 GiB.
-    http_bytes_max: Option<u64>,
-    /// Bytes of the body of one request or response; default 256 MiB.
-    http_body_bytes_max: Option<u64>,
     /// How long a request may take, with its response; default 10 min.
     #[serde(default, deserialize_with = "duration::read")]
     http_timeout: Option<Duration>,
@@ -213,6 +208,7 @@ impl File {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::most_specific;
     use crate::sandbox::{HttpScheme, Instances};
 
     fn read(text: &str) -> Result<File, String> {
@@ -333,6 +329,18 @@ mod tests {
     }
 
     #[test]
+    fn state_is_granted_by_its_table_and_the_most_specific_one_that_is_there_counts() {
+        let file = read(
+            "[handlers.\"mail.*\".state]\n[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.read\".state]\nkeys_max = 7",
+        )
+        .unwrap();
+        let state = file.sandbox(Path::new("."), 4).state;
+        let keys_max = |name: &str| most_specific(&state, name).map(|quota| quota.keys_max);
+        let found = ["mail.send", "mail.read", "noop"].map(keys_max);
+        assert_eq!(found, [Some(1_000), Some(7), None]);
+    }
+
+    #[test]
     fn a_mistake_is_named_with_its_key() {
         for (text, part) in [
             ("quues = [\"a\"]", "quues"),
@@ -358,6 +366,12 @@ mod tests {
             ("[handlers.x.limits]\nsteps = 100001", "limits.steps"),
             ("[handlers.x.limits]\ncpu = \"0s\"", "limits.cpu"),
             ("[handlers.x]\ninstances = \"keep\"", "keep"),
+            ("[handlers.x.state]\nkeys_max = 10001", "state.keys_max"),
+            (
+                "[handlers.x.state]\nvalue_bytes_max = 0",
+                "state.value_bytes_max",
+            ),
+            ("[handlers.x.state]\nkeys = 1", "keys"),
             ("[[handlers.x.http]]\nhosts = []", "grants nothing"),
             ("[[handlers.x.http]]\nhosts = [\"a:443\"]", "a:443"),
             (
@@ -378,7 +392,7 @@ mod tests {
                 "may go nowhere",
             ),
             ("http_timeout = \"0s\"", "http_timeout"),
-            ("http_bytes_max = 1", "http_bytes_max"),
+            ("[limits]\nhttp_bytes = 1", "limits.http_bytes"),
             ("[handlers.\"ima*\"]\nlease = \"5s\"", "ima*"),
             (
                 "[handlers.x]\ndirs = [{ dir = \"a\", at = \"/a\", mode = \"append\" }]",

@@ -220,6 +220,9 @@ fn response(invoked: Invoked) -> Result<Response, Problem> {
         Answer::Failed(error) if error.kind == ErrorKind::Unrunnable => {
             (StatusCode::INTERNAL_SERVER_ERROR, json!(error))
         }
+        Answer::Failed(error) if error.kind == ErrorKind::InvalidPayload => {
+            (StatusCode::BAD_REQUEST, json!(error))
+        }
         Answer::Failed(error) => (StatusCode::UNPROCESSABLE_ENTITY, json!(error)),
         Answer::TimedOut(error) => (StatusCode::GATEWAY_TIMEOUT, json!(error)),
         Answer::Stopped(reason) => (
@@ -292,6 +295,8 @@ mod tests {
         );
         for (kind, code) in [
             (ErrorKind::GuestError, 422),
+            (ErrorKind::InvalidPayload, 400),
+            (ErrorKind::InvalidResult, 422),
             (ErrorKind::Trap, 422),
             (ErrorKind::OutOfMemory, 422),
             (ErrorKind::Unrunnable, 500),

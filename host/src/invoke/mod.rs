@@ -112,7 +112,8 @@ pub async fn once(
         payload: call.payload,
         memory_bytes: None,
     };
-    // Steps are not recorded, as there is no later attempt that could use them; progress goes to the log.
+    // Steps are not recorded, as there is no later attempt that could use them; progress goes to the log. State is refused:
+    // a handler that took what is lost for kept would be worse off than one that is told.
     let run = sandbox.run(handler, input, abort.clone(), None);
     let run = policy.within(run, &abort).await;
     Invoked {

@@ -57,6 +57,10 @@ pub enum RunEnd {
         /// The limit, bytes.
         limit_bytes: usize,
     },
+    /// The payload does not fit what the handler takes, and there was no guest.
+    PayloadRefused(String),
+    /// The handler returned something that does not fit what it says of its results.
+    ResultRefused(String),
     /// The attempt was told to stop and did, or was stopped.
     Aborted(AbortReason),
     /// The host could not run the handler at all (no instance, a missing import …).

@@ -74,7 +74,9 @@ pub enum ErrorKind {
     OutOfCpu,
     /// The result is too large.
     OutputTooLarge,
-    /// The result is no JSON, or JSON that Postgres cannot store.
+    /// The payload does not fit the handler's schema.
+    InvalidPayload,
+    /// The result is no JSON, JSON that Postgres cannot store, or does not fit the handler's schema.
     InvalidResult,
     /// The attempt ran longer than its run timeout.
     TimedOut,
@@ -94,6 +96,7 @@ impl ErrorKind {
             Self::OutOfMemory => "out_of_memory",
             Self::OutOfCpu => "out_of_cpu",
             Self::OutputTooLarge => "output_too_large",
+            Self::InvalidPayload => "invalid_payload",
             Self::InvalidResult => "invalid_result",
             Self::TimedOut => "timed_out",
             Self::Unrunnable => "unrunnable",
@@ -123,6 +126,7 @@ pub struct Tries {
 /// | out of memory | once, at once, with twice the memory |
 /// | too much processor time | after the backoff |
 /// | something that it is not granted | never |
+/// | a payload that does not fit the schema | never |
 /// | a result that is too large or invalid | after the backoff |
 /// | the run timeout | after the backoff; the last one ends the job as `timed_out` |
 /// | the host could not run it | after the backoff |
@@ -297,6 +301,11 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
             ErrorKind::OutputTooLarge,
             format!("the result has {bytes} bytes; {limit_bytes} are allowed"),
         ),
+        RunEnd::PayloadRefused(why) => {
+            let error = AttemptError::new(ErrorKind::InvalidPayload, why);
+            Judged::failed(error, When::Never)
+        }
+        RunEnd::ResultRefused(why) => Judged::retried(ErrorKind::InvalidResult, why),
         RunEnd::Unrunnable(why) => Judged::retried(ErrorKind::Unrunnable, why),
     }
 }

@@ -64,6 +64,8 @@ fn simple_ends() -> impl Strategy<Value = RunEnd> {
             limit_bytes: 1,
         }),
         Just(RunEnd::Aborted(AbortReason::TimedOut)),
+        text.prop_map(RunEnd::PayloadRefused),
+        text.prop_map(RunEnd::ResultRefused),
         text.prop_map(RunEnd::Unrunnable),
     ]
 }
@@ -235,6 +237,19 @@ fn what_is_denied_is_never_retried_and_keeps_what_the_handler_said() {
 }
 
 #[test]
+fn a_payload_that_does_not_fit_is_never_retried_and_a_result_is() {
+    let decide = |end| decide(end, tries(1, 9), &RetryPolicy::default(), 0.0);
+    let outcome = decide(RunEnd::PayloadRefused("at /a".into()));
+    assert!(
+        matches!(outcome, Outcome::Ended { state: State::Failed, error } if error.kind == ErrorKind::InvalidPayload)
+    );
+    let outcome = decide(RunEnd::ResultRefused("at /a".into()));
+    assert!(
+        matches!(outcome, Outcome::Retry { error, .. } if error.kind == ErrorKind::InvalidResult)
+    );
+}
+
+#[test]
 fn the_last_time_out_ends_the_job_as_timed_out() {
     let end = RunEnd::Aborted(AbortReason::TimedOut);
     let outcome = decide(end, tries(3, 3), &RetryPolicy::default(), 0.0);
@@ -294,6 +309,7 @@ fn an_error_is_counted_under_the_word_that_is_stored() {
         OutOfMemory,
         OutOfCpu,
         OutputTooLarge,
+        InvalidPayload,
         InvalidResult,
         TimedOut,
         Unrunnable,

@@ -4,6 +4,7 @@ wasmtime::component::bindgen!({
     path: "../sdk/wit",
     world: "module",
     imports: {
+        "rouse:handler/state": async | trappable,
         "rouse:handler/steps": async | trappable,
         default: trappable,
     },

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use wasmtime::Store;
 
 use super::bindings::ModulePre;
-use super::capability::{GuestLog, Http, Speaker, Steps};
+use super::capability::{GuestLog, HandlerState, Http, Speaker, Steps};
 use super::end::trap_message;
 use super::limits;
 use super::memory::{AttemptLimiter, MemoryBudget};
@@ -73,12 +73,13 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
         &Limits::default(),
         None,
     ));
-    let http = Http::new(None, abort.clone(), Arc::default());
+    let http = Http::new(None, &Limits::default(), abort.clone(), Arc::default());
     let of = OfAttempt {
         meter: Arc::default(),
         abort,
         log,
         steps: Steps::default(),
+        handler_state: HandlerState::default(),
         http,
     };
     let limits = Limits {

@@ -78,7 +78,7 @@ pub(super) fn classify(
 /// True when the guest came back by itself, with a result or an error of its own.
 pub(super) fn left_in_order(end: &RunEnd) -> bool {
     match end {
-        RunEnd::Returned(_) | RunEnd::Failed(_) => true,
+        RunEnd::Returned(_) | RunEnd::Failed(_) | RunEnd::ResultRefused(_) => true,
         RunEnd::Panicked { .. }
         | RunEnd::Trapped { .. }
         | RunEnd::StackOverflow { .. }
@@ -86,6 +86,7 @@ pub(super) fn left_in_order(end: &RunEnd) -> bool {
         | RunEnd::OutOfMemory { .. }
         | RunEnd::OutOfCpu { .. }
         | RunEnd::OutputTooLarge { .. }
+        | RunEnd::PayloadRefused(_)
         | RunEnd::Aborted(_)
         | RunEnd::Unrunnable(_) => false,
     }

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::thread::available_parallelism;
 
 use anyhow::{Context, bail};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -70,6 +71,8 @@ pub struct Sandbox {
     /// One permit for each attempt that the pool can hold.
     pub(super) attempts: Semaphore,
     pub(super) describes: Semaphore,
+    /// Of payloads and results that take long.
+    pub(super) checks: Semaphore,
     pub(super) ticker: Ticker,
     pub(super) idle: Arc<Idle<Serves, Instance>>,
     pub(super) cache: Option<CodeCache>,
@@ -131,6 +134,7 @@ impl Sandbox {
             memory_spare_bytes: size.memory_bytes_total_max / MEMORY_SPARE_SHARE,
             attempts: Semaphore::new(attempts_max),
             describes: Semaphore::new(DESCRIBES_MAX),
+            checks: Semaphore::new(available_parallelism().map_or(1, usize::from)),
             attempts_max,
             guests: Some(
                 Builder::new_multi_thread()

@@ -1,4 +1,4 @@
-//! What handlers may use: directories, servers, secrets, variables, settings, clocks.
+//! What handlers may use: directories, servers, secrets, state, variables, settings, clocks.
 
 mod granted;
 mod http;
@@ -6,6 +6,7 @@ pub(super) mod lines;
 mod missing;
 mod narrowing;
 mod secrets;
+mod state;
 
 use std::path::PathBuf;
 
@@ -17,6 +18,7 @@ pub use self::missing::Missing;
 pub(super) use self::missing::{held, missing};
 pub use self::narrowing::Narrowing;
 pub use self::secrets::{Secret, SecretGrant, Secrets};
+pub use self::state::StateQuota;
 
 /// Whether a handler may change what is in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

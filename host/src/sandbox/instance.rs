@@ -7,7 +7,7 @@ use wasmtime::Store;
 
 use super::bindings;
 use super::bindings::exports::rouse::handler::handlers::JobInfo;
-use super::capability::Steps;
+use super::capability::{HandlerState, Steps};
 use super::end::{self, Stop};
 use super::limits;
 use super::memory::AttemptLimiter;
@@ -99,8 +99,9 @@ impl Sandbox {
         if !instance.is_fit(end) {
             return;
         }
-        // Results of steps are the last job's, and of no use to the next.
+        // Results of steps, and the way to the state, are the last job's, and of no use to the next.
         instance.store.data_mut().steps = Steps::default();
+        instance.store.data_mut().handler_state = HandlerState::default();
         let limiter = &mut instance.store.data_mut().limiter;
         limiter.pause();
         let bytes = limiter.used_bytes();

@@ -1,4 +1,4 @@
-//! What outlives an attempt: the results of its steps, and how far it has come.
+//! What outlives an attempt: the results of its steps, how far it has come, and what its handler keeps.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tracing::Level;
 
-use super::Meter;
+use super::{Meter, StateKeeper};
 
 /// Something that a journal takes its time for.
 pub type Waiting<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -41,4 +41,9 @@ pub trait Journal: Send + Sync {
 
     /// Takes note of how far the attempt is: 0 to 100, and the step it is in, one line.
     fn progress(&self, percent: u8, step: &str);
+
+    /// What the handler keeps between its jobs; none: it has no such place.
+    fn state(&self) -> Option<&dyn StateKeeper> {
+        None
+    }
 }

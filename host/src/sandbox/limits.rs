@@ -52,6 +52,21 @@ const STEP_BYTES: usize = 256 << 10;
 /// A later attempt reads the results of all steps before its first one.
 const STEPS_BYTES: usize = 8 << 20;
 
+/// A handler that needs more should be several jobs; a loop that sends would be an attack.
+const HTTP_REQUESTS: usize = 1_000;
+
+/// Both ways, heads and bodies together: a job that moves more data is better off with a file.
+const HTTP_BYTES: u64 = 1 << 30;
+
+/// A body is not held in the host's memory, so this bounds time and traffic, and what a guest can be sent
+/// that did not expect it.
+const HTTP_BODY_BYTES: u64 = 256 << 20;
+/// Each write is a commit; a loop that writes for ever would fill the database's log.
+const STATE_CALLS: usize = 10_000;
+
+/// A thousand values of the size that is allowed where nothing else is set.
+const STATE_BYTES: usize = 64 << 20;
+
 /// What the attempts of one handler may use. The defaults are those of a host whose operator has set nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -84,6 +99,16 @@ pub struct Limits {
     pub step_bytes: usize,
     /// The results of all steps of a job, bytes. Default: 8 MiB.
     pub steps_bytes: usize,
+    /// Requests over HTTP of an attempt. Default: 1,000.
+    pub http_requests: usize,
+    /// Bytes of all its requests and responses together. Default: 1 GiB.
+    pub http_bytes: u64,
+    /// Bytes of one body, either way. Default: 256 MiB.
+    pub http_body_bytes: u64,
+    /// How often an attempt may ask for its handler's state. Default: 10,000.
+    pub state_calls: usize,
+    /// What it may read and write of it, bytes. Default: 64 MiB.
+    pub state_bytes: usize,
 }
 
 impl Default for Limits {
@@ -103,6 +128,11 @@ impl Default for Limits {
             steps: STEPS,
             step_bytes: STEP_BYTES,
             steps_bytes: STEPS_BYTES,
+            http_requests: HTTP_REQUESTS,
+            http_bytes: HTTP_BYTES,
+            http_body_bytes: HTTP_BODY_BYTES,
+            state_calls: STATE_CALLS,
+            state_bytes: STATE_BYTES,
         }
     }
 }
@@ -160,6 +190,16 @@ pub struct LimitsSet {
     pub step_bytes: Option<usize>,
     /// See [`Limits::steps_bytes`].
     pub steps_bytes: Option<usize>,
+    /// See [`Limits::http_requests`].
+    pub http_requests: Option<usize>,
+    /// See [`Limits::http_bytes`].
+    pub http_bytes: Option<u64>,
+    /// See [`Limits::http_body_bytes`].
+    pub http_body_bytes: Option<u64>,
+    /// See [`Limits::state_calls`].
+    pub state_calls: Option<usize>,
+    /// See [`Limits::state_bytes`].
+    pub state_bytes: Option<usize>,
 }
 
 impl LimitsSet {
@@ -188,6 +228,11 @@ impl LimitsSet {
             steps: self.steps.unwrap_or(other.steps),
             step_bytes: self.step_bytes.unwrap_or(other.step_bytes),
             steps_bytes: self.steps_bytes.unwrap_or(other.steps_bytes),
+            http_requests: self.http_requests.unwrap_or(other.http_requests),
+            http_bytes: self.http_bytes.unwrap_or(other.http_bytes),
+            http_body_bytes: self.http_body_bytes.unwrap_or(other.http_body_bytes),
+            state_calls: self.state_calls.unwrap_or(other.state_calls),
+            state_bytes: self.state_bytes.unwrap_or(other.state_bytes),
         }
     }
 }

@@ -20,8 +20,10 @@ mod bindings;
 mod boottime;
 mod capability;
 mod clocks;
+mod contract;
 mod end;
 mod journal;
+mod keeper;
 mod limits;
 mod memory;
 mod meter;
@@ -37,6 +39,7 @@ mod load;
 mod manifest;
 mod pin;
 mod quota;
+mod schema;
 
 pub use abort::AbortHandle;
 pub use boottime::BootTime;
@@ -46,13 +49,15 @@ pub use compile::{CompilerLimits, compile_stdin};
 pub use engine::Sandbox;
 pub use grants::{
     Grant, Grants, Host, HostPattern, HttpGrant, HttpScheme, Missing, Mode, Narrowing, Quota,
-    Secret, SecretGrant, Secrets,
+    Secret, SecretGrant, Secrets, StateQuota,
 };
 pub use journal::{Journal, Waiting};
+pub use keeper::{Expected, Keep, Kept, StateKeeper, Wrote};
 pub use limits::{Limits, LimitsSet};
 pub use load::{CodeFrom, Digest, Module};
 pub use manifest::{Capability, HandlerManifest, Instances, Manifest};
 pub use meter::Meter;
 pub use pin::{Lock, Pin, PublicKey, SigningKey, lock_line};
 pub use run::{JobInput, Run};
+pub use schema::Schema;
 pub use settings::Settings;

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::bindings::exports::rouse::handler::handlers::JobInfo;
-use super::capability::{GuestLog, Http, Speaker, Steps};
+use super::capability::{GuestLog, HandlerState, Http, Speaker, Steps};
 use super::end;
 use super::meter::{Meter, within_cpu};
 use super::state::OfAttempt;
@@ -55,8 +55,8 @@ impl Sandbox {
     ///
     /// The task has to be one of [`guests`](Self::guests): the guest computes in it.
     ///
-    /// Steps, progress and what the guest says go to the `journal`, which is handed the meter too; without one, every
-    /// step is done, and nobody hears of the rest but the log of the host.
+    /// Steps, progress, state and what the guest says go to the `journal`, which is handed the meter too; without one, every
+    /// step is done, there is no state, and nobody hears of the rest but the log of the host.
     ///
     /// Once `abort` has turned, the end is [`RunEnd::Aborted`], also when the guest returned
     /// something within its grace. The caller applies the run timeout, through `abort`.
@@ -101,6 +101,9 @@ impl Sandbox {
             return Run::without_guest(RunEnd::Aborted(reason));
         }
         let _permit = permit;
+        if let Some(end) = self.unfit_payload(handler, &job.payload, &abort).await {
+            return Run::without_guest(end);
+        }
         let _ticking = self.ticker.tick();
 
         let speaker = Speaker::Attempt {
@@ -118,8 +121,14 @@ impl Sandbox {
             meter: meter.clone(),
             abort: abort.clone(),
             log: Arc::new(log),
-            steps: Steps::of(journal, limits),
-            http: Http::new(Some(handler.http.clone()), abort.clone(), meter.clone()),
+            steps: Steps::of(journal.clone(), limits),
+            handler_state: HandlerState::of(handler, journal),
+            http: Http::new(
+                Some(handler.http.clone()),
+                &handler.limits,
+                abort.clone(),
+                meter.clone(),
+            ),
         };
         let tenant = job.tenant.as_deref();
         let memory_bytes = job.memory_bytes;
@@ -151,11 +160,12 @@ impl Sandbox {
             (Ok(Some(done)), None) => end::classify(done, state, limits),
             (Ok(None), None) => RunEnd::OutOfCpu { limit: limits.cpu },
         };
-        if let Some(tenant) = tenant {
-            self.keep(handler, tenant, instance, &end);
+        match tenant {
+            Some(tenant) => self.keep(handler, tenant, instance, &end),
+            None => drop(instance),
         }
         Run {
-            end,
+            end: self.with_fit_result(handler, end, &abort).await,
             wall: Duration::ZERO,
             used: Some(meter.usage()),
         }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     CompilerLimits, Grants, HttpGrant, HttpSettings, Instances, Limits, LimitsSet, Pin,
-    SecretGrant, Secrets,
+    SecretGrant, Secrets, StateQuota,
 };
 use crate::job::most_specific;
 
@@ -60,6 +60,9 @@ pub struct Settings {
     pub secrets: Secrets,
     /// Which handlers may have them sent where. Default: none.
     pub secret_grants: Vec<SecretGrant>,
+    /// Which handlers may keep state, and how much: by handler name or pattern, of which the most specific one counts.
+    /// Default: none.
+    pub state: BTreeMap<String, StateQuota>,
     /// Where instances may serve many jobs, if the module agrees: by handler name or pattern, of
     /// which the most specific one counts. Default: nowhere.
     pub instances: BTreeMap<String, Instances>,
@@ -133,6 +136,7 @@ impl Default for Settings {
             http: HttpSettings::default(),
             secrets: Secrets::default(),
             secret_grants: Vec::new(),
+            state: BTreeMap::new(),
             instances: BTreeMap::new(),
             compiler: None,
             compile_cpu_max: COMPILE_CPU_MAX,

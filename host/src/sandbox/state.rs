@@ -7,7 +7,9 @@ use wasmtime_wasi::filesystem::WasiFilesystemCtxView;
 use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use wasmtime_wasi_http::WasiHttpCtx;
 
-use super::capability::{FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, Http, Steps, Stream};
+use super::capability::{
+    FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, Steps, Stream,
+};
 use super::clocks::Clock;
 use super::grants::Granted;
 use super::memory::AttemptLimiter;
@@ -32,6 +34,7 @@ pub(super) struct AttemptState {
     /// The panic that the guest reported just before it trapped.
     pub(super) panic: Option<Panic>,
     pub(super) steps: Steps,
+    pub(super) handler_state: HandlerState,
     pub(super) http: Http,
     /// How large a set of fields of a request may be.
     pub(super) http_fields: WasiHttpCtx,
@@ -47,6 +50,7 @@ pub(super) struct OfAttempt {
     pub(super) abort: AbortHandle,
     pub(super) log: Arc<GuestLog>,
     pub(super) steps: Steps,
+    pub(super) handler_state: HandlerState,
     pub(super) http: Http,
 }
 
@@ -74,6 +78,7 @@ impl AttemptState {
             abort,
             log,
             steps,
+            handler_state,
             http,
         } = of;
         limiter.tell(meter.clone());
@@ -91,6 +96,7 @@ impl AttemptState {
             log,
             panic: None,
             steps,
+            handler_state,
             http,
             http_fields,
             denial: None,
@@ -109,6 +115,7 @@ impl AttemptState {
             abort,
             log,
             steps,
+            handler_state,
             http,
         } = of;
         self.limiter.tell(meter.clone());
@@ -119,6 +126,7 @@ impl AttemptState {
         self.log = log;
         self.panic = None;
         self.steps = steps;
+        self.handler_state = handler_state;
         self.http = http;
         self.denial = None;
         self.retry_at_ms = None;

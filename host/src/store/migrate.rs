@@ -53,6 +53,7 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(18, "0018_usage_and_logs", breaking: false),
     migration!(19, "0019_what_is_left_and_challenges", breaking: false),
     migration!(20, "0020_losses_are_told", breaking: false),
+    migration!(21, "0021_state", breaking: false),
     migration!(22, "0022_jobs_narrow_grants", breaking: false),
 ];
 

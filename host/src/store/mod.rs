@@ -12,6 +12,7 @@ mod challenge;
 mod claim;
 mod enqueue;
 mod fleet;
+mod handler_state;
 mod jobs;
 mod json;
 mod lanes;
@@ -31,6 +32,7 @@ mod report;
 mod running;
 mod settle;
 mod sleep;
+mod state_from_outside;
 mod steps;
 mod vitals;
 
@@ -49,6 +51,7 @@ pub use adopt::{Adopted, LostJob};
 pub use challenge::Challenge;
 pub use claim::{ClaimOrder, ClaimedJob};
 pub use enqueue::Enqueue;
+pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::Listing;
 pub use json::JsonText;
 pub use lanes::Lane;
@@ -261,7 +264,7 @@ fn describe(error: &tokio_postgres::Error) -> String {
             }
             if *db.code() == SqlState::INSUFFICIENT_PRIVILEGE {
                 text.push_str(
-                    "; the login needs a role: GRANT rouse_worker to serve, rouse_producer to enqueue, to cancel and for queues, \
+                    "; the login needs a role: GRANT rouse_worker to serve, rouse_producer to enqueue, to cancel, for queues and for states, \
                      rouse_observer to read",
                 );
             }

@@ -12,7 +12,7 @@ use crate::job::{AbortReason, Fence, JobId};
 pub struct NotMine(pub AbortReason);
 
 impl NotMine {
-    fn read(reason: &str) -> Self {
+    pub(super) fn read(reason: &str) -> Self {
         Self(AbortReason::parse(reason).unwrap_or(AbortReason::Error))
     }
 }

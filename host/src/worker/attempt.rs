@@ -206,7 +206,11 @@ async fn sandbox_run(
     meters: &HandlerMeters,
 ) -> Run {
     let abort = AbortHandle::new();
-    let journal = Arc::new(AttemptJournal::new(shared.clone(), &claim.job));
+    let journal = Arc::new(AttemptJournal::new(
+        shared.clone(),
+        &claim.job,
+        handler.clone(),
+    ));
     shared.leases.insert(
         claim.job.id,
         Lease {

@@ -1,4 +1,5 @@
-//! What an attempt leaves behind, in Postgres behind the fence: results of steps, and its progress.
+//! What an attempt leaves behind, in Postgres behind the fence: results of steps, and its progress. What its handler keeps:
+//! `state.rs`.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -10,7 +11,7 @@ use tracing::{Level, warn};
 
 use super::Shared;
 use crate::job::{Attempt, Fence, JobId, Usage};
-use crate::sandbox::{Journal, Meter, Waiting};
+use crate::sandbox::{Handler, Journal, Meter, StateKeeper, Waiting};
 use crate::store::{ClaimedJob, NotMine, Report, StoreError};
 
 /// The wait after a failure that may pass.
@@ -19,16 +20,17 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 /// As `rouse.progress` has it.
 const STEP_CHARS_MAX: usize = 200;
 
-/// Calls for steps at the same time: of the few connections of a worker, some are left for claims, settlements and
+/// Calls for steps and state at the same time: of the few connections of a worker, some are left for claims, settlements and
 /// renewals, however many attempts record.
 pub(super) const CALLS_MAX: usize = 2;
 
 /// The journal of one attempt. While the database does not answer it is asked again, until the worker
 /// trusts the lease no more: the abort signal ends the wait.
 pub(super) struct AttemptJournal {
-    shared: Arc<Shared>,
-    id: JobId,
-    fence: Fence,
+    pub(super) shared: Arc<Shared>,
+    pub(super) id: JobId,
+    pub(super) fence: Fence,
+    pub(super) handler: Arc<Handler>,
     attempt: Attempt,
     watched: Arc<Watched>,
     has_reported: AtomicBool,
@@ -61,11 +63,12 @@ impl Watched {
 }
 
 impl AttemptJournal {
-    pub(super) fn new(shared: Arc<Shared>, job: &ClaimedJob) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, job: &ClaimedJob, handler: Arc<Handler>) -> Self {
         Self {
             shared,
             id: job.id,
             fence: job.fence,
+            handler,
             attempt: job.attempt,
             watched: Arc::default(),
             has_reported: AtomicBool::new(false),
@@ -85,7 +88,10 @@ impl AttemptJournal {
     }
 
     /// What the database said in the end; none: nothing yet, ask again.
-    async fn answer<T>(&self, answer: Result<Result<T, NotMine>, StoreError>) -> Option<T> {
+    pub(super) async fn answer<T>(
+        &self,
+        answer: Result<Result<T, NotMine>, StoreError>,
+    ) -> Option<T> {
         match answer {
             Ok(Ok(said)) => Some(said),
             Ok(Err(NotMine(reason))) => {
@@ -95,7 +101,7 @@ impl AttemptJournal {
             // This life of the worker is over, which will end the attempt.
             Err(error) if self.shared.doubted(&error) => pending().await,
             Err(error) => {
-                warn!(job.id = %self.id, %error, "could not read or record a step; trying again");
+                warn!(job.id = %self.id, %error, "could not read or write a step or the state; trying again");
                 tokio::time::sleep(RETRY_AFTER).await;
                 None
             }
@@ -161,6 +167,10 @@ impl Journal for AttemptJournal {
         self.shared
             .logs
             .say(self.id, self.attempt, line, level, text);
+    }
+
+    fn state(&self) -> Option<&dyn StateKeeper> {
+        Some(self)
     }
 
     fn progress(&self, percent: u8, step: &str) {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::Shared;
 use super::journal::Watched;
@@ -182,7 +182,20 @@ impl Leases {
                 | AbortReason::Shutdown => lease.grace,
             };
             lease.abort.abort(reason, grace);
-            warn!(job.id = %id, reason = reason.as_str(), "lease lost; the attempt is told to stop");
+            let told = "lease lost; the attempt is told to stop";
+            match reason {
+                // Somebody has asked for it.
+                AbortReason::AlreadyCompleted | AbortReason::Cancelled => {
+                    info!(job.id = %id, reason = reason.as_str(), "{told}");
+                }
+                AbortReason::TakenByAnotherWorker
+                | AbortReason::NotFound
+                | AbortReason::Error
+                | AbortReason::TimedOut
+                | AbortReason::Shutdown => {
+                    warn!(job.id = %id, reason = reason.as_str(), "{told}");
+                }
+            }
         }
     }
 

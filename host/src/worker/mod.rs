@@ -30,6 +30,7 @@ mod settings;
 mod settler;
 mod sleeper;
 mod slots;
+mod state;
 mod upkeep;
 mod usage;
 mod vitals;

@@ -3,6 +3,7 @@
 mod failing;
 mod greedy;
 mod http;
+mod keeping;
 mod reaching;
 mod steps;
 mod waiting;
@@ -88,4 +89,7 @@ export!(
     secret,
     none,
     fields,
+    keeping::one,
+    keeping::other,
+    keeping::none,
 );

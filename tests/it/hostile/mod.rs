@@ -6,6 +6,7 @@
 
 mod boundary;
 mod computing;
+mod contract;
 mod escapes;
 mod modules;
 

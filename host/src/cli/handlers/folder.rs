@@ -70,8 +70,8 @@ impl Folder {
             "asked": words(&manifest.capabilities),
             "granted": words(&handler.held()),
             "missing": handler.missing().iter().map(missing).collect::<Vec<_>>(),
-            "input_schema": manifest.input_schema,
-            "output_schema": manifest.output_schema,
+            "input_schema": manifest.input_schema.written(),
+            "output_schema": manifest.output_schema.written(),
         })
     }
 }

@@ -73,21 +73,6 @@ impl File {
             65_536,
             "",
         )?;
-        within(
-            "http_requests_max",
-            self.http_requests_max.map(|max| max as u64),
-            0,
-            1_000_000,
-            "",
-        )?;
-        within("http_bytes_max", self.http_bytes_max, 1024, 1 << 40, "")?;
-        within(
-            "http_body_bytes_max",
-            self.http_body_bytes_max,
-            1024,
-            1 << 40,
-            "",
-        )?;
         within("http_timeout", ms(self.http_timeout), 1, 86_400_000, " ms")?;
         for (name, secret) in &self.secrets {
             secret
@@ -113,6 +98,9 @@ impl File {
             }
             for http in &table.http {
                 http.check().map_err(|why| name("http") + ": " + &why)?;
+            }
+            if let Some(state) = &table.state {
+                state.check(&name("state"))?;
             }
             for secret in &table.secrets {
                 let known = self.secrets.keys().any(|known| *known == secret.name);

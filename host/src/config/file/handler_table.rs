@@ -13,6 +13,7 @@ use crate::worker::Override;
 
 use super::http_table::HttpTable;
 use super::secret_table::SecretUseTable;
+use super::state_table::StateTable;
 
 /// The settings of one handler or pattern.
 #[derive(Debug, Default, Deserialize)]
@@ -46,6 +47,8 @@ pub(super) struct HandlerTable {
     pub(super) env: Option<BTreeMap<String, String>>,
     /// What it is told through `settings`.
     pub(super) settings: Option<OwnSettings>,
+    /// There: the handler may keep state.
+    pub(super) state: Option<StateTable>,
     /// True: its clocks are as fine as the machine's.
     #[serde(default)]
     pub(super) fine_clocks: bool,

@@ -40,6 +40,16 @@ pub(super) struct LimitsTable {
     step_bytes: Option<usize>,
     /// The results of all steps of a job; default 8 MiB.
     steps_bytes: Option<usize>,
+    /// Requests over HTTP; default 1,000.
+    http_requests: Option<usize>,
+    /// What all of them send and receive; default 1 GiB.
+    http_bytes: Option<u64>,
+    /// The body of one request or response; default 256 MiB.
+    http_body_bytes: Option<u64>,
+    /// How often an attempt may ask for its state; default 10,000.
+    state_calls: Option<usize>,
+    /// What it may read and write of it; default 64 MiB.
+    state_bytes: Option<usize>,
 }
 
 impl LimitsTable {
@@ -60,6 +70,11 @@ impl LimitsTable {
             steps: self.steps,
             step_bytes: self.step_bytes,
             steps_bytes: self.steps_bytes,
+            http_requests: self.http_requests,
+            http_bytes: self.http_bytes,
+            http_body_bytes: self.http_body_bytes,
+            state_calls: self.state_calls,
+            state_bytes: self.state_bytes,
         }
     }
 
@@ -101,6 +116,11 @@ impl LimitsTable {
             ("steps", count(self.steps), 0, 100_000),
             ("step_bytes", count(self.step_bytes), 2, 8 << 20),
             ("steps_bytes", count(self.steps_bytes), 2, 64 << 20),
+            ("http_requests", count(self.http_requests), 0, 1_000_000),
+            ("http_bytes", self.http_bytes, 1024, 1 << 40),
+            ("http_body_bytes", self.http_body_bytes, 1024, 1 << 40),
+            ("state_calls", count(self.state_calls), 0, 1_000_000),
+            ("state_bytes", count(self.state_bytes), 0, 1 << 30),
         ] {
             let unit = match key {
                 "cpu" => " ms",

@@ -89,16 +89,18 @@ impl File {
                 .collect(),
             http_grants: self.by_handler(|table| &table.http, HttpTable::grant),
             http: HttpSettings {
-                requests_max: self.http_requests_max.unwrap_or(default.http.requests_max),
-                bytes_max: self.http_bytes_max.unwrap_or(default.http.bytes_max),
-                body_bytes_max: self
-                    .http_body_bytes_max
-                    .unwrap_or(default.http.body_bytes_max),
                 timeout: self.http_timeout.unwrap_or(default.http.timeout),
                 ca_file: self.http_ca_file.as_ref().map(|file| folder.join(file)),
                 resolver: default.http.resolver,
             },
             secret_grants: self.by_handler(|table| &table.secrets, SecretUseTable::grant),
+            state: self
+                .handlers
+                .iter()
+                .filter_map(|(handler, table)| {
+                    Some((handler.clone(), table.state.as_ref()?.quota()))
+                })
+                .collect(),
             instances: self
                 .handlers
                 .iter()

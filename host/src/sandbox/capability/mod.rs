@@ -10,6 +10,7 @@ mod retry;
 mod secrets;
 mod settings;
 mod sockets;
+mod state;
 mod steps;
 
 pub use self::http::{Addresses, HttpSettings, Resolver, SystemResolver};
@@ -20,4 +21,5 @@ pub(super) use files::{Fds, guard_files};
 pub(super) use log::{GuestLog, Speaker, printable};
 pub(super) use output::{GuestOutput, Stream};
 pub(super) use sockets::guard_sockets;
+pub(super) use state::HandlerState;
 pub(super) use steps::Steps;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Handler;
 use super::file::Stamp;
+use crate::job::most_specific;
 use crate::sandbox::capability::HttpAccess;
 use crate::sandbox::grants::Granted;
 use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox};
@@ -125,6 +126,7 @@ impl Serving {
                     granted: Arc::new(Granted::of(&manifest.name, settings, &sandbox.ledgers)),
                     limits: settings.limits(&manifest.name),
                     http: HttpAccess::new(&manifest.name, settings, sandbox.net.clone()),
+                    state: most_specific(&settings.state, &manifest.name).copied(),
                     reuses: reuses(manifest, settings.instances_of(&manifest.name)),
                 })
             })

@@ -18,7 +18,9 @@ use tokio::sync::watch as channel;
 use self::folder::{Folder, Trust};
 use super::capability::HttpAccess;
 use super::grants::{Granted, held, missing};
-use super::{Capability, Digest, HandlerManifest, Limits, Missing, Module, Narrowing, Sandbox};
+use super::{
+    Capability, Digest, HandlerManifest, Limits, Missing, Module, Narrowing, Sandbox, StateQuota,
+};
 
 /// A handler that can run.
 #[derive(Debug)]
@@ -33,6 +35,8 @@ pub struct Handler {
     /// What its attempts may use.
     pub limits: Limits,
     pub(super) http: Arc<HttpAccess>,
+    /// How much it may keep; none: nothing.
+    pub(super) state: Option<StateQuota>,
     /// Its instances may serve many jobs: module and operator agree.
     pub reuses: bool,
 }
@@ -44,6 +48,7 @@ impl Handler {
             ("files", !self.granted.dirs.is_empty()),
             ("http", self.http.sends()),
             ("secrets", !self.http.secret_names().is_empty()),
+            ("state", self.state.is_some()),
             ("env", !self.granted.env.is_empty()),
             ("settings", self.granted.settings.is_some()),
             ("fine_clocks", self.granted.fine_clocks),
@@ -55,13 +60,13 @@ impl Handler {
 
     /// All that the operator has granted to it, in the words of manifests.
     pub fn held(&self) -> Vec<Capability> {
-        held(&self.granted, &self.http)
+        held(&self.granted, &self.http, self.state)
     }
 
     /// What it asks for and is not granted.
     pub fn missing(&self) -> Vec<Missing> {
         let asked = &self.manifest.capabilities;
-        missing(&self.name, asked, &self.granted, &self.http)
+        missing(&self.name, asked, &self.granted, &self.http, self.state)
     }
 
     /// The same handler with what a job leaves of its grants and limits. Its instances serve that job alone.
@@ -73,6 +78,7 @@ impl Handler {
             granted: Arc::new(self.granted.narrowed(job)),
             limits: self.limits.narrowed(job),
             http: self.http.narrowed(job),
+            state: self.state,
             reuses: false,
         })
     }

@@ -1,6 +1,6 @@
 //! The lines of `rouse.toml` that allow something: one source for all who print them.
 
-use super::{HttpScheme, Mode};
+use super::{HttpScheme, Mode, StateQuota};
 
 /// What stands where only the operator knows.
 const UNKNOWN: &str = "…";
@@ -59,9 +59,13 @@ pub(in crate::sandbox) fn keys(handler: &str, table: &str, keys: &[&str]) -> Str
     lines
 }
 
-/// A table without keys.
-pub(in crate::sandbox) fn table(handler: &str, table: &str) -> String {
-    keys(handler, table, &[])
+/// A state, of the usual size.
+pub(in crate::sandbox) fn state(handler: &str) -> String {
+    let quota = StateQuota::default();
+    format!(
+        "[handlers.\"{handler}\".state]\nkeys_max = {}\nbytes_max = {}\nvalue_bytes_max = {}",
+        quota.keys_max, quota.bytes_max, quota.value_bytes_max
+    )
 }
 
 /// Fine clocks.

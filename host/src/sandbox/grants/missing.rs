@@ -1,6 +1,6 @@
 //! What a handler asks for and is not granted.
 
-use super::{Granted, HostPattern, Mode, lines};
+use super::{Granted, HostPattern, Mode, StateQuota, lines};
 use crate::sandbox::capability::HttpAccess;
 use crate::sandbox::{Capability, HttpScheme};
 
@@ -20,10 +20,11 @@ pub(in crate::sandbox) fn missing(
     asked: &[Capability],
     granted: &Granted,
     http: &HttpAccess,
+    state: Option<StateQuota>,
 ) -> Vec<Missing> {
     let lacking = asked
         .iter()
-        .filter(|what| !is_granted(what, granted, http))
+        .filter(|what| !is_granted(what, granted, http, state))
         .map(|what| Missing {
             what: what.clone(),
             lines: lines_for(handler, what),
@@ -32,7 +33,11 @@ pub(in crate::sandbox) fn missing(
 }
 
 /// What is granted, in the words in which it could be asked for.
-pub(in crate::sandbox) fn held(granted: &Granted, http: &HttpAccess) -> Vec<Capability> {
+pub(in crate::sandbox) fn held(
+    granted: &Granted,
+    http: &HttpAccess,
+    state: Option<StateQuota>,
+) -> Vec<Capability> {
     let hosts = http.hosts().cloned().map(Some).map(Capability::Http);
     let secrets = http
         .secret_names()
@@ -52,11 +57,17 @@ pub(in crate::sandbox) fn held(granted: &Granted, http: &HttpAccess) -> Vec<Capa
         .chain(dirs)
         .chain(env)
         .chain(settings)
+        .chain(state.map(|_| Capability::State))
         .chain(clocks)
         .collect()
 }
 
-fn is_granted(what: &Capability, granted: &Granted, http: &HttpAccess) -> bool {
+fn is_granted(
+    what: &Capability,
+    granted: &Granted,
+    http: &HttpAccess,
+    state: Option<StateQuota>,
+) -> bool {
     match what {
         Capability::Http(Some(hosts)) => http.reaches(hosts),
         Capability::Http(None) => http.sends(),
@@ -68,7 +79,7 @@ fn is_granted(what: &Capability, granted: &Granted, http: &HttpAccess) -> bool {
         Capability::Env(None) => !granted.env.is_empty(),
         Capability::Settings(Some(name)) => granted.setting_names().contains(name),
         Capability::Settings(None) => granted.settings.is_some(),
-        Capability::State => false,
+        Capability::State => state.is_some(),
         Capability::FineClocks => granted.fine_clocks,
         Capability::Unknown(_) => false,
     }
@@ -85,7 +96,7 @@ fn lines_for(handler: &str, what: &Capability) -> Option<String> {
         Capability::Dirs(None) => lines::dir(handler, None, Mode::Read),
         Capability::Env(name) => keys(handler, "env", name.as_deref()),
         Capability::Settings(name) => keys(handler, "settings", name.as_deref()),
-        Capability::State => lines::table(handler, "state"),
+        Capability::State => lines::state(handler),
         Capability::FineClocks => lines::fine_clocks(handler),
         Capability::Unknown(_) => return None,
     })

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::capability::printable;
+use super::schema::{PatternBytes, Schema};
 use crate::job::RetryPolicy;
 
 pub use self::capability::Capability;
@@ -56,10 +57,10 @@ pub struct HandlerManifest {
     pub version: String,
     /// What it does, for people.
     pub description: String,
-    /// JSON Schema of the payload; `true` (anything) by default.
-    pub input_schema: Value,
-    /// JSON Schema of the result; `true` (anything) by default.
-    pub output_schema: Value,
+    /// What payloads have to fit; `true` (anything) by default.
+    pub input_schema: Schema,
+    /// What results have to fit; `true` (anything) by default.
+    pub output_schema: Schema,
     /// When to try again.
     pub retry: RetryPolicy,
     /// How long a claim holds without renewal. Default: 1 minute.
@@ -149,10 +150,11 @@ impl Manifest {
                 written.handlers.len()
             ));
         }
+        let mut patterns = PatternBytes::of_a_module();
         let handlers = written
             .handlers
             .into_iter()
-            .map(HandlerManifest::check)
+            .map(|written| HandlerManifest::check(written, &mut patterns))
             .collect::<Result<Vec<_>, _>>()?;
         let mut names = HashSet::new();
         if let Some(twice) = handlers.iter().find(|h| !names.insert(h.name.as_str())) {
@@ -166,7 +168,7 @@ impl Manifest {
 }
 
 impl HandlerManifest {
-    fn check(written: Value) -> Result<Self, String> {
+    fn check(written: Value, patterns: &mut PatternBytes) -> Result<Self, String> {
         let Some(name) = written.get("name").and_then(Value::as_str) else {
             return Err("has a handler without a name".into());
         };
@@ -180,11 +182,15 @@ impl HandlerManifest {
         }
         serde_json::from_value(written)
             .map_err(|error| error.to_string())
-            .and_then(|written| Self::check_named(name.clone(), written))
+            .and_then(|written| Self::check_named(name.clone(), written, patterns))
             .map_err(|why| format!("is wrong about the handler `{name}`: {why}"))
     }
 
-    fn check_named(name: String, written: WrittenHandler) -> Result<Self, String> {
+    fn check_named(
+        name: String,
+        written: WrittenHandler,
+        patterns: &mut PatternBytes,
+    ) -> Result<Self, String> {
         if written.concurrency == Some(0) {
             return Err("concurrency is 0; leave it out for no limit".into());
         }
@@ -202,8 +208,8 @@ impl HandlerManifest {
                 written.description.as_deref().unwrap_or_default(),
                 DESCRIPTION_BYTES_MAX,
             ),
-            input_schema: schema("input_schema", written.input_schema)?,
-            output_schema: schema("output_schema", written.output_schema)?,
+            input_schema: schema("input_schema", written.input_schema, patterns)?,
+            output_schema: schema("output_schema", written.output_schema, patterns)?,
             retry: written.retry.check()?,
             lease: between("lease_ms", written.lease_ms, 1, WAIT_MS_MAX)?.unwrap_or(LEASE_DEFAULT),
             timeout: between("timeout_ms", written.timeout_ms, 1, WAIT_MS_MAX)?
@@ -267,13 +273,14 @@ fn between(
     }
 }
 
-fn schema(what: &str, written: Option<Value>) -> Result<Value, String> {
+fn schema(
+    what: &str,
+    written: Option<Value>,
+    patterns: &mut PatternBytes,
+) -> Result<Schema, String> {
     match written {
-        None => Ok(Value::Bool(true)),
-        Some(schema @ (Value::Object(_) | Value::Bool(_))) => Ok(schema),
-        Some(Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_)) => Err(format!(
-            "{what} is no JSON Schema (an object, true or false)"
-        )),
+        None => Ok(Schema::open()),
+        Some(written) => Schema::parse(written, patterns).map_err(|why| format!("{what}: {why}")),
     }
 }
 

@@ -23,7 +23,7 @@ fn a_name_is_all_that_a_handler_needs() {
         let handler = one(written).unwrap();
         assert_eq!(handler.name, "text.stats");
         assert_eq!(handler.version, "0.0.0");
-        assert_eq!(handler.input_schema, Value::Bool(true));
+        assert_eq!(handler.input_schema.written(), &Value::Bool(true));
         assert_eq!(handler.retry, RetryPolicy::default());
         assert_eq!(handler.lease, Duration::from_secs(60));
         assert_eq!(handler.timeout, Duration::from_secs(3600));
@@ -48,7 +48,7 @@ fn everything_that_is_written_is_read() {
     let handler = &manifest.handlers[0];
     assert_eq!(handler.version, "0.1.0");
     assert_eq!(handler.description, "Counts.");
-    assert_eq!(handler.input_schema, json!({ "type": "object" }));
+    assert_eq!(handler.input_schema.written(), &json!({ "type": "object" }));
     assert_eq!(handler.retry.max_attempts, 3);
     assert_eq!(handler.retry.initial, Duration::from_millis(100));
     assert_eq!(handler.retry.max, Duration::from_secs(2));
@@ -77,6 +77,10 @@ fn rubbish_is_refused_with_the_handler_and_the_field() {
         ("concurrency", json!(0)),
         ("capabilities", json!(["rm -rf"])),
         ("input_schema", json!("object")),
+        (
+            "output_schema",
+            json!({ "properties": { "a": { "type": "int" } } }),
+        ),
         ("retry", json!({ "max_attempts": 0 })),
         ("retry", json!({ "multiplier": 0.5 })),
         ("retry", json!({ "jitter": 1.5 })),
@@ -90,6 +94,12 @@ fn rubbish_is_refused_with_the_handler_and_the_field() {
         assert!(why.contains("text.stats"), "{field} {value}: {why}");
     }
     assert!(refused(json!({ "name": "a", "grace_ms": 999_999_999 })).contains("grace_ms"));
+    let schema = json!({ "properties": { "b": { "pattern": "(?=c)" } } });
+    let why = refused(json!({ "name": "a", "output_schema": schema }));
+    assert!(
+        why.contains("output_schema: #/properties/b: \"(?=c)\": "),
+        "{why}"
+    );
 }
 
 #[test]

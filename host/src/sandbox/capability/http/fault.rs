@@ -20,10 +20,12 @@ pub(super) enum Fault {
     Prohibited { address: IpAddr, place: Place },
     #[error("{0}")]
     Limit(String),
-    #[error("the request's body has more than {0} bytes, which is the limit (http_body_bytes_max)")]
+    #[error(
+        "the request's body has more than {0} bytes, which is the limit (limits.http_body_bytes)"
+    )]
     RequestBody(u64),
     #[error(
-        "the response's body has more than {0} bytes, which is the limit (http_body_bytes_max)"
+        "the response's body has more than {0} bytes, which is the limit (limits.http_body_bytes)"
     )]
     ResponseBody(u64),
     /// The guest has dropped it unfinished, or it is not as long as it was said to be.

@@ -35,7 +35,7 @@ pub use connect::{Addresses, Resolver, SystemResolver};
 pub use settings::HttpSettings;
 
 use crate::sandbox::state::AttemptState;
-use crate::sandbox::{AbortHandle, Meter};
+use crate::sandbox::{AbortHandle, Limits, Meter};
 use fault::Fault;
 use secrets::Placeholders;
 use tally::Tally;
@@ -56,6 +56,7 @@ pub(in crate::sandbox) fn link_http(linker: &mut Linker<AttemptState>) -> wasmti
 pub(in crate::sandbox) struct Http {
     /// None: nothing at all, for a module that is only described.
     access: Option<Arc<HttpAccess>>,
+    limits: HttpLimits,
     abort: AbortHandle,
     meter: Arc<Meter>,
     requests: usize,
@@ -64,14 +65,27 @@ pub(in crate::sandbox) struct Http {
     placeholders: Placeholders,
 }
 
+/// What the handler's [`Limits`] say of requests.
+struct HttpLimits {
+    requests: usize,
+    bytes: u64,
+    body_bytes: u64,
+}
+
 impl Http {
     pub(in crate::sandbox) fn new(
         access: Option<Arc<HttpAccess>>,
+        limits: &Limits,
         abort: AbortHandle,
         meter: Arc<Meter>,
     ) -> Self {
         Self {
             access,
+            limits: HttpLimits {
+                requests: limits.http_requests,
+                bytes: limits.http_bytes,
+                body_bytes: limits.http_body_bytes,
+            },
             abort,
             meter,
             requests: 0,

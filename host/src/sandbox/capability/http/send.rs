@@ -64,11 +64,11 @@ impl Http {
         let settings = &access.net.settings;
         let tally = self
             .tally
-            .get_or_insert_with(|| Tally::new(self.meter.clone(), settings.bytes_max))
+            .get_or_insert_with(|| Tally::new(self.meter.clone(), self.limits.bytes))
             .clone();
-        if self.requests >= settings.requests_max {
+        if self.requests >= self.limits.requests {
             return Err(Fault::Limit(format!(
-                "the attempt has sent {} requests, which is its limit (http_requests_max)",
+                "the attempt has sent {} requests, which is its limit (limits.http_requests)",
                 self.requests
             )));
         }
@@ -91,7 +91,7 @@ impl Http {
         let first_byte = options.first_byte_timeout.unwrap_or(FIRST_BYTE);
         let head = connect.saturating_add(first_byte).min(settings.timeout);
         let between_bytes = options.between_bytes_timeout.unwrap_or(BETWEEN_BYTES);
-        let body_bytes_max = settings.body_bytes_max;
+        let body_bytes_max = self.limits.body_bytes;
         let body = Outgoing::new(body, self.abort.clone(), tally.clone(), body_bytes_max);
         Ok(Sending {
             request: Request::from_parts(parts, body),
@@ -277,7 +277,12 @@ mod tests {
         };
         let net = Net::new(settings.http.clone()).expect("no file to read");
         let access = HttpAccess::new("x", &settings, net);
-        Http::new(Some(access), abort.clone(), Arc::default())
+        Http::new(
+            Some(access),
+            &crate::sandbox::Limits::default(),
+            abort.clone(),
+            Arc::default(),
+        )
     }
 
     fn request() -> Request<WasiBody> {
@@ -343,7 +348,7 @@ mod tests {
         let body = Full::from("all of it").map_err(|never| match never {});
         let body = Outgoing::new(body.boxed_unsync(), abort.clone(), tally, 100);
         abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
-        let read = body.collect().await.err().expect("it is cut off");
+        let read = body.collect().await.expect_err("it is cut off");
         assert!(matches!(read, Fault::Stopped), "{read:?}");
     }
 }

@@ -56,7 +56,7 @@ impl Tally {
         match used.bytes_out.saturating_add(used.bytes_in) <= self.bytes_max {
             true => Ok(()),
             false => Err(Fault::Limit(format!(
-                "the attempt has sent and received {} bytes, which is its limit (http_bytes_max)",
+                "the attempt has sent and received {} bytes, which is its limit (limits.http_bytes)",
                 self.bytes_max
             ))),
         }

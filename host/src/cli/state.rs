@@ -1,0 +1,281 @@
+//! `rouse state`: what handlers keep between their jobs, whether anybody runs them or not.
+
+use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use clap::{Args as ClapArgs, Subcommand};
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+
+use super::target::Target;
+use super::text::plain;
+
+/// Nothing was done, because it was not confirmed.
+const EXIT_UNCONFIRMED: u8 = 2;
+
+/// Nothing is kept there.
+const EXIT_UNKNOWN: u8 = 3;
+
+/// Options of `rouse state`.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the keys of a handler; without one, all handlers and tenants that have any
+    #[command(visible_alias = "list")]
+    Ls(Ls),
+    /// Print the value of a key
+    Get(Get),
+    /// Keep a value under a key
+    Set(Set),
+    /// Forget a key, or all of a handler and tenant
+    Rm(Rm),
+}
+
+/// Options of `rouse state ls`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Needs the role rouse_observer.")]
+struct Ls {
+    #[command(flatten)]
+    target: Target,
+
+    /// The handler; default: all of them, with how much they keep
+    handler: Option<String>,
+
+    /// Whose; default: of jobs without a tenant
+    #[arg(long, requires = "handler")]
+    tenant: Option<String>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `rouse state get`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Needs the role rouse_observer. Prints the bytes as they are; to a terminal, control characters in them are made visible. With
+--json: a value that is JSON as `value`, any other as `base64`.
+Exit codes: 0 it is there · 3 nothing is kept there")]
+struct Get {
+    #[command(flatten)]
+    target: Target,
+
+    /// The handler
+    handler: String,
+
+    /// The key
+    key: String,
+
+    /// Whose; default: of jobs without a tenant
+    #[arg(long)]
+    tenant: Option<String>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `rouse state set`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Needs the role rouse_producer, and leaves a record. The quota of rouse.toml does not count here, but handlers may then add nothing until
+they keep less than it. Attempts that run see the value when they read it next.")]
+struct Set {
+    #[command(flatten)]
+    target: Target,
+
+    /// The handler
+    handler: String,
+
+    /// The key
+    key: String,
+
+    /// JSON, as handlers in Rust read it; - for standard input
+    #[arg(allow_negative_numbers = true)]
+    value: String,
+
+    /// Take any bytes
+    #[arg(long)]
+    raw: bool,
+
+    /// Whose; default: of jobs without a tenant
+    #[arg(long)]
+    tenant: Option<String>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `rouse state rm`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Needs the role rouse_producer, and leaves a record.
+Exit codes: 0 done · 2 nothing was done: --confirm is missing · 3 nothing is kept there")]
+struct Rm {
+    #[command(flatten)]
+    target: Target,
+
+    /// The handler
+    handler: String,
+
+    /// The key; default: all that the handler keeps for this tenant
+    key: Option<String>,
+
+    /// Whose; default: of jobs without a tenant
+    #[arg(long)]
+    tenant: Option<String>,
+
+    /// Really do it
+    #[arg(long)]
+    confirm: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does what is asked.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.verb {
+        Verb::Ls(args) => ls(args).await,
+        Verb::Get(args) => get(args).await,
+        Verb::Set(args) => set(args).await,
+        Verb::Rm(args) => rm(args).await,
+    }
+}
+
+async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
+    let (rows, what, columns) = match &args.handler {
+        None => (
+            store.state_spaces().await?,
+            "states",
+            ["handler", "tenant", "keys", "bytes"],
+        ),
+        Some(handler) => (
+            store.state_entries(handler, args.tenant.as_deref()).await?,
+            "entries",
+            ["key", "bytes", "version", "set_at"],
+        ),
+    };
+    match args.json {
+        true => println!("{}", json!({ what: rows })),
+        false => println!("{}", table(&rows, columns)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(rows: &[Value], columns: [&str; 4]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(columns.map(|column| column.replace('_', " ")));
+    for row in rows {
+        table.add_row(columns.map(|column| match &row[column] {
+            Value::String(text) => plain(text),
+            Value::Null => String::new(),
+            other => other.to_string(),
+        }));
+    }
+    table.trim_fmt()
+}
+
+async fn get(args: Get) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
+    let tenant = args.tenant.as_deref();
+    let Some((value, mut entry)) = store.state_value(&args.handler, tenant, &args.key).await?
+    else {
+        return Ok(nothing(&args.handler, tenant, Some(&args.key)));
+    };
+    let mut out = std::io::stdout();
+    if args.json {
+        match serde_json::from_slice::<Value>(&value) {
+            Ok(value) => entry["value"] = value,
+            Err(_) => entry["base64"] = BASE64_STANDARD.encode(&value).into(),
+        }
+        println!("{entry}");
+    } else if out.is_terminal() {
+        println!("{}", plain(&String::from_utf8_lossy(&value)));
+    } else {
+        out.write_all(&value).context("print the value")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn set(args: Set) -> anyhow::Result<ExitCode> {
+    let mut value = args.value.into_bytes();
+    if value == b"-" {
+        value.clear();
+        std::io::stdin()
+            .read_to_end(&mut value)
+            .context("read the value from standard input")?;
+    }
+    if !args.raw {
+        serde_json::from_slice::<serde::de::IgnoredAny>(&value).context(
+            "the value is no JSON (is it quoted for the shell? '\"text\"'); --raw takes any bytes",
+        )?;
+    }
+    let store = args.target.checked_store().await?;
+    let tenant = args.tenant.as_deref();
+    store
+        .put_state(&args.handler, tenant, &args.key, &value)
+        .await?;
+    match args.json {
+        true => println!(
+            "{}",
+            json!({"handler": args.handler, "tenant": tenant, "key": args.key, "set": true})
+        ),
+        false => println!("set {}", place(&args.handler, tenant, Some(&args.key))),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn rm(args: Rm) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
+    let (tenant, key) = (args.tenant.as_deref(), args.key.as_deref());
+    let place = place(&args.handler, tenant, key);
+    if !args.confirm {
+        eprintln!(
+            "rouse: nothing was done: this forgets {place}, and it cannot be had back; say so with --confirm"
+        );
+        return Ok(ExitCode::from(EXIT_UNCONFIRMED));
+    }
+    let removed = store.remove_state(&args.handler, tenant, key).await?;
+    if args.json {
+        println!(
+            "{}",
+            json!({"handler": args.handler, "tenant": tenant, "key": key, "removed": removed})
+        );
+    } else if removed > 0 {
+        println!("removed {place}: {removed} keys");
+    }
+    match removed {
+        0 => Ok(nothing(&args.handler, tenant, key)),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Which state, in words.
+fn place(handler: &str, tenant: Option<&str>, key: Option<&str>) -> String {
+    let what = key.map_or("all keys".to_owned(), |key| format!("key {}", plain(key)));
+    let whose = tenant.map_or("jobs without a tenant".to_owned(), |tenant| {
+        format!("tenant {}", plain(tenant))
+    });
+    format!("{what} of handler {} for {whose}", plain(handler))
+}
+
+fn nothing(handler: &str, tenant: Option<&str>, key: Option<&str>) -> ExitCode {
+    eprintln!(
+        "rouse: nothing is kept there: {}; `rouse state ls` lists what there is",
+        place(handler, tenant, key)
+    );
+    ExitCode::from(EXIT_UNKNOWN)
+}

@@ -1,0 +1,78 @@
+//! What a module says of payloads and results, held against both: the one place that every attempt passes, of a job and of an
+//! invocation.
+//!
+//! Most checks take microseconds and are done where the attempt is. Long ones let the other guests of their thread go
+//! elsewhere, and are only as many at once as the machine has cores.
+
+use super::schema::Schema;
+use super::{AbortHandle, Handler, Sandbox};
+use crate::job::{AbortReason, RunEnd};
+
+/// What a job has that was enqueued without a payload.
+const NO_PAYLOAD: &[u8] = b"{}";
+
+impl Sandbox {
+    /// How the attempt ends before it begins: its payload does not fit, or it was told to stop meanwhile.
+    pub(super) async fn unfit_payload(
+        &self,
+        handler: &Handler,
+        payload: &[u8],
+        abort: &AbortHandle,
+    ) -> Option<RunEnd> {
+        let schema = &handler.manifest.input_schema;
+        let why = match self.checked(schema, payload, abort).await {
+            Ok(fits) => fits.err()?,
+            Err(reason) => return Some(RunEnd::Aborted(reason)),
+        };
+        // A handler that takes nothing says so with `null`.
+        if payload.trim_ascii() == NO_PAYLOAD && schema.check(b"null").is_ok() {
+            return None;
+        }
+        Some(RunEnd::PayloadRefused(format!(
+            "the payload {why}; the input_schema of {} says what it takes (`rouse handlers show`)",
+            handler.name
+        )))
+    }
+
+    /// How a run ends that has ended like this: as it did, unless its result does not fit.
+    pub(super) async fn with_fit_result(
+        &self,
+        handler: &Handler,
+        end: RunEnd,
+        abort: &AbortHandle,
+    ) -> RunEnd {
+        let RunEnd::Returned(result) = &end else {
+            return end;
+        };
+        let schema = &handler.manifest.output_schema;
+        match self.checked(schema, result, abort).await {
+            Ok(Ok(())) => end,
+            Ok(Err(why)) => RunEnd::ResultRefused(format!(
+                "the result {why} (output_schema of {})",
+                handler.name
+            )),
+            Err(reason) => RunEnd::Aborted(reason),
+        }
+    }
+
+    async fn checked(
+        &self,
+        schema: &Schema,
+        text: &[u8],
+        abort: &AbortHandle,
+    ) -> Result<Result<(), String>, AbortReason> {
+        if let Some(checked) = schema.check_quickly(text) {
+            return Ok(checked);
+        }
+        let permit = tokio::select! {
+            biased;
+            () = abort.turned() => None,
+            permit = self.checks.acquire() => permit.ok(),
+        };
+        let checked = match permit {
+            Some(_permit) => tokio::task::block_in_place(|| schema.check(text)),
+            None => Ok(()),
+        };
+        abort.reason().map_or(Ok(checked), Err)
+    }
+}

@@ -1,0 +1,100 @@
+//! Equal values as equal texts: members by name, numbers and strings by what they are.
+
+use serde_json::Value;
+
+use super::evaluate::{Check, DEPTH_MAX, Stop};
+use super::json::{Json, Kind, Place};
+use super::node::Compiled;
+use super::number::Decimal;
+
+/// The same text for the same value, however it is written.
+///
+/// # Errors
+/// Where it is nested too deep.
+pub(super) fn canonical_text(value: &Value) -> Result<Vec<u8>, String> {
+    let text = value.to_string();
+    let json = Json::read(text.as_bytes());
+    let json = json.map_err(|_| "has a value with too many parts")?;
+    let mut check = Check {
+        schema: &Compiled::default(),
+        json: &json,
+        steps: u64::MAX,
+        depth: 0,
+    };
+    let mut out = Vec::new();
+    match check.canonical(json.root(), &mut out) {
+        Ok(()) => Ok(out),
+        Err(_) => Err("has a value that is nested too deep".into()),
+    }
+}
+
+impl Check<'_, '_> {
+    /// Sorted, so that no list makes this quadratic.
+    pub(super) fn has_equal_items(&mut self, at: Place) -> Result<bool, Stop> {
+        let json = self.json;
+        let mut all = Vec::new();
+        let mut items: Vec<(usize, usize)> = Vec::new();
+        for item in json.items(at) {
+            let start = all.len();
+            self.canonical(item, &mut all)?;
+            items.push((start, all.len()));
+        }
+        let text = |item: &(usize, usize)| &all[item.0..item.1];
+        // Each is compared as often as the number of items has digits in base 2.
+        let rounds = usize::BITS - items.len().leading_zeros();
+        self.count_bytes(all.len().saturating_mul(rounds as usize))?;
+        items.sort_unstable_by(|a, b| text(a).cmp(text(b)));
+        Ok(items
+            .windows(2)
+            .any(|pair| text(&pair[0]) == text(&pair[1])))
+    }
+
+    /// Writes the value so that equal ones are written alike: members by name, numbers and strings by what they are.
+    pub(super) fn canonical(&mut self, at: Place, out: &mut Vec<u8>) -> Result<(), Stop> {
+        if self.depth == DEPTH_MAX {
+            return Err(Stop::TooDeep);
+        }
+        self.depth += 1;
+        let json = self.json;
+        match json.kind(at) {
+            Kind::Null | Kind::Boolean => {
+                self.count(1)?;
+                out.extend(json.raw(at).as_bytes());
+            }
+            Kind::Number => {
+                self.count_bytes(json.raw(at).len())?;
+                out.extend(Decimal::read(json.raw(at)).canonical().as_bytes());
+            }
+            Kind::String => {
+                self.count_bytes(json.raw(at).len())?;
+                string_into(&json.string(at), out);
+            }
+            Kind::Array => {
+                self.count(1)?;
+                out.push(b'[');
+                for item in json.items(at) {
+                    self.canonical(item, out)?;
+                    out.push(b',');
+                }
+                out.push(b']');
+            }
+            Kind::Object => {
+                out.push(b'{');
+                for member in self.members(at)? {
+                    string_into(&member.name, out);
+                    self.canonical(member.at, out)?;
+                    out.push(b',');
+                }
+                out.push(b'}');
+            }
+        }
+        self.depth -= 1;
+        Ok(())
+    }
+}
+
+/// A string with its length before it, so that it needs no escapes.
+fn string_into(text: &str, out: &mut Vec<u8>) {
+    out.extend(format!("\"{}:", text.len()).as_bytes());
+    out.extend(text.as_bytes());
+}

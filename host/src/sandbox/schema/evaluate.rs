@@ -1,0 +1,481 @@
+//! Whether a value fits a schema; the first rule that it does not fit, and where.
+
+use std::cmp::Ordering;
+use std::collections::HashSet;
+
+use super::json::{Json, Kind, Member, Place};
+use super::mismatch::{Detail, Mismatch};
+use super::node::{
+    ArrayRules, Combined, Compiled, Node, NodeId, NumberRules, ObjectRules, StringRules,
+};
+use super::number::Decimal;
+
+/// Schemas within schemas, references counted. Guests in Rust read JSON down to 128 levels, and each takes up to four:
+/// a reference, an alternative, the object, its property.
+pub(super) const DEPTH_MAX: u32 = 512;
+
+/// Bytes that are compared or copied in one step.
+const BYTES_PER_STEP: usize = 32;
+
+/// Why a value is not accepted.
+pub(super) enum Stop {
+    Mismatch(Mismatch),
+    TooManySteps,
+    TooDeep,
+}
+
+/// The properties of one object that something has looked at.
+type Seen = HashSet<Place>;
+
+/// Checks the whole value. `steps`: how many it may take.
+pub(super) fn evaluate(schema: &Compiled, json: &Json<'_>, steps: u64) -> Result<(), Stop> {
+    let mut check = Check {
+        schema,
+        json,
+        steps,
+        depth: 0,
+    };
+    check.fits(NodeId(0), json.root(), None)
+}
+
+/// One check, with what it may still use.
+pub(super) struct Check<'s, 'j> {
+    pub(super) schema: &'s Compiled,
+    pub(super) json: &'j Json<'j>,
+    pub(super) steps: u64,
+    pub(super) depth: u32,
+}
+
+impl<'s, 'j> Check<'s, 'j> {
+    pub(super) fn count(&mut self, steps: u64) -> Result<(), Stop> {
+        self.steps = self.steps.checked_sub(steps).ok_or(Stop::TooManySteps)?;
+        Ok(())
+    }
+
+    pub(super) fn count_bytes(&mut self, bytes: usize) -> Result<(), Stop> {
+        self.count(1 + (bytes / BYTES_PER_STEP) as u64)
+    }
+
+    /// `seen`: where the properties are noted that something looks at, if anybody asks.
+    fn fits(&mut self, id: NodeId, at: Place, seen: Option<&mut Seen>) -> Result<(), Stop> {
+        self.count(1)?;
+        if self.depth == DEPTH_MAX {
+            return Err(Stop::TooDeep);
+        }
+        self.depth += 1;
+        let node = self.schema.node(id);
+        let fits = match (node.unevaluated_properties, seen) {
+            (None, seen) => self.rules(id, node, at, seen),
+            (Some(rest), outer) => self.with_unevaluated(id, node, at, rest, outer),
+        };
+        self.depth -= 1;
+        fits
+    }
+
+    /// Whether it fits, where both are answers.
+    fn matches(&mut self, id: NodeId, at: Place, seen: Option<&mut Seen>) -> Result<bool, Stop> {
+        match self.fits(id, at, seen) {
+            Ok(()) => Ok(true),
+            Err(Stop::Mismatch(_)) => Ok(false),
+            Err(stop @ (Stop::TooManySteps | Stop::TooDeep)) => Err(stop),
+        }
+    }
+
+    fn with_unevaluated(
+        &mut self,
+        id: NodeId,
+        node: &'s Node,
+        at: Place,
+        rest: NodeId,
+        outer: Option<&mut Seen>,
+    ) -> Result<(), Stop> {
+        let mut seen = Seen::new();
+        self.rules(id, node, at, Some(&mut seen))?;
+        if self.json.kind(at) != Kind::Object {
+            return Ok(());
+        }
+        for member in self.members(at)? {
+            if seen.insert(member.at) {
+                self.fits(rest, member.at, None)?;
+            }
+        }
+        if let Some(outer) = outer {
+            outer.extend(seen);
+        }
+        Ok(())
+    }
+
+    fn rules(
+        &mut self,
+        id: NodeId,
+        node: &'s Node,
+        at: Place,
+        mut seen: Option<&mut Seen>,
+    ) -> Result<(), Stop> {
+        let kind = self.json.kind(at);
+        let rule = |keyword| fails(id, at, keyword);
+        if node.never {
+            return rule("false");
+        }
+        if let Some(types) = node.types {
+            let raw = self.json.raw(at);
+            if kind == Kind::Number {
+                self.count_bytes(raw.len())?;
+            }
+            if !types.allow(kind, || Decimal::read(raw).is_integer()) {
+                return rule("type");
+            }
+        }
+        if !node.values.is_empty() {
+            let mut text = Vec::new();
+            self.canonical(at, &mut text)?;
+            if let Some((keyword, _)) = node.values.iter().find(|(_, fit)| !fit.contains(&text)) {
+                return rule(keyword);
+            }
+        }
+        match kind {
+            Kind::Null | Kind::Boolean => {}
+            Kind::Number => {
+                if let Some(rules) = &node.number {
+                    self.number(id, rules, at)?;
+                }
+            }
+            Kind::String => {
+                if let Some(rules) = &node.string {
+                    self.string(id, rules, at)?;
+                }
+            }
+            Kind::Array => {
+                if let Some(rules) = &node.array {
+                    self.array(id, rules, at)?;
+                }
+            }
+            Kind::Object => {
+                if let Some(rules) = &node.object {
+                    self.object(id, rules, at, seen.as_deref_mut())?;
+                }
+            }
+        }
+        match &node.combined {
+            Some(combined) => self.combined(id, combined, at, seen),
+            None => Ok(()),
+        }
+    }
+
+    fn number(&mut self, id: NodeId, rules: &NumberRules, at: Place) -> Result<(), Stop> {
+        let raw = self.json.raw(at);
+        self.count_bytes(raw.len())?;
+        let number = Decimal::read(raw);
+        let broken = [
+            (
+                rules.minimum.as_ref().is_some_and(|min| number < *min),
+                "minimum",
+            ),
+            (
+                rules
+                    .exclusive_minimum
+                    .as_ref()
+                    .is_some_and(|min| number <= *min),
+                "exclusiveMinimum",
+            ),
+            (
+                rules.maximum.as_ref().is_some_and(|max| number > *max),
+                "maximum",
+            ),
+            (
+                rules
+                    .exclusive_maximum
+                    .as_ref()
+                    .is_some_and(|max| number >= *max),
+                "exclusiveMaximum",
+            ),
+            (
+                rules
+                    .multiple_of
+                    .as_ref()
+                    .is_some_and(|unit| !number.is_multiple_of(unit)),
+                "multipleOf",
+            ),
+        ];
+        first_broken(id, at, &broken)
+    }
+
+    fn string(&mut self, id: NodeId, rules: &StringRules, at: Place) -> Result<(), Stop> {
+        let text = self.json.string(at);
+        self.count_bytes(text.len())?;
+        if rules.min_length.is_some() || rules.max_length.is_some() {
+            let length = text.chars().count() as u64;
+            within(
+                id,
+                at,
+                length,
+                (rules.min_length, "minLength"),
+                (rules.max_length, "maxLength"),
+            )?;
+        }
+        match &rules.pattern {
+            Some(pattern) => {
+                self.count(pattern.steps(&text))?;
+                first_broken(id, at, &[(!pattern.is_in(&text), "pattern")])
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn array(&mut self, id: NodeId, rules: &'s ArrayRules, at: Place) -> Result<(), Stop> {
+        let json = self.json;
+        let mut length = 0;
+        let mut fitting = 0;
+        let mut prefix = rules.prefix_items.iter();
+        for item in json.items(at) {
+            length += 1;
+            self.count(1)?;
+            if let Some(node) = prefix.next().copied().or(rules.items) {
+                self.fits(node, item, None)?;
+            }
+            if let Some(contains) = &rules.contains
+                && self.matches(contains.node, item, None)?
+            {
+                fitting += 1;
+            }
+        }
+        within(
+            id,
+            at,
+            length,
+            (rules.min_items, "minItems"),
+            (rules.max_items, "maxItems"),
+        )?;
+        if let Some(contains) = &rules.contains {
+            let min = (Some(contains.min), "contains");
+            within(id, at, fitting, min, (contains.max, "maxContains"))?;
+        }
+        let repeated = rules.unique_items && self.has_equal_items(at)?;
+        first_broken(id, at, &[(repeated, "uniqueItems")])
+    }
+
+    fn object(
+        &mut self,
+        id: NodeId,
+        rules: &'s ObjectRules,
+        at: Place,
+        mut seen: Option<&mut Seen>,
+    ) -> Result<(), Stop> {
+        let members = self.members(at)?;
+        within(
+            id,
+            at,
+            members.len() as u64,
+            (rules.min_properties, "minProperties"),
+            (rules.max_properties, "maxProperties"),
+        )?;
+        self.require(id, at, &members, &rules.required, "required")?;
+        for (name, names) in &rules.dependent_required {
+            self.count_bytes(name.len())?;
+            if has(&members, name) {
+                self.require(id, at, &members, names, "dependentRequired")?;
+            }
+        }
+        for member in &members {
+            if let Some(names) = rules.property_names {
+                self.fits(names, member.name_at, None)?;
+            }
+            let mut known = false;
+            if let Some(node) = rules.properties.get(&*member.name) {
+                known = true;
+                self.fits(*node, member.at, None)?;
+            }
+            for (pattern, node) in &rules.pattern_properties {
+                self.count(pattern.steps(&member.name))?;
+                if pattern.is_in(&member.name) {
+                    known = true;
+                    self.fits(*node, member.at, None)?;
+                }
+            }
+            if let Some(node) = rules.additional_properties
+                && !known
+            {
+                known = true;
+                self.fits(node, member.at, None)?;
+            }
+            if let Some(seen) = &mut seen
+                && known
+            {
+                seen.insert(member.at);
+            }
+        }
+        Ok(())
+    }
+
+    fn require(
+        &mut self,
+        id: NodeId,
+        at: Place,
+        members: &[Member<'_>],
+        names: &[Box<str>],
+        keyword: &'static str,
+    ) -> Result<(), Stop> {
+        for name in names {
+            self.count_bytes(name.len())?;
+            if !has(members, name) {
+                return Err(Stop::Mismatch(Mismatch {
+                    at,
+                    node: id,
+                    keyword,
+                    detail: Detail::Missing(name.to_string()),
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    fn combined(
+        &mut self,
+        id: NodeId,
+        combined: &'s Combined,
+        at: Place,
+        mut seen: Option<&mut Seen>,
+    ) -> Result<(), Stop> {
+        for node in combined.reference.iter().chain(&combined.all_of) {
+            self.fits(*node, at, seen.as_deref_mut())?;
+        }
+        if !combined.any_of.is_empty() {
+            self.alternatives(id, "anyOf", &combined.any_of, at, seen.as_deref_mut())?;
+        }
+        if !combined.one_of.is_empty() {
+            self.alternatives(id, "oneOf", &combined.one_of, at, seen.as_deref_mut())?;
+        }
+        if let Some(not) = combined.not
+            && self.matches(not, at, None)?
+        {
+            return fails(id, at, "not");
+        }
+        if let Some(condition) = &combined.condition {
+            let next = match self.tried(condition.when, at, seen.as_deref_mut())? {
+                Ok(()) => condition.then,
+                Err(_) => condition.otherwise,
+            };
+            if let Some(next) = next {
+                self.fits(next, at, seen.as_deref_mut())?;
+            }
+        }
+        if !combined.dependent_schemas.is_empty() && self.json.kind(at) == Kind::Object {
+            let members = self.members(at)?;
+            for (name, node) in &combined.dependent_schemas {
+                self.count_bytes(name.len())?;
+                if has(&members, name) {
+                    self.fits(*node, at, seen.as_deref_mut())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Of `anyOf` one has to fit, of `oneOf` exactly one.
+    fn alternatives(
+        &mut self,
+        id: NodeId,
+        keyword: &'static str,
+        nodes: &[NodeId],
+        at: Place,
+        mut seen: Option<&mut Seen>,
+    ) -> Result<(), Stop> {
+        let mut fitting = 0;
+        let mut told: Option<Mismatch> = None;
+        let (mut best, mut tied) = (0, false);
+        for node in nodes {
+            match self.tried(*node, at, seen.as_deref_mut())? {
+                Ok(()) => fitting += 1,
+                Err(mismatch) => {
+                    let tells = mismatch.tells(at);
+                    match tells.cmp(&best) {
+                        Ordering::Less => {}
+                        Ordering::Equal => tied = true,
+                        Ordering::Greater => {
+                            (best, tied) = (tells, false);
+                            told = Some(mismatch);
+                        }
+                    }
+                }
+            }
+            if fitting == 2 && keyword == "oneOf" {
+                return Err(Stop::Mismatch(Mismatch {
+                    at,
+                    node: id,
+                    keyword,
+                    detail: Detail::FitsMany,
+                }));
+            }
+            // All that fit have to be found only where somebody asks for what they have seen.
+            if fitting == 1 && keyword == "anyOf" && seen.is_none() {
+                break;
+            }
+        }
+        match (fitting, told) {
+            (0, Some(mismatch)) if best > 1 || !tied => Err(Stop::Mismatch(mismatch)),
+            (0, _) => fails(id, at, keyword),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`fits`](Self::fits), where a mismatch is not the end; one that does not fit has seen nothing.
+    fn tried(
+        &mut self,
+        id: NodeId,
+        at: Place,
+        seen: Option<&mut Seen>,
+    ) -> Result<Result<(), Mismatch>, Stop> {
+        let mut own = seen.as_ref().map(|_| Seen::new());
+        match self.fits(id, at, own.as_mut()) {
+            Ok(()) => {
+                if let (Some(seen), Some(own)) = (seen, own) {
+                    seen.extend(own);
+                }
+                Ok(Ok(()))
+            }
+            Err(Stop::Mismatch(mismatch)) => Ok(Err(mismatch)),
+            Err(stop @ (Stop::TooManySteps | Stop::TooDeep)) => Err(stop),
+        }
+    }
+
+    pub(super) fn members(&mut self, at: Place) -> Result<Vec<Member<'j>>, Stop> {
+        for name in self.json.items(at).step_by(2) {
+            self.count_bytes(self.json.raw(name).len())?;
+        }
+        Ok(self.json.members(at))
+    }
+}
+
+fn has(members: &[Member<'_>], name: &str) -> bool {
+    members
+        .binary_search_by(|member| (*member.name).cmp(name))
+        .is_ok()
+}
+
+fn fails(node: NodeId, at: Place, keyword: &'static str) -> Result<(), Stop> {
+    Err(Stop::Mismatch(Mismatch {
+        at,
+        node,
+        keyword,
+        detail: Detail::None,
+    }))
+}
+
+fn first_broken(node: NodeId, at: Place, rules: &[(bool, &'static str)]) -> Result<(), Stop> {
+    match rules.iter().find(|(broken, _)| *broken) {
+        Some((_, keyword)) => fails(node, at, keyword),
+        None => Ok(()),
+    }
+}
+
+fn within(
+    node: NodeId,
+    at: Place,
+    count: u64,
+    (min, min_keyword): (Option<u64>, &'static str),
+    (max, max_keyword): (Option<u64>, &'static str),
+) -> Result<(), Stop> {
+    let few = min.is_some_and(|min| count < min);
+    let many = max.is_some_and(|max| count > max);
+    first_broken(node, at, &[(few, min_keyword), (many, max_keyword)])
+}

@@ -1,0 +1,180 @@
+//! JSON Schema (2020-12): whether a payload or a result fits what the module says of its handler.
+//!
+//! Schema and value both come from strangers. So the work is counted in steps and ends, nesting ends, patterns run in linear
+//! time, numbers are compared by their digits, and whatever cannot be checked within that does not fit. What is
+//! evaluated and what is not: `docs/attempts.md`; why this is our own: `docs/decisions/schemas-are-checked-by-our-own.md`.
+
+mod json;
+mod number;
+mod pattern;
+
+mod node;
+
+mod compile;
+mod evaluate;
+
+mod canonical;
+mod mismatch;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::capability::printable;
+use evaluate::{Stop, evaluate};
+use json::Json;
+use node::Compiled;
+
+/// All patterns of one module together, bytes: a thousand ordinary ones.
+const PATTERNS_BYTES_MAX: usize = 16 << 20;
+
+/// Steps that any value may take. One is a keyword looked at, or 32 bytes: 20 to 100 ns.
+const STEPS_BASE: u64 = 2_000_000;
+
+/// And for each byte of the value: a hundred alternatives for each small object of a long list.
+const STEPS_PER_BYTE: u64 = 32;
+
+/// As many are done within a millisecond, in which nobody else has to wait for the thread.
+const QUICK_STEPS: u64 = 10_000;
+
+/// Larger values take longer than that to be read alone.
+const QUICK_BYTES: usize = 64 << 10;
+
+/// A part of a schema is quoted as far as people read it.
+const EXCERPT_BYTES_MAX: usize = 200;
+
+/// A JSON Schema as a module wrote it, ready to be checked against.
+#[derive(Clone)]
+pub struct Schema {
+    written: Value,
+    /// None where everything fits.
+    compiled: Option<Arc<Compiled>>,
+}
+
+/// How many bytes the patterns of a module may still have.
+pub(super) struct PatternBytes(usize);
+
+impl PatternBytes {
+    pub(super) fn of_a_module() -> Self {
+        Self(PATTERNS_BYTES_MAX)
+    }
+}
+
+impl Schema {
+    /// Everything fits.
+    pub(super) fn open() -> Self {
+        Self {
+            written: Value::Bool(true),
+            compiled: None,
+        }
+    }
+
+    /// Reads a schema.
+    ///
+    /// # Errors
+    /// What is wrong with it, with the place in it, for the author of the module.
+    pub(super) fn parse(written: Value, patterns: &mut PatternBytes) -> Result<Self, String> {
+        let compiled = compile::compile(&written, &mut patterns.0)?;
+        Ok(Self {
+            compiled: (!compiled.is_open()).then(|| Arc::new(compiled)),
+            written,
+        })
+    }
+
+    /// The schema as the module wrote it.
+    pub fn written(&self) -> &Value {
+        &self.written
+    }
+
+    /// Checks a JSON text. None where that takes longer than a millisecond: then [`check`](Self::check) has to do it, where
+    /// blocking is allowed.
+    pub(super) fn check_quickly(&self, text: &[u8]) -> Option<Result<(), String>> {
+        let Some(compiled) = &self.compiled else {
+            return Some(Ok(()));
+        };
+        if text.len() > QUICK_BYTES {
+            return None;
+        }
+        match self.fits(compiled, text, QUICK_STEPS) {
+            Err(Misfit::TooManySteps) => None,
+            Err(why) => Some(Err(why.to_string())),
+            Ok(()) => Some(Ok(())),
+        }
+    }
+
+    /// Checks a JSON text. Blocks, for seconds at most.
+    ///
+    /// # Errors
+    /// Where it does not fit, or cannot be checked; a phrase like "does not fit …".
+    pub fn check(&self, text: &[u8]) -> Result<(), String> {
+        let Some(compiled) = &self.compiled else {
+            return Ok(());
+        };
+        let steps = STEPS_BASE + STEPS_PER_BYTE * text.len() as u64;
+        self.fits(compiled, text, steps)
+            .map_err(|why| why.to_string())
+    }
+
+    fn fits(&self, compiled: &Compiled, text: &[u8], steps: u64) -> Result<(), Misfit> {
+        let json = Json::read(text).map_err(Misfit::Unread)?;
+        evaluate(compiled, &json, steps).map_err(|stop| match stop {
+            Stop::TooManySteps => Misfit::TooManySteps,
+            Stop::TooDeep => Misfit::TooDeep,
+            Stop::Mismatch(mismatch) => {
+                Misfit::Mismatch(mismatch.told(compiled, &self.written, &json))
+            }
+        })
+    }
+}
+
+/// The same schema is written the same.
+impl PartialEq for Schema {
+    fn eq(&self, other: &Self) -> bool {
+        self.written == other.written
+    }
+}
+
+impl fmt::Debug for Schema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.written.fmt(f)
+    }
+}
+
+/// Why a value is not accepted.
+enum Misfit {
+    Unread(json::Unread),
+    Mismatch(String),
+    TooManySteps,
+    TooDeep,
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unread(json::Unread::NoJson(error)) => write!(f, "is no JSON: {error}"),
+            Self::Unread(json::Unread::TooManyParts) => write!(
+                f,
+                "has more than {} values in it, which is more than is checked against a schema",
+                json::PARTS_MAX
+            ),
+            Self::Mismatch(told) => write!(f, "does not fit the schema: {told}"),
+            Self::TooManySteps => f.write_str(
+                "cannot be checked: the schema asks for too much work (alternatives within alternatives, or large patterns)",
+            ),
+            Self::TooDeep => write!(
+                f,
+                "cannot be checked: value and schema are nested deeper than {} levels",
+                evaluate::DEPTH_MAX
+            ),
+        }
+    }
+}
+
+/// A text of a stranger in a message.
+fn excerpt(text: &str) -> String {
+    printable(text, EXCERPT_BYTES_MAX)
+}

@@ -1,0 +1,217 @@
+//! A schema after it was read: its subschemas, each with its rules by what they are about.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::json::Kind;
+use super::number::Decimal;
+use super::pattern::Pattern;
+
+/// A schema, ready to be checked against. The first node is the whole of it.
+#[derive(Default)]
+pub(super) struct Compiled {
+    pub(super) nodes: Vec<Node>,
+}
+
+/// One subschema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct NodeId(pub(super) u32);
+
+/// A property's name, and what its presence asks for.
+pub(super) type Dependent<T> = Vec<(Box<str>, T)>;
+
+#[derive(Default)]
+pub(super) struct Node {
+    pub(super) written_at: WrittenAt,
+    /// The schema `false`.
+    pub(super) never: bool,
+    pub(super) types: Option<Types>,
+    /// Of `const` and `enum`: canonical texts of the values that fit.
+    pub(super) values: Vec<(&'static str, HashSet<Vec<u8>>)>,
+    pub(super) number: Option<Box<NumberRules>>,
+    pub(super) string: Option<Box<StringRules>>,
+    pub(super) array: Option<Box<ArrayRules>>,
+    pub(super) object: Option<Box<ObjectRules>>,
+    pub(super) combined: Option<Box<Combined>>,
+    /// Of properties at which nothing else here has looked.
+    pub(super) unevaluated_properties: Option<NodeId>,
+}
+
+/// Where a subschema is written: linear in the size of all, however deep it is.
+#[derive(Default)]
+pub(super) struct WrittenAt {
+    /// None: at the top, or where a reference led.
+    pub(super) within: Option<NodeId>,
+    /// From there on, as part of a JSON pointer.
+    pub(super) step: Box<str>,
+}
+
+#[derive(Default, Clone, Copy)]
+pub(super) struct Types {
+    pub(super) null: bool,
+    pub(super) boolean: bool,
+    pub(super) number: bool,
+    pub(super) integer: bool,
+    pub(super) string: bool,
+    pub(super) array: bool,
+    pub(super) object: bool,
+}
+
+#[derive(Default)]
+pub(super) struct NumberRules {
+    pub(super) minimum: Option<Decimal<'static>>,
+    pub(super) exclusive_minimum: Option<Decimal<'static>>,
+    pub(super) maximum: Option<Decimal<'static>>,
+    pub(super) exclusive_maximum: Option<Decimal<'static>>,
+    pub(super) multiple_of: Option<Decimal<'static>>,
+}
+
+#[derive(Default)]
+pub(super) struct StringRules {
+    pub(super) min_length: Option<u64>,
+    pub(super) max_length: Option<u64>,
+    pub(super) pattern: Option<Pattern>,
+}
+
+#[derive(Default)]
+pub(super) struct ArrayRules {
+    pub(super) min_items: Option<u64>,
+    pub(super) max_items: Option<u64>,
+    pub(super) unique_items: bool,
+    pub(super) prefix_items: Vec<NodeId>,
+    pub(super) items: Option<NodeId>,
+    pub(super) contains: Option<Contains>,
+}
+
+pub(super) struct Contains {
+    pub(super) node: NodeId,
+    pub(super) min: u64,
+    pub(super) max: Option<u64>,
+}
+
+#[derive(Default)]
+pub(super) struct ObjectRules {
+    pub(super) min_properties: Option<u64>,
+    pub(super) max_properties: Option<u64>,
+    pub(super) required: Vec<Box<str>>,
+    pub(super) dependent_required: Dependent<Vec<Box<str>>>,
+    pub(super) property_names: Option<NodeId>,
+    pub(super) properties: BTreeMap<Box<str>, NodeId>,
+    pub(super) pattern_properties: Vec<(Pattern, NodeId)>,
+    pub(super) additional_properties: Option<NodeId>,
+}
+
+/// Subschemas for the very same value.
+#[derive(Default)]
+pub(super) struct Combined {
+    pub(super) reference: Option<NodeId>,
+    pub(super) all_of: Vec<NodeId>,
+    pub(super) any_of: Vec<NodeId>,
+    pub(super) one_of: Vec<NodeId>,
+    pub(super) not: Option<NodeId>,
+    pub(super) condition: Option<Condition>,
+    pub(super) dependent_schemas: Dependent<NodeId>,
+}
+
+pub(super) struct Condition {
+    pub(super) when: NodeId,
+    pub(super) then: Option<NodeId>,
+    pub(super) otherwise: Option<NodeId>,
+}
+
+impl Compiled {
+    pub(super) fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    /// True where everything fits.
+    pub(super) fn is_open(&self) -> bool {
+        self.nodes.first().is_none_or(Node::is_open)
+    }
+
+    /// Where a subschema is written: a JSON pointer.
+    pub(super) fn pointer(&self, id: NodeId) -> String {
+        let mut steps = Vec::new();
+        let mut next = Some(id);
+        while let Some(id) = next {
+            let at = &self.node(id).written_at;
+            steps.push(&*at.step);
+            next = at.within;
+        }
+        steps.iter().rev().copied().collect()
+    }
+
+    /// A subschema that comes back to itself without having gone deeper into the value.
+    pub(super) fn endless(&self) -> Option<NodeId> {
+        let mut done = vec![false; self.nodes.len()];
+        let mut on_the_way = vec![false; self.nodes.len()];
+        for start in 0..self.nodes.len() {
+            if done[start] {
+                continue;
+            }
+            let mut way = vec![(start, self.nodes[start].in_place())];
+            on_the_way[start] = true;
+            while let Some((at, left)) = way.last_mut() {
+                match left.pop() {
+                    Some(next) if on_the_way[next.0 as usize] => return Some(next),
+                    Some(next) if done[next.0 as usize] => {}
+                    Some(next) => {
+                        let next = next.0 as usize;
+                        on_the_way[next] = true;
+                        way.push((next, self.nodes[next].in_place()));
+                    }
+                    None => {
+                        done[*at] = true;
+                        on_the_way[*at] = false;
+                        way.pop();
+                    }
+                }
+            }
+        }
+        None
+    }
+}
+
+impl Node {
+    fn is_open(&self) -> bool {
+        !self.never
+            && self.types.is_none()
+            && self.values.is_empty()
+            && self.number.is_none()
+            && self.string.is_none()
+            && self.array.is_none()
+            && self.object.is_none()
+            && self.combined.is_none()
+            && self.unevaluated_properties.is_none()
+    }
+
+    /// The subschemas for the very same value.
+    fn in_place(&self) -> Vec<NodeId> {
+        let Some(combined) = &self.combined else {
+            return Vec::new();
+        };
+        let mut nodes: Vec<NodeId> = combined.reference.into_iter().chain(combined.not).collect();
+        nodes.extend(&combined.all_of);
+        nodes.extend(&combined.any_of);
+        nodes.extend(&combined.one_of);
+        if let Some(condition) = &combined.condition {
+            nodes.push(condition.when);
+            nodes.extend(condition.then.iter().chain(&condition.otherwise));
+        }
+        nodes.extend(combined.dependent_schemas.iter().map(|(_, node)| *node));
+        nodes
+    }
+}
+
+impl Types {
+    /// True where a value of this kind fits. `is_integer`: whether a number is one.
+    pub(super) fn allow(self, kind: Kind, is_integer: impl FnOnce() -> bool) -> bool {
+        match kind {
+            Kind::Null => self.null,
+            Kind::Boolean => self.boolean,
+            Kind::Number => self.number || (self.integer && is_integer()),
+            Kind::String => self.string,
+            Kind::Array => self.array,
+            Kind::Object => self.object,
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Numbers by their digits: nothing is rounded, and nothing is too large.
+
+use std::borrow::Cow;
+use std::cmp::Ordering;
+
+/// ±0.DIGITS × 10^exponent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Decimal<'a> {
+    negative: bool,
+    /// Without zeros at either end; none of them is 0.
+    digits: Cow<'a, str>,
+    exponent: i64,
+}
+
+impl<'a> Decimal<'a> {
+    /// Reads a number of JSON.
+    pub(super) fn read(text: &'a str) -> Self {
+        let (negative, text) = match text.strip_prefix('-') {
+            Some(text) => (true, text),
+            None => (false, text),
+        };
+        let (mantissa, power) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let all: Cow<'a, str> = match fraction {
+            "" => whole.into(),
+            _ => format!("{whole}{fraction}").into(),
+        };
+        let zeros = all.len() - all.trim_start_matches('0').len();
+        let digits: Cow<'a, str> = match all {
+            Cow::Borrowed(all) => all.trim_matches('0').into(),
+            Cow::Owned(all) => all.trim_matches('0').to_owned().into(),
+        };
+        if digits.is_empty() {
+            return Self {
+                negative: false,
+                digits,
+                exponent: 0,
+            };
+        }
+        // Beyond this no two texts that fit into memory can be told apart any more.
+        let far = match power.starts_with('-') {
+            true => i64::MIN / 4,
+            false => i64::MAX / 4,
+        };
+        let power = power
+            .parse()
+            .unwrap_or(far)
+            .clamp(i64::MIN / 4, i64::MAX / 4);
+        Self {
+            negative,
+            digits,
+            exponent: power + whole.len() as i64 - zeros as i64,
+        }
+    }
+
+    pub(super) fn into_owned(self) -> Decimal<'static> {
+        Decimal {
+            digits: self.digits.into_owned().into(),
+            ..self
+        }
+    }
+
+    pub(super) fn is_positive(&self) -> bool {
+        !self.negative && !self.digits.is_empty()
+    }
+
+    /// True for 1.0 and 1e400 too.
+    pub(super) fn is_integer(&self) -> bool {
+        self.last() >= 0
+    }
+
+    /// True where this is `unit` times an integer. `unit` is not 0, and has at most 19 digits, as numbers of schemas do.
+    pub(super) fn is_multiple_of(&self, unit: &Decimal<'_>) -> bool {
+        if self.digits.is_empty() {
+            return true;
+        }
+        let Ok(divisor) = unit.digits.parse::<u64>() else {
+            return false;
+        };
+        // Where the last digit stands behind that of the unit, no integer reaches it.
+        let Ok(zeros) = u64::try_from(self.last() - unit.last()) else {
+            return false;
+        };
+        let divisor = u128::from(divisor);
+        let rest = self.digits.bytes().fold(0, |rest, digit| {
+            (rest * 10 + u128::from(digit - b'0')) % divisor
+        });
+        rest * power_of_ten(zeros, divisor) % divisor == 0
+    }
+
+    /// The same for all texts of one number, and for no others.
+    pub(super) fn canonical(&self) -> String {
+        let sign = if self.negative { "-" } else { "" };
+        format!("{sign}{}e{}", self.digits, self.exponent)
+    }
+
+    /// Where the last digit stands: 0 for ones, -2 for hundredths.
+    fn last(&self) -> i64 {
+        self.exponent - self.digits.len() as i64
+    }
+
+    fn size(&self, other: &Decimal<'_>) -> Ordering {
+        let zero = |decimal: &Decimal<'_>| !decimal.digits.is_empty();
+        (zero(self), self.exponent, &*self.digits).cmp(&(
+            zero(other),
+            other.exponent,
+            &*other.digits,
+        ))
+    }
+}
+
+/// 10^power modulo the divisor, which is less than 2^64.
+fn power_of_ten(mut power: u64, divisor: u128) -> u128 {
+    let (mut result, mut base) = (1 % divisor, 10 % divisor);
+    while power > 0 {
+        if power % 2 == 1 {
+            result = result * base % divisor;
+        }
+        base = base * base % divisor;
+        power /= 2;
+    }
+    result
+}
+
+impl Ord for Decimal<'_> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        match (self.negative, other.negative) {
+            (false, false) => self.size(other),
+            (true, true) => other.size(self),
+            (false, true) => Ordering::Greater,
+            (true, false) => Ordering::Less,
+        }
+    }
+}
+
+impl PartialOrd for Decimal<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}

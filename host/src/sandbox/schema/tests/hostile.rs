@@ -1,0 +1,150 @@
+//! Schemas and values that were made to cost much: all of them end, with an answer.
+
+use std::time::{Duration, Instant};
+
+use super::schema;
+
+/// What a check may take on a machine that is busy with other tests; most take a tenth of it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Checks on a stack that is smaller than that of any thread for guests.
+fn checked(written: String, value: String) -> Result<(), String> {
+    let start = Instant::now();
+    let thread = std::thread::Builder::new().stack_size(1 << 20);
+    let check = move || {
+        let schema = schema(&written).expect("the schema is none that is refused");
+        assert!(matches!(
+            schema.check_quickly(value.as_bytes()),
+            None | Some(Err(_))
+        ));
+        schema.check(value.as_bytes())
+    };
+    let checked = thread.spawn(check).expect("a thread").join();
+    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+    checked.expect("a check does not panic")
+}
+
+fn refused(written: &str, value: &str, words: &str) {
+    let why = checked(written.into(), value.into()).expect_err("must not fit");
+    let told: String = why.chars().take(300).collect();
+    assert!(why.contains(words), "{told}");
+}
+
+#[test]
+fn alternatives_that_double_at_each_level_end() {
+    // Each level tries both alternatives of the next: 2^40 in all.
+    let levels: String = (0..40)
+        .map(|n| {
+            let next = format!(r##"{{"$ref": "#/$defs/l{}"}}"##, n + 1);
+            format!(r#""l{n}": {{"anyOf": [{next}, {next}]}},"#)
+        })
+        .collect();
+    let written = format!(r##"{{"$ref": "#/$defs/l0", "$defs": {{{levels} "l40": false}}}}"##);
+    refused(&written, "1", "too much work");
+    // The same where each level is one of the value.
+    let deep = format!("{}1{}", "[".repeat(60), "]".repeat(60));
+    let written =
+        r##"{"anyOf": [{"items": {"$ref": "#"}}, {"items": {"$ref": "#"}}], "type": "array"}"##;
+    refused(written, &deep, "too much work");
+}
+
+#[test]
+fn nesting_ends() {
+    let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+    let list = r##"{"items": {"$ref": "#"}, "type": "array"}"##;
+    assert_eq!(schema(list).unwrap().check(deep(128).as_bytes()), Ok(()));
+    refused(list, &deep(10_000), "nested deeper than 512 levels");
+    refused(r#"{"const": 1}"#, &deep(10_000), "nested deeper");
+    refused(r#"{"uniqueItems": true}"#, &deep(10_000), "nested deeper");
+    refused(
+        r#"{"type": "object"}"#,
+        &deep(10_000),
+        "at the top is an array",
+    );
+    // Where the schema does not look, depth is nobody's concern.
+    let array = schema(r#"{"type": "array"}"#).unwrap();
+    assert_eq!(array.check(deep(100_000).as_bytes()), Ok(()));
+    // A chain of references, and a pointer that is as long as it is deep.
+    let chain: String = (0..5_000)
+        .map(|n| format!(r##""d{n}": {{"$ref": "#/$defs/d{}"}},"##, n + 1))
+        .collect();
+    let chain = format!(r##"{{"$ref": "#/$defs/d0", "$defs": {{{chain} "d5000": true}}}}"##);
+    refused(&chain, "1", "nested deeper");
+    let objects = format!("{}1{}", r#"{"a":"#.repeat(200), "}".repeat(200));
+    refused(
+        r##"{"additionalProperties": {"$ref": "#"}, "type": "object"}"##,
+        &objects,
+        "/a/a/a/a",
+    );
+}
+
+#[test]
+fn no_list_makes_the_search_for_equal_items_slow() {
+    let numbers: Vec<String> = (0..200_000).map(|n| format!("{n}e1")).collect();
+    let list = format!("[{}]", numbers.join(","));
+    let unique = schema(r#"{"uniqueItems": true}"#).unwrap();
+    let start = Instant::now();
+    assert_eq!(unique.check(list.as_bytes()), Ok(()));
+    assert!(start.elapsed() < PATIENCE);
+    let list = format!("[{},1999990]", numbers.join(","));
+    refused(r#"{"uniqueItems": true}"#, &list, "uniqueItems");
+}
+
+#[test]
+fn patterns_and_numbers_end() {
+    let long = format!("\"{}\"", "a".repeat(1 << 20));
+    refused(
+        r#"{"pattern": "^(a+)+$|(a|b)*b(a|b){1000}"}"#,
+        &long,
+        "too much work",
+    );
+    refused(r#"{"pattern": "^(a*)*b$"}"#, &long, "wanted is \"pattern\"");
+    let digits = "7".repeat(1 << 20);
+    let rules: Vec<String> = (1..5_000)
+        .map(|n| format!(r#"{{"type": "integer", "multipleOf": {n}}}"#))
+        .collect();
+    let written = format!(
+        r#"{{"not": {{"anyOf": [{{"type": "string"}}, {}]}}}}"#,
+        rules.join(",")
+    );
+    refused(&written, &digits, "wanted is \"not\"");
+    let rules = format!(
+        r#"{{"allOf": [{}]}}"#,
+        vec![r#"{"type": "integer"}"#; 5_000].join(",")
+    );
+    refused(&rules, &digits, "too much work");
+    let empty = format!("[{}\"\"]", "\"\",".repeat(500_000));
+    refused(
+        r#"{"items": {"pattern": "(.{1,900})?$"}}"#,
+        &empty,
+        "too much work",
+    );
+}
+
+#[test]
+fn a_value_with_millions_of_parts_is_read_up_to_a_limit() {
+    let list = |parts: usize| format!("[{}0]", "0,".repeat(parts));
+    let numbers = r#"{"items": {"type": "integer"}}"#;
+    let schema = schema(numbers).unwrap();
+    assert_eq!(schema.check(list(2_000_000).as_bytes()), Ok(()));
+    refused(numbers, &list(5_000_000), "more than is checked");
+}
+
+#[test]
+fn schemas_of_a_megabyte_are_read_in_time() {
+    let start = Instant::now();
+    // One long name, within which are many subschemas.
+    let many: Vec<String> = (0..20_000).map(|n| format!(r#""{n}": {{}}"#)).collect();
+    let name = "x".repeat(500_000);
+    let written = format!(
+        r#"{{"properties": {{"{name}": {{"properties": {{{}}}}}}}}}"#,
+        many.join(",")
+    );
+    schema(&written).unwrap();
+    let patterns: Vec<String> = (0..20_000).map(|n| format!(r#""^a{n}$": true"#)).collect();
+    let written = format!(r#"{{"patternProperties": {{{}}}}}"#, patterns.join(","));
+    assert!(schema(&written).unwrap_err().contains("too large"));
+    let references = vec![r##"{"$ref": "#/allOf/0"}"##; 40_000].join(",");
+    schema(&format!(r#"{{"allOf": [true, {references}]}}"#)).unwrap();
+    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+}

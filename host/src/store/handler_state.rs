@@ -1,0 +1,182 @@
+//! What handlers keep between their jobs: read and written behind the fence of a job.
+
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::{NotMine, Store, StoreError};
+use crate::job::{Fence, JobId};
+
+/// For which job a handler's state is asked for. Its tenant, the database knows.
+#[derive(Debug, Clone, Copy)]
+pub struct StateOf<'a> {
+    /// The job.
+    pub id: JobId,
+    /// Its fence.
+    pub fence: Fence,
+    /// The handler that runs it.
+    pub handler: &'a str,
+}
+
+/// A value that is to be kept.
+#[derive(Debug, Clone, Copy)]
+pub struct StateSet<'a> {
+    /// Under this key.
+    pub key: &'a str,
+    /// The bytes.
+    pub value: &'a [u8],
+    /// What its version is from then on: a random one, the same where the same write is asked for again.
+    pub version: i64,
+    /// The version that has to be there; 0: nothing, none: whatever is there.
+    pub expected: Option<i64>,
+    /// The most keys of the handler for this tenant.
+    pub keys_max: u32,
+    /// The most bytes of those and their values.
+    pub bytes_max: u64,
+}
+
+/// What has come of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateWrite {
+    /// It is committed.
+    Set,
+    /// What is there is not what was expected.
+    Conflict,
+    /// Somebody else has changed it at the same time: ask again.
+    Again,
+    /// It would be one key too many.
+    TooManyKeys,
+    /// The other keys have so many bytes, and this one does not fit.
+    TooManyBytes(u64),
+}
+
+impl StateWrite {
+    fn read(row: &Row) -> Self {
+        match row.get::<_, &str>(1) {
+            "set" => Self::Set,
+            "conflict" => Self::Conflict,
+            "again" => Self::Again,
+            "keys" => Self::TooManyKeys,
+            // The last word that rouse.set_state has.
+            _ => Self::TooManyBytes(u64::try_from(row.get::<_, i64>(2)).unwrap_or(0)),
+        }
+    }
+}
+
+/// The row, unless it says that the job is this worker's no more.
+fn mine(row: &Row) -> Result<&Row, NotMine> {
+    row.get::<_, Option<&str>>(0)
+        .map_or(Ok(row), |reason| Err(NotMine::read(reason)))
+}
+
+/// The only row of a function that returns one.
+fn only(rows: &[Row]) -> &Row {
+    rows.first()
+        .expect("a function with OUT parameters returns one row")
+}
+
+impl Store {
+    /// What is kept under a key, with its version.
+    pub async fn get_state(
+        &self,
+        of: StateOf<'_>,
+        key: &str,
+    ) -> Result<Result<Option<(Vec<u8>, i64)>, NotMine>, StoreError> {
+        let me = self.me()?;
+        let rows = self
+            .query(
+                include_str!("get_state.sql"),
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&of.id.0, Type::INT8),
+                    (&of.fence.0, Type::INT8),
+                    (&of.handler, Type::TEXT),
+                    (&key, Type::TEXT),
+                ],
+            )
+            .await?;
+        let row = rows.first().map(mine).transpose();
+        Ok(row.map(|row| row.map(|row| (row.get(1), row.get(2)))))
+    }
+
+    /// The keys that begin so, in the order of their bytes, after this one, at most so many.
+    pub async fn state_keys(
+        &self,
+        of: StateOf<'_>,
+        prefix: &str,
+        after: Option<&str>,
+        most: u32,
+    ) -> Result<Result<Vec<String>, NotMine>, StoreError> {
+        let me = self.me()?;
+        let most = i32::try_from(most).unwrap_or(i32::MAX);
+        let rows = self
+            .query(
+                include_str!("state_keys.sql"),
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&of.id.0, Type::INT8),
+                    (&of.fence.0, Type::INT8),
+                    (&of.handler, Type::TEXT),
+                    (&prefix, Type::TEXT),
+                    (&after, Type::TEXT),
+                    (&most, Type::INT4),
+                ],
+            )
+            .await?;
+        let keys = rows.iter().map(|row| Ok(mine(row)?.get(1)));
+        Ok(keys.collect())
+    }
+
+    /// Keeps a value. It is committed when this returns that it is set.
+    pub async fn set_state(
+        &self,
+        of: StateOf<'_>,
+        set: StateSet<'_>,
+    ) -> Result<Result<StateWrite, NotMine>, StoreError> {
+        let me = self.me()?;
+        let bytes_max = i64::try_from(set.bytes_max).unwrap_or(i64::MAX);
+        let rows = self
+            .query(
+                include_str!("set_state.sql"),
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&of.id.0, Type::INT8),
+                    (&of.fence.0, Type::INT8),
+                    (&of.handler, Type::TEXT),
+                    (&set.key, Type::TEXT),
+                    (&set.value, Type::BYTEA),
+                    (&set.version, Type::INT8),
+                    (&set.expected, Type::INT8),
+                    (&i64::from(set.keys_max), Type::INT8),
+                    (&bytes_max, Type::INT8),
+                ],
+            )
+            .await?;
+        Ok(mine(only(&rows)).map(StateWrite::read))
+    }
+
+    /// Forgets what is kept under a key; false where there was nothing.
+    pub async fn delete_state(
+        &self,
+        of: StateOf<'_>,
+        key: &str,
+    ) -> Result<Result<bool, NotMine>, StoreError> {
+        let me = self.me()?;
+        let rows = self
+            .query(
+                include_str!("delete_state.sql"),
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&of.id.0, Type::INT8),
+                    (&of.fence.0, Type::INT8),
+                    (&of.handler, Type::TEXT),
+                    (&key, Type::TEXT),
+                ],
+            )
+            .await?;
+        Ok(mine(only(&rows)).map(|row| row.get(1)))
+    }
+}

@@ -1,0 +1,91 @@
+//! What handlers keep, for the command line: listed, read, put and removed whatever runs.
+
+use serde_json::Value;
+use tokio_postgres::types::Type;
+
+use super::{Store, StoreError};
+
+impl Store {
+    /// Whose state there is: handler, tenant, keys, bytes.
+    pub async fn state_spaces(&self) -> Result<Vec<Value>, StoreError> {
+        let rows = self.query(include_str!("state_spaces.sql"), &[]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// What a handler keeps for a tenant (none: for jobs without one), but for the values.
+    pub async fn state_entries(
+        &self,
+        handler: &str,
+        tenant: Option<&str>,
+    ) -> Result<Vec<Value>, StoreError> {
+        let rows = self
+            .query(
+                include_str!("state_entries.sql"),
+                &[(&handler, Type::TEXT), (&tenant, Type::TEXT)],
+            )
+            .await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// One value, and the rest of its entry.
+    pub async fn state_value(
+        &self,
+        handler: &str,
+        tenant: Option<&str>,
+        key: &str,
+    ) -> Result<Option<(Vec<u8>, Value)>, StoreError> {
+        let rows = self
+            .query(
+                include_str!("state_value.sql"),
+                &[
+                    (&handler, Type::TEXT),
+                    (&tenant, Type::TEXT),
+                    (&key, Type::TEXT),
+                ],
+            )
+            .await?;
+        Ok(rows.first().map(|row| (row.get(0), row.get(1))))
+    }
+
+    /// Keeps a value, whatever is there.
+    pub async fn put_state(
+        &self,
+        handler: &str,
+        tenant: Option<&str>,
+        key: &str,
+        value: &[u8],
+    ) -> Result<(), StoreError> {
+        self.query(
+            "SELECT rouse.put_state($1, $2, $3, $4)",
+            &[
+                (&handler, Type::TEXT),
+                (&tenant, Type::TEXT),
+                (&key, Type::TEXT),
+                (&value, Type::BYTEA),
+            ],
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// Forgets one key, or all that the handler keeps for this tenant; returns how many there were.
+    pub async fn remove_state(
+        &self,
+        handler: &str,
+        tenant: Option<&str>,
+        key: Option<&str>,
+    ) -> Result<i64, StoreError> {
+        let rows = self
+            .query(
+                "SELECT rouse.remove_state($1, $2, $3)",
+                &[
+                    (&handler, Type::TEXT),
+                    (&tenant, Type::TEXT),
+                    (&key, Type::TEXT),
+                ],
+            )
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+}

@@ -1,0 +1,99 @@
+//! A host's sandbox, into which modules are loaded and in which they run.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
+use rouse::sandbox::{AbortHandle, Catalog, Handler, JobInput, Sandbox, Settings};
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+/// An attempt that computes on is stopped then.
+const RUNS_FOR: Duration = Duration::from_millis(100);
+
+/// From then on.
+const STOPS_WITHIN: Duration = Duration::from_secs(20);
+
+/// A host's sandbox.
+pub(crate) struct Host {
+    runtime: Runtime,
+    sandbox: Arc<Sandbox>,
+}
+
+impl Host {
+    pub(crate) fn start(rouse: &Path) -> Result<Self> {
+        let settings = Settings {
+            attempts_max: 2,
+            compiler: Some(rouse.to_owned()),
+            ..Settings::default()
+        };
+        Ok(Self {
+            runtime: Runtime::new().context("start a runtime")?,
+            sandbox: Sandbox::start(settings)?,
+        })
+    }
+
+    /// Loads the module as a host does, and runs one attempt of each of its handlers. Says how the last one ended.
+    pub(crate) fn tried(&self, module: &[u8]) -> Result<&'static str> {
+        let folder = tempfile::tempdir().context("make a folder")?;
+        fs::write(folder.path().join("case.wasm"), module).context("write the module")?;
+        self.runtime.block_on(async {
+            let catalog = Catalog::open(self.sandbox.clone(), folder.path()).await?;
+            let handlers = catalog.current();
+            let mut end = "refused";
+            for name in handlers.names() {
+                end = self
+                    .attempt(&handlers.get(name).context("it is listed")?.clone())
+                    .await;
+            }
+            Ok(end)
+        })
+    }
+
+    async fn attempt(&self, handler: &Arc<Handler>) -> &'static str {
+        let job = JobInput {
+            id: JobId(7),
+            queue: "default".into(),
+            tenant: None,
+            source: None,
+            attempt: Attempt(1),
+            max_attempts: 1,
+            requested_at_ms: 0,
+            payload: b"{}".into(),
+            memory_bytes: None,
+        };
+        let abort = AbortHandle::new();
+        let run = self.sandbox.run(handler, job, abort.clone(), None);
+        let mut running = self.sandbox.guests().spawn(run);
+        let run = match timeout(RUNS_FOR, &mut running).await {
+            Ok(run) => run,
+            Err(_) => {
+                abort.abort(AbortReason::TimedOut, Duration::ZERO);
+                let stopped = timeout(STOPS_WITHIN, running).await;
+                stopped.expect("an attempt is stopped")
+            }
+        };
+        word(&run.expect("an attempt does not panic").end)
+    }
+}
+
+fn word(end: &RunEnd) -> &'static str {
+    match end {
+        RunEnd::Returned(_) => "returned",
+        RunEnd::Failed(_) => "failed",
+        RunEnd::Panicked { .. } => "panicked",
+        RunEnd::Trapped { .. } => "trapped",
+        RunEnd::StackOverflow { .. } => "stack overflow",
+        RunEnd::Denied { .. } => "denied",
+        RunEnd::OutOfMemory { .. } => "out of memory",
+        RunEnd::OutOfCpu { .. } => "out of cpu",
+        RunEnd::OutputTooLarge { .. } => "output too large",
+        RunEnd::PayloadRefused(_) => "payload refused",
+        RunEnd::ResultRefused(_) => "result refused",
+        RunEnd::Aborted(_) => "stopped",
+        RunEnd::Unrunnable(_) => "unrunnable",
+    }
+}

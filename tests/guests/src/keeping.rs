@@ -1,0 +1,102 @@
+//! Guests that keep state, well-behaved and otherwise.
+
+use rouse_sdk::{Ctx, Error, Result, handler};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+#[derive(Deserialize, JsonSchema)]
+pub(crate) struct Calls {
+    calls: Vec<Call>,
+    /// Go on after one that failed, whose kind and message stand for its answer.
+    #[serde(default)]
+    regardless: bool,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+enum Call {
+    Get(String),
+    /// The bytes of a value.
+    Bytes(String),
+    Set(String, Value),
+    /// So many keys that begin so, with values of so many bytes.
+    Fill(String, u32, usize),
+    /// A key of so many characters.
+    SetLong(usize),
+    Delete(String),
+    Keys(String),
+    /// Adds 1 to a number, so many times.
+    Add(String, u32),
+    /// Says so in its progress, then waits until it has to stop.
+    Wait,
+    Fail,
+}
+
+async fn answer(ctx: &Ctx, call: Call) -> Result<Value> {
+    let state = ctx.state();
+    Ok(match call {
+        Call::Get(key) => json!(state.get::<Value>(key)?),
+        Call::Bytes(key) => json!(state.get_bytes(key)?),
+        Call::Set(key, value) => {
+            state.set(key, &value)?;
+            Value::Null
+        }
+        Call::Fill(prefix, count, bytes) => {
+            for n in 0..count {
+                state.set_bytes(format!("{prefix}{n:05}"), vec![b'x'; bytes])?;
+            }
+            json!(count)
+        }
+        Call::SetLong(chars) => {
+            state.set("k".repeat(chars), &1)?;
+            Value::Null
+        }
+        Call::Delete(key) => json!(state.delete(key)?),
+        Call::Keys(prefix) => json!(state.keys(prefix)?),
+        Call::Add(key, times) => {
+            let mut last = 0;
+            for _ in 0..times {
+                last = state.update(&key, |n: Option<u64>| Ok(n.unwrap_or(0) + 1))?;
+            }
+            json!(last)
+        }
+        Call::Wait => {
+            ctx.progress(50, "waiting");
+            json!(ctx.abort().wait().await.as_str())
+        }
+        Call::Fail => return Err(Error::permanent("it was told to")),
+    })
+}
+
+async fn make(ctx: &Ctx, payload: Calls) -> Result<Vec<Value>> {
+    let mut answers = Vec::new();
+    for call in payload.calls {
+        match answer(ctx, call).await {
+            Ok(answer) => answers.push(answer),
+            Err(error) if payload.regardless => {
+                answers.push(json!({"kind": error.kind, "message": error.message}));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(answers)
+}
+
+/// Makes these calls, one after the other.
+#[handler(name = "test.state.one", max_attempts = 2, grace = "200ms", capabilities = ["state"])]
+pub(crate) async fn one(ctx: &Ctx, payload: Calls) -> Result<Vec<Value>> {
+    make(ctx, payload).await
+}
+
+/// The same with a state of its own.
+#[handler(name = "test.state.other", max_attempts = 2, capabilities = ["state"])]
+pub(crate) async fn other(ctx: &Ctx, payload: Calls) -> Result<Vec<Value>> {
+    make(ctx, payload).await
+}
+
+/// Is granted nothing.
+#[handler(name = "test.state.none", max_attempts = 2, capabilities = ["state"])]
+pub(crate) async fn none(ctx: &Ctx, payload: Calls) -> Result<Vec<Value>> {
+    make(ctx, payload).await
+}

@@ -1,0 +1,79 @@
+//! A host whose own clock is wrong: the database's decides (SPEC row S2).
+
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::support::worker::{PATIENCE, ended, enqueue, events, guests_dir, put, until_true};
+use crate::support::{Host, TestDb, rouse, scratch};
+
+/// Debian's `faketime`, which CI installs.
+const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
+
+/// A host whose calendar is off by this much.
+fn serve(db: &TestDb, off_by: &str) -> Host {
+    let config = scratch("clocks").join("rouse.toml");
+    std::fs::write(&config, "[handlers.\"test.*\"]\nlease = \"2s\"\n").unwrap();
+    let mut command = rouse();
+    command
+        .args(["serve", "--http", "off"])
+        .args(["--handlers".as_ref(), guests_dir().as_os_str()])
+        .args(["--config".as_ref(), config.as_os_str()])
+        .env("DATABASE_URL", db.url())
+        .env("ROUSE_LOG", "info")
+        .env("LD_PRELOAD", FAKETIME)
+        .env("FAKETIME", off_by)
+        // Nobody can turn the clock that counts durations.
+        .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    let host = Host::spawn(command);
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    host
+}
+
+#[tokio::test]
+async fn a_host_whose_clock_is_a_day_off_starts_nothing_early_and_loses_nothing() {
+    if !Path::new(FAKETIME).is_file() {
+        eprintln!("SKIPPED: there is no libfaketime on this machine (apt-get install faketime)");
+        return;
+    }
+    for off_by in ["-1d", "+1d"] {
+        let db = TestDb::new().await;
+        let client = db.client().await;
+        let in_an_hour = put(
+            &client,
+            "'test.echo', '{}', run_at => now() + interval '1 hour'",
+        )
+        .await;
+        let row = client
+            .query_one(
+                "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 1500, current_date::text",
+                &[],
+            )
+            .await
+            .unwrap();
+        let (again_ms, today): (i64, String) = (row.get(0), row.get(1));
+        let again = enqueue(&client, "test.retry-at", json!({ "unix_ms": again_ms })).await;
+        let long = enqueue(&client, "test.sleep", json!({ "ms": 5000 })).await;
+
+        let host = serve(&db, off_by);
+        let line = host.line(PATIENCE, |line| line.contains("worker started"));
+        assert!(!line.starts_with(&today), "its clock is wrong: {line}");
+        assert_eq!(ended(&client, long).await.attempt, 1, "renewed in time");
+        let again = (again, ended(&client, again).await);
+        assert_eq!((again.1.state.as_str(), again.1.attempt), ("succeeded", 2));
+        let early = "SELECT at >= to_timestamp($2::float8 / 1000) FROM rouse.history($1) WHERE event = 'started' AND attempt = 2";
+        let row = client
+            .query_one(early, &[&again.0, &(again_ms as f64)])
+            .await
+            .unwrap();
+        assert!(row.get::<_, bool>(0), "a retry started early");
+        assert_eq!(events(&client, in_an_hour).await, ["requested"]);
+        // Nothing that it writes has its own time, and nobody takes it for dead.
+        until_true(
+            &client,
+            "SELECT count(*) = 1 AND bool_and(state = 'active' AND seen_at BETWEEN now() - interval '1 minute' AND now()) FROM rouse.workers",
+        )
+        .await;
+        host.kill();
+    }
+}

@@ -1,0 +1,169 @@
+//! Payloads and results, held against what the module says of them.
+
+use rouse::job::{AbortReason, RunEnd};
+use rouse::sandbox::AbortHandle;
+use rouse::worker::Settings;
+use serde_json::json;
+
+use crate::commands::run;
+use crate::sandbox_guest::{Handlers, guest, job, sandbox};
+use crate::support::worker::{TestWorker, catalog_of, ended, enqueue};
+use crate::support::{TestDb, attempt};
+
+const ECHO: &str = "(call $return_ok (local.get $payload) (local.get $payload_len))";
+
+/// An order with lines, each with an amount.
+const ORDER: &str = r##"{"type": "object", "required": ["lines"], "properties": {
+    "lines": {"type": "array", "items": {"$ref": "#/$defs/line"}}},
+    "$defs": {"line": {"type": "object", "required": ["amount"], "properties": {"amount": {"type": "integer"}}}}}"##;
+
+/// A module with one handler that is tried twice.
+fn module(name: &str, schemas: &str, run: &str) -> Vec<u8> {
+    let retry = r#""retry": {"max_attempts": 2, "initial_ms": 1, "jitter": 0}"#;
+    guest(
+        &format!(r#"{{"handlers": [{{"name": "{name}", {retry}, {schemas}}}]}}"#),
+        run,
+    )
+}
+
+/// How one attempt ended, and whether there was an instance.
+async fn ends(handlers: &Handlers, name: &str, payload: &str) -> (RunEnd, bool) {
+    let handler = handlers.handler(name);
+    let run = attempt(&sandbox(), &handler, job(payload), AbortHandle::new()).await;
+    (run.end, run.used.is_some())
+}
+
+fn refused(end: RunEnd) -> String {
+    match end {
+        RunEnd::PayloadRefused(why) | RunEnd::ResultRefused(why) => why,
+        other => panic!("it is refused: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_payload_that_does_not_fit_ends_the_attempt_before_there_is_an_instance() {
+    let takes = module(
+        "test.typed",
+        &format!(r#""input_schema": {ORDER}"#),
+        "unreachable",
+    );
+    let handlers = Handlers::with(&[("typed.wasm", &takes)]).await;
+    let (end, instance) = ends(&handlers, "test.typed", r#"{"lines": [{"amount": 7}]}"#).await;
+    assert!(matches!(end, RunEnd::Trapped { .. }) && instance, "{end:?}");
+
+    let (end, instance) = ends(&handlers, "test.typed", r#"{"lines": [{"amount": "7"}]}"#).await;
+    assert!(!instance, "{end:?}");
+    assert_eq!(
+        refused(end),
+        "the payload does not fit the schema: at /lines/0/amount is the string \"7\"; wanted is \"type\": \"integer\" (#/$defs/line/properties/amount); the input_schema of test.typed says what it takes (`rouse handlers show`)"
+    );
+    // An attempt that has to stop is not checked.
+    let handler = handlers.handler("test.typed");
+    let abort = AbortHandle::new();
+    abort.abort(AbortReason::Cancelled, std::time::Duration::ZERO);
+    let run = attempt(&sandbox(), &handler, job("{}"), abort).await;
+    assert_eq!(run.end, RunEnd::Aborted(AbortReason::Cancelled));
+}
+
+#[tokio::test]
+async fn a_result_that_does_not_fit_is_refused_after_the_run() {
+    let gives = module("test.typed", r#""output_schema": {"maximum": 9}"#, ECHO);
+    let handlers = Handlers::with(&[("typed.wasm", &gives)]).await;
+    let (end, _) = ends(&handlers, "test.typed", "9").await;
+    assert_eq!(end, RunEnd::Returned(b"9".into()));
+    let (end, instance) = ends(&handlers, "test.typed", "1e400").await;
+    assert!(instance);
+    assert_eq!(
+        refused(end),
+        "the result does not fit the schema: at the top is 1e400; wanted is \"maximum\": 9 (#) (output_schema of test.typed)"
+    );
+}
+
+#[tokio::test]
+async fn no_payload_is_one_that_fits_a_handler_which_takes_nothing() {
+    let nothing = module("test.typed", r#""input_schema": {"type": "null"}"#, ECHO);
+    let handlers = Handlers::with(&[("typed.wasm", &nothing)]).await;
+    for payload in ["{}", "null", " {} "] {
+        let (end, _) = ends(&handlers, "test.typed", payload).await;
+        assert_eq!(end, RunEnd::Returned(payload.into()));
+    }
+    let (end, _) = ends(&handlers, "test.typed", r#"{"a": 1}"#).await;
+    assert!(refused(end).contains("wanted is \"type\": \"null\""));
+}
+
+#[tokio::test]
+async fn a_module_whose_schema_is_wrong_is_refused_with_the_place() {
+    let wrong = module(
+        "test.typed",
+        r#""input_schema": {"properties": {"a": {"type": "int"}}}"#,
+        ECHO,
+    );
+    let handlers = Handlers::with(&[("typed.wasm", &wrong)]).await;
+    assert_eq!(
+        handlers.refusal("typed.wasm"),
+        "its manifest (describe) is wrong about the handler `test.typed`: input_schema: #/properties/a: \"type\" is \"int\"; it has to be a type of JSON, or a list of such"
+    );
+}
+
+#[tokio::test]
+async fn a_job_with_a_payload_that_does_not_fit_fails_at_once_and_shows_the_place() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let takes = module("test.order", &format!(r#""input_schema": {ORDER}"#), ECHO);
+    let catalog = catalog_of(&[("order.wasm", &takes)]).await;
+    let worker = TestWorker::start_on(&db, Settings::default(), catalog);
+    let good = enqueue(&client, "test.order", json!({"lines": [{"amount": 1}]})).await;
+    assert_eq!(ended(&client, good).await.state, "succeeded");
+
+    let id = enqueue(
+        &client,
+        "test.order",
+        json!({"lines": [{"amount": 1}, {"amount": 1.5}]}),
+    )
+    .await;
+    let job = ended(&client, id).await;
+    assert_eq!(
+        (job.state.as_str(), job.attempt),
+        ("failed", 1),
+        "never again"
+    );
+    assert_eq!(job.error.unwrap()["kind"], "invalid_payload");
+    let (_, shown) = run(&db, &["job", &id.to_string()]);
+    assert!(shown.contains("kind: invalid_payload"), "{shown}");
+    assert!(
+        shown.contains("at /lines/1/amount is 1.5; wanted is"),
+        "{shown}"
+    );
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_job_whose_result_does_not_fit_is_tried_again_as_the_handler_says() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let gives = module("test.order", &format!(r#""output_schema": {ORDER}"#), ECHO);
+    let catalog = catalog_of(&[("order.wasm", &gives)]).await;
+    let worker = TestWorker::start_on(&db, Settings::default(), catalog);
+    let id = enqueue(&client, "test.order", json!({"lines": [{}]})).await;
+    let job = ended(&client, id).await;
+    assert_eq!(
+        (job.state.as_str(), job.attempt, job.result),
+        ("failed", 2, None)
+    );
+    let rows = client
+        .query(
+            "SELECT detail->>'kind', detail->>'message' FROM rouse.history($1) WHERE event = 'failed'",
+            &[&id],
+        )
+        .await
+        .unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        let (kind, message): (String, String) = (row.get(0), row.get(1));
+        assert_eq!(kind, "invalid_result");
+        let told =
+            "the result does not fit the schema: at /lines/0 is an object without \"amount\"";
+        assert!(message.starts_with(told), "{message}");
+    }
+    worker.drain().await;
+}

@@ -1,0 +1,68 @@
+//! Schemas that were made to be checked for ever.
+
+use std::time::Duration;
+
+use rouse::job::RunEnd;
+use rouse::sandbox::AbortHandle;
+
+use super::{ALWAYS_ALLOWED, Neighbour, SLOWED_AT_MOST};
+use crate::sandbox_guest::{Handlers, PATIENCE, echo, guest, job, sandbox};
+use crate::support::attempt;
+
+/// So many at once, which is more than there are threads for guests on the machines of the tests.
+const AT_ONCE: usize = 8;
+
+/// Each level of the schema tries both alternatives of the next: 2^40 in all.
+fn doubling(which: &str) -> Vec<u8> {
+    let levels: String = (0..40)
+        .map(|n| {
+            let next = format!(r##"{{"$ref": "#/$defs/l{}"}}"##, n + 1);
+            format!(r#""l{n}": {{"anyOf": [{next}, {next}]}},"#)
+        })
+        .collect();
+    let schema = format!(r##"{{"$ref": "#/$defs/l0", "$defs": {{{levels} "l40": false}}}}"##);
+    guest(
+        &format!(r#"{{"handlers": [{{"name": "test.doubling", "{which}": {schema}}}]}}"#),
+        "(call $return_ok (local.get $payload) (local.get $payload_len))",
+    )
+}
+
+#[tokio::test]
+async fn a_schema_that_asks_for_endless_work_ends_its_attempt_and_holds_up_nobody() {
+    let beside = Handlers::with(&[("harmless.wasm", &echo("test.echo", "1"))]).await;
+    let neighbour = beside.handler("test.echo");
+    let alone = Neighbour::start(neighbour.clone());
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let alone = alone.end().await;
+    for (which, refused_as) in [
+        (
+            "input_schema",
+            "the payload cannot be checked: the schema asks for too much work",
+        ),
+        (
+            "output_schema",
+            "the result cannot be checked: the schema asks for too much work",
+        ),
+    ] {
+        let handlers = Handlers::with(&[("hostile.wasm", &doubling(which))]).await;
+        let handler = handlers.handler("test.doubling");
+        let neighbour = Neighbour::start(neighbour.clone());
+        let running: Vec<_> = (0..AT_ONCE)
+            .map(|_| attempt(&sandbox(), &handler, job("[7]"), AbortHandle::new()))
+            .collect();
+        for running in running {
+            let run = tokio::time::timeout(PATIENCE, running).await;
+            match run.expect("the check ends").end {
+                RunEnd::PayloadRefused(why) | RunEnd::ResultRefused(why) => {
+                    assert!(why.starts_with(refused_as), "{why}");
+                }
+                other => panic!("{which}: {other:?}"),
+            }
+        }
+        let slowed = neighbour.end().await;
+        assert!(
+            slowed <= (alone * SLOWED_AT_MOST).max(ALWAYS_ALLOWED),
+            "{which}: the neighbour took {slowed:?} instead of {alone:?}"
+        );
+    }
+}

@@ -1,0 +1,151 @@
+//! `cargo xtask fuzz`: hostile input by the thousand. Each target has a process of its own (`tests/fuzz`), so that whatever
+//! ends one is a finding.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+
+use crate::guests;
+use crate::workspace::Workspace;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// How long new cases are begun, all targets together
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Decides all cases; default: another one each time
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only this; default: all, one after the other
+    #[arg(long, value_enum)]
+    target: Option<Target>,
+    /// Run only this case, which an earlier run has kept
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seconds", "seed", "target"])]
+    repeat: Option<PathBuf>,
+}
+
+/// What the hostile input is for; see `tests/fuzz/src/main.rs`.
+#[derive(Clone, Copy, ValueEnum)]
+enum Target {
+    Modules,
+    Mutated,
+    Manifests,
+    Schemas,
+}
+
+impl Target {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Modules => "modules",
+            Self::Mutated => "mutated",
+            Self::Manifests => "manifests",
+            Self::Schemas => "schemas",
+        }
+    }
+
+    /// How a kept case ends.
+    fn ending(self) -> &'static str {
+        match self {
+            Self::Modules | Self::Mutated => "wasm",
+            Self::Manifests | Self::Schemas => "json",
+        }
+    }
+
+    /// Of the time: a module takes as long as thousands of schemas.
+    fn share(self) -> f64 {
+        match self {
+            Self::Modules | Self::Mutated => 0.35,
+            Self::Manifests | Self::Schemas => 0.15,
+        }
+    }
+}
+
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> {
+    let guests = guests::build_test_guests(workspace)?.join("p2");
+    let rouse = workspace.build_rouse()?;
+    let fuzz = workspace.build_program("rouse-fuzz")?;
+    let command = |target: Target, input: &PathBuf| {
+        let mut command = Command::new(&fuzz);
+        command.arg(target.name()).arg("--input").arg(input);
+        command
+            .arg("--rouse")
+            .arg(&rouse)
+            .arg("--guests")
+            .arg(&guests);
+        command
+    };
+    if let Some(file) = &options.repeat {
+        let file = workspace.root.join(file);
+        let mut command = command(target_of(&file)?, &file);
+        command.args(["--repeat", "--seed", "0", "--seconds", "0"]);
+        let status = command.status().context("start rouse-fuzz")?;
+        return Ok(ExitCode::from(u8::from(!status.success())));
+    }
+
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.context("read the clock")?.as_secs();
+    let seed = options.seed.unwrap_or(now);
+    println!("fuzzing with --seed {seed}");
+    let folder = workspace.target_dir.join("fuzz");
+    std::fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+    let (targets, shared) = match options.target {
+        Some(target) => (vec![target], false),
+        None => (Target::value_variants().to_vec(), true),
+    };
+    let mut code = ExitCode::SUCCESS;
+    for target in targets {
+        let share = if shared { target.share() } else { 1.0 };
+        let seconds = (options.seconds as f64 * share).ceil();
+        let input = folder.join(format!("{}.input", target.name()));
+        let mut command = command(target, &input);
+        command.args(["--seed", &seed.to_string()]);
+        command.args(["--seconds", &seconds.to_string()]);
+        let status = command.status().context("start rouse-fuzz")?;
+        if !status.success() {
+            code = ExitCode::FAILURE;
+            let kept = folder.join(format!("{}-{seed}.{}", target.name(), target.ending()));
+            std::fs::rename(&input, &kept).with_context(|| format!("keep {}", input.display()))?;
+            println!(
+                "{:<10} FOUND SOMETHING ({status}); to repeat it:",
+                target.name()
+            );
+            println!("  cargo xtask fuzz --repeat {}", kept.display());
+        }
+    }
+    Ok(code)
+}
+
+/// The target of a case that was kept: its file name begins with it.
+fn target_of(file: &std::path::Path) -> Result<Target> {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let begins = |target: &&Target| name.starts_with(&format!("{}-", target.name()));
+    match Target::value_variants().iter().find(begins) {
+        Some(target) => Ok(*target),
+        None => bail!(
+            "{name} is no case that `cargo xtask fuzz` has kept: its name begins with none of its targets"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_case_is_repeated_by_the_target_that_found_it() {
+        for target in Target::value_variants() {
+            let file = format!("target/fuzz/{}-7.{}", target.name(), target.ending());
+            assert_eq!(target_of(file.as_ref()).unwrap().name(), target.name());
+        }
+        assert!(target_of("target/fuzz/else-7.wasm".as_ref()).is_err());
+    }
+
+    #[test]
+    fn the_shares_of_the_targets_are_the_whole() {
+        let shares = Target::value_variants().iter().map(|target| target.share());
+        assert!((shares.sum::<f64>() - 1.0).abs() < 1e-9);
+    }
+}
