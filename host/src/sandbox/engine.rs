@@ -289,6 +289,12 @@ fn linker(engine: &Engine) -> anyhow::Result<Linker<AttemptState>> {
             )
         })
         .and_then(|()| {
+            bindings::rouse::handler::state::add_to_linker::<_, HasSelf<AttemptState>>(
+                &mut linker,
+                |state| state,
+            )
+        })
+        .and_then(|()| {
             bindings::rouse::handler::settings::add_to_linker::<_, HasSelf<AttemptState>>(
                 &mut linker,
                 |state| state,
