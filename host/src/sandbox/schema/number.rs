@@ -89,7 +89,7 @@ impl<'a> Decimal<'a> {
         let rest = self.digits.bytes().fold(0, |rest, digit| {
             (rest * 10 + u128::from(digit - b'0')) % divisor
         });
-        rest * power_of_ten(zeros, divisor) % divisor == 0
+        (rest * power_of_ten(zeros, divisor)).is_multiple_of(divisor)
     }
 
     /// Writes the same for all texts of one number, and for no others.

@@ -52,7 +52,8 @@ fn alternatives_that_double_at_each_level_end() {
 fn nesting_ends() {
     let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
     let list = r##"{"items": {"$ref": "#"}, "type": "array"}"##;
-    assert_eq!(schema(list).unwrap().check(deep(128).as_bytes()), Ok(()));
+    assert_eq!(schema(list).unwrap().check(deep(256).as_bytes()), Ok(()));
+    refused(list, &deep(257), "nested deeper than 512 levels");
     refused(list, &deep(10_000), "nested deeper than 512 levels");
     refused(r#"{"const": 1}"#, &deep(10_000), "nested deeper");
     refused(r#"{"uniqueItems": true}"#, &deep(10_000), "nested deeper");
