@@ -114,12 +114,33 @@ fn patterns_and_numbers_end() {
         vec![r#"{"type": "integer"}"#; 5_000].join(",")
     );
     refused(&rules, &digits, "too much work");
+    let rules = vec![r#"{"not": {"multipleOf": 18446744073709551557}}"#; 2_000].join(",");
+    refused(
+        &format!(r#"{{"allOf": [{rules}]}}"#),
+        &digits,
+        "too much work",
+    );
     let empty = format!("[{}\"\"]", "\"\",".repeat(500_000));
     refused(
         r#"{"items": {"pattern": "(.{1,900})?$"}}"#,
         &empty,
         "too much work",
     );
+}
+
+#[test]
+fn what_was_looked_at_is_not_handed_up_for_nothing() {
+    let mut written = r#"{"additionalProperties": true}"#.to_owned();
+    for _ in 0..40 {
+        written = format!(r#"{{"anyOf": [{written}]}}"#);
+    }
+    let members: Vec<String> = (0..100_000).map(|n| format!(r#""{n}": 1"#)).collect();
+    let object = format!("{{{}}}", members.join(","));
+    let written = format!(
+        r#"{{"allOf": [{}], "unevaluatedProperties": false}}"#,
+        vec![written; 20].join(",")
+    );
+    refused(&written, &object, "too much work");
 }
 
 #[test]
