@@ -17,6 +17,9 @@ const RUNS_FOR: Duration = Duration::from_millis(100);
 /// From then on.
 const STOPS_WITHIN: Duration = Duration::from_secs(20);
 
+/// Something for most of the handlers that the tests have.
+const PAYLOAD: &str = r#"{"text": "a b", "name": "a", "n": 7, "as": "details", "bytes": 1000, "depth": 100, "fail_until": 1, "line": "a", "ms": 1, "path": "/a"}"#;
+
 /// A host's sandbox.
 pub(crate) struct Host {
     runtime: Runtime,
@@ -45,9 +48,8 @@ impl Host {
             let handlers = catalog.current();
             let mut end = "refused";
             for name in handlers.names() {
-                end = self
-                    .attempt(&handlers.get(name).context("it is listed")?.clone())
-                    .await;
+                let handler = handlers.get(&name).context("it is listed")?;
+                end = self.attempt(handler).await;
             }
             Ok(end)
         })
@@ -62,7 +64,7 @@ impl Host {
             attempt: Attempt(1),
             max_attempts: 1,
             requested_at_ms: 0,
-            payload: b"{}".into(),
+            payload: PAYLOAD.into(),
             memory_bytes: None,
         };
         let abort = AbortHandle::new();

@@ -1,5 +1,6 @@
 //! Modules that are in order but for some bytes.
 
+use std::convert::Infallible;
 use std::fs;
 use std::path::Path;
 
@@ -7,42 +8,72 @@ use anyhow::{Context as _, Result};
 use rand::Rng as _;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
+use wasm_encoder::reencode::{self, Reencode, ReencodeComponent};
+use wasm_encoder::{Component, Module};
+use wasmparser::{CustomSectionReader, Parser};
 
-/// Larger ones take long to compile, and have nothing else in them.
-const BYTES_MAX: u64 = 512 << 10;
+/// Without debug information. Larger ones take long to compile, and have nothing else in them.
+const BYTES_MAX: usize = 512 << 10;
 
-/// The modules in this folder, in the order of their names.
+/// The small modules in this folder, in the order of their names, without what only debuggers read.
 pub(crate) fn guests(folder: &Path) -> Result<Vec<Vec<u8>>> {
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
-        let entry = entry?;
-        if entry.metadata()?.len() <= BYTES_MAX {
-            paths.push(entry.path());
+    let list = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
+    let paths = list.map(|entry| Ok(entry?.path()));
+    let mut paths = paths.collect::<Result<Vec<_>>>()?;
+    paths.sort();
+    let mut guests = Vec::new();
+    for path in paths {
+        let whole = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+        let mut component = Component::new();
+        Stripped
+            .parse_component(&mut component, Parser::new(0), &whole)
+            .with_context(|| format!("parse {}", path.display()))?;
+        let stripped = component.finish();
+        if stripped.len() <= BYTES_MAX {
+            guests.push(stripped);
         }
     }
-    paths.sort();
     anyhow::ensure!(
-        !paths.is_empty(),
-        "{} has no small modules",
+        !guests.is_empty(),
+        "no small module in {}",
         folder.display()
     );
-    paths
-        .iter()
-        .map(|path| fs::read(path).with_context(|| format!("read {}", path.display())))
-        .collect()
+    Ok(guests)
 }
+
+/// Copies all but custom sections.
+struct Stripped;
+
+impl Reencode for Stripped {
+    type Error = Infallible;
+
+    fn parse_custom_section(
+        &mut self,
+        _: &mut Module,
+        _: CustomSectionReader<'_>,
+    ) -> Result<(), reencode::Error> {
+        Ok(())
+    }
+}
+
+impl ReencodeComponent for Stripped {}
 
 /// One of them, with a few bytes changed, taken out, or copied to elsewhere.
 pub(crate) fn made(random: &mut StdRng, guests: &[Vec<u8>]) -> Vec<u8> {
     let mut module = guests.choose(random).expect("there is one").clone();
-    for _ in 0..random.random_range(1..8) {
+    // One change often leaves the module valid, many hardly ever.
+    let changes = match random.random_ratio(3, 4) {
+        true => 1,
+        false => random.random_range(2..8),
+    };
+    for _ in 0..changes {
         let at = random.random_range(0..module.len());
         let some = random.random_range(1..32).min(module.len() - at);
-        match random.random_range(0..8) {
-            0..4 => module[at] = random.random(),
-            4 => module[at] ^= 1 << random.random_range(0..8),
-            5 => drop(module.drain(at..at + some)),
-            6 => {
+        match random.random_range(0..16) {
+            0..6 => module[at] = random.random(),
+            6..13 => module[at] ^= 1 << random.random_range(0..8),
+            13 => drop(module.drain(at..at + some)),
+            14 => {
                 let from = random.random_range(0..module.len() - some + 1);
                 module.copy_within(from..from + some, at);
             }

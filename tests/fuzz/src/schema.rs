@@ -74,13 +74,10 @@ pub(crate) fn schema(random: &mut StdRng, depth: u32) -> Value {
     let mut map = Map::new();
     for _ in 0..random.random_range(1..4) {
         let (keyword, written) = match random.random_range(0..14) {
-            0 => (
-                "type",
-                json!(pick(
-                    random,
-                    &TYPES[..if random.random_ratio(1, 50) { 8 } else { 7 }]
-                )),
-            ),
+            0 => {
+                let known = if random.random_ratio(1, 50) { 8 } else { 7 };
+                ("type", json!(pick(random, &TYPES[..known])))
+            }
             1 => ("const", value(random, 2)),
             2 => ("enum", json!([value(random, 1), value(random, 1)])),
             3 => ("required", json!([pick(random, NAMES)])),

@@ -63,7 +63,7 @@ impl Check<'_, '_> {
             }
             Kind::Number => {
                 self.count_bytes(json.raw(at).len())?;
-                out.extend(Decimal::read(json.raw(at)).canonical().as_bytes());
+                Decimal::read(json.raw(at)).canonical_into(out);
             }
             Kind::String => {
                 self.count_bytes(json.raw(at).len())?;
@@ -95,6 +95,7 @@ impl Check<'_, '_> {
 
 /// A string with its length before it, so that it needs no escapes.
 fn string_into(text: &str, out: &mut Vec<u8>) {
-    out.extend(format!("\"{}:", text.len()).as_bytes());
+    out.push(b'"');
+    out.extend(text.len().to_le_bytes());
     out.extend(text.as_bytes());
 }

@@ -9,7 +9,7 @@ use super::excerpt;
 use super::json::escaped;
 use super::node::{
     ArrayRules, Combined, Compiled, Condition, Contains, Dependent, Node, NodeId, NumberRules,
-    ObjectRules, StringRules, Types, WrittenAt,
+    ObjectRules, StringRules, Types, Values, WrittenAt,
 };
 use super::number::Decimal;
 use super::pattern::Pattern;
@@ -151,7 +151,7 @@ impl<'a> Reader<'_, 'a, '_> {
         Ok(Some(types))
     }
 
-    fn values(&self) -> Result<Vec<(&'static str, HashSet<Vec<u8>>)>, String> {
+    fn values(&self) -> Result<Vec<Values>, String> {
         let mut values = Vec::new();
         if let Some(value) = self.map.get("const") {
             values.push(("const", HashSet::from([canonical_text(value)?])));

@@ -100,6 +100,7 @@ impl<'s, 'j> Check<'s, 'j> {
             }
         }
         if let Some(outer) = outer {
+            self.count(seen.len() as u64)?;
             outer.extend(seen);
         }
         Ok(())
@@ -165,6 +166,10 @@ impl<'s, 'j> Check<'s, 'j> {
     fn number(&mut self, id: NodeId, rules: &NumberRules, at: Place) -> Result<(), Stop> {
         let raw = self.json.raw(at);
         self.count_bytes(raw.len())?;
+        if rules.multiple_of.is_some() {
+            // A division for each digit.
+            self.count(raw.len() as u64)?;
+        }
         let number = Decimal::read(raw);
         let broken = [
             (
@@ -429,6 +434,7 @@ impl<'s, 'j> Check<'s, 'j> {
         match self.fits(id, at, own.as_mut()) {
             Ok(()) => {
                 if let (Some(seen), Some(own)) = (seen, own) {
+                    self.count(own.len() as u64)?;
                     seen.extend(own);
                 }
                 Ok(Ok(()))

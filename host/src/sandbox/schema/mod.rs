@@ -32,11 +32,11 @@ use node::Compiled;
 /// All patterns of one module together, bytes: a thousand ordinary ones.
 const PATTERNS_BYTES_MAX: usize = 16 << 20;
 
-/// Steps that any value may take. One is a keyword looked at, or 32 bytes: 20 to 100 ns.
+/// Steps that any value may take. One is a keyword looked at, or 32 bytes: 50 to 100 ns.
 const STEPS_BASE: u64 = 2_000_000;
 
-/// And for each byte of the value: a hundred alternatives for each small object of a long list.
-const STEPS_PER_BYTE: u64 = 32;
+/// And for each byte of the value: dozens of alternatives for each small object of a long list.
+const STEPS_PER_BYTE: u64 = 16;
 
 /// As many are done within a millisecond, in which nobody else has to wait for the thread.
 const QUICK_STEPS: u64 = 10_000;

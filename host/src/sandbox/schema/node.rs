@@ -19,14 +19,17 @@ pub(super) struct NodeId(pub(super) u32);
 /// A property's name, and what its presence asks for.
 pub(super) type Dependent<T> = Vec<(Box<str>, T)>;
 
+/// A keyword, and the canonical texts of the values that fit it.
+pub(super) type Values = (&'static str, HashSet<Vec<u8>>);
+
 #[derive(Default)]
 pub(super) struct Node {
     pub(super) written_at: WrittenAt,
     /// The schema `false`.
     pub(super) never: bool,
     pub(super) types: Option<Types>,
-    /// Of `const` and `enum`: canonical texts of the values that fit.
-    pub(super) values: Vec<(&'static str, HashSet<Vec<u8>>)>,
+    /// Of `const` and `enum`.
+    pub(super) values: Vec<Values>,
     pub(super) number: Option<Box<NumberRules>>,
     pub(super) string: Option<Box<StringRules>>,
     pub(super) array: Option<Box<ArrayRules>>,

@@ -19,7 +19,11 @@ impl<'a> Decimal<'a> {
             Some(text) => (true, text),
             None => (false, text),
         };
-        let (mantissa, power) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+        // By bytes: a search for one of two characters takes several times as long.
+        let (mantissa, power) = match text.bytes().position(|byte| matches!(byte, b'e' | b'E')) {
+            Some(at) => (&text[..at], &text[at + 1..]),
+            None => (text, "0"),
+        };
         let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
         let all: Cow<'a, str> = match fraction {
             "" => whole.into(),
@@ -85,13 +89,17 @@ impl<'a> Decimal<'a> {
         let rest = self.digits.bytes().fold(0, |rest, digit| {
             (rest * 10 + u128::from(digit - b'0')) % divisor
         });
-        rest * power_of_ten(zeros, divisor) % divisor == 0
+        (rest * power_of_ten(zeros, divisor)).is_multiple_of(divisor)
     }
 
-    /// The same for all texts of one number, and for no others.
-    pub(super) fn canonical(&self) -> String {
-        let sign = if self.negative { "-" } else { "" };
-        format!("{sign}{}e{}", self.digits, self.exponent)
+    /// Writes the same for all texts of one number, and for no others.
+    pub(super) fn canonical_into(&self, out: &mut Vec<u8>) {
+        if self.negative {
+            out.push(b'-');
+        }
+        out.extend(self.digits.as_bytes());
+        out.push(b'e');
+        out.extend(self.exponent.to_le_bytes());
     }
 
     /// Where the last digit stands: 0 for ones, -2 for hundredths.
