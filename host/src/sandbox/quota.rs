@@ -17,6 +17,11 @@ use super::grants::Quota;
 /// A measurement takes some microseconds for each file; for so long the count is good without another.
 const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
 
+/// Where something was removed or cut off it is good for less: attempts that write a file while others cut it off make holes that
+/// are not counted, and could fill them. Not for so short a time that a large directory is measured all the time.
+const SHRUNK_AGE_MAX: Duration = Duration::from_millis(100);
+const MEASURING_SHARE: u32 = 10;
+
 /// A full directory in which nothing was removed is not measured again for so long.
 const FULL_AGE_MAX: Duration = Duration::from_secs(1);
 
@@ -70,10 +75,12 @@ impl Size {
         }
     }
 
-    /// True where something more of this kind is too much. Whoever asks for no more files is not held up by their number.
+    /// True where this is too much after something more was made: bytes that were written, or files.
     fn exceeds(self, more: Self, quota: Quota) -> bool {
-        (more.bytes > 0 && self.bytes > quota.bytes_max)
-            || (more.files > 0 && self.files > quota.files_max)
+        match more.files {
+            0 => self.bytes > quota.bytes_max,
+            _ => self.files > quota.files_max,
+        }
     }
 }
 
@@ -94,8 +101,21 @@ struct Counts {
     /// What was added and may not be on the disk yet.
     under_way: Size,
     measured_at: Option<Instant>,
+    measuring_took: Duration,
     /// Something was removed or cut off since.
     shrunk: bool,
+}
+
+impl Counts {
+    /// True where the last measurement is too old.
+    fn is_due(&self) -> bool {
+        let age_max = match self.shrunk {
+            true => SHRUNK_AGE_MAX.max(MEASURING_SHARE * self.measuring_took),
+            false => MEASURED_AGE_MAX,
+        };
+        self.measured_at
+            .is_none_or(|at| at.elapsed() >= age_max.min(MEASURED_AGE_MAX))
+    }
 }
 
 impl Ledger {
@@ -107,10 +127,11 @@ impl Ledger {
         }
     }
 
-    /// Counts something that is about to be made; none where there is no room for it. May measure, and so block.
+    /// Counts what is about to be written or made; none where there is no room for it. What is written into a file without making it larger is
+    /// nothing more, and refused only where there is too much already. May measure, and so block.
     pub(super) fn charge(self: &Arc<Self>, more: Size, quota: Quota) -> Option<Charge> {
-        let measured_at = lock(&self.counts).measured_at;
-        if measured_at.is_none_or(|at| at.elapsed() >= MEASURED_AGE_MAX) {
+        let due = lock(&self.counts).is_due();
+        if due {
             self.measure();
         }
         if !self.take(more, quota) {
@@ -156,6 +177,7 @@ impl Ledger {
     }
 
     fn measure(&self) {
+        let began = Instant::now();
         let before = {
             let mut counts = lock(&self.counts);
             counts.shrunk = false;
@@ -176,6 +198,7 @@ impl Ledger {
         // What was under way then, or was added since, may or may not have been found: it is added.
         counts.used = found.plus(counts.charged.minus(before));
         counts.measured_at = Some(Instant::now());
+        counts.measuring_took = began.elapsed();
     }
 }
 

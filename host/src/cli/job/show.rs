@@ -125,6 +125,7 @@ fn show(job: &JobView) -> String {
         "attempt",
         "lost",
         "max_attempts",
+        "grants",
         "requested_at",
         "available_at",
         "claimed_at",

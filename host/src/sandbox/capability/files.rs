@@ -8,6 +8,7 @@ mod fds;
 mod stream;
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
 use wasmtime::component::{HasData, Linker, Resource};
@@ -103,15 +104,15 @@ impl Files<'_> {
     /// Counts what is about to be made in the directory of this descriptor, where that has a quota.
     fn charge(&self, fd: &Fd, more: Size) -> FsResult<Option<Charge>> {
         match self.fds.of(fd) {
-            Some(quota) if more != Size::default() => {
+            Some(quota) => {
                 let charge = quota.charge(more);
                 charge.map(Some).map_err(|()| no_space())
             }
-            Some(_) | None => Ok(None),
+            None => Ok(None),
         }
     }
 
-    /// By how much a file grows that reaches to here; nothing where its directory has no quota.
+    /// By how much a file grows that reaches to here, which may be nothing; nothing where its directory has no quota.
     async fn growth(&mut self, fd: &Fd, end: Filesize) -> FsResult<Size> {
         if self.fds.of(fd).is_none() {
             return Ok(Size::default());
@@ -294,12 +295,14 @@ impl HostDescriptor for Files<'_> {
     async fn set_size(&mut self, fd: Fd, bytes: Filesize) -> FsResult<()> {
         self.changes()?;
         let more = self.growth(&fd, bytes).await?;
-        let charge = self.charge(&fd, more)?;
+        // Cutting off is possible in a full directory too.
+        let charge = match more == Size::default() {
+            true => None,
+            false => self.charge(&fd, more)?,
+        };
         let quota = self.fds.of(&fd);
         let done = self.inner.set_size(fd, bytes).await;
-        if charge.is_none() {
-            shrunk(quota.as_deref());
-        }
+        shrunk(quota.as_deref());
         self.counted(charge, done)
     }
 
@@ -367,8 +370,12 @@ impl HostDescriptor for Files<'_> {
 
     fn drop(&mut self, fd: Fd) -> wasmtime::Result<()> {
         if let Some(quota) = self.fds.of(&fd) {
-            // What it was the last to hold open may have been removed.
-            quota.ledger.shrunk();
+            // A file without a name goes with the last who has it open.
+            let file = self.file(&fd).ok().flatten();
+            let about = file.and_then(|file| file.metadata().ok());
+            if about.is_some_and(|about| about.nlink() == 0) {
+                quota.ledger.shrunk();
+            }
             self.fds.remove(&fd);
         }
         HostDescriptor::drop(&mut self.inner, fd)

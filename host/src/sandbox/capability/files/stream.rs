@@ -24,8 +24,6 @@ pub(super) struct Counted {
     file: Arc<File>,
     /// Where the next bytes go; none: to the end.
     position: Option<u64>,
-    /// The end of what was written so far: it may be on its way still, and the file shorter.
-    end: u64,
     /// Of the last write, until it is known to be done.
     last: Option<Charge>,
 }
@@ -36,7 +34,6 @@ impl Counted {
             quota,
             file,
             position,
-            end: 0,
             last: None,
         }
     }
@@ -45,20 +42,17 @@ impl Counted {
         let more = match self.position {
             None => bytes,
             Some(position) => {
+                // A write begins only once the one before it has ended, so this is how long the file is.
                 let size = self.file.metadata().map_or(0, |about| about.len());
                 let end = position.saturating_add(bytes);
-                let more = end.saturating_sub(size.max(self.end));
                 self.position = Some(end);
-                self.end = self.end.max(end);
-                more
+                end.saturating_sub(size)
             }
         };
         self.last = None;
-        if more > 0 {
-            let charge = self.quota.charge(Size::bytes(more));
-            let failed = |()| StreamError::LastOperationFailed(no_space().into());
-            self.last = Some(charge.map_err(failed)?);
-        }
+        let charge = self.quota.charge(Size::bytes(more));
+        let failed = |()| StreamError::LastOperationFailed(no_space().into());
+        self.last = Some(charge.map_err(failed)?);
         Ok(())
     }
 }
