@@ -80,6 +80,7 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
         log,
         steps: Steps::default(),
         http,
+        profile: None,
     };
     let limits = Limits {
         memory_bytes: MEMORY_BYTES_MAX,

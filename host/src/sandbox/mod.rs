@@ -24,6 +24,8 @@ mod journal;
 mod limits;
 mod memory;
 mod meter;
+mod profile;
+mod stack;
 mod state;
 mod ticker;
 
@@ -51,5 +53,6 @@ pub use load::{CodeFrom, Digest, Module};
 pub use manifest::{HandlerManifest, Instances, Manifest};
 pub use meter::Meter;
 pub use pin::{Lock, Pin, PublicKey, SigningKey, lock_line};
+pub use profile::Profile;
 pub use run::{JobInput, Run};
 pub use settings::Settings;

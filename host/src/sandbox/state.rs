@@ -10,7 +10,7 @@ use wasmtime_wasi_http::WasiHttpCtx;
 use super::capability::{FIELDS_BYTES_MAX, GuestLog, GuestOutput, Http, Steps, Stream};
 use super::memory::AttemptLimiter;
 use super::meter::Meter;
-use super::{AbortHandle, Grant, Limits, Mode};
+use super::{AbortHandle, Grant, Limits, Mode, Profile};
 
 /// What the host keeps beside one running instance.
 pub(super) struct AttemptState {
@@ -34,6 +34,8 @@ pub(super) struct AttemptState {
     pub(super) denial: Option<String>,
     /// When the guest wants its next attempt, milliseconds since 1970.
     pub(super) retry_at_ms: Option<i64>,
+    /// Where what it does is noted, for those who asked for it.
+    pub(super) profile: Option<Arc<Profile>>,
 }
 
 /// What belongs to one attempt, and is another's where the instance serves many jobs.
@@ -43,6 +45,7 @@ pub(super) struct OfAttempt {
     pub(super) log: Arc<GuestLog>,
     pub(super) steps: Steps,
     pub(super) http: Http,
+    pub(super) profile: Option<Arc<Profile>>,
 }
 
 /// A panic, in the guest's own words.
@@ -70,6 +73,7 @@ impl AttemptState {
             log,
             steps,
             http,
+            profile,
         } = of;
         limiter.tell(meter.clone());
         let mut http_fields = WasiHttpCtx::new();
@@ -88,6 +92,7 @@ impl AttemptState {
             http_fields,
             denial: None,
             retry_at_ms: None,
+            profile,
         })
     }
 
@@ -103,6 +108,7 @@ impl AttemptState {
             log,
             steps,
             http,
+            profile,
         } = of;
         self.limiter.tell(meter.clone());
         self.meter = meter;
@@ -114,6 +120,7 @@ impl AttemptState {
         self.http = http;
         self.denial = None;
         self.retry_at_ms = None;
+        self.profile = profile;
         Ok(())
     }
 }
