@@ -80,6 +80,7 @@ pub(crate) trait Host {
         value: Vec<u8>,
     ) -> Result<bool>;
     fn state_delete(&self, key: &str) -> Result<bool>;
+    fn hmac_sha256(&self, name: &str, message: &[u8]) -> Result<Vec<u8>>;
     /// Sends one request; redirects, time limits and the abort are the caller's.
     fn http<'a>(&'a self, request: &'a Request) -> Answer<'a>;
 }
@@ -274,6 +275,27 @@ impl Ctx {
     /// What the handler keeps between its jobs, for the tenant of this one.
     pub fn state(&self) -> State<'_> {
         State::new(&*self.host)
+    }
+
+    /// HMAC-SHA256 of a message, with a secret as the key that `rouse.toml` grants for signing (`sign = true`): 32 bytes.
+    /// The host computes it, so that the handler never holds the key. A secret that begins with `whsec_` stands for
+    /// the key whose base64 follows, as in [Standard Webhooks](https://www.standardwebhooks.com).
+    ///
+    /// ```
+    /// use rouse_sdk::{Ctx, Error};
+    ///
+    /// fn signature(ctx: &Ctx, message: &str) -> Result<String, Error> {
+    ///     let tag = ctx.hmac_sha256("SIGNING_KEY", message)?;
+    ///     Ok(tag.iter().map(|byte| format!("{byte:02x}")).collect())
+    /// }
+    /// ```
+    ///
+    /// In native tests it is 32 bytes that are others for another name or message, and no HMAC.
+    ///
+    /// # Errors
+    /// Permanent, where the operator has not granted it to this handler (kind `denied`).
+    pub fn hmac_sha256(&self, name: impl AsRef<str>, message: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+        self.host.hmac_sha256(name.as_ref(), message.as_ref())
     }
 
     pub(crate) fn http<'a>(&'a self, request: &'a Request) -> Answer<'a> {

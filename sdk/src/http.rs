@@ -56,6 +56,8 @@ pub struct Request {
     pub redirects: u32,
     /// The largest response body, bytes. Default: 16 MiB.
     pub response_bytes_max: usize,
+    /// What is beyond that is left out, instead of being an error. Default: false.
+    pub cuts_response: bool,
 }
 
 /// A GET of this URL.
@@ -89,6 +91,7 @@ impl Request {
             timeout: None,
             redirects: 0,
             response_bytes_max: RESPONSE_BYTES_MAX,
+            cuts_response: false,
         }
     }
 
@@ -144,6 +147,14 @@ impl Request {
         self
     }
 
+    /// Reads so much of a response, and leaves out what comes after it: [`Response::cut`] says so.
+    #[must_use]
+    pub fn cut_response(mut self, bytes: usize) -> Self {
+        self.response_bytes_max = bytes;
+        self.cuts_response = true;
+        self
+    }
+
     /// Sends it and waits for the whole response, whatever its status is.
     ///
     /// # Errors
@@ -171,6 +182,24 @@ impl Request {
             }
             Either::Second(answered) => answered,
         }
+    }
+
+    /// Cuts what has come of a body to what the request takes; true where something was cut off, and no more is to be
+    /// read.
+    pub(crate) fn fit(&self, body: &mut Vec<u8>) -> Result<bool> {
+        let most = self.response_bytes_max;
+        if body.len() <= most {
+            return Ok(false);
+        }
+        if !self.cuts_response {
+            let (method, url) = (&self.method, &self.url);
+            return Err(Error::permanent(format_args!(
+                "{method} {url}: the response has more than {most} bytes"
+            ))
+            .kind("too-large"));
+        }
+        body.truncate(most);
+        Ok(true)
     }
 
     async fn follow(mut self, ctx: &Ctx) -> Result<Response> {

@@ -113,6 +113,12 @@ fn state_error(error: state::StateError) -> Error {
     }
 }
 
+/// What the host says of a secret that the handler may not use so.
+fn secret_error(error: secrets::SecretError) -> Error {
+    let secrets::SecretError::NotGranted(why) = error;
+    Error::permanent(why).kind("denied")
+}
+
 /// Tells the host what a panic said and where, before the trap that follows it.
 fn report_panics() {
     std::panic::set_hook(Box::new(|info| {
@@ -175,8 +181,11 @@ impl Host for Imports {
     }
 
     fn secret(&self, name: &str) -> crate::Result<String> {
-        secrets::get(name)
-            .map_err(|secrets::SecretError::NotGranted(why)| Error::permanent(why).kind("denied"))
+        secrets::get(name).map_err(secret_error)
+    }
+
+    fn hmac_sha256(&self, name: &str, message: &[u8]) -> crate::Result<Vec<u8>> {
+        secrets::hmac_sha256(name, message).map_err(secret_error)
     }
 
     fn settings(&self) -> Vec<u8> {

@@ -144,3 +144,27 @@ fn what_is_no_url_is_refused_before_anything_is_sent() {
     }
     assert!(ctx.requests().is_empty());
 }
+
+#[test]
+fn a_response_that_is_too_large_is_an_error_or_is_cut() {
+    let ctx = TestCtx::new();
+    ctx.on_http(|_| Ok(Response::new(200, "123456")));
+    let request = || http::get("https://a.example/");
+    let error = send(&ctx, request().response_bytes_max(5)).unwrap_err();
+    assert!(error.permanent && error.kind == "too-large", "{error:?}");
+    assert!(error.message.contains("more than 5 bytes"), "{error}");
+    let cut = send(&ctx, request().cut_response(5)).unwrap();
+    assert_eq!((&cut.body[..], cut.cut), (&b"12345"[..], true));
+    let whole = send(&ctx, request().cut_response(6)).unwrap();
+    assert_eq!((&whole.body[..], whole.cut), (&b"123456"[..], false));
+}
+
+#[test]
+fn a_signature_in_a_test_is_another_for_another_name_or_message() {
+    let ctx = TestCtx::new();
+    let tag = |name: &str, message: &str| ctx.hmac_sha256(name, message).unwrap();
+    assert_eq!(tag("A", "x").len(), 32);
+    assert_eq!(tag("A", "x"), tag("A", "x"));
+    assert_ne!(tag("A", "x"), tag("B", "x"));
+    assert_ne!(tag("A", "x"), tag("A", "y"));
+}

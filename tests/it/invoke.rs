@@ -168,6 +168,68 @@ fn one_json_object_says_what_came_of_it_and_what_it_took() {
 }
 
 #[test]
+fn a_profile_has_the_functions_that_computed_with_the_lines_of_their_source() {
+    let folder = folder("[handlers.\"test.spin\"]\ngrace = \"100ms\"\n");
+    let args = ["test.spin", "--timeout", "300ms", "--profile", "out.json"];
+    let output = invoke(&folder, &args).output().unwrap();
+    let (code, stdout, stderr) = texts(&output);
+    assert_eq!((code, stdout), (5, ""), "{stderr}");
+    assert!(
+        stderr.contains("samples of test.spin are in out.json"),
+        "{stderr}"
+    );
+
+    let profile = std::fs::read(folder.join("out.json")).unwrap();
+    let profile: Value = serde_json::from_slice(&profile).expect("JSON");
+    assert_eq!(profile["meta"]["product"], "test.spin");
+    let thread = &profile["threads"][0];
+    let number = |table: &str, column: &str, row: usize| {
+        let value = thread[table][column][row].as_u64();
+        value.and_then(|value| usize::try_from(value).ok())
+    };
+    let text = |row: Option<usize>| thread["stringArray"][row.unwrap_or(usize::MAX)].as_str();
+    let samples = thread["samples"]["stack"].as_array().expect("a column");
+    let spins = samples.iter().filter_map(Value::as_u64).filter(|stack| {
+        let stack = usize::try_from(*stack).expect("a number of a row");
+        let mut below = Some(stack);
+        while let Some(stack) = below {
+            let frame = number("stackTable", "frame", stack).expect("each has one");
+            let function = number("frameTable", "func", frame).expect("each has one");
+            let name = text(number("funcTable", "name", function));
+            let file = text(number("funcTable", "fileName", function));
+            if name.is_some_and(|name| name.contains("greedy::spin"))
+                && file.is_some_and(|file| file.ends_with("greedy.rs"))
+                && number("frameTable", "line", frame).is_some_and(|line| line > 0)
+            {
+                return true;
+            }
+            below = number("stackTable", "prefix", stack);
+        }
+        false
+    });
+    let spins = spins.count();
+    assert!(
+        samples.len() >= 10 && spins * 10 >= samples.len() * 9,
+        "{spins} of {}: {}",
+        samples.len(),
+        thread["stringArray"]
+    );
+
+    // Before anything is compiled.
+    let args = [
+        "noop",
+        "--profile",
+        "/nowhere/out.json",
+        "--handlers",
+        "/nowhere",
+    ];
+    let output = invoke(&folder, &args).output().unwrap();
+    let (code, _, stderr) = texts(&output);
+    assert_eq!(code, 6);
+    assert!(stderr.contains("/nowhere/out.json"), "{stderr}");
+}
+
+#[test]
 fn a_signal_tells_the_handler_to_stop_and_a_second_one_does_not_wait_for_it() {
     let folder = folder("[handlers.\"test.ignore-abort\"]\ngrace = \"10m\"\n");
     let host = |handler: &str, signal: i32| {

@@ -51,5 +51,6 @@ mod invoke_http;
 mod outages;
 mod pooler;
 mod private_postgres;
+mod ready;
 mod secrets;
 mod tls;

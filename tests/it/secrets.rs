@@ -4,6 +4,7 @@ use rouse::job::RunEnd;
 use rouse::sandbox::{HttpGrant, HttpScheme, Secret, SecretGrant, Secrets, Settings};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
+use tokio_postgres::Client;
 
 use crate::http::get;
 use crate::http_out::{Guests, guest_folder};
@@ -28,6 +29,7 @@ async fn guests() -> &'static Guests {
                 hosts: vec!["localhost".parse().expect("a host")],
                 headers: vec![header.into()],
                 body,
+                sign: false,
             };
             let secret = |text: &str| Secret::new(text).expect("a secret");
             Guests::start(Settings {
@@ -201,32 +203,36 @@ async fn a_secret_is_in_nothing_that_a_host_keeps_or_says() {
     let address = ([127, 0, 0, 1], http_port).into();
     let (_, metrics) = get(address, "/metrics").await;
     assert!(metrics.contains("rouse_attempts_total"));
-    let mut kept = vec![metrics];
+    let all = [metrics, rows(&client).await, host.output()].join("\n");
+    assert!(all.contains("rouse-secret-"), "the placeholders are there");
+    holds_none_of(&all, &[KEY, TOKEN]);
+}
+
+/// All rows of all tables and views, a line for each.
+pub(crate) async fn rows(client: &Client) -> String {
     let tables = "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                   WHERE n.nspname LIKE 'rouse%' AND c.relkind IN ('r', 'p', 'v')";
-    let mut rows = 0;
+    let mut rows = Vec::new();
     for table in client.query(tables, &[]).await.unwrap() {
         let table: String = table.get(0);
-        for row in client
-            .query(&format!("SELECT t::text FROM {table} AS t"), &[])
-            .await
-            .unwrap()
-        {
-            rows += 1;
-            kept.push(format!("{table}: {}", row.get::<_, String>(0)));
+        let query = format!("SELECT t::text FROM {table} AS t");
+        for row in client.query(&query, &[]).await.unwrap() {
+            rows.push(format!("{table}: {}", row.get::<_, String>(0)));
         }
     }
-    assert!(rows > 10, "the tables were looked into");
-    kept.push(host.output());
-    let all = kept.join("\n");
-    assert!(all.contains("rouse-secret-"), "the placeholders are there");
-    for secret in [KEY, TOKEN] {
-        let with: Vec<&str> = all.lines().filter(|line| line.contains(secret)).collect();
+    assert!(rows.len() > 10, "the tables were looked into");
+    rows.join("\n")
+}
+
+/// Asserts that no line has one of these secrets.
+pub(crate) fn holds_none_of(text: &str, secrets: &[&str]) {
+    for secret in secrets {
+        let with: Vec<&str> = text.lines().filter(|line| line.contains(secret)).collect();
         assert!(with.is_empty(), "{with:?}");
     }
 }
 
-fn set_private(path: &std::path::Path) {
+pub(crate) fn set_private(path: &std::path::Path) {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
 }

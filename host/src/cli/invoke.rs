@@ -1,5 +1,7 @@
 //! `rouse invoke`: one handler, once, without a queue or a database.
 
+mod profile_file;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,6 +13,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::signal::unix::{SignalKind, signal};
 
+use profile_file::ProfileFile;
+
 use super::attempt_error;
 use super::duration::some_time;
 use super::host::HANDLERS_DIR;
@@ -20,7 +24,7 @@ use super::text::plain;
 use crate::config::{Environment, File};
 use crate::invoke::{Answer, Call, Invoked, once};
 use crate::job::{AbortReason, AttemptError, ErrorKind};
-use crate::sandbox::{AbortHandle, Catalog, Handler, HandlerSet, Sandbox};
+use crate::sandbox::{AbortHandle, Catalog, Handler, HandlerSet, Profile, Sandbox};
 use crate::worker::Policy;
 
 /// The handler failed.
@@ -42,6 +46,7 @@ const EXIT_INTERRUPTED: u8 = 130;
 The result goes to standard output, logs and errors to standard error. The handler sees attempt 1 of 1, and a
 negative job id that is another for each call; nothing is tried again, and nothing is kept.
   rouse invoke text.stats '{\"text\": \"hello\"}'
+With --profile it is looked at every millisecond in which it computes, and waiting for others is not seen.
 Exit codes: 0 succeeded · 1 the handler failed · 2 usage, or the payload is no JSON · 3 no such handler ·
 5 it ran longer than its timeout · 6 it could not be run (settings, folder, sandbox) · 130 Ctrl-C or SIGTERM")]
 pub(super) struct Args {
@@ -75,6 +80,10 @@ pub(super) struct Args {
     /// Print one JSON object: outcome, result or error, what it took
     #[arg(long)]
     json: bool,
+
+    /// Write where it computes to this file, for https://profiler.firefox.com
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
 }
 
 /// Runs it and prints what it returns.
@@ -97,8 +106,13 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
             return Ok(EXIT_USAGE);
         }
     };
+    let profile = args.profile.map(ProfileFile::create).transpose()?;
     let (file, folder) = File::read(args.config.as_deref())?;
-    let sandbox = Sandbox::start(sandbox_settings(&file, &folder, 1)?)?;
+    let mut settings = sandbox_settings(&file, &folder, 1)?;
+    if profile.is_some() {
+        settings.tick = Profile::EVERY;
+    }
+    let sandbox = Sandbox::start(settings)?;
     let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
     let handlers = catalog.current();
     let Some(handler) = handlers.get(&args.handler).cloned() else {
@@ -112,11 +126,16 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         payload: payload.into_bytes(),
         queue: args.queue,
         tenant: args.tenant,
+        profile: profile.as_ref().map(|_| Arc::new(Profile::begin())),
     };
+    let noted = call.profile.clone();
     let invoked = run_until_a_signal(&sandbox, &handler, policy, call).await?;
     match args.json {
         true => println!("{}", record(&handler, &invoked)?),
         false => print(&handler, &invoked)?,
+    }
+    if let (Some(file), Some(noted)) = (profile, noted) {
+        file.write(&noted, &handler.manifest.name)?;
     }
     Ok(exit_code(&invoked.answer))
 }

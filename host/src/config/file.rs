@@ -280,6 +280,28 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_that_handlers_sign_with_needs_no_host_and_has_to_be_a_key() {
+        let text = "[secrets.KEY]\nfile = \"key\"\n[handlers.\"http.deliver\"]\nsecrets = [{ name = \"KEY\", sign = true }]";
+        let file = read(text).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let grant = &file.sandbox(folder.path(), 4).secret_grants[0];
+        assert!(grant.sign && grant.hosts.is_empty() && !grant.body);
+        let secrets = |key: &str| {
+            let path = folder.path().join("key");
+            std::fs::write(&path, key).unwrap();
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+            std::fs::set_permissions(&path, mode).unwrap();
+            file.secrets(folder.path(), crate::config::Environment)
+        };
+        assert!(secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").is_ok());
+        let error = format!("{:#}", secrets("whsec_no base64").unwrap_err());
+        assert!(
+            error.contains("secrets.KEY") && error.contains("base64"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn instances_are_fresh_where_nothing_else_is_written() {
         let file = read(
             "[handlers.\"*\"]\ninstances = \"reuse\"\n[handlers.noop]\nlease = \"5s\"\n[handlers.\"a.*\"]\ninstances = \"fresh\"",
@@ -390,6 +412,10 @@ mod tests {
             (
                 "[secrets.K]\nenv = \"A\"\n[handlers.x]\nsecrets = [{ name = \"K\", hosts = [\"a\"] }]",
                 "may go nowhere",
+            ),
+            (
+                "[secrets.K]\nenv = \"A\"\n[handlers.x]\nsecrets = [{ name = \"K\", headers = [\"a\"], sign = true }]",
+                "may go nowhere without hosts",
             ),
             ("http_timeout = \"0s\"", "http_timeout"),
             ("[limits]\nhttp_bytes = 1", "limits.http_bytes"),

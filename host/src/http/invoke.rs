@@ -150,6 +150,7 @@ async fn answer(
         payload,
         queue: QUEUE.into(),
         tenant: None,
+        profile: None,
     };
     let invocation = invocations.invoker.begin(handler, call)?;
     response(invocation.ended().await)

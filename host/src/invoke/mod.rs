@@ -19,7 +19,7 @@ pub use share::Share;
 use crate::job::{
     AbortReason, Attempt, AttemptError, JobId, Outcome, RunEnd, State, Tries, Usage, decide,
 };
-use crate::sandbox::{AbortHandle, Handler, JobInput, Sandbox};
+use crate::sandbox::{AbortHandle, Handler, JobInput, Profile, Sandbox};
 use crate::worker::Policy;
 
 /// Nothing waits to try again.
@@ -34,6 +34,8 @@ pub struct Call {
     pub queue: String,
     /// Whose call it is.
     pub tenant: Option<String>,
+    /// Where what the handler does is noted.
+    pub profile: Option<Arc<Profile>>,
 }
 
 /// What has come of it.
@@ -114,7 +116,7 @@ pub async fn once(
     };
     // Steps are not recorded, as there is no later attempt that could use them; progress goes to the log. State is refused:
     // a handler that took what is lost for kept would be worse off than one that is told.
-    let run = sandbox.run(handler, input, abort.clone(), None);
+    let run = sandbox.run_profiled(handler, input, abort.clone(), call.profile);
     let run = policy.within(run, &abort).await;
     Invoked {
         answer: answer(run.end, policy),

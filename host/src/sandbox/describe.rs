@@ -81,6 +81,7 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
         steps: Steps::default(),
         handler_state: HandlerState::default(),
         http,
+        profile: None,
     };
     let limits = Limits {
         memory_bytes: MEMORY_BYTES_MAX,

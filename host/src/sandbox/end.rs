@@ -10,6 +10,7 @@ use super::bindings::exports::rouse::handler::handlers::Failure as GuestFailure;
 use super::capability::printable;
 use super::engine::BACKTRACE_FRAMES_MAX;
 use super::memory::Denial;
+use super::stack::{Called, called};
 use super::state::AttemptState;
 use crate::job::{Failure, RunEnd};
 
@@ -212,31 +213,17 @@ pub(super) fn backtrace(error: &wasmtime::Error) -> Vec<String> {
     let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else {
         return Vec::new();
     };
-    let mut lines = Vec::new();
-    for frame in backtrace.frames() {
-        let function = |name: Option<&str>| match name.or(frame.func_name()) {
-            Some(name) => format!("{:#}", rustc_demangle::demangle(name)),
-            None => format!("function {}", frame.func_index()),
-        };
-        if frame.symbols().is_empty() {
-            lines.push(function(None));
-        }
-        // More than one where the compiler has inlined calls.
-        for symbol in frame.symbols() {
-            let mut line = function(symbol.name());
-            if let Some(file) = symbol.file() {
-                line += &format!(" at {file}");
-                for number in [symbol.line(), symbol.column()].into_iter().flatten() {
-                    line += &format!(":{number}");
-                }
+    let line = |called: Called| {
+        let mut line = called.function;
+        if let Some(file) = called.file {
+            line += &format!(" at {file}");
+            for number in [called.line, called.column].into_iter().flatten() {
+                line += &format!(":{number}");
             }
-            lines.push(line);
         }
-    }
-    lines
-        .iter()
-        .map(|line| printable(line, FRAME_BYTES_MAX))
-        .collect()
+        printable(&line, FRAME_BYTES_MAX)
+    };
+    called(backtrace).into_iter().map(line).collect()
 }
 
 #[cfg(test)]

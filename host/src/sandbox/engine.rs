@@ -124,7 +124,7 @@ impl Sandbox {
                 .cache_dir
                 .as_deref()
                 .and_then(|dir| CodeCache::open(dir, &engine)),
-            ticker: Ticker::start(engine.clone())?,
+            ticker: Ticker::start(engine.clone(), settings.tick)?,
             engine,
             idle: Idle::new(idle_max(attempts_max, &settings)),
             net: Net::new(settings.http.clone())?,

@@ -27,6 +27,8 @@ mod keeper;
 mod limits;
 mod memory;
 mod meter;
+mod profile;
+mod stack;
 mod state;
 mod ticker;
 
@@ -58,6 +60,7 @@ pub use load::{CodeFrom, Digest, Module};
 pub use manifest::{Capability, HandlerManifest, Instances, Manifest};
 pub use meter::Meter;
 pub use pin::{Lock, Pin, PublicKey, SigningKey, lock_line};
+pub use profile::Profile;
 pub use run::{JobInput, Run};
 pub use schema::Schema;
 pub use settings::Settings;

@@ -12,7 +12,7 @@ use super::capability::{GuestLog, HandlerState, Http, Speaker, Steps};
 use super::end;
 use super::meter::{Meter, within_cpu};
 use super::state::OfAttempt;
-use super::{AbortHandle, Handler, Journal, Sandbox};
+use super::{AbortHandle, Handler, Journal, Profile, Sandbox};
 use crate::job::{Attempt, JobId, RunEnd, Usage};
 
 /// What a guest is told of its job. The handler's name comes from the handler.
@@ -70,11 +70,33 @@ impl Sandbox {
         abort: AbortHandle,
         journal: Option<Arc<dyn Journal>>,
     ) -> impl Future<Output = Run> + Send + 'static + use<> {
+        self.run_watched(handler, job, abort, journal, None)
+    }
+
+    /// [`run`](Self::run) without a journal; what the guest does is noted in the profile, where there is one.
+    pub fn run_profiled(
+        self: &Arc<Self>,
+        handler: &Arc<Handler>,
+        job: JobInput,
+        abort: AbortHandle,
+        profile: Option<Arc<Profile>>,
+    ) -> impl Future<Output = Run> + Send + 'static + use<> {
+        self.run_watched(handler, job, abort, None, profile)
+    }
+
+    fn run_watched(
+        self: &Arc<Self>,
+        handler: &Arc<Handler>,
+        job: JobInput,
+        abort: AbortHandle,
+        journal: Option<Arc<dyn Journal>>,
+        profile: Option<Arc<Profile>>,
+    ) -> impl Future<Output = Run> + Send + 'static + use<> {
         let started = Instant::now();
         let sandbox = self.clone();
         let handler = handler.clone();
         async move {
-            let attempt = sandbox.attempt(&handler, job, abort, journal);
+            let attempt = sandbox.attempt(&handler, job, abort, journal, profile);
             let mut run = caught(attempt).await.unwrap_or_else(Run::of_a_panic);
             run.wall = started.elapsed();
             run
@@ -87,6 +109,7 @@ impl Sandbox {
         job: JobInput,
         abort: AbortHandle,
         journal: Option<Arc<dyn Journal>>,
+        profile: Option<Arc<Profile>>,
     ) -> Run {
         // Free at once for a worker that keeps to `attempts_max`.
         let permit = match self.attempts.try_acquire() {
@@ -129,6 +152,7 @@ impl Sandbox {
                 abort.clone(),
                 meter.clone(),
             ),
+            profile,
         };
         let tenant = job.tenant.as_deref();
         let memory_bytes = job.memory_bytes;

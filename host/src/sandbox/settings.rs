@@ -13,6 +13,10 @@ use super::{
 };
 use crate::job::most_specific;
 
+/// Short enough for guests that wait their turn, and for the end of one that will not stop; a hundred interruptions of a
+/// second cost nothing that can be measured.
+const TICK: Duration = Duration::from_millis(10);
+
 /// A Rust guest has 0.1 to 5 MiB, a JavaScript one about 12, a Python one about 40.
 const MODULE_BYTES_MAX: usize = 64 << 20;
 
@@ -80,6 +84,8 @@ pub struct Settings {
     pub cache_dir: Option<PathBuf>,
     /// What modules have to show before they may serve. Default: nothing.
     pub pin: Pin,
+    /// How often a guest that computes makes room for others, and is asked whether it has to stop. Default: 10 ms.
+    pub tick: Duration,
 }
 
 impl Settings {
@@ -144,6 +150,7 @@ impl Default for Settings {
             compilations_max: cores.min(COMPILATIONS_MAX),
             cache_dir: None,
             pin: Pin::default(),
+            tick: TICK,
         }
     }
 }

@@ -14,7 +14,7 @@ use super::clocks::Clock;
 use super::grants::Granted;
 use super::memory::AttemptLimiter;
 use super::meter::Meter;
-use super::{AbortHandle, Limits, Mode};
+use super::{AbortHandle, Limits, Mode, Profile};
 
 /// What the host keeps beside one running instance.
 pub(super) struct AttemptState {
@@ -42,6 +42,8 @@ pub(super) struct AttemptState {
     pub(super) denial: Option<String>,
     /// When the guest wants its next attempt, milliseconds since 1970.
     pub(super) retry_at_ms: Option<i64>,
+    /// Where what it does is noted, for those who asked for it.
+    pub(super) profile: Option<Arc<Profile>>,
 }
 
 /// What belongs to one attempt, and is another's where the instance serves many jobs.
@@ -52,6 +54,7 @@ pub(super) struct OfAttempt {
     pub(super) steps: Steps,
     pub(super) handler_state: HandlerState,
     pub(super) http: Http,
+    pub(super) profile: Option<Arc<Profile>>,
 }
 
 /// A panic, in the guest's own words.
@@ -80,6 +83,7 @@ impl AttemptState {
             steps,
             handler_state,
             http,
+            profile,
         } = of;
         limiter.tell(meter.clone());
         let mut http_fields = WasiHttpCtx::new();
@@ -101,6 +105,7 @@ impl AttemptState {
             http_fields,
             denial: None,
             retry_at_ms: None,
+            profile,
         })
     }
 
@@ -117,6 +122,7 @@ impl AttemptState {
             steps,
             handler_state,
             http,
+            profile,
         } = of;
         self.limiter.tell(meter.clone());
         self.meter = meter;
@@ -130,6 +136,7 @@ impl AttemptState {
         self.http = http;
         self.denial = None;
         self.retry_at_ms = None;
+        self.profile = profile;
         Ok(())
     }
 }

@@ -8,9 +8,6 @@ use std::time::Duration;
 use anyhow::Context;
 use wasmtime::Engine;
 
-/// How often a guest that computes makes room for others, and is asked whether it has to stop.
-const TICK: Duration = Duration::from_millis(10);
-
 /// Moves the engine's epoch on while guests run; sleeps when none does, so that an idle host is
 /// idle.
 pub(super) struct Ticker {
@@ -27,7 +24,7 @@ struct TickerShared {
 pub(super) struct Ticking<'a>(&'a TickerShared);
 
 impl Ticker {
-    pub(super) fn start(engine: Engine) -> anyhow::Result<Self> {
+    pub(super) fn start(engine: Engine, tick: Duration) -> anyhow::Result<Self> {
         let shared = Arc::new(TickerShared {
             running: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -42,7 +39,7 @@ impl Ticker {
                             // An `unpark` between the load and here makes this return at once.
                             thread::park();
                         } else {
-                            thread::sleep(TICK);
+                            thread::sleep(tick);
                             engine.increment_epoch();
                         }
                     }

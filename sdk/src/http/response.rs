@@ -19,6 +19,8 @@ pub struct Response {
     pub headers: Vec<(String, String)>,
     /// What came with it.
     pub body: Vec<u8>,
+    /// True where the request took no more of the body ([`Request::cut_response`](super::Request::cut_response)).
+    pub cut: bool,
     /// Whose response it is: the URL after all redirects that were followed.
     pub url: String,
 }
@@ -30,6 +32,7 @@ impl Response {
             status,
             headers: Vec::new(),
             body: body.into(),
+            cut: false,
             url: String::new(),
         }
     }
@@ -66,8 +69,8 @@ impl Response {
     }
 
     /// An error for a status of 400 and above, with the kind `http-404`. What another attempt may bring
-    /// about is retryable (408, 425, 429, 500 and above), after the time that `retry-after` asks for in seconds;
-    /// the rest is permanent.
+    /// about is retryable (408, 425, 429, 500 and above), after the time or at the date that `retry-after` asks
+    /// for; the rest is permanent.
     ///
     /// # Errors
     /// That one.
@@ -83,19 +86,30 @@ impl Response {
             408 | 425 | 429 | 500.. => Error::retryable(message),
             _ => Error::permanent(message),
         };
-        let seconds = self.header("retry-after").map(str::parse);
-        let error = match seconds {
-            Some(Ok(seconds)) if !error.permanent => {
-                error.retry_after(Duration::from_secs(seconds))
-            }
+        let error = match self.header("retry-after").map(str::trim) {
+            Some(when) if !error.permanent => later(error, when),
             Some(_) | None => error,
         };
         Err(error.kind(format!("http-{status}")))
     }
 }
 
+/// The same error, with the next attempt when `retry-after` asks for it: so many seconds later, or at a date (RFC 9110,
+/// 10.2.3). What is neither is no wish.
+fn later(error: Error, when: &str) -> Error {
+    if let Ok(seconds) = when.parse() {
+        return error.retry_after(Duration::from_secs(seconds));
+    }
+    match httpdate::parse_http_date(when) {
+        Ok(date) => error.retry_at(date),
+        Err(_) => error,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     #[test]
@@ -109,5 +123,27 @@ mod tests {
         let busy = Response::new(503, "busy").with_header("Retry-After", "7");
         let error = busy.error_for_status().unwrap_err();
         assert_eq!(error.retry_after, Some(Duration::from_secs(7)));
+    }
+
+    #[test]
+    fn a_date_of_retry_after_is_a_time_and_nonsense_is_no_wish() {
+        let asked = |when: &str| {
+            let busy = Response::new(429, "busy").with_header("retry-after", when);
+            let error = busy.error_for_status().unwrap_err();
+            (error.retry_after, error.retry_at)
+        };
+        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
+        for date in [
+            "Sun, 06 Nov 1994 08:49:37 GMT",
+            "Sunday, 06-Nov-94 08:49:37 GMT",
+            "Sun Nov  6 08:49:37 1994",
+        ] {
+            assert_eq!(asked(date), (None, Some(at)), "{date}");
+        }
+        assert_eq!(asked("soon"), (None, None));
+        assert_eq!(asked("-1"), (None, None));
+        let gone = Response::new(404, "").with_header("retry-after", "7");
+        let error = gone.error_for_status().unwrap_err();
+        assert!(error.permanent && error.retry_after.is_none());
     }
 }

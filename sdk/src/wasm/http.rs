@@ -45,7 +45,7 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
     let mut answered = Response::new(response.status(), Vec::new());
     answered.headers = headers.collect();
     let body = response.consume().expect("it is consumed once");
-    answered.body = read(&body, &what(), request.response_bytes_max).await?;
+    (answered.body, answered.cut) = read(&body, request).await?;
     drop(rest);
     Ok(answered)
 }
@@ -122,22 +122,23 @@ async fn room(stream: &OutputStream) -> std::result::Result<usize, StreamError> 
     }
 }
 
-async fn read(body: &IncomingBody, what: &str, bytes_max: usize) -> Result<Vec<u8>> {
+/// Reads the body, and says whether it is cut.
+async fn read(body: &IncomingBody, request: &Request) -> Result<(Vec<u8>, bool)> {
     let stream = body.stream().expect("it is read once");
     let mut bytes = Vec::new();
     loop {
         match stream.read(READ_BYTES) {
             Ok(more) if more.is_empty() => ready(stream.subscribe()).await,
-            Ok(more) if bytes.len() + more.len() > bytes_max => {
-                return Err(Error::permanent(format_args!(
-                    "{what}: the response has more than {bytes_max} bytes"
-                ))
-                .kind("too-large"));
+            Ok(more) => {
+                bytes.extend(more);
+                if request.fit(&mut bytes)? {
+                    return Ok((bytes, true));
+                }
             }
-            Ok(more) => bytes.extend(more),
-            Err(StreamError::Closed) => return Ok(bytes),
+            Err(StreamError::Closed) => return Ok((bytes, false)),
             Err(StreamError::LastOperationFailed(error)) => {
-                let why = error.to_debug_string();
+                let (method, url, why) = (&request.method, &request.url, error.to_debug_string());
+                let what = format_args!("{method} {url}");
                 return Err(Error::retryable(format_args!("{what}: {why}")).kind("http"));
             }
         }

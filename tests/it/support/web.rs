@@ -173,6 +173,42 @@ impl Web {
                 let response = Response::builder().status(status).header("location", to);
                 response.body(Chunks::default())
             }
+            // `/status/503/once?retry-after=7`: so the first time, then as an echo; `/status/404/always`: each time.
+            "status" => {
+                let asked = self.seen(&path);
+                let asked_before = asked.iter().filter(|one| one["whole"] == true).count() > 1;
+                match head.uri.path().ends_with("/once") && asked_before {
+                    true => whole(seen.to_string()),
+                    false => {
+                        let wait = path.split_once("retry-after=").map(|(_, wait)| wait);
+                        let response =
+                            Response::builder().status(how.parse::<u16>().expect("a status"));
+                        let response = match wait {
+                            Some(wait) => response.header("retry-after", wait.replace("%20", " ")),
+                            None => response,
+                        };
+                        response.body(Chunks::of(seen.to_string()))
+                    }
+                }
+            }
+            // A page that has not changed for whoever knows it as "v1".
+            "page" => {
+                let response = Response::builder().header("etag", "\"v1\"");
+                if seen["headers"]["if-none-match"] == "\"v1\"" {
+                    response.status(304).body(Chunks::default())
+                } else {
+                    let (kind, bytes) = match how {
+                        "json" => ("application/json", Bytes::from_static(PAGE)),
+                        _ => (
+                            "application/octet-stream",
+                            Bytes::from_static(b"\xff\0\xfe"),
+                        ),
+                    };
+                    response
+                        .header("content-type", kind)
+                        .body(Chunks::of(bytes))
+                }
+            }
             // In the head too, and in pieces of 3 bytes.
             "leak" => {
                 let text = seen.to_string();
@@ -199,11 +235,11 @@ impl Web {
     }
 }
 
+/// What is at `/page/json`.
+pub(crate) const PAGE: &[u8] = b"{\"chf\": 1.07}";
+
 fn whole(text: String) -> hyper::http::Result<Response<Chunks>> {
-    Ok(Response::new(Chunks {
-        chunks: VecDeque::from([Bytes::from(text)]),
-        hangs: false,
-    }))
+    Ok(Response::new(Chunks::of(text)))
 }
 
 /// A body in pieces.
@@ -212,6 +248,16 @@ struct Chunks {
     chunks: VecDeque<Bytes>,
     /// After the last one nothing more comes.
     hangs: bool,
+}
+
+impl Chunks {
+    /// All of it in one piece.
+    fn of(bytes: impl Into<Bytes>) -> Self {
+        Self {
+            chunks: VecDeque::from([bytes.into()]),
+            hangs: false,
+        }
+    }
 }
 
 impl Body for Chunks {

@@ -1,4 +1,4 @@
-//! `[secrets.…]`: where secrets are read from, and where handlers may have them sent.
+//! `[secrets.…]`: where secrets are read from, and what handlers may have done with them.
 
 use std::path::{Path, PathBuf};
 
@@ -21,17 +21,19 @@ pub(super) struct SecretTable {
     file: Option<PathBuf>,
 }
 
-/// Where a handler may have a secret sent.
+/// Where a handler may have a secret sent, and whether it may sign with it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SecretUseTable {
     pub(super) name: String,
-    #[serde(deserialize_with = "hosts")]
+    #[serde(default, deserialize_with = "hosts")]
     hosts: Vec<HostPattern>,
     #[serde(default)]
     headers: Vec<String>,
     #[serde(default)]
     body: bool,
+    #[serde(default)]
+    pub(super) sign: bool,
 }
 
 impl SecretTable {
@@ -63,9 +65,11 @@ impl SecretUseTable {
                 "there is no [secrets.{name}], which says where {name} is read from"
             ));
         }
-        if self.hosts.is_empty() || (self.headers.is_empty() && !self.body) {
+        let is_sent = !self.hosts.is_empty() && (self.body || !self.headers.is_empty());
+        let says_nothing_of_it = self.hosts.is_empty() && self.headers.is_empty() && !self.body;
+        if !(is_sent || self.sign && says_nothing_of_it) {
             return Err(format!(
-                "{name} may go nowhere without hosts, and headers or body = true"
+                "{name} may go nowhere without hosts, and headers or body = true (or sign = true alone)"
             ));
         }
         match self.headers.iter().find(|header| !is_header(header)) {
@@ -82,6 +86,7 @@ impl SecretUseTable {
             hosts: self.hosts.clone(),
             headers: headers.map(|header| header.to_ascii_lowercase()).collect(),
             body: self.body,
+            sign: self.sign,
         }
     }
 }
@@ -95,16 +100,26 @@ impl File {
     /// Reads all secrets.
     ///
     /// # Errors
-    /// When one is missing, is readable by others, or is none; with its name.
+    /// When one is missing, is readable by others, or is none, or no key where it is granted as one; with its name.
     pub fn secrets(&self, folder: &Path, environment: Environment) -> anyhow::Result<Secrets> {
         let read = |(name, table): (&String, &SecretTable)| {
             let text = table.read(folder, environment);
-            let secret = text.and_then(|text| Secret::new(&text).map_err(|why| anyhow!(why)));
+            let secret = text.and_then(|text| self.secret(name, &text).map_err(|why| anyhow!(why)));
             secret
                 .map(|secret| (name.clone(), secret))
                 .with_context(|| format!("read the secret {name} (secrets.{name} in rouse.toml)"))
         };
         let secrets: anyhow::Result<_> = self.secrets.iter().map(read).collect();
         Ok(Secrets(secrets?))
+    }
+
+    fn secret(&self, name: &str, text: &str) -> Result<Secret, String> {
+        let secret = Secret::new(text)?;
+        let mut uses = self.handlers.values().flat_map(|table| &table.secrets);
+        if uses.any(|grant| grant.sign && grant.name == name) {
+            // Said now, and not by the first job that signs.
+            secret.hmac_sha256(b"")?;
+        }
+        Ok(secret)
     }
 }

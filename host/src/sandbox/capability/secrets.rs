@@ -1,4 +1,5 @@
-//! `rouse:handler/secrets`: words that stand for secrets. What becomes of them, `http/secrets.rs` knows.
+//! `rouse:handler/secrets`: words that stand for secrets, and signatures. What becomes of the words, and who may sign,
+//! `http/secrets.rs` knows.
 
 use crate::sandbox::bindings::rouse::handler::secrets::{Host, SecretError};
 use crate::sandbox::state::AttemptState;
@@ -6,10 +7,26 @@ use crate::sandbox::state::AttemptState;
 impl Host for AttemptState {
     fn get(&mut self, name: String) -> wasmtime::Result<Result<String, SecretError>> {
         self.meter.called();
-        Ok(self.http.placeholder(&name).map_err(|denial| {
-            let why = denial.lines().next().unwrap_or_default().to_owned();
-            self.denial = Some(denial);
-            SecretError::NotGranted(why)
-        }))
+        let word = self.http.placeholder(&name);
+        Ok(word.map_err(|denial| self.no_secret(denial)))
+    }
+
+    fn hmac_sha256(
+        &mut self,
+        name: String,
+        message: Vec<u8>,
+    ) -> wasmtime::Result<Result<Vec<u8>, SecretError>> {
+        self.meter.called();
+        let tag = self.http.sign(&name, &message);
+        Ok(tag.map_err(|denial| self.no_secret(denial)))
+    }
+}
+
+impl AttemptState {
+    /// Notes what was denied; the guest hears its first line.
+    fn no_secret(&mut self, denial: String) -> SecretError {
+        let why = denial.lines().next().unwrap_or_default().to_owned();
+        self.denial = Some(denial);
+        SecretError::NotGranted(why)
     }
 }

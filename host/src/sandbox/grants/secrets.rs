@@ -4,6 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use ring::hmac;
+
 use super::HostPattern;
 
 /// Shorter ones would be found, and taken out, in answers that have nothing to do with them.
@@ -11,6 +15,9 @@ const SECRET_BYTES_MIN: usize = 8;
 
 /// A header of a request has room for so much.
 const SECRET_BYTES_MAX: usize = 4 << 10;
+
+/// How signing keys of Standard Webhooks begin; their base64 follows.
+const KEY_PREFIX: &str = "whsec_";
 
 /// Something that only the host may know. It is in no log line, no error and no result.
 #[derive(Clone, PartialEq, Eq)]
@@ -32,6 +39,24 @@ impl Secret {
             true => Ok(Self(text.into())),
             false => Err("it has characters that no header can carry (printable ASCII can)".into()),
         }
+    }
+
+    /// HMAC-SHA256 of a message, with this as the key: its bytes, or what they mean where it is a key of Standard
+    /// Webhooks.
+    ///
+    /// # Errors
+    /// That it begins as such a key and is none, without saying what it is.
+    pub fn hmac_sha256(&self, message: &[u8]) -> Result<[u8; 32], String> {
+        let key = match self.0.strip_prefix(KEY_PREFIX) {
+            None => self.0.as_bytes().to_vec(),
+            Some(text) => STANDARD
+                .decode(text)
+                .map_err(|_| format!("it begins with {KEY_PREFIX} and goes on in no base64"))?,
+        };
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &key);
+        let mut tag = [0; 32];
+        tag.copy_from_slice(hmac::sign(&key, message).as_ref());
+        Ok(tag)
     }
 
     /// What it is. For the request that carries it, and for finding it in what comes back.
@@ -63,6 +88,8 @@ pub struct SecretGrant {
     pub headers: Vec<String>,
     /// In the body too.
     pub body: bool,
+    /// As the key of signatures, which may go anywhere.
+    pub sign: bool,
 }
 
 #[cfg(test)]
@@ -73,6 +100,29 @@ mod tests {
     fn a_secret_is_not_printed() {
         let secret = Secret::new("correct horse").expect("a secret");
         assert!(!format!("{secret:?}").contains("horse"));
+    }
+
+    #[test]
+    fn a_signature_is_that_of_standard_webhooks() {
+        let signed = |key: &str, message: &str| {
+            let secret = Secret::new(key).expect("a secret");
+            let tag = secret.hmac_sha256(message.as_bytes());
+            tag.map(|tag| STANDARD.encode(tag))
+        };
+        // The example with which its libraries are tested.
+        let message = "msg_p5jXN8AQM9LWM0D4loKWxJek.1614265330.{\"test\": 2432232314}";
+        assert_eq!(
+            signed("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", message),
+            Ok("g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=".into())
+        );
+        // Any other secret is the key itself.
+        let plain = signed("correct horse", "what do ya want for nothing?");
+        assert_eq!(
+            plain,
+            Ok("0NcNZehXGEyIjS2+wqTBdhFeGO2bA0uCi6mamjKUyn8=".into())
+        );
+        let why = signed("whsec_!correct horse", "x").expect_err("it is no key");
+        assert!(why.contains("base64") && !why.contains("horse"), "{why}");
     }
 
     #[test]

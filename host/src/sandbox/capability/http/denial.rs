@@ -100,6 +100,15 @@ pub(super) fn no_secret(handler: &str, name: &str) -> String {
     )
 }
 
+/// Of a signature with a secret that the handler may not sign with.
+pub(super) fn no_signing(handler: &str, name: &str) -> String {
+    let name = word(name);
+    format!(
+        "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for that; these lines in rouse.toml would allow it:\n\
+         [handlers.\"{handler}\"]\nsecrets = [{{ name = \"{name}\", sign = true }}]"
+    )
+}
+
 /// Of a secret in a header of a request to a host, one of which is not among those of its grants.
 pub(super) fn secret_in_header(handler: &str, name: &str, header: &str, target: &Target) -> String {
     let header = word(header);

@@ -105,6 +105,17 @@ impl Http {
         }
     }
 
+    /// HMAC-SHA256 of a message, with a secret as the key.
+    ///
+    /// # Errors
+    /// Why the handler may not sign with it, with what the operator can do about it.
+    pub(in crate::sandbox) fn sign(&self, name: &str, message: &[u8]) -> Result<Vec<u8>, String> {
+        match &self.access {
+            Some(access) => secrets::sign(access, name, message),
+            None => Err("a module that is described has no secrets".into()),
+        }
+    }
+
     /// What was denied last.
     pub(in crate::sandbox) fn denial(&self) -> Option<String> {
         self.tally.as_ref()?.denial()

@@ -123,6 +123,22 @@ impl Placeholders {
     }
 }
 
+/// HMAC-SHA256 of a message, with a secret that is granted for that as the key.
+///
+/// # Errors
+/// That it is not, with what the operator can do.
+pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Vec<u8>, String> {
+    let granted = access.secrets.get(name);
+    match granted.filter(|granted| granted.grants.iter().any(|grant| grant.sign)) {
+        Some(granted) => granted
+            .secret
+            .hmac_sha256(message)
+            .map(Vec::from)
+            .map_err(|why| format!("the secret {name} is no key: {why}")),
+        None => Err(denial::no_signing(&access.handler, name)),
+    }
+}
+
 /// What is put into a body: for each word the secret.
 pub(super) struct Replacements(Vec<(String, crate::sandbox::grants::Secret)>);
 

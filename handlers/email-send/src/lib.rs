@@ -1,0 +1,155 @@
+//! Sends a mail over the HTTP API of a provider.
+
+mod provider;
+
+use std::time::Duration;
+
+use rouse_sdk::{Ctx, Error, export, handler, http};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use provider::Provider;
+
+/// What `email.send` takes.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    /// Whose API it is; `generic` where it is left out.
+    #[serde(default)]
+    pub provider: Provider,
+    /// Where the API is; a known provider's own where it is left out.
+    pub url: Option<String>,
+    /// The name of the secret that the API asks for.
+    pub secret: String,
+    /// `a@b.example` or `Name <a@b.example>`.
+    pub from: String,
+    /// To whom.
+    pub to: Addresses,
+    /// To whom else.
+    pub cc: Option<Addresses>,
+    /// To whom else, without telling the others.
+    pub bcc: Option<Addresses>,
+    /// Where answers go.
+    pub reply_to: Option<String>,
+    /// What it is about.
+    pub subject: String,
+    /// What it says, as text; this or `html`, or both.
+    pub text: Option<String>,
+    /// What it says, as HTML.
+    pub html: Option<String>,
+    /// What the provider tells mails apart by, up to 64 letters, digits, `-` and `_`; one that is made of the job's id
+    /// where it is left out. All attempts of a job have the same.
+    pub id: Option<String>,
+}
+
+/// One address or several.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Addresses {
+    /// One.
+    One(String),
+    /// Several.
+    Many(Vec<String>),
+}
+
+impl Addresses {
+    pub(crate) fn list(&self) -> &[String] {
+        match self {
+            Self::One(address) => std::slice::from_ref(address),
+            Self::Many(addresses) => addresses,
+        }
+    }
+}
+
+/// It stands in a header, and in fields of providers that hold 80.
+const ID_CHARS_MAX: usize = 64;
+
+/// Providers answer within a second or two, once they have the mail.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// An answer is an id and a few words.
+const RESPONSE_BYTES_MAX: usize = 64 << 10;
+
+/// What `email.send` gives back.
+#[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Sent {
+    /// What the provider answered: 200 to 299.
+    pub status: u16,
+    /// What the provider calls the mail, where it says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message_id: Option<String>,
+    /// What it was told to know the mail by.
+    pub id: String,
+}
+
+/// Sends a mail over the HTTP API of a provider.
+#[handler(
+    name = "email.send",
+    max_attempts = 10,
+    initial_backoff = "10s",
+    max_backoff = "1h",
+    timeout = "2m",
+    capabilities = ["http", "secrets"]
+)]
+pub async fn send(ctx: &Ctx, input: Input) -> Result<Sent, Error> {
+    let (url, id) = check(ctx, &input)?;
+    let (name, value) = input.provider.credential(&ctx.secret(&input.secret)?);
+    let response = http::post(url)
+        .header("accept", "application/json")
+        .header(name, value)
+        .header("idempotency-key", &id)
+        .json(&input.provider.body(&input, &id))?
+        .timeout(TIMEOUT)
+        .cut_response(RESPONSE_BYTES_MAX)
+        .send(ctx)
+        .await?;
+    if (300..400).contains(&response.status) {
+        return Err(Error::permanent(format_args!(
+            "{} answered {}, and mail is sent to the API itself: is `url` right?",
+            response.url, response.status
+        ))
+        .kind("redirected"));
+    }
+    let response = response.error_for_status()?;
+    let answer: Value = response.json().unwrap_or_default();
+    ctx.info(format_args!("sent as {id}: {}", response.status));
+    Ok(Sent {
+        status: response.status,
+        message_id: provider::message_id(&answer),
+        id,
+    })
+}
+
+/// Checks what the types cannot say; gives the API's address, and the id.
+fn check(ctx: &Ctx, input: &Input) -> Result<(String, String), Error> {
+    let refuse = |why: String| Err(Error::permanent(why).kind("bad-payload"));
+    if input.text.is_none() && input.html.is_none() {
+        return refuse("a mail has `text` or `html`, or both".to_owned());
+    }
+    if input.to.list().is_empty() {
+        return refuse("`to` names nobody".to_owned());
+    }
+    let own = input.url.as_deref().or(input.provider.url());
+    let Some(url) = own else {
+        return refuse("provider generic needs the `url` of the API".to_owned());
+    };
+    let job = ctx.job();
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    let id = match &input.id {
+        // The time tells jobs of different databases apart.
+        None => format!("job_{}_{}", job.requested_at_ms, job.id),
+        Some(id) if (1..=ID_CHARS_MAX).contains(&id.len()) && id.bytes().all(fits) => id.clone(),
+        Some(_) => {
+            return refuse(format!(
+                "id has 1 to {ID_CHARS_MAX} letters, digits, - and _"
+            ));
+        }
+    };
+    Ok((url.to_owned(), id))
+}
+
+export!(send);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! Delivers webhooks: JSON to a URL, signed as Standard Webhooks has it, until the receiver takes it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use rouse_sdk::http::{Request, Response};
+use rouse_sdk::{Ctx, Error, export, handler};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// What `http.deliver` takes.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    /// Where to: `https://…`.
+    pub url: String,
+    /// POST where it is left out.
+    #[serde(default)]
+    pub method: Method,
+    /// Headers besides those that the delivery has by itself.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+    /// Any JSON; without it the request has no body.
+    pub body: Option<Value>,
+    /// The name of the secret that it is signed with; without one it is not signed.
+    pub secret: Option<String>,
+    /// What the receiver tells deliveries apart by, up to 64 letters, digits, `-` and `_`; one that is made of the
+    /// job's id where it is left out. All attempts of a job have the same.
+    pub id: Option<String>,
+    /// How long the receiver may take, in milliseconds.
+    #[serde(default = "default_timeout_ms")]
+    pub timeout_ms: u64,
+}
+
+/// How it is sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Method {
+    /// The usual one.
+    #[default]
+    Post,
+    /// For receivers that ask for it.
+    Put,
+    /// For receivers that ask for it.
+    Patch,
+    /// For receivers that ask for it.
+    Delete,
+    /// For receivers that ask for it.
+    Get,
+}
+
+/// Receivers are asked to answer at once and to do their work later.
+fn default_timeout_ms() -> u64 {
+    30_000
+}
+
+/// Less than the timeout of the attempt, so that it is the receiver that is named.
+const TIMEOUT_MS_MAX: u64 = 240_000;
+
+/// It stands in a header, and in the receiver's table of what it has seen.
+const ID_CHARS_MAX: usize = 64;
+
+/// Of an answer, as much as tells what the receiver made of it.
+const RESPONSE_BYTES_MAX: usize = 4 << 10;
+
+/// Headers that are the delivery's own, lower case.
+const OWN_HEADERS: [&str; 4] = [
+    "webhook-id",
+    "webhook-timestamp",
+    "webhook-signature",
+    "idempotency-key",
+];
+
+/// What `http.deliver` gives back.
+#[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Delivered {
+    /// What the receiver answered: 200 to 299.
+    pub status: u16,
+    /// What it was told to know the delivery by.
+    pub id: String,
+    /// The begin of its answer, 4 KiB at most.
+    pub response: String,
+    /// True where the answer goes on.
+    pub response_is_cut: bool,
+}
+
+/// Delivers a webhook, signed as Standard Webhooks has it.
+#[handler(
+    name = "http.deliver",
+    max_attempts = 14,
+    initial_backoff = "10s",
+    max_backoff = "6h",
+    timeout = "5m",
+    capabilities = ["http", "secrets"]
+)]
+pub async fn deliver(ctx: &Ctx, input: Input) -> Result<Delivered, Error> {
+    let id = check(ctx, &input)?;
+    let request = request(ctx, input, &id)?;
+    let response = request.send(ctx).await?;
+    let details = json!({"status": response.status, "id": id});
+    let response = accepted(response).map_err(|error| error.details(details))?;
+    ctx.info(format_args!("delivered as {id}: {}", response.status));
+    Ok(Delivered {
+        status: response.status,
+        id,
+        // Postgres stores no NUL.
+        response: String::from_utf8_lossy(&response.body).replace('\0', "\u{fffd}"),
+        response_is_cut: response.cut,
+    })
+}
+
+/// Checks what the types cannot say; gives the id.
+fn check(ctx: &Ctx, input: &Input) -> Result<String, Error> {
+    let refuse = |why: String| Err(Error::permanent(why).kind("bad-payload"));
+    if !(1..=TIMEOUT_MS_MAX).contains(&input.timeout_ms) {
+        return refuse(format!("timeout_ms is from 1 to {TIMEOUT_MS_MAX}"));
+    }
+    for name in input.headers.keys() {
+        if OWN_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
+            return refuse(format!(
+                "the header {name} is written by http.deliver itself; `id` in the payload sets what it says"
+            ));
+        }
+    }
+    let job = ctx.job();
+    let Some(id) = &input.id else {
+        // The time tells jobs of different databases apart.
+        return Ok(format!("msg_{}_{}", job.requested_at_ms, job.id));
+    };
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    match (1..=ID_CHARS_MAX).contains(&id.len()) && id.bytes().all(fits) {
+        true => Ok(id.clone()),
+        false => refuse(format!(
+            "id has 1 to {ID_CHARS_MAX} letters, digits, - and _"
+        )),
+    }
+}
+
+fn request(ctx: &Ctx, input: Input, id: &str) -> Result<Request, Error> {
+    let method = match input.method {
+        Method::Post => "POST",
+        Method::Put => "PUT",
+        Method::Patch => "PATCH",
+        Method::Delete => "DELETE",
+        Method::Get => "GET",
+    };
+    let body = match &input.body {
+        Some(body) => serde_json::to_vec(body)?,
+        None => Vec::new(),
+    };
+    let has = |name: &str| {
+        input
+            .headers
+            .keys()
+            .any(|own| own.eq_ignore_ascii_case(name))
+    };
+    let mut request = Request::new(method, input.url)
+        .timeout(Duration::from_millis(input.timeout_ms))
+        .cut_response(RESPONSE_BYTES_MAX);
+    if !body.is_empty() && !has("content-type") {
+        request = request.header("content-type", "application/json");
+    }
+    if !has("user-agent") {
+        let own = concat!("rouse-http-deliver/", env!("CARGO_PKG_VERSION"));
+        request = request.header("user-agent", own);
+    }
+    for (name, value) in input.headers {
+        request = request.header(name, value);
+    }
+    // Of the attempt, not of the job: receivers refuse what is older than some minutes.
+    let timestamp = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)?
+        .as_secs()
+        .to_string();
+    if let Some(secret) = input.secret {
+        let signed = [format!("{id}.{timestamp}.").as_bytes(), &body].concat();
+        let tag = STANDARD.encode(ctx.hmac_sha256(secret, signed)?);
+        request = request.header("webhook-signature", format!("v1,{tag}"));
+    }
+    Ok(request
+        .header("webhook-id", id)
+        .header("webhook-timestamp", timestamp)
+        .header("idempotency-key", id)
+        .body(body))
+}
+
+/// The response where it means that the delivery was taken.
+fn accepted(response: Response) -> Result<Response, Error> {
+    if (300..400).contains(&response.status) {
+        let to = response.header("location").unwrap_or("nowhere");
+        return Err(Error::permanent(format_args!(
+            "{} answered {} to {to}; a delivery goes to the address that it was given: enqueue it for the other one, \
+             if that is the receiver's",
+            response.url, response.status
+        ))
+        .kind("redirected"));
+    }
+    response.error_for_status()
+}
+
+export!(deliver);
+
+#[cfg(test)]
+mod tests;

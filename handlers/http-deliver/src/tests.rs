@@ -1,0 +1,180 @@
+use rouse_sdk::http::Request;
+use rouse_sdk::{TestCtx, http};
+
+use super::*;
+
+const URL: &str = "https://hooks.example/in";
+
+/// An attempt at job 7 whose receiver answers so.
+fn receiver(answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) -> TestCtx {
+    let ctx = TestCtx::for_job(|job| {
+        job.id = 7;
+        job.requested_at_ms = 1_700_000_000_123;
+    });
+    ctx.on_http(answer);
+    ctx
+}
+
+fn answering(status: u16, body: &'static str) -> TestCtx {
+    receiver(move |_| Ok(http::Response::new(status, body)))
+}
+
+fn refused(ctx: &TestCtx, payload: Value) -> Error {
+    ctx.run::<super::deliver>(payload).unwrap_err()
+}
+
+fn header<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
+    let mut named = request.headers.iter().filter(|(own, _)| own == name);
+    let found = named.next().map(|(_, value)| value.as_str());
+    assert!(named.next().is_none(), "{name} is there once");
+    found
+}
+
+#[test]
+fn a_delivery_is_posted_signed_and_its_answer_kept() {
+    let ctx = answering(202, "queued\0");
+    let payload = json!({"url": URL, "body": {"n": 1}, "secret": "KEY", "headers": {"x-own": "1"}});
+    let result = ctx.run::<super::deliver>(payload).unwrap();
+    let id = "msg_1700000000123_7";
+    assert_eq!(
+        result,
+        json!({"status": 202, "id": id, "response": "queued\u{fffd}", "response_is_cut": false})
+    );
+
+    let sent = ctx.requests().pop().unwrap();
+    assert_eq!((sent.method.as_str(), sent.url.as_str()), ("POST", URL));
+    assert_eq!(sent.body, br#"{"n":1}"#);
+    assert_eq!(header(&sent, "content-type"), Some("application/json"));
+    assert_eq!(header(&sent, "x-own"), Some("1"));
+    assert_eq!(header(&sent, "webhook-id"), Some(id));
+    assert_eq!(header(&sent, "idempotency-key"), Some(id));
+    let timestamp = header(&sent, "webhook-timestamp").unwrap();
+    assert!(timestamp.parse::<u64>().unwrap() > 1_700_000_000);
+    let signed = format!("{id}.{timestamp}.{{\"n\":1}}");
+    let tag = STANDARD.encode(ctx.hmac_sha256("KEY", signed).unwrap());
+    assert_eq!(
+        header(&sent, "webhook-signature"),
+        Some(&*format!("v1,{tag}"))
+    );
+}
+
+#[test]
+fn every_attempt_has_the_same_id_and_the_payload_may_set_it() {
+    let ctx = answering(200, "");
+    let again = ctx.next_attempt();
+    again.on_http(|_| Ok(http::Response::new(200, "")));
+    let of =
+        |ctx: &TestCtx, payload: Value| ctx.run::<super::deliver>(payload).unwrap()["id"].clone();
+    let first = of(&ctx, json!({"url": URL}));
+    assert_eq!(first, of(&again, json!({"url": URL})));
+    assert_eq!(of(&ctx, json!({"url": URL, "id": "order-17"})), "order-17");
+    let sent = ctx.requests().pop().unwrap();
+    assert_eq!(header(&sent, "idempotency-key"), Some("order-17"));
+}
+
+#[test]
+fn without_a_body_and_a_secret_nothing_is_sent_of_them() {
+    let ctx = answering(204, "");
+    ctx.run::<super::deliver>(json!({"url": URL, "method": "DELETE"}))
+        .unwrap();
+    let sent = ctx.requests().pop().unwrap();
+    assert_eq!(sent.method, "DELETE");
+    assert!(sent.body.is_empty());
+    assert_eq!(header(&sent, "content-type"), None);
+    assert_eq!(header(&sent, "webhook-signature"), None);
+}
+
+#[test]
+fn the_payload_may_say_what_kind_of_json_it_is() {
+    let ctx = answering(200, "");
+    let kind = "application/cloudevents+json";
+    let payload =
+        json!({"url": URL, "body": [1], "headers": {"Content-Type": kind, "User-Agent": "me"}});
+    ctx.run::<super::deliver>(payload).unwrap();
+    let sent = ctx.requests().pop().unwrap();
+    assert_eq!(header(&sent, "Content-Type"), Some(kind));
+    assert_eq!(header(&sent, "content-type"), None);
+    assert_eq!(header(&sent, "user-agent"), None);
+}
+
+#[test]
+fn what_may_pass_is_tried_again_and_what_will_not_fails_for_good() {
+    for (status, permanent) in [
+        (400, true),
+        (401, true),
+        (404, true),
+        (410, true),
+        (408, false),
+        (425, false),
+        (429, false),
+        (500, false),
+        (503, false),
+    ] {
+        let error = refused(&answering(status, "no"), json!({"url": URL}));
+        assert_eq!(error.permanent, permanent, "{status}");
+        assert_eq!(error.kind, format!("http-{status}"));
+        let details = json!({"status": status, "id": "msg_1700000000123_7"});
+        assert_eq!(error.details, Some(details));
+    }
+    let ctx = receiver(|_| Err(Error::retryable("connection refused").kind("http")));
+    let error = refused(&ctx, json!({"url": URL}));
+    assert!(!error.permanent && error.kind == "http");
+}
+
+#[test]
+fn the_receiver_says_when_to_come_again() {
+    let busy = |when: &'static str| {
+        receiver(move |_| Ok(http::Response::new(503, "").with_header("Retry-After", when)))
+    };
+    let error = refused(&busy("120"), json!({"url": URL}));
+    assert_eq!(error.retry_after, Some(Duration::from_secs(120)));
+    let error = refused(&busy("Sat, 06 Nov 2094 08:49:37 GMT"), json!({"url": URL}));
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(3_939_871_777);
+    assert_eq!(error.retry_at, Some(at));
+}
+
+#[test]
+fn a_redirect_is_not_followed_and_not_tried_again() {
+    let ctx = receiver(|_| {
+        Ok(http::Response::new(308, "").with_header("location", "https://evil.example/"))
+    });
+    let error = refused(&ctx, json!({"url": URL, "body": 1}));
+    assert!(error.permanent);
+    assert_eq!(error.kind, "redirected");
+    assert!(
+        error.message.contains("308 to https://evil.example/"),
+        "{error}"
+    );
+    assert_eq!(ctx.requests().len(), 1);
+}
+
+#[test]
+fn of_a_long_answer_the_begin_is_kept() {
+    let ctx = receiver(|_| Ok(http::Response::new(200, "x".repeat(5000))));
+    let result = ctx.run::<super::deliver>(json!({"url": URL})).unwrap();
+    assert_eq!(result["response"].as_str().map(str::len), Some(4096));
+    assert_eq!(result["response_is_cut"], true);
+}
+
+#[test]
+fn what_the_types_cannot_say_is_checked_before_anything_is_sent() {
+    let ctx = answering(200, "");
+    for (payload, says) in [
+        (json!({"url": URL, "id": "a.b"}), "id has"),
+        (json!({"url": URL, "id": ""}), "id has"),
+        (json!({"url": URL, "id": "x".repeat(65)}), "id has"),
+        (json!({"url": URL, "timeout_ms": 0}), "timeout_ms"),
+        (
+            json!({"url": URL, "headers": {"Webhook-Id": "x"}}),
+            "Webhook-Id",
+        ),
+        (json!({"url": URL, "method": "post"}), "method"),
+        (json!({"url": URL, "retries": 3}), "retries"),
+        (json!({"body": 1}), "url"),
+    ] {
+        let error = refused(&ctx, payload);
+        assert!(error.permanent && error.kind == "bad-payload", "{error:?}");
+        assert!(error.message.contains(says), "{error}");
+    }
+    assert!(ctx.requests().is_empty());
+}

@@ -1,0 +1,148 @@
+use rouse_sdk::TestCtx;
+use rouse_sdk::http::Request;
+use serde_json::{Value, json};
+
+use super::*;
+
+const URL: &str = "https://data.example/rates";
+
+fn server(answer: impl FnMut(&Request) -> Result<Response, Error> + 'static) -> TestCtx {
+    let ctx = TestCtx::new();
+    ctx.on_http(answer);
+    ctx
+}
+
+fn answering(status: u16, body: &'static [u8]) -> TestCtx {
+    server(move |_| {
+        let response = Response::new(status, body).with_header("etag", "\"v1\"");
+        Ok(response.with_header("content-type", "application/json"))
+    })
+}
+
+fn of(ctx: &TestCtx, payload: Value) -> Value {
+    ctx.run::<super::fetch>(payload).unwrap()
+}
+
+fn refused(ctx: &TestCtx, payload: Value) -> Error {
+    ctx.run::<super::fetch>(payload).unwrap_err()
+}
+
+#[test]
+fn what_is_there_comes_with_what_is_known_of_it() {
+    let ctx = answering(200, b"{\"chf\": 1.07}");
+    assert_eq!(
+        of(
+            &ctx,
+            json!({"url": URL, "headers": {"accept": "application/json"}})
+        ),
+        json!({
+            "status": 200, "url": URL, "content_type": "application/json", "etag": "\"v1\"", "not_modified": false,
+            "bytes": 13, "sha256": "86ee8800f7acd6ac015a631e3de8085cd864f3b959429520698878a3cd561783",
+            "json": {"chf": 1.07},
+        })
+    );
+    let sent = ctx.requests().pop().unwrap();
+    assert_eq!(sent.method, "GET");
+    assert_eq!(
+        sent.headers,
+        [("accept".to_owned(), "application/json".to_owned())]
+    );
+}
+
+#[test]
+fn what_is_still_the_same_is_not_fetched_again() {
+    let ctx = server(|request| {
+        let asked = ("if-none-match".to_owned(), "\"v1\"".to_owned());
+        assert!(request.headers.contains(&asked));
+        Ok(Response::new(304, "").with_header("etag", "\"v1\""))
+    });
+    assert_eq!(
+        of(
+            &ctx,
+            json!({"url": URL, "etag": "\"v1\"", "to": "/nowhere/at-all"})
+        ),
+        json!({"status": 304, "url": URL, "etag": "\"v1\"", "not_modified": true})
+    );
+    let error = refused(&answering(304, b""), json!({"url": URL}));
+    assert!(error.permanent && error.kind == "redirected", "{error:?}");
+}
+
+#[test]
+fn a_file_is_replaced_as_a_whole_and_no_part_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("deep/er/rates.json");
+    let payload = json!({"url": URL, "to": to.to_str().unwrap()});
+    for body in [&b"[1]"[..], b"[1, 2]"] {
+        let result = of(&answering(200, body), payload.clone());
+        assert_eq!(result["path"], payload["to"]);
+        assert_eq!(result["bytes"], body.len());
+        assert_eq!(result.get("json"), None);
+        assert_eq!(fs::read(&to).unwrap(), body);
+    }
+    // What cannot be fetched leaves what is there.
+    refused(&answering(500, b"no"), payload);
+    assert_eq!(fs::read(&to).unwrap(), b"[1, 2]");
+    let files = fs::read_dir(to.parent().unwrap()).unwrap();
+    assert_eq!(files.count(), 1);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_fails_for_good() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let to = file.path().join("under-a-file");
+    let error = refused(&answering(200, b"1"), json!({"url": URL, "to": to}));
+    assert!(error.permanent && error.kind == "file-denied", "{error:?}");
+    assert!(error.message.contains("read-write"), "{error}");
+}
+
+#[test]
+fn redirects_are_followed_as_far_as_they_may_be() {
+    let around = || server(|_| Ok(Response::new(302, "").with_header("location", "/again")));
+    let ctx = around();
+    let error = refused(&ctx, json!({"url": URL, "redirects": 2}));
+    assert!(error.permanent && error.kind == "redirected");
+    assert_eq!(ctx.requests().len(), 3);
+    let ctx = around();
+    refused(&ctx, json!({"url": URL}));
+    assert_eq!(ctx.requests().len(), 6, "5 where nothing is said");
+}
+
+#[test]
+fn what_may_pass_is_tried_again_and_what_will_not_fails_for_good() {
+    for (status, permanent) in [(404, true), (403, true), (429, false), (502, false)] {
+        let error = refused(&answering(status, b"no"), json!({"url": URL}));
+        assert_eq!(error.permanent, permanent, "{status}");
+    }
+}
+
+#[test]
+fn what_is_too_large_is_refused() {
+    let payload = json!({"url": URL, "bytes_max": 2});
+    let error = refused(&answering(200, b"123"), payload);
+    assert!(error.permanent && error.kind == "too-large", "{error:?}");
+    assert_eq!(
+        of(&answering(200, b"12"), json!({"url": URL, "bytes_max": 2}))["json"],
+        12
+    );
+}
+
+#[test]
+fn what_the_types_cannot_say_is_checked_before_anything_is_sent() {
+    let ctx = answering(200, b"1");
+    for (payload, says) in [
+        (json!({"url": URL, "bytes_max": 0}), "bytes_max"),
+        (json!({"url": URL, "bytes_max": 3 << 20}), "bytes_max"),
+        (
+            json!({"url": URL, "to": "/x", "bytes_max": 33 << 20}),
+            "bytes_max",
+        ),
+        (json!({"url": URL, "redirects": 21}), "redirects"),
+        (json!({"url": URL, "timeout_ms": 540_001}), "timeout_ms"),
+        (json!({"url": URL, "method": "POST"}), "method"),
+    ] {
+        let error = refused(&ctx, payload);
+        assert!(error.permanent && error.kind == "bad-payload", "{error:?}");
+        assert!(error.message.contains(says), "{error}");
+    }
+    assert!(ctx.requests().is_empty());
+}

@@ -1,0 +1,428 @@
+//! The ready-made handlers that speak HTTP, against servers on loopback.
+
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use ring::hmac;
+use rouse::config::File;
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::secrets::{holds_none_of, rows, set_private};
+use crate::support::web::{PAGE, web};
+use crate::support::worker::{PATIENCE, Shown, ended, enqueue, guests_dir, until};
+use crate::support::{Host, TestDb, scratch};
+
+/// A key of Standard Webhooks, and what it means.
+const HOOK_KEY: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+const HOOK_KEY_BYTES: &str = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+const MAIL_KEY: &str = "re_s3cret-of-the-mail-API";
+
+const MODULES: [&str; 3] = ["http_deliver.wasm", "http_fetch.wasm", "email_send.wasm"];
+
+/// A host with these three handlers and a database of its own.
+struct Ready {
+    client: Client,
+    host: Host,
+    folder: PathBuf,
+    _db: TestDb,
+}
+
+impl Ready {
+    /// With all grants that they need here.
+    async fn start() -> Self {
+        let (plain, tls) = (web().plain, web().tls);
+        let granted = |handler: &str, besides: &str| {
+            format!(
+                "[handlers.\"{handler}\"]\nretry_initial = \"10ms\"\n{besides}\n[[handlers.\"{handler}\".http]]\n\
+                 hosts = [\"localhost\"]\nschemes = [\"http\", \"https\"]\nports = [{plain}, {tls}, 1]\nprivate = true\n"
+            )
+        };
+        let authority = concat!(env!("CARGO_MANIFEST_DIR"), "/it/certificates/ca.crt");
+        let config = [
+            format!("http_ca_file = \"{authority}\"\n"),
+            "[secrets.HOOK_KEY]\nenv = \"TEST_HOOK_KEY\"\n".into(),
+            "[secrets.MAIL_KEY]\nfile = \"mail.key\"\n".into(),
+            granted(
+                "http.deliver",
+                "secrets = [{ name = \"HOOK_KEY\", sign = true }]",
+            ),
+            granted(
+                "http.fetch",
+                "dirs = [{ dir = \"fetched\", at = \"/fetched\", mode = \"read-write\" }]",
+            ),
+            granted(
+                "email.send",
+                "secrets = [{ name = \"MAIL_KEY\", hosts = [\"localhost\"], headers = [\"authorization\", \"x-postmark-server-token\"] }]",
+            ),
+        ];
+        Self::with(&config.concat()).await
+    }
+
+    async fn with(config: &str) -> Self {
+        let folder = scratch("ready");
+        let handlers = folder.join("handlers");
+        for dir in [&handlers, &folder.join("fetched")] {
+            std::fs::create_dir(dir).unwrap();
+        }
+        for module in MODULES {
+            std::fs::copy(guests_dir().join(module), handlers.join(module)).expect("it is built");
+        }
+        std::fs::write(folder.join("rouse.toml"), config).unwrap();
+        std::fs::write(folder.join("mail.key"), MAIL_KEY).unwrap();
+        set_private(&folder.join("mail.key"));
+        let db = TestDb::new().await;
+        let host = Host::rouse(
+            &[
+                "serve",
+                "--http",
+                "off",
+                "--handlers",
+                handlers.to_str().unwrap(),
+                "--config",
+                folder.join("rouse.toml").to_str().unwrap(),
+            ],
+            &[
+                ("DATABASE_URL", &db.url()),
+                ("ROUSE_LOG", "info,rouse=trace,hyper=trace,hyper_util=trace"),
+                ("TEST_HOOK_KEY", HOOK_KEY),
+            ],
+        );
+        host.line(PATIENCE, |line| line.contains("worker started"));
+        Self {
+            client: db.client().await,
+            host,
+            folder,
+            _db: db,
+        }
+    }
+
+    async fn ends(&self, handler: &str, payload: Value) -> Shown {
+        let id = enqueue(&self.client, handler, payload).await;
+        ended(&self.client, id).await
+    }
+
+    async fn succeeds(&self, handler: &str, payload: Value) -> Value {
+        let job = self.ends(handler, payload).await;
+        assert_eq!(job.state, "succeeded", "{job:?}");
+        job.result.expect("it has a result")
+    }
+
+    /// Waits until the first attempt has failed and the job waits for the next one; its id.
+    async fn waits(&self, handler: &str, payload: Value) -> (i64, Value) {
+        let id = enqueue(&self.client, handler, payload).await;
+        let waits = |job: &Shown| job.state == "queued" && job.error.is_some();
+        let job = until(&self.client, id, |job| waits(job) || job.state == "failed").await;
+        assert!(waits(&job), "it waits for another try: {job:?}");
+        (id, job.error.unwrap_or_default())
+    }
+}
+
+fn http(path: &str) -> String {
+    format!("http://localhost:{}{path}", web().plain)
+}
+
+fn https(path: &str) -> String {
+    format!("https://localhost:{}{path}", web().tls)
+}
+
+/// What has arrived under this path, with its body.
+fn arrived(path: &str) -> Vec<Value> {
+    let seen = web().seen(path).into_iter();
+    seen.filter(|one| one["whole"] == true).collect()
+}
+
+/// Whether a request carries the signature that its receiver computes.
+fn is_signed(request: &Value) -> bool {
+    let text = |name: &str| request["headers"][name].as_str().expect("it is there");
+    let (id, timestamp) = (text("webhook-id"), text("webhook-timestamp"));
+    let body = request["body"].as_str().expect("a body");
+    let key = STANDARD.decode(HOOK_KEY_BYTES).expect("base64");
+    let key = hmac::Key::new(hmac::HMAC_SHA256, &key);
+    let tag = text("webhook-signature").strip_prefix("v1,");
+    let tag = STANDARD.decode(tag.expect("version 1")).expect("base64");
+    hmac::verify(&key, format!("{id}.{timestamp}.{body}").as_bytes(), &tag).is_ok()
+}
+
+#[tokio::test]
+async fn a_delivery_is_signed_and_tried_again_under_the_same_key_until_it_is_taken() {
+    let ready = Ready::start().await;
+    let path = "/status/503/taken/once";
+    let payload =
+        json!({"url": https(path), "body": {"order": 17, "text": "ü"}, "secret": "HOOK_KEY"});
+    let id = enqueue(&ready.client, "http.deliver", payload).await;
+    let job = ended(&ready.client, id).await;
+    assert_eq!(
+        (job.state.as_str(), job.attempt),
+        ("succeeded", 2),
+        "{job:?}"
+    );
+
+    let requests = arrived(path);
+    assert_eq!(requests.len(), 2);
+    for request in &requests {
+        assert_eq!(request["method"], "POST");
+        assert_eq!(request["body"], "{\"order\":17,\"text\":\"ü\"}");
+        assert!(is_signed(request), "{request}");
+        for key in ["webhook-id", "idempotency-key"] {
+            assert_eq!(
+                request["headers"][key],
+                requests[0]["headers"]["webhook-id"]
+            );
+        }
+    }
+    let result = job.result.expect("a result");
+    assert_eq!(result["status"], 200);
+    assert_eq!(result["id"], requests[0]["headers"]["webhook-id"]);
+    let known_by = result["id"].as_str().expect("an id");
+    assert!(known_by.ends_with(&format!("_{id}")), "{known_by}");
+    // One byte more, and it is another signature.
+    let mut changed = requests[0].clone();
+    changed["body"] = json!("{\"order\":170,\"text\":\"ü\"}");
+    assert!(!is_signed(&changed));
+}
+
+#[tokio::test]
+async fn a_receiver_that_is_busy_says_when_it_is_asked_again() {
+    let ready = Ready::start().await;
+    let date = "SELECT to_char(now() AT TIME ZONE 'UTC' + interval '2 hours', 'Dy, DD Mon YYYY HH24:MI:SS \"GMT\"')";
+    let date: String = ready.client.query_one(date, &[]).await.unwrap().get(0);
+    for (status, wait, seconds) in [
+        (429, "3600", 3600.0),
+        (503, date.replace(' ', "%20").as_str(), 7200.0),
+    ] {
+        let url = http(&format!("/status/{status}/busy?retry-after={wait}"));
+        let payload = json!({"url": url, "body": 1});
+        let (id, error) = ready.waits("http.deliver", payload).await;
+        assert_eq!(error["guest_kind"], format!("http-{status}"));
+        let left = "SELECT extract(epoch FROM available_at - now())::float8 FROM rouse.job($1)";
+        let left: f64 = ready.client.query_one(left, &[&id]).await.unwrap().get(0);
+        assert!((seconds - 60.0..seconds + 1.0).contains(&left), "{left} s");
+    }
+}
+
+#[tokio::test]
+async fn who_does_not_answer_is_asked_again_and_who_refuses_is_not() {
+    let ready = Ready::start().await;
+    let slow = json!({"url": http("/silence/deliver"), "timeout_ms": 50});
+    let nobody = json!({"url": "http://localhost:1/"});
+    for (payload, kind) in [(slow, "http-timeout"), (nobody, "http")] {
+        let job = enqueue_for_two_attempts(&ready.client, payload).await;
+        let job = ended(&ready.client, job).await;
+        assert_eq!((job.state.as_str(), job.attempt), ("failed", 2), "{job:?}");
+        assert_eq!(job.error.expect("an error")["guest_kind"], kind);
+    }
+
+    let elsewhere = http("/redirected-delivery");
+    for (path, kind) in [
+        ("/status/404/refused".to_owned(), "http-404"),
+        ("/status/410/refused".to_owned(), "http-410"),
+        (format!("/redirect/308?to={elsewhere}"), "redirected"),
+    ] {
+        let payload = json!({"url": http(&path), "body": 1, "secret": "HOOK_KEY"});
+        let job = ready.ends("http.deliver", payload).await;
+        assert_eq!((job.state.as_str(), job.attempt), ("failed", 1), "{job:?}");
+        assert_eq!(job.error.expect("an error")["guest_kind"], kind);
+    }
+    assert!(arrived("/redirected-delivery").is_empty());
+}
+
+/// Enqueues a delivery that may be tried twice.
+async fn enqueue_for_two_attempts(client: &Client, payload: Value) -> i64 {
+    let sql = "SELECT rouse.enqueue('http.deliver', $1, max_attempts => 2)";
+    client.query_one(sql, &[&payload]).await.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn what_is_fetched_is_in_the_result_or_in_a_file() {
+    let ready = Ready::start().await;
+    let sha256 = |bytes: &[u8]| {
+        let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+        let hex = digest.as_ref().iter().map(|byte| format!("{byte:02x}"));
+        hex.collect::<String>()
+    };
+    let url = https("/page/json");
+    let fetched = ready.succeeds("http.fetch", json!({"url": url})).await;
+    assert_eq!(
+        fetched,
+        json!({
+            "status": 200, "url": url, "content_type": "application/json", "etag": "\"v1\"", "not_modified": false,
+            "bytes": PAGE.len(), "sha256": sha256(PAGE), "json": {"chf": 1.07},
+        })
+    );
+    let again = json!({"url": url, "etag": fetched["etag"]});
+    let again = ready.succeeds("http.fetch", again).await;
+    assert_eq!(
+        (&again["status"], &again["not_modified"]),
+        (&json!(304), &json!(true))
+    );
+    assert_eq!(again.get("json"), None);
+
+    let bytes = ready
+        .succeeds("http.fetch", json!({"url": http("/page/bytes")}))
+        .await;
+    assert_eq!(bytes["base64"], STANDARD.encode(b"\xff\0\xfe"));
+
+    let to = "/fetched/of/today.json";
+    let redirected = http(&format!("/redirect/302?to={url}"));
+    let file = ready
+        .succeeds("http.fetch", json!({"url": redirected, "to": to}))
+        .await;
+    assert_eq!((&file["path"], &file["url"]), (&json!(to), &json!(url)));
+    assert_eq!(file["sha256"], sha256(PAGE));
+    let folder = ready.folder.join("fetched/of");
+    assert_eq!(std::fs::read(folder.join("today.json")).unwrap(), PAGE);
+    assert_eq!(
+        std::fs::read_dir(&folder).unwrap().count(),
+        1,
+        "no part is left"
+    );
+
+    let payload = json!({"url": http("/bytes/1001"), "bytes_max": 1000});
+    let large = ready.ends("http.fetch", payload).await;
+    assert_eq!(large.error.expect("an error")["guest_kind"], "too-large");
+    let payload = json!({"url": url, "to": "/elsewhere/x"});
+    let outside = ready.ends("http.fetch", payload).await;
+    assert_eq!((outside.state.as_str(), outside.attempt), ("failed", 1));
+}
+
+#[tokio::test]
+async fn a_mail_is_sent_once_more_under_the_same_key_where_the_provider_fails() {
+    let ready = Ready::start().await;
+    let mail = |provider: &str, path: &str| {
+        json!({
+            "provider": provider, "url": https(path), "secret": "MAIL_KEY",
+            "from": "a@a.example", "to": ["b@b.example", "c@c.example"], "subject": "Hi", "text": "Hello",
+        })
+    };
+    let path = "/status/500/mail/once";
+    let job = ready.ends("email.send", mail("resend", path)).await;
+    assert_eq!(
+        (job.state.as_str(), job.attempt),
+        ("succeeded", 2),
+        "{job:?}"
+    );
+    let requests = arrived(path);
+    assert_eq!(requests.len(), 2);
+    let result = job.result.expect("a result");
+    for request in requests {
+        let headers = &request["headers"];
+        assert_eq!(headers["authorization"], format!("Bearer {MAIL_KEY}"));
+        assert_eq!(headers["idempotency-key"], result["id"]);
+        let body: Value = serde_json::from_str(request["body"].as_str().unwrap()).unwrap();
+        assert_eq!(body["to"], json!(["b@b.example", "c@c.example"]));
+    }
+
+    let path = "/postmark";
+    ready.succeeds("email.send", mail("postmark", path)).await;
+    let request = arrived(path).pop().expect("it arrived");
+    assert_eq!(request["headers"]["x-postmark-server-token"], MAIL_KEY);
+    let body: Value = serde_json::from_str(request["body"].as_str().unwrap()).unwrap();
+    assert_eq!(body["To"], "b@b.example, c@c.example");
+
+    let job = ready
+        .ends("email.send", mail("resend", "/status/422/mail"))
+        .await;
+    assert_eq!((job.state.as_str(), job.attempt), ("failed", 1), "{job:?}");
+}
+
+#[tokio::test]
+async fn keys_are_in_nothing_that_a_host_keeps_or_says_and_sign_only_for_whom_they_are_granted() {
+    let ready = Ready::start().await;
+    // Servers that tell all that they were told, in answers that become results, and errors.
+    for status in [200, 400] {
+        let url = http(&format!("/status/{status}/told"));
+        let payload = json!({"url": url, "body": {"n": status}, "secret": "HOOK_KEY"});
+        let told = ready.ends("http.deliver", payload).await;
+        let told = format!("{:?}{:?}", told.result, told.error);
+        assert!(told.contains("connection"), "the echo is kept: {told}");
+        let payload = json!({
+            "url": url, "secret": "MAIL_KEY", "from": "a", "to": "b", "subject": "c", "html": "d",
+        });
+        ready.ends("email.send", payload).await;
+    }
+    let sent = arrived("/status/200/told");
+    assert!(
+        sent.iter()
+            .any(|one| one["headers"]["authorization"] == format!("Bearer {MAIL_KEY}"))
+    );
+    assert!(
+        sent.iter()
+            .any(|one| one["headers"]["webhook-signature"].is_string())
+    );
+
+    // A key for signatures is sent nowhere, and one that is sent signs nothing.
+    let payload = json!({"url": http("/never"), "body": 1, "secret": "MAIL_KEY"});
+    let denied = ready.ends("http.deliver", payload).await;
+    let error = denied.error.expect("an error");
+    assert_eq!(
+        (error["kind"].as_str(), denied.attempt),
+        (Some("denied"), 1)
+    );
+    let message = error["message"].as_str().expect("a message");
+    assert!(
+        message.contains("secrets = [{ name = \"MAIL_KEY\", sign = true }]"),
+        "{message}"
+    );
+    assert!(arrived("/never").is_empty());
+
+    let all = [rows(&ready.client).await, ready.host.output()].join("\n");
+    assert!(all.contains("http.deliver") && all.contains("email.send"));
+    holds_none_of(&all, &[HOOK_KEY_BYTES, MAIL_KEY]);
+}
+
+/// What stands between ```` ```kind ```` and the end of the block, for each block of this kind.
+fn blocks(page: &str, kind: &str) -> Vec<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text =
+        std::fs::read_to_string(root.join(page)).unwrap_or_else(|why| panic!("{page}: {why}"));
+    let opening = format!("```{kind}\n");
+    let blocks = text.split(opening.as_str()).skip(1);
+    blocks
+        .map(|rest| rest.split("```").next().unwrap_or_default().to_owned())
+        .collect()
+}
+
+#[tokio::test]
+async fn what_the_pages_say_can_be_written_and_enqueued() {
+    let pages = ["http-deliver", "http-fetch", "email-send"];
+    let mut pages: Vec<_> = pages
+        .map(|name| format!("handlers/{name}/README.md"))
+        .into();
+    pages.push("docs/handlers.md".to_owned());
+    let toml = scratch("pages").join("rouse.toml");
+    // Without any grant: what is understood is denied, and nothing leaves the machine.
+    let ready = Ready::with("").await;
+    for page in pages {
+        let grants = blocks(&page, "toml");
+        let calls = blocks(&page, "sql");
+        assert!(!grants.is_empty() && !calls.is_empty(), "{page}");
+        for grant in grants {
+            std::fs::write(&toml, &grant).unwrap();
+            let (file, folder) =
+                File::read(Some(&toml)).unwrap_or_else(|why| panic!("{page}: {why}"));
+            assert!(!file.sandbox(&folder, 1).http_grants.is_empty(), "{page}");
+        }
+        for call in calls {
+            ready
+                .client
+                .batch_execute(&call)
+                .await
+                .unwrap_or_else(|why| panic!("{page}: {why:?}"));
+        }
+    }
+    let jobs = ready
+        .client
+        .query("SELECT id, handler FROM rouse.jobs", &[])
+        .await
+        .unwrap();
+    assert!(jobs.len() >= 5, "{}", jobs.len());
+    for job in jobs {
+        let handler: String = job.get(1);
+        let ended = ended(&ready.client, job.get(0)).await;
+        let error = ended.error.expect("nothing is granted");
+        assert_eq!(error["kind"], "denied", "{handler}: {error}");
+    }
+}
