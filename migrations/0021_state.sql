@@ -173,8 +173,13 @@ DECLARE
     -- 63 random bits.
     drawn bigint := hashtextextended(gen_random_uuid()::text, 0) & 9223372036854775807;
 BEGIN
-    IF put_state.tenant = '' THEN
-        RAISE EXCEPTION 'rouse.put_state: no tenant is an empty text' USING ERRCODE = 'invalid_parameter_value', HINT = 'Null: jobs without a tenant.';
+    IF put_state.handler IS NULL OR put_state.handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(put_state.handler) > 128 THEN
+        RAISE EXCEPTION 'rouse.put_state: % is no handler name', coalesce(quote_literal(left(put_state.handler, 140)), 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Handler names are lower-case words joined by dots; at most 128 characters.';
+    END IF;
+    IF put_state.tenant = '' OR length(put_state.tenant) > 200 OR put_state.key IS NULL OR length(put_state.key) NOT BETWEEN 1 AND 200 THEN
+        RAISE EXCEPTION 'rouse.put_state: key and tenant have 1 to 200 characters; the tenant of jobs without one is null'
+            USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- Whoever counts the keys counts this one, or goes first.
     PERFORM rouse._grow_state(put_state.handler, coalesce(put_state.tenant, ''));

@@ -786,7 +786,14 @@ async fn operators_list_read_put_and_remove_what_handlers_keep() {
         .await
         .exits(0)
         .says("\"set\":true");
-    rouse(&["set", "no/name", "n", "1"]).await.exits(1);
+    rouse(&["set", "no/name", "n", "1"])
+        .await
+        .exits(1)
+        .says("'no/name' is no handler name");
+    rouse(&["set", "gone.by", "", "1"])
+        .await
+        .exits(1)
+        .says("1 to 200 characters");
 
     let listed = rouse(&["ls", "--json"]).await.json();
     let spaces = json!([
