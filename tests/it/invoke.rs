@@ -169,48 +169,65 @@ fn one_json_object_says_what_came_of_it_and_what_it_took() {
 
 #[test]
 fn a_profile_has_the_functions_that_computed_with_the_lines_of_their_source() {
-    let folder = folder("[handlers.\"test.spin\"]\ngrace = \"100ms\"\n");
-    let args = ["test.spin", "--timeout", "300ms", "--profile", "out.json"];
-    let output = invoke(&folder, &args).output().unwrap();
+    let folder = folder("");
+    let module = "text_stats.wasm";
+    std::fs::copy(
+        guests_dir().join(module),
+        folder.join("handlers").join(module),
+    )
+    .unwrap();
+    let words: Vec<String> = (0..60_000).map(|n| format!("word{}", n % 5_000)).collect();
+    let mut child = invoke(&folder, &["text.stats", "-", "--profile", "out.json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let payload = json!({"text": words.join(" "), "top": 0}).to_string();
+    let mut stdin = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut stdin, payload.as_bytes()).unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
     let (code, stdout, stderr) = texts(&output);
-    assert_eq!((code, stdout), (5, ""), "{stderr}");
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stdout.contains("\"words\":60000"), "{stdout}");
     assert!(
-        stderr.contains("samples of test.spin are in out.json"),
+        stderr.contains("samples of text.stats are in out.json"),
         "{stderr}"
     );
 
     let profile = std::fs::read(folder.join("out.json")).unwrap();
     let profile: Value = serde_json::from_slice(&profile).expect("JSON");
-    assert_eq!(profile["meta"]["product"], "test.spin");
+    assert_eq!(profile["meta"]["product"], "text.stats");
     let thread = &profile["threads"][0];
     let number = |table: &str, column: &str, row: usize| {
         let value = thread[table][column][row].as_u64();
         value.and_then(|value| usize::try_from(value).ok())
     };
-    let text = |row: Option<usize>| thread["stringArray"][row.unwrap_or(usize::MAX)].as_str();
-    let samples = thread["samples"]["stack"].as_array().expect("a column");
-    let spins = samples.iter().filter_map(Value::as_u64).filter(|stack| {
-        let stack = usize::try_from(*stack).expect("a number of a row");
-        let mut below = Some(stack);
-        while let Some(stack) = below {
-            let frame = number("stackTable", "frame", stack).expect("each has one");
+    let text = |row: Option<usize>| row.and_then(|row| thread["stringArray"][row].as_str());
+    let is_in_the_handler = |stack: &u64| {
+        let mut stack = usize::try_from(*stack).ok();
+        while let Some(row) = stack {
+            let frame = number("stackTable", "frame", row).expect("each has one");
             let function = number("frameTable", "func", frame).expect("each has one");
             let name = text(number("funcTable", "name", function));
             let file = text(number("funcTable", "fileName", function));
-            if name.is_some_and(|name| name.contains("greedy::spin"))
-                && file.is_some_and(|file| file.ends_with("greedy.rs"))
+            if name.is_some_and(|name| name.ends_with("stats"))
+                && file.is_some_and(|file| file.ends_with("text-stats/src/lib.rs"))
                 && number("frameTable", "line", frame).is_some_and(|line| line > 0)
             {
                 return true;
             }
-            below = number("stackTable", "prefix", stack);
+            stack = number("stackTable", "prefix", row);
         }
         false
-    });
-    let spins = spins.count();
+    };
+    let samples = thread["samples"]["stack"].as_array().expect("a column");
+    let stacks = samples.iter().filter_map(Value::as_u64);
+    let in_the_handler = stacks.filter(is_in_the_handler).count();
     assert!(
-        samples.len() >= 10 && spins * 10 >= samples.len() * 9,
-        "{spins} of {}: {}",
+        samples.len() >= 5 && in_the_handler * 2 >= samples.len(),
+        "{in_the_handler} of {}: {}",
         samples.len(),
         thread["stringArray"]
     );

@@ -21,7 +21,7 @@ pub struct Profile(Mutex<Samples>);
 
 impl Profile {
     /// How often a guest should be looked at: the [`tick`](super::Settings::tick) of a sandbox in which attempts are
-    /// profiled. To look costs about as much again.
+    /// profiled. A look at a large module takes some 40 ms, in which the guest stands still.
     pub const EVERY: Duration = Duration::from_millis(1);
 
     /// An empty one, which begins now.

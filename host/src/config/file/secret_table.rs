@@ -66,8 +66,9 @@ impl SecretUseTable {
             ));
         }
         let is_sent = !self.hosts.is_empty() && (self.body || !self.headers.is_empty());
-        let says_nothing_of_it = self.hosts.is_empty() && self.headers.is_empty() && !self.body;
-        if !(is_sent || self.sign && says_nothing_of_it) {
+        let goes_nowhere = self.hosts.is_empty() && self.headers.is_empty() && !self.body;
+        let only_signs = self.sign && goes_nowhere;
+        if !is_sent && !only_signs {
             return Err(format!(
                 "{name} may go nowhere without hosts, and headers or body = true (or sign = true alone)"
             ));
