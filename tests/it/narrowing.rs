@@ -39,6 +39,7 @@ async fn start(db: &TestDb) -> TestWorker {
             hosts: vec!["localhost".parse().expect("a host")],
             headers: vec!["authorization".into()],
             body: false,
+            sign: false,
         }],
         env: [(
             "test.env".into(),
