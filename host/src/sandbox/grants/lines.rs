@@ -40,6 +40,11 @@ pub(in crate::sandbox) fn secret(
     )
 }
 
+/// Signatures with a secret.
+pub(in crate::sandbox) fn signing(handler: &str, name: &str) -> String {
+    format!("[[handlers.\"{handler}\".secrets]]\nname = \"{name}\"\nsign = true")
+}
+
 /// A directory.
 pub(in crate::sandbox) fn dir(handler: &str, at: Option<&str>, mode: Mode) -> String {
     let at = at.unwrap_or(UNKNOWN);

@@ -104,8 +104,8 @@ pub(super) fn no_secret(handler: &str, name: &str) -> String {
 pub(super) fn no_signing(handler: &str, name: &str) -> String {
     let name = word(name);
     format!(
-        "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for that; these lines in rouse.toml would allow it:\n\
-         [handlers.\"{handler}\"]\nsecrets = [{{ name = \"{name}\", sign = true }}]"
+        "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for that; these lines in rouse.toml would allow it:\n{}",
+        lines::signing(handler, &name)
     )
 }
 

@@ -135,6 +135,10 @@ pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Ve
             .hmac_sha256(message)
             .map(Vec::from)
             .map_err(|why| format!("the secret {name} is no key: {why}")),
+        // It has it, but not for this job.
+        None if granted.is_some_and(|granted| granted.grants.is_empty()) => {
+            Err(denial::secret_taken_away(&access.handler, name))
+        }
         None => Err(denial::no_signing(&access.handler, name)),
     }
 }
