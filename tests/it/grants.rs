@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::http_out::Guests;
 use crate::sandbox_guest::{Handlers, PATIENCE, guest_of_wasip1, job, manifest};
-use crate::support::{Ran, attempt, command, folder, rouse_binary};
+use crate::support::{Host, Ran, attempt, command, folder, rouse_binary};
 
 fn sandbox() -> Arc<Sandbox> {
     let settings = Settings {
@@ -195,12 +195,23 @@ async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
     assert_eq!(missing(&manifest), others);
 
     // A host that loads it says so, once for each version.
-    let ran_all = rouse(&["handlers"], &dir);
+    let mut serve = command("", &["serve", "--handlers", "handlers-wasm"], &dir);
+    serve.env_remove("DATABASE_URL");
+    std::fs::write(
+        dir.join("off.toml"),
+        "queue = \"off\"\n[[handlers.\"*\".http]]\nhosts = [\"*.example.com\"]\n",
+    )
+    .unwrap();
+    serve.args(["--config", "off.toml", "--http", "127.0.0.1:0"]);
+    let host = Host::spawn(serve);
+    host.line(PATIENCE, |line| line.contains("the queue is off"));
     assert_eq!(
-        ran_all.stderr.matches("is not granted to it").count(),
+        host.output().matches("is not granted to it").count(),
         1,
-        "{ran_all:?}"
+        "{}",
+        host.output()
     );
+    host.kill();
 
     // The lines that are printed can be put into the file as they are, but for what only the operator knows.
     let (_, lines) = ran

@@ -302,7 +302,7 @@ async fn a_transaction_that_decides_before_its_commit_mutes_the_others_for_a_ten
     asleep(&db, &["*"]).await;
     // On a machine that is too busy to get there within 100 ms it does without the lock.
     let mut held: i64 = 0;
-    for _ in 0..20 {
+    for _ in 0..200 {
         early
             .batch_execute(
                 "ROLLBACK; BEGIN; SET CONSTRAINTS ALL IMMEDIATE; SELECT rouse.enqueue('x')",
