@@ -181,6 +181,13 @@ BEGIN
         RAISE EXCEPTION 'rouse.put_state: key and tenant have 1 to 200 characters; the tenant of jobs without one is null'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    -- No handler could ask for it again.
+    IF put_state.key ~ '[\x01-\x1f\x7f-\x9f]' THEN
+        RAISE EXCEPTION 'rouse.put_state: the key has control characters' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF put_state.value IS NULL OR octet_length(put_state.value) > 16777216 THEN
+        RAISE EXCEPTION 'rouse.put_state: a value has 0 to 16777216 bytes, and is not null' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     -- Whoever counts the keys counts this one, or goes first.
     PERFORM rouse._grow_state(put_state.handler, coalesce(put_state.tenant, ''));
     INSERT INTO rouse.handler_state AS s (handler, tenant, key, value, version, set_at)
@@ -201,6 +208,11 @@ DECLARE
     at   timestamptz := clock_timestamp();
     gone bigint;
 BEGIN
+    -- Where a variable was empty, all of the jobs without a tenant would be forgotten.
+    IF remove_state.tenant = '' THEN
+        RAISE EXCEPTION 'rouse.remove_state: no tenant is an empty text; the tenant of jobs without one is null'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     DELETE FROM rouse.handler_state AS s
     WHERE s.handler = remove_state.handler AND s.tenant = coalesce(remove_state.tenant, '')
       AND (remove_state.key IS NULL OR s.key = remove_state.key);

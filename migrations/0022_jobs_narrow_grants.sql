@@ -33,7 +33,7 @@ BEGIN
     FOR entry IN SELECT g.key, g.value FROM jsonb_each(p_grants) AS g LOOP
         IF entry.key IN ('http', 'secrets', 'dirs', 'env') THEN
             IF jsonb_typeof(entry.value) <> 'array'
-               OR jsonb_path_exists(entry.value, '$[*] ? (@.type() != "string")') THEN
+               OR jsonb_path_exists(entry.value, 'strict $[*] ? (@.type() != "string")') THEN
                 wrong := 'a list of texts';
             ELSIF entry.key = 'http' AND EXISTS (
                 SELECT FROM jsonb_array_elements_text(entry.value) AS host
@@ -48,8 +48,8 @@ BEGIN
                 wrong := 'a whole number of MiB, 1 to 9999';
             END IF;
         ELSIF entry.key IN ('cpu', 'timeout') THEN
-            IF jsonb_typeof(entry.value) <> 'string' OR entry.value #>> '{}' !~ '^[0-9]{1,9}(ms|s|m|h|d)$' THEN
-                wrong := 'a duration such as "500ms", "90s", "5m", "1h" or "1d"';
+            IF jsonb_typeof(entry.value) <> 'string' OR entry.value #>> '{}' !~ '^0*[1-9][0-9]{0,8}(ms|s|m|h|d)$' THEN
+                wrong := 'a duration above zero such as "500ms", "90s", "5m", "1h" or "1d"';
             END IF;
         ELSE
             RAISE EXCEPTION 'rouse.enqueue: grants have no key %', quote_literal(left(entry.key, 140))

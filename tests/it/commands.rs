@@ -79,6 +79,27 @@ async fn two_hosts_share_five_thousand_jobs_and_each_job_runs_exactly_once() {
 }
 
 #[tokio::test]
+async fn a_host_that_is_told_to_stop_while_it_starts_ends_well() {
+    // A server that takes connections and never says a word.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("postgres://a@{}/b", silent.local_addr().unwrap());
+    let guests = guests_dir();
+    let folder = guests.to_str().unwrap();
+    let host = Host::rouse(
+        &["serve", "--http", "off", "--handlers", folder],
+        &[("DATABASE_URL", &url), ("ROUSE_LOG", "info")],
+    );
+    let (_asks, _) = tokio::task::spawn_blocking(move || silent.accept())
+        .await
+        .unwrap()
+        .unwrap();
+    host.signal(libc::SIGTERM);
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success(), "{status}: {output}");
+    assert!(output.contains("before it had begun anything"), "{output}");
+}
+
+#[tokio::test]
 async fn sigterm_stops_claiming_finishes_what_runs_and_exits_with_zero() {
     let db = TestDb::new().await;
     let client = db.client().await;

@@ -197,8 +197,10 @@ async fn grants_that_nobody_would_keep_to_are_refused_where_they_are_enqueued() 
         (r#"{"dirs": ["out"]}"#, "such as /photos"),
         (r#"{"memory_mb": 0}"#, "1 to 9999"),
         (r#"{"memory_mb": 1.5}"#, "1 to 9999"),
-        (r#"{"cpu": 5}"#, "a duration such as"),
-        (r#"{"timeout": "1 hour"}"#, "a duration such as"),
+        (r#"{"cpu": 5}"#, "a duration above zero such as"),
+        (r#"{"cpu": "0ms"}"#, "a duration above zero such as"),
+        (r#"{"env": [["LANG"]]}"#, "a list of texts"),
+        (r#"{"timeout": "1 hour"}"#, "a duration above zero such as"),
     ] {
         for call in [
             format!("SELECT rouse.enqueue('x', grants => '{grants}')"),

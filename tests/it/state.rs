@@ -855,3 +855,38 @@ async fn operators_list_read_put_and_remove_what_handlers_keep() {
     );
     assert_eq!(records, [put, put, put, removed, removed]);
 }
+
+#[tokio::test]
+async fn from_outside_nothing_is_put_that_no_handler_could_ask_for_and_no_tenant_is_an_empty_text()
+{
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("SELECT rouse.put_state('x', NULL, 'kept', '1')")
+        .await
+        .unwrap();
+    for (call, says) in [
+        (
+            "rouse.remove_state('x', '', NULL)",
+            "no tenant is an empty text",
+        ),
+        ("rouse.put_state('x', '', 'k', '1')", "1 to 200 characters"),
+        (
+            "rouse.put_state('x', NULL, E'a\\x1b', '1')",
+            "control characters",
+        ),
+        ("rouse.put_state('x', NULL, 'k', NULL)", "is not null"),
+    ] {
+        let error = client
+            .batch_execute(&format!("SELECT {call}"))
+            .await
+            .expect_err(call);
+        let told = error.as_db_error().expect("Postgres says so").message();
+        assert!(told.contains(says), "{call}: {told}");
+    }
+    let kept = client
+        .query_one("SELECT count(*) FROM rouse.handler_state", &[])
+        .await
+        .unwrap();
+    assert_eq!(kept.get::<_, i64>(0), 1);
+}

@@ -10,7 +10,7 @@ use clap::Args as ClapArgs;
 use serde_json::json;
 
 use super::example;
-use super::host::{Databases, Host, HostArgs};
+use super::host::{Databases, Host, HostArgs, Signals};
 use super::postgres::PrivateArgs;
 use super::text::plain;
 use crate::config::{Environment, Queue};
@@ -53,7 +53,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         connector,
     };
     let done = tokio::select! {
-        done = host.work(Some(databases)) => done,
+        done = host.work(Some(databases), Signals::install()?) => done,
         error = private.died() => return Err(error),
     };
     private.stop().await?;

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use anyhow::Context as _;
 use clap::Args;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -24,9 +24,9 @@ use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
 use crate::worker::{self, Health, Parts, Stop};
 
-/// Connections of the pool: one each for claims, settlements and renewals, two for steps and state, and one for all that can wait. Heartbeats
+/// Connections of the pool: one each for claims, settlements and renewals, two for steps, two for state, and one for all that can wait. Heartbeats
 /// and other small things go between. Independent of how many attempts run.
-const POOL_SIZE: usize = 6;
+const POOL_SIZE: usize = 8;
 
 /// Where hosts look for modules, unless they are told otherwise.
 pub(super) const HANDLERS_DIR: &str = "handlers-wasm";
@@ -253,9 +253,13 @@ impl Host {
 
     /// Works until SIGTERM or SIGINT, and then until everything that runs has ended. A second signal
     /// stops what runs. Without databases it only does what it is asked for over HTTP.
-    pub(super) async fn work(self, databases: Option<Databases>) -> anyhow::Result<()> {
+    pub(super) async fn work(
+        self,
+        databases: Option<Databases>,
+        signals: Signals,
+    ) -> anyhow::Result<()> {
         let stop = self.stop;
-        tokio::spawn(stop_on_signals(stop.clone())?);
+        tokio::spawn(signals.stop(stop.clone()));
         // Whether anybody can ask for them or not: samples pile up otherwise.
         let metrics = self.metrics.clone();
         tokio::spawn(async move { metrics.keep_up().await });
@@ -331,23 +335,36 @@ fn readiness(health: Option<&Health>, catalog: &Arc<Catalog>, stop: &Stop) -> Re
     })
 }
 
-/// Handlers are installed at once; the future waits for the signals.
-pub(super) fn stop_on_signals(stop: Stop) -> anyhow::Result<impl Future<Output = ()>> {
-    let mut term = signal(SignalKind::terminate())?;
-    let mut int = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        let mut next = async || {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = int.recv() => {}
-            }
-        };
-        next().await;
+/// SIGTERM and SIGINT, from the moment on at which it was made.
+pub(super) struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    pub(super) fn install() -> anyhow::Result<Self> {
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for the next one.
+    pub(super) async fn next(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+
+    /// The first one drains, the second one stops what runs.
+    pub(super) async fn stop(mut self, stop: Stop) {
+        self.next().await;
         info!(
             "stopping: nothing more is begun, what runs is finished (a second signal stops that too)"
         );
         stop.drain();
-        next().await;
+        self.next().await;
         stop.now();
-    })
+    }
 }

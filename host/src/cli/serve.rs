@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use tracing::{info, warn};
 
-use super::host::{Databases, Host, HostArgs};
+use super::host::{Databases, Host, HostArgs, Signals};
 use super::target::Target;
 use crate::config::{Environment, Queue};
 use crate::store::connect::Connector;
@@ -36,12 +36,28 @@ pub(super) struct Args {
 
 /// Serves until a signal.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::install()?;
+    let started = tokio::select! {
+        biased;
+        () = signals.next() => {
+            info!("stopped before it had begun anything");
+            return Ok(ExitCode::SUCCESS);
+        }
+        started = start(&args) => started,
+    };
+    let (host, databases) = started?;
+    host.work(databases, signals).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reads the settings, looks at the database, and loads the handlers.
+async fn start(args: &Args) -> anyhow::Result<(Host, Option<Databases>)> {
     let mut written = args.host.read()?;
     if args.no_queue {
         written.queue = Queue::Off;
     }
     let databases = match written.queue {
-        Queue::On => Some(databases(&args).await?),
+        Queue::On => Some(databases(args).await?),
         Queue::Off => None,
     };
     let host = Host::prepare(&args.host, written, &args.http).await?;
@@ -62,8 +78,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if databases.is_none() {
         info!("the queue is off: no job is taken, and no database is used");
     }
-    host.work(databases).await?;
-    Ok(ExitCode::SUCCESS)
+    Ok((host, databases))
 }
 
 /// Where the jobs are; the mistakes of the first day are told before anything is compiled.

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args as ClapArgs, Subcommand};
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
@@ -75,7 +76,7 @@ struct Get {
     key: String,
 
     /// Whose; default: of jobs without a tenant
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 
     /// Print one JSON object
@@ -107,7 +108,7 @@ struct Set {
     raw: bool,
 
     /// Whose; default: of jobs without a tenant
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 
     /// Print one JSON object
@@ -131,7 +132,7 @@ struct Rm {
     key: Option<String>,
 
     /// Whose; default: of jobs without a tenant
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     tenant: Option<String>,
 
     /// Really do it

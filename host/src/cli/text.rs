@@ -2,11 +2,17 @@
 
 use serde_json::Value;
 
+/// Marks that turn the direction of what is written, or break its lines: a text could be read as another one.
+const MARKS: [char; 14] = [
+    '\u{61c}', '\u{200e}', '\u{200f}', '\u{2028}', '\u{2029}', '\u{202a}', '\u{202b}', '\u{202c}',
+    '\u{202d}', '\u{202e}', '\u{2066}', '\u{2067}', '\u{2068}', '\u{2069}',
+];
+
 /// Replaces control characters, terminal escapes among them, by `\u{..}`; line breaks stay.
 pub(super) fn plain(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
-            let escape = c.is_control() && c != '\n' && c != '\t';
+            let escape = c.is_control() && c != '\n' && c != '\t' || MARKS.contains(&c);
             let (kept, escaped) = if escape {
                 (None, Some(c.escape_unicode()))
             } else {
@@ -51,5 +57,6 @@ mod tests {
     #[test]
     fn terminal_escapes_become_visible_and_line_breaks_stay() {
         assert_eq!(plain("a\x1b[2Jb\nc\u{9b}"), "a\\u{1b}[2Jb\nc\\u{9b}");
+        assert_eq!(plain("ab\u{202e}cd"), "ab\\u{202e}cd");
     }
 }

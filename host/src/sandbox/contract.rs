@@ -1,8 +1,10 @@
 //! What a module says of payloads and results, held against both: the one place that every attempt passes, of a job and of an
 //! invocation.
 //!
-//! Most checks take microseconds and are done where the attempt is. Long ones let the other guests of their thread go
-//! elsewhere, and are only as many at once as the machine has cores.
+//! Most checks take microseconds and are done where the attempt is. Long ones have threads of their own, are only as many at
+//! once as the machine has cores, and end with their attempt.
+
+use std::sync::Arc;
 
 use super::schema::Schema;
 use super::{AbortHandle, Handler, Sandbox};
@@ -25,8 +27,12 @@ impl Sandbox {
             Err(reason) => return Some(RunEnd::Aborted(reason)),
         };
         // A handler that takes nothing says so with `null`.
-        if payload.trim_ascii() == NO_PAYLOAD && schema.check(b"null").is_ok() {
-            return None;
+        if payload.trim_ascii() == NO_PAYLOAD {
+            match self.checked(schema, b"null", abort).await {
+                Ok(Ok(())) => return None,
+                Ok(Err(_)) => {}
+                Err(reason) => return Some(RunEnd::Aborted(reason)),
+            }
         }
         Some(RunEnd::PayloadRefused(format!(
             "the payload {why}; the input_schema of {} says what it takes (`rouse handlers show`)",
@@ -64,14 +70,23 @@ impl Sandbox {
         if let Some(checked) = schema.check_quickly(text) {
             return Ok(checked);
         }
-        let permit = tokio::select! {
-            biased;
-            () = abort.turned() => None,
-            permit = self.checks.acquire() => permit.ok(),
+        let checks = Arc::clone(&self.checks);
+        let (schema, text, told) = (schema.clone(), text.to_vec(), abort.clone());
+        let check = async move {
+            // Nobody closes the semaphore.
+            let permit = checks.acquire_owned().await.ok();
+            let check = tokio::task::spawn_blocking(move || {
+                let _permit = permit;
+                schema.check_while(&text, &|| told.reason().is_some())
+            });
+            check
+                .await
+                .unwrap_or_else(|_panic| Err("cannot be checked: the check has panicked".into()))
         };
-        let checked = match permit {
-            Some(_permit) => tokio::task::block_in_place(|| schema.check(text)),
-            None => Ok(()),
+        let checked = tokio::select! {
+            biased;
+            () = abort.turned() => Ok(()),
+            checked = check => checked,
         };
         abort.reason().map_or(Ok(checked), Err)
     }

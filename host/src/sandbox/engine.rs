@@ -72,7 +72,7 @@ pub struct Sandbox {
     pub(super) attempts: Semaphore,
     pub(super) describes: Semaphore,
     /// Of payloads and results that take long.
-    pub(super) checks: Semaphore,
+    pub(super) checks: Arc<Semaphore>,
     pub(super) ticker: Ticker,
     pub(super) idle: Arc<Idle<Serves, Instance>>,
     pub(super) cache: Option<CodeCache>,
@@ -134,7 +134,9 @@ impl Sandbox {
             memory_spare_bytes: size.memory_bytes_total_max / MEMORY_SPARE_SHARE,
             attempts: Semaphore::new(attempts_max),
             describes: Semaphore::new(DESCRIBES_MAX),
-            checks: Semaphore::new(available_parallelism().map_or(1, usize::from)),
+            checks: Arc::new(Semaphore::new(
+                available_parallelism().map_or(1, usize::from),
+            )),
             attempts_max,
             guests: Some(
                 Builder::new_multi_thread()

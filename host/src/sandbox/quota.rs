@@ -102,6 +102,8 @@ struct Counts {
     under_way: Size,
     measured_at: Option<Instant>,
     measuring_took: Duration,
+    /// It could not be measured, which was said.
+    failed: bool,
     /// Something was removed or cut off since.
     shrunk: bool,
 }
@@ -189,12 +191,15 @@ impl Ledger {
                 Ok(found) => found.plus(unlinked),
                 Err(error) => {
                     let dir = self.dir.display();
-                    tracing::warn!(%dir, "the quota of a directory cannot be kept to, so nothing more is written there: {error}");
+                    if !lock(&self.counts).failed {
+                        tracing::warn!(%dir, "the quota of a directory cannot be kept to, so nothing more is written there: {error}");
+                    }
                     Size::FULL
                 }
             }
         });
         let mut counts = lock(&self.counts);
+        counts.failed = found == Size::FULL;
         // What was under way then, or was added since, may or may not have been found: it is added.
         counts.used = found.plus(counts.charged.minus(before));
         counts.measured_at = Some(Instant::now());

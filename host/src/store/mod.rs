@@ -113,6 +113,11 @@ impl StoreError {
         }
     }
 
+    /// True where a lock was not to be had in time.
+    pub fn is_locked(&self) -> bool {
+        self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
+    }
+
     /// True where Postgres cannot store what it was given: the same call would fail again.
     pub fn is_about_data(&self) -> bool {
         // 22 data exception; 54 a limit (JSON that is nested too deep); 23514 a CHECK.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use tracing::{Level, warn};
+use tracing::{Level, debug, warn};
 
 use super::Shared;
 use crate::job::{Attempt, Fence, JobId, Usage};
@@ -17,10 +17,13 @@ use crate::store::{ClaimedJob, NotMine, Report, StoreError};
 /// The wait after a failure that may pass.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
+/// After one that has waited for a lock in vain: while it waits, others cannot ask.
+const LOCKED_RETRY_AFTER: Duration = Duration::from_secs(1);
+
 /// As `rouse.progress` has it.
 const STEP_CHARS_MAX: usize = 200;
 
-/// Calls for steps and state at the same time: of the few connections of a worker, some are left for claims, settlements and
+/// Calls for steps at the same time, and as many for state: of the few connections of a worker, some are left for claims, settlements and
 /// renewals, however many attempts record.
 pub(super) const CALLS_MAX: usize = 2;
 
@@ -100,6 +103,12 @@ impl AttemptJournal {
             }
             // This life of the worker is over, which will end the attempt.
             Err(error) if self.shared.doubted(&error) => pending().await,
+            // Somebody else has it in hand: no fault of anybody, unless it lasts.
+            Err(error) if error.is_locked() => {
+                debug!(job.id = %self.id, %error, "a step or the state is locked; trying again");
+                tokio::time::sleep(LOCKED_RETRY_AFTER).await;
+                None
+            }
             Err(error) => {
                 warn!(job.id = %self.id, %error, "could not read or write a step or the state; trying again");
                 tokio::time::sleep(RETRY_AFTER).await;

@@ -135,6 +135,8 @@ struct Shared {
     progress: progress::Progress,
     logs: logs::Logs,
     step_calls: Semaphore,
+    /// The same for the state of handlers.
+    state_calls: Semaphore,
     /// One call at a time for what can wait (progress, usage, lines, metrics, partitions): claims, settlements and renewals
     /// do not wait behind it for a connection.
     patient_calls: Semaphore,
@@ -219,6 +221,7 @@ pub async fn run(
         progress: progress::Progress::default(),
         logs: logs::Logs::default(),
         step_calls: Semaphore::new(journal::CALLS_MAX),
+        state_calls: Semaphore::new(journal::CALLS_MAX),
         patient_calls: Semaphore::new(1),
         tally: life::Tally::new(),
         challenges: challenges::Challenges::default(),

@@ -13,13 +13,13 @@ impl AttemptJournal {
         }
     }
 
-    /// Asks until the database has an answer. Shares its connections with the steps.
+    /// Asks until the database has an answer. No more at once than so many, apart from the steps: who waits for a lock here holds up no step.
     async fn ask<T, F>(&self, ask: impl Fn() -> F) -> Result<T, String>
     where
         F: Future<Output = Result<Result<T, NotMine>, StoreError>>,
     {
         loop {
-            let call = self.shared.step_calls.acquire().await;
+            let call = self.shared.state_calls.acquire().await;
             let answer = ask().await;
             drop(call);
             match answer {

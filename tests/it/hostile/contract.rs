@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rouse::job::RunEnd;
+use rouse::job::{AbortReason, RunEnd};
 use rouse::sandbox::AbortHandle;
 
 use super::{ALWAYS_ALLOWED, Neighbour, SLOWED_AT_MOST};
@@ -63,6 +63,31 @@ async fn a_schema_that_asks_for_endless_work_ends_its_attempt_and_holds_up_nobod
         assert!(
             slowed <= (alone * SLOWED_AT_MOST).max(ALWAYS_ALLOWED),
             "{which}: the neighbour took {slowed:?} instead of {alone:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_attempt_that_has_to_stop_does_not_wait_for_its_check() {
+    let handlers = Handlers::with(&[("hostile.wasm", &doubling("input_schema"))]).await;
+    let handler = handlers.handler("test.doubling");
+    // Steps for some seconds.
+    let payload = format!("[{}7]", "1234567890,".repeat(90_000));
+    let aborts: Vec<AbortHandle> = (0..AT_ONCE).map(|_| AbortHandle::new()).collect();
+    let running: Vec<_> = aborts
+        .iter()
+        .map(|abort| attempt(&sandbox(), &handler, job(&payload), abort.clone()))
+        .collect();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    for abort in &aborts {
+        abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
+    }
+    for running in running {
+        let run = tokio::time::timeout(PATIENCE, running).await;
+        let end = run.expect("nothing is waited for").end;
+        assert!(
+            matches!(end, RunEnd::Aborted(AbortReason::Cancelled)),
+            "{end:?}"
         );
     }
 }

@@ -50,6 +50,7 @@ lease = "{}s"
 grace = "300ms"
 retry_initial = "200ms"
 retry_max = "1s"
+fine_clocks = true
 {more}
 [[handlers."{pattern}".dirs]]
 dir = {evidence:?}

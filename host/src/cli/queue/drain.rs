@@ -17,7 +17,7 @@ use self::progress::Progress;
 use self::summary::{Left, Summary, left};
 use super::tell_if_never_used;
 use crate::cli::duration::duration;
-use crate::cli::host::{HANDLERS_DIR, stop_on_signals, worker_id};
+use crate::cli::host::{HANDLERS_DIR, Signals, worker_id};
 use crate::cli::settings::sandbox_settings;
 use crate::cli::target::Target;
 use crate::cli::text::plain;
@@ -220,7 +220,7 @@ struct Work {
 impl Work {
     async fn until_empty(self, summary: &mut Summary) -> anyhow::Result<()> {
         let (health, stop) = (Health::default(), Stop::default());
-        tokio::spawn(stop_on_signals(stop.clone())?);
+        tokio::spawn(Signals::install()?.stop(stop.clone()));
         let parts = Parts {
             store: self.store.clone(),
             listen_at: self.connector.clone(),

@@ -151,9 +151,9 @@ impl Files<'_> {
     }
 }
 
-/// Something in this directory may be smaller now.
-fn shrunk(quota: Option<&InQuota>) {
-    if let Some(quota) = quota {
+/// Something in this directory may be smaller now, where that has succeeded.
+fn shrunk_if(done: bool, quota: Option<&InQuota>) {
+    if let Some(quota) = quota.filter(|_| done) {
         quota.ledger.shrunk();
     }
 }
@@ -256,7 +256,7 @@ impl HostDescriptor for Files<'_> {
         self.changes()?;
         let quota = self.fds.of(&fd);
         let done = self.inner.remove_directory_at(fd, path).await;
-        shrunk(quota.as_deref());
+        shrunk_if(done.is_ok(), quota.as_deref());
         self.noted(done)
     }
 
@@ -264,7 +264,7 @@ impl HostDescriptor for Files<'_> {
         self.changes()?;
         let quota = self.fds.of(&fd);
         let done = self.inner.unlink_file_at(fd, path).await;
-        shrunk(quota.as_deref());
+        shrunk_if(done.is_ok(), quota.as_deref());
         self.noted(done)
     }
 
@@ -288,7 +288,7 @@ impl HostDescriptor for Files<'_> {
         }
         let done = self.inner.rename_at(fd, path, new_dir, new_path).await;
         // There may have been another file of that name.
-        shrunk(quota.as_deref());
+        shrunk_if(done.is_ok(), quota.as_deref());
         self.noted(done)
     }
 
@@ -302,7 +302,7 @@ impl HostDescriptor for Files<'_> {
         };
         let quota = self.fds.of(&fd);
         let done = self.inner.set_size(fd, bytes).await;
-        shrunk(quota.as_deref());
+        shrunk_if(done.is_ok(), quota.as_deref());
         self.counted(charge, done)
     }
 

@@ -19,7 +19,10 @@ pub(super) fn canonical_text(value: &Value) -> Result<Vec<u8>, String> {
         schema: &Compiled::default(),
         json: &json,
         steps: u64::MAX,
+        looked_at: u64::MAX,
+        held: 0,
         depth: 0,
+        unwanted: &|| false,
     };
     let mut out = Vec::new();
     match check.canonical(json.root(), &mut out) {

@@ -17,6 +17,12 @@ pub(super) const DEPTH_MAX: u32 = 512;
 /// Bytes that are compared or copied in one step.
 const BYTES_PER_STEP: usize = 32;
 
+/// What is kept of objects while others are looked at, in parts of them: some 80 MB at most.
+const HELD_PARTS_MAX: u64 = 8 << 20;
+
+/// So many steps take some milliseconds.
+const STEPS_PER_LOOK: u64 = 1 << 14;
+
 /// Why a value is not accepted.
 pub(super) enum Stop {
     Mismatch(Mismatch),
@@ -27,13 +33,21 @@ pub(super) enum Stop {
 /// The properties of one object that something has looked at.
 type Seen = HashSet<Place>;
 
-/// Checks the whole value. `steps`: how many it may take.
-pub(super) fn evaluate(schema: &Compiled, json: &Json<'_>, steps: u64) -> Result<(), Stop> {
+/// Checks the whole value. `steps`: how many it may take; `unwanted`: whether nobody waits for the answer any more.
+pub(super) fn evaluate(
+    schema: &Compiled,
+    json: &Json<'_>,
+    steps: u64,
+    unwanted: &dyn Fn() -> bool,
+) -> Result<(), Stop> {
     let mut check = Check {
         schema,
         json,
         steps,
+        looked_at: steps,
+        held: 0,
         depth: 0,
+        unwanted,
     };
     check.fits(NodeId(0), json.root(), None)
 }
@@ -43,13 +57,37 @@ pub(super) struct Check<'s, 'j> {
     pub(super) schema: &'s Compiled,
     pub(super) json: &'j Json<'j>,
     pub(super) steps: u64,
+    /// What was left of them when it last looked whether anybody waits.
+    pub(super) looked_at: u64,
+    /// Parts of objects of which something is kept.
+    pub(super) held: u64,
     pub(super) depth: u32,
+    pub(super) unwanted: &'s dyn Fn() -> bool,
 }
 
 impl<'s, 'j> Check<'s, 'j> {
     pub(super) fn count(&mut self, steps: u64) -> Result<(), Stop> {
         self.steps = self.steps.checked_sub(steps).ok_or(Stop::TooManySteps)?;
+        if self.looked_at - self.steps >= STEPS_PER_LOOK {
+            self.looked_at = self.steps;
+            if (self.unwanted)() {
+                return Err(Stop::TooManySteps);
+            }
+        }
         Ok(())
+    }
+
+    /// As much as what is noted of an object can take, until it is [let go](Self::let_go).
+    fn hold(&mut self, at: Place) -> Result<(), Stop> {
+        self.held += self.json.parts_of(at);
+        match self.held > HELD_PARTS_MAX {
+            true => Err(Stop::TooManySteps),
+            false => Ok(()),
+        }
+    }
+
+    fn let_go(&mut self, at: Place) {
+        self.held -= self.json.parts_of(at);
     }
 
     pub(super) fn count_bytes(&mut self, bytes: usize) -> Result<(), Stop> {
@@ -74,7 +112,10 @@ impl<'s, 'j> Check<'s, 'j> {
 
     /// Whether it fits, where both are answers.
     fn matches(&mut self, id: NodeId, at: Place, seen: Option<&mut Seen>) -> Result<bool, Stop> {
-        match self.fits(id, at, seen) {
+        let held = self.held;
+        let fits = self.fits(id, at, seen);
+        self.held = held;
+        match fits {
             Ok(()) => Ok(true),
             Err(Stop::Mismatch(_)) => Ok(false),
             Err(stop @ (Stop::TooManySteps | Stop::TooDeep)) => Err(stop),
@@ -90,7 +131,10 @@ impl<'s, 'j> Check<'s, 'j> {
         outer: Option<&mut Seen>,
     ) -> Result<(), Stop> {
         let mut seen = Seen::new();
+        self.hold(at)?;
+        // Who does not fit is the end, or is let go where it was tried.
         self.rules(id, node, at, Some(&mut seen))?;
+        self.let_go(at);
         if self.json.kind(at) != Kind::Object {
             return Ok(());
         }
@@ -366,11 +410,17 @@ impl<'s, 'j> Check<'s, 'j> {
         }
         if !combined.dependent_schemas.is_empty() && self.json.kind(at) == Kind::Object {
             let members = self.members(at)?;
+            let mut depending = Vec::new();
             for (name, node) in &combined.dependent_schemas {
                 self.count_bytes(name.len())?;
                 if has(&members, name) {
-                    self.fits(*node, at, seen.as_deref_mut())?;
+                    depending.push(*node);
                 }
+            }
+            // Not kept while the same object is looked at again.
+            drop(members);
+            for node in depending {
+                self.fits(node, at, seen.as_deref_mut())?;
             }
         }
         Ok(())
@@ -431,7 +481,13 @@ impl<'s, 'j> Check<'s, 'j> {
         seen: Option<&mut Seen>,
     ) -> Result<Result<(), Mismatch>, Stop> {
         let mut own = seen.as_ref().map(|_| Seen::new());
-        match self.fits(id, at, own.as_mut()) {
+        let held = self.held;
+        if own.is_some() {
+            self.hold(at)?;
+        }
+        let fits = self.fits(id, at, own.as_mut());
+        self.held = held;
+        match fits {
             Ok(()) => {
                 if let (Some(seen), Some(own)) = (seen, own) {
                     self.count(own.len() as u64)?;
@@ -445,9 +501,13 @@ impl<'s, 'j> Check<'s, 'j> {
     }
 
     pub(super) fn members(&mut self, at: Place) -> Result<Vec<Member<'j>>, Stop> {
+        let mut count: u64 = 0;
         for name in self.json.items(at).step_by(2) {
             self.count_bytes(self.json.raw(name).len())?;
+            count += 1;
         }
+        // They are sorted, and may be noted.
+        self.count(count * u64::from(2 + count.max(1).ilog2() / 2))?;
         Ok(self.json.members(at))
     }
 }

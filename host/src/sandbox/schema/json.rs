@@ -106,6 +106,11 @@ impl<'a> Json<'a> {
         Ok(Self { text, parts })
     }
 
+    /// How many parts it has with all that is in it.
+    pub(super) fn parts_of(&self, at: Place) -> u64 {
+        u64::from(self.part(at).next - at.0)
+    }
+
     pub(super) fn root(&self) -> Place {
         Place(0)
     }

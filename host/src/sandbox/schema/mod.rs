@@ -36,7 +36,7 @@ const PATTERNS_BYTES_MAX: usize = 16 << 20;
 const STEPS_BASE: u64 = 2_000_000;
 
 /// And for each byte of the value: dozens of alternatives for each small object of a long list.
-const STEPS_PER_BYTE: u64 = 16;
+const STEPS_PER_BYTE: u64 = 8;
 
 /// As many are done within a millisecond, in which nobody else has to wait for the thread.
 const QUICK_STEPS: u64 = 10_000;
@@ -50,7 +50,7 @@ const EXCERPT_BYTES_MAX: usize = 200;
 /// A JSON Schema as a module wrote it, ready to be checked against.
 #[derive(Clone)]
 pub struct Schema {
-    written: Value,
+    written: Arc<Value>,
     /// None where everything fits.
     compiled: Option<Arc<Compiled>>,
 }
@@ -68,7 +68,7 @@ impl Schema {
     /// Everything fits.
     pub(super) fn open() -> Self {
         Self {
-            written: Value::Bool(true),
+            written: Arc::new(Value::Bool(true)),
             compiled: None,
         }
     }
@@ -81,7 +81,7 @@ impl Schema {
         let compiled = compile::compile(&written, &mut patterns.0)?;
         Ok(Self {
             compiled: (!compiled.is_open()).then(|| Arc::new(compiled)),
-            written,
+            written: Arc::new(written),
         })
     }
 
@@ -99,7 +99,7 @@ impl Schema {
         if text.len() > QUICK_BYTES {
             return None;
         }
-        match self.fits(compiled, text, QUICK_STEPS) {
+        match self.fits(compiled, text, QUICK_STEPS, &|| false) {
             Err(Misfit::TooManySteps) => None,
             Err(why) => Some(Err(why.to_string())),
             Ok(()) => Some(Ok(())),
@@ -111,17 +111,32 @@ impl Schema {
     /// # Errors
     /// Where it does not fit, or cannot be checked; a phrase like "does not fit …".
     pub fn check(&self, text: &[u8]) -> Result<(), String> {
+        self.check_while(text, &|| false)
+    }
+
+    /// As [`check`](Self::check); ends, with any answer, soon after nobody wants it any more.
+    pub(super) fn check_while(
+        &self,
+        text: &[u8],
+        unwanted: &dyn Fn() -> bool,
+    ) -> Result<(), String> {
         let Some(compiled) = &self.compiled else {
             return Ok(());
         };
         let steps = STEPS_BASE + STEPS_PER_BYTE * text.len() as u64;
-        self.fits(compiled, text, steps)
+        self.fits(compiled, text, steps, unwanted)
             .map_err(|why| why.to_string())
     }
 
-    fn fits(&self, compiled: &Compiled, text: &[u8], steps: u64) -> Result<(), Misfit> {
+    fn fits(
+        &self,
+        compiled: &Compiled,
+        text: &[u8],
+        steps: u64,
+        unwanted: &dyn Fn() -> bool,
+    ) -> Result<(), Misfit> {
         let json = Json::read(text).map_err(Misfit::Unread)?;
-        evaluate(compiled, &json, steps).map_err(|stop| match stop {
+        evaluate(compiled, &json, steps, unwanted).map_err(|stop| match stop {
             Stop::TooManySteps => Misfit::TooManySteps,
             Stop::TooDeep => Misfit::TooDeep,
             Stop::Mismatch(mismatch) => {

@@ -80,6 +80,40 @@ fn nesting_ends() {
 }
 
 #[test]
+fn what_is_kept_of_an_object_is_not_kept_once_for_each_level_of_the_schema() {
+    let members: Vec<String> = (0..40_000).map(|n| format!("\"{n}\":1")).collect();
+    let value = format!("{{\"a\":1,{}}}", members.join(","));
+    for (open, close) in [
+        ("{\"dependentSchemas\": {\"a\": ", "}}"),
+        ("{\"unevaluatedProperties\": true, \"allOf\": [", "]}"),
+    ] {
+        let written = format!("{}false{}", open.repeat(50), close.repeat(50));
+        let why = checked(written, value.clone()).expect_err("must not fit");
+        // Whichever comes first.
+        assert!(
+            why.contains("does not fit") || why.contains("too much work"),
+            "{why:.200}"
+        );
+    }
+}
+
+#[test]
+fn a_check_that_nobody_waits_for_ends() {
+    let doubled =
+        r##"{"anyOf": [{"items": {"$ref": "#"}}, {"items": {"$ref": "#"}}], "type": "array"}"##;
+    let deep = format!("{}1{}", "[".repeat(60), "]".repeat(60));
+    let looks = std::cell::Cell::new(0);
+    let unwanted = || {
+        looks.set(looks.get() + 1);
+        looks.get() == 3
+    };
+    let ended = schema(doubled)
+        .unwrap()
+        .check_while(deep.as_bytes(), &unwanted);
+    assert_eq!((ended.is_err(), looks.get()), (true, 3));
+}
+
+#[test]
 fn no_list_makes_the_search_for_equal_items_slow() {
     let numbers: Vec<String> = (0..200_000).map(|n| format!("{n}e1")).collect();
     let list = format!("[{}]", numbers.join(","));
