@@ -71,10 +71,12 @@ impl Sandbox {
             return Ok(checked);
         }
         let checks = Arc::clone(&self.checks);
-        let (schema, text, told) = (schema.clone(), text.to_vec(), abort.clone());
+        let (schema, told) = (schema.clone(), abort.clone());
         let check = async move {
             // Nobody closes the semaphore.
             let permit = checks.acquire_owned().await.ok();
+            // Who waits for a thread keeps no copy.
+            let text = text.to_vec();
             let check = tokio::task::spawn_blocking(move || {
                 let _permit = permit;
                 schema.check_while(&text, &|| told.reason().is_some())

@@ -170,6 +170,9 @@ pub(super) fn load(
     })
 }
 
+/// In wasmtime's words on what (memory, table, instance) is larger than its place in the pool, before it says how much.
+const TOO_LARGE: &str = " does not fit in pooling allocator requirements";
+
 /// The module's machine code: what was kept, or else what the compiler makes of it.
 fn component(
     sandbox: &Sandbox,
@@ -186,9 +189,15 @@ fn component(
     }
     let code = compile(sandbox, bytes)?;
     let component = deserialize(&sandbox.engine, &code).map_err(|error| {
-        Refused::Circumstances(format!(
-            "it could not be compiled: the compiler is not of this host's version: {error:#}"
-        ))
+        let why = format!("{error:#}");
+        if why.contains(TOO_LARGE) {
+            let what = error.root_cause();
+            format!("it asks for more than a host has for one module: {what}").into()
+        } else {
+            Refused::Circumstances(format!(
+                "it could not be compiled: the compiler is not of this host's version: {why}"
+            ))
+        }
     })?;
     if let Some(cache) = &sandbox.cache {
         cache.put(digest, &code);

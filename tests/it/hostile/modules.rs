@@ -15,6 +15,13 @@ fn wat(text: &str) -> Vec<u8> {
     wat::parse_str(text).expect("it is WebAssembly text")
 }
 
+/// A component of one module, with a memory of so many pages.
+fn with_memory(pages: &str) -> Vec<u8> {
+    wat(&format!(
+        "(component (core module $m (memory {pages})) (core instance (instantiate $m)))"
+    ))
+}
+
 fn described(text: &str) -> Vec<u8> {
     guest(text, "unreachable")
 }
@@ -49,6 +56,24 @@ fn cases() -> Vec<Refused> {
             "off there too",
             wat("(component (core module (memory i64 1)))"),
             "it cannot be compiled",
+        ),
+        (
+            "a memory that begins with 2 GiB",
+            "it is refused for good, with its size",
+            with_memory("32768"),
+            "it asks for more than a host has for one module: memory has a minimum byte size of 2147483648",
+        ),
+        (
+            "two memories",
+            "so is it",
+            with("(memory 1)"),
+            "it asks for more than a host has for one module: defined memories count of 2",
+        ),
+        (
+            "a table of a million elements",
+            "so is it",
+            with("(table 1000000 funcref)"),
+            "it asks for more than a host has for one module: table index 0",
         ),
         (
             "a component with garbage collection",
