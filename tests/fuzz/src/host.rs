@@ -20,6 +20,9 @@ const STOPS_WITHIN: Duration = Duration::from_secs(20);
 /// Something for most of the handlers that the tests have.
 const PAYLOAD: &str = r#"{"text": "a b", "name": "a", "n": 7, "as": "details", "bytes": 1000, "depth": 100, "fail_until": 1, "line": "a", "ms": 1, "path": "/a"}"#;
 
+/// How a module ends that is not loaded.
+pub(crate) const REFUSED: &str = "refused";
+
 /// A host's sandbox.
 pub(crate) struct Host {
     runtime: Runtime,
@@ -46,7 +49,7 @@ impl Host {
         self.runtime.block_on(async {
             let catalog = Catalog::open(self.sandbox.clone(), folder.path()).await?;
             let handlers = catalog.current();
-            let mut end = "refused";
+            let mut end = REFUSED;
             for name in handlers.names() {
                 let handler = handlers.get(&name).context("it is listed")?;
                 end = self.attempt(handler).await;

@@ -28,6 +28,9 @@ use host::Host;
 /// One case: a module may be compiled for some seconds on a busy machine, and an attempt is stopped after less.
 const CASE_SECONDS_MAX: u64 = 60;
 
+/// Some of a hundred run, if any can.
+const CASES_WITHOUT_A_RUN_MAX: u64 = 200;
+
 /// Of this process, with two attempts of 128 MiB and all that the host keeps.
 const MEMORY_KIB_MAX: u64 = 2 << 20;
 
@@ -127,6 +130,7 @@ fn main() -> Result<()> {
     }
     let name = options.target.to_possible_value().expect("none is hidden");
     let cases: u64 = ends.values().sum();
+    let refused = ends.get(host::REFUSED).copied().unwrap_or(0);
     let ends: Vec<String> = ends
         .iter()
         .map(|(end, count)| format!("{end} {count}"))
@@ -135,6 +139,13 @@ fn main() -> Result<()> {
         "{:<10} {cases:>9} cases: {}",
         name.get_name(),
         ends.join(", ")
+    );
+    // What is refused at its loading shows nothing of running.
+    let runs = matches!(options.target, Target::Modules | Target::Mutated);
+    let ran = cases > refused;
+    anyhow::ensure!(
+        ran || !runs || options.repeat || cases < CASES_WITHOUT_A_RUN_MAX,
+        "not one of {cases} modules got as far as to run: this has shown nothing"
     );
     Ok(())
 }

@@ -35,6 +35,8 @@ pub(crate) fn made(random: &mut StdRng) -> Result<Vec<u8>> {
         shared_everything_threads_enabled: false,
         threads_enabled: false,
         gc_enabled: false,
+        // Without collection there is nothing that a reference from outside could be.
+        reference_types_enabled: false,
         exceptions_enabled: false,
         ..Config::default()
     };
