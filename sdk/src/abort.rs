@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::ctx::Host;
+use crate::ctx::{Host as _, World};
 use crate::task::Wait;
 
 /// Why an attempt has to stop.
@@ -53,23 +53,23 @@ impl fmt::Display for AbortReason {
 /// What is left of the grace is for tidying up; then the attempt is stopped where it stands.
 #[derive(Clone)]
 pub struct AbortSignal {
-    host: Rc<dyn Host>,
+    world: Rc<World>,
 }
 
 impl AbortSignal {
-    pub(crate) fn new(host: Rc<dyn Host>) -> Self {
-        Self { host }
+    pub(crate) fn new(world: Rc<World>) -> Self {
+        Self { world }
     }
 
     /// None while the attempt may go on. Costs a host call: ask once per chunk of work, not
     /// once per byte.
     pub fn reason(&self) -> Option<AbortReason> {
-        self.host.abort_reason()
+        self.world.abort_reason()
     }
 
     /// The time until the attempt is stopped by force; none while it may go on.
     pub fn grace_remaining(&self) -> Option<Duration> {
-        self.host.grace_remaining()
+        self.world.grace_remaining()
     }
 
     /// Ends when the attempt has to stop. [`race`](crate::race) it against the work.
@@ -77,7 +77,7 @@ impl AbortSignal {
         if let Some(reason) = self.reason() {
             return reason;
         }
-        Wait::new(self.host.abort_source()).await;
+        Wait::new(self.world.abort_source()).await;
         // A host that says "stop" but not why has lost track of the job.
         self.reason().unwrap_or(AbortReason::Error)
     }

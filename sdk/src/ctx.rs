@@ -1,7 +1,7 @@
 //! What a running attempt knows of itself, with what it may tell the host.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -53,6 +53,13 @@ pub enum Level {
     Error,
 }
 
+// One for each target, and never behind a `dyn`: of the host's imports a module then has those that it calls, and each that it
+// has costs each of its attempts some 0.4 µs.
+#[cfg(not(target_family = "wasm"))]
+pub(crate) use crate::testing::Recorder as World;
+#[cfg(target_family = "wasm")]
+pub(crate) use crate::wasm::Imports as World;
+
 /// What the world around an attempt offers: the host's imports in a module, a recorder in a
 /// native test.
 pub(crate) trait Host {
@@ -93,16 +100,17 @@ pub(crate) type Answer<'a> = Pin<Box<dyn Future<Output = Result<Response>> + 'a>
 /// In native tests `TestCtx` takes its place: `&TestCtx` is accepted where `&Ctx` is asked for.
 pub struct Ctx {
     job: JobInfo,
-    host: Rc<dyn Host>,
-    /// Which of the steps of each name are under way or done in this attempt.
-    begun: RefCell<HashMap<String, BTreeSet<u32>>>,
+    world: Rc<World>,
+    /// Which of the steps of each name are under way or done in this attempt. Ordered: the first hash table of an attempt asks the
+    /// host for its seed.
+    begun: RefCell<BTreeMap<String, BTreeSet<u32>>>,
 }
 
 impl Ctx {
-    pub(crate) fn new(job: JobInfo, host: Rc<dyn Host>) -> Self {
+    pub(crate) fn new(job: JobInfo, world: Rc<World>) -> Self {
         Self {
             job,
-            host,
+            world,
             begun: RefCell::default(),
         }
     }
@@ -114,7 +122,7 @@ impl Ctx {
 
     /// Writes one line to the host's log, beside the job's id.
     pub fn log(&self, level: Level, message: impl fmt::Display) {
-        self.host.log(level, message.to_string());
+        self.world.log(level, message.to_string());
     }
 
     /// [`log`](Self::log) at [`Level::Trace`].
@@ -144,7 +152,7 @@ impl Ctx {
 
     /// Says how far the attempt is, 0 to 100 (more counts as 100), with the step it is in.
     pub fn progress(&self, percent: u8, step: impl AsRef<str>) {
-        self.host.progress(percent.min(100), step.as_ref());
+        self.world.progress(percent.min(100), step.as_ref());
     }
 
     /// Does a piece of work once in the life of the job: its result is committed at once, and a later attempt
@@ -229,7 +237,7 @@ impl Ctx {
     /// # Errors
     /// Permanent, where the operator has not granted it to this handler (kind `denied`).
     pub fn secret(&self, name: impl AsRef<str>) -> Result<String> {
-        self.host.secret(name.as_ref())
+        self.world.secret(name.as_ref())
     }
 
     /// What the operator has set for this handler, under `[handlers.NAME.settings]` in `rouse.toml`. Fields that may be left out
@@ -256,7 +264,7 @@ impl Ctx {
     /// # Errors
     /// Permanent, where they are not what the handler takes (kind `bad-settings`), with the setting and where it is written.
     pub fn settings<T: DeserializeOwned>(&self) -> Result<T> {
-        let json = self.host.settings();
+        let json = self.world.settings();
         let json = &mut serde_json::Deserializer::from_slice(&json);
         serde_path_to_error::deserialize(json).map_err(|error| {
             let handler = &self.job.handler;
@@ -274,7 +282,7 @@ impl Ctx {
 
     /// What the handler keeps between its jobs, for the tenant of this one.
     pub fn state(&self) -> State<'_> {
-        State::new(&*self.host)
+        State::new(&self.world)
     }
 
     /// HMAC-SHA256 of a message, with a secret as the key that `rouse.toml` grants for signing (`sign = true`): 32 bytes.
@@ -295,11 +303,11 @@ impl Ctx {
     /// # Errors
     /// Permanent, where the operator has not granted it to this handler (kind `denied`).
     pub fn hmac_sha256(&self, name: impl AsRef<str>, message: impl AsRef<[u8]>) -> Result<Vec<u8>> {
-        self.host.hmac_sha256(name.as_ref(), message.as_ref())
+        self.world.hmac_sha256(name.as_ref(), message.as_ref())
     }
 
     pub(crate) fn http<'a>(&'a self, request: &'a Request) -> Answer<'a> {
-        self.host.http(request)
+        self.world.http(request)
     }
 
     /// Takes the first name that is free: `name`, `name#2`, `name#3` …
@@ -324,7 +332,7 @@ impl Ctx {
     }
 
     fn recorded<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        let Some(bytes) = self.host.begin_step(name)? else {
+        let Some(bytes) = self.world.begin_step(name)? else {
             return Ok(None);
         };
         serde_json::from_slice(&bytes).map(Some).map_err(|error| {
@@ -336,14 +344,14 @@ impl Ctx {
     }
 
     fn record<T: Serialize>(&self, name: &str, output: T) -> Result<T> {
-        self.host
+        self.world
             .complete_step(name, serde_json::to_vec(&output)?)?;
         Ok(output)
     }
 
     /// This attempt's abort signal.
     pub fn abort(&self) -> AbortSignal {
-        AbortSignal::new(Rc::clone(&self.host))
+        AbortSignal::new(Rc::clone(&self.world))
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::ctx::Host;
+use crate::ctx::{Host as _, World};
 use crate::{Error, Result};
 
 /// What a handler keeps between its jobs, from [`Ctx::state`](crate::Ctx::state): small values under keys, in the database. Each
@@ -39,7 +39,7 @@ use crate::{Error, Result};
 /// refused, or the quota is used up (kind `state-refused`); and one of kind `aborted` where the attempt has to stop.
 #[derive(Clone, Copy)]
 pub struct State<'a> {
-    host: &'a dyn Host,
+    world: &'a World,
 }
 
 impl fmt::Debug for State<'_> {
@@ -49,8 +49,8 @@ impl fmt::Debug for State<'_> {
 }
 
 impl<'a> State<'a> {
-    pub(crate) fn new(host: &'a dyn Host) -> Self {
-        Self { host }
+    pub(crate) fn new(world: &'a World) -> Self {
+        Self { world }
     }
 
     /// What is kept under a key, read from its JSON; none: nothing.
@@ -59,30 +59,30 @@ impl<'a> State<'a> {
     /// Also where it does not fit `T` (kind `state-changed`).
     pub fn get<T: DeserializeOwned>(&self, key: impl AsRef<str>) -> Result<Option<T>> {
         let key = key.as_ref();
-        let kept = self.host.state_get(key)?;
+        let kept = self.world.state_get(key)?;
         kept.map(|(bytes, _)| read(key, &bytes)).transpose()
     }
 
     /// Keeps a value as JSON, whatever was there.
     pub fn set<T: Serialize + ?Sized>(&self, key: impl AsRef<str>, value: &T) -> Result<()> {
-        self.host
+        self.world
             .state_set(key.as_ref(), serde_json::to_vec(value)?)
     }
 
     /// [`get`](Self::get) of bytes as they are.
     pub fn get_bytes(&self, key: impl AsRef<str>) -> Result<Option<Vec<u8>>> {
-        let kept = self.host.state_get(key.as_ref())?;
+        let kept = self.world.state_get(key.as_ref())?;
         Ok(kept.map(|(bytes, _)| bytes))
     }
 
     /// [`set`](Self::set) of bytes as they are.
     pub fn set_bytes(&self, key: impl AsRef<str>, bytes: impl Into<Vec<u8>>) -> Result<()> {
-        self.host.state_set(key.as_ref(), bytes.into())
+        self.world.state_set(key.as_ref(), bytes.into())
     }
 
     /// Forgets a key; false where nothing was kept there.
     pub fn delete(&self, key: impl AsRef<str>) -> Result<bool> {
-        self.host.state_delete(key.as_ref())
+        self.world.state_delete(key.as_ref())
     }
 
     /// All keys that begin so, in the order of their bytes; `""`: all.
@@ -90,7 +90,7 @@ impl<'a> State<'a> {
         let mut keys = Vec::<String>::new();
         loop {
             let after = keys.last().map(String::as_str);
-            let page = self.host.state_keys(prefix.as_ref(), after)?;
+            let page = self.world.state_keys(prefix.as_ref(), after)?;
             if page.is_empty() {
                 return Ok(keys);
             }
@@ -110,13 +110,13 @@ impl<'a> State<'a> {
     ) -> Result<T> {
         let key = key.as_ref();
         loop {
-            let (there, version) = match self.host.state_get(key)? {
+            let (there, version) = match self.world.state_get(key)? {
                 Some((bytes, version)) => (Some(read(key, &bytes)?), Some(version)),
                 None => (None, None),
             };
             let value = change(there)?;
             let bytes = serde_json::to_vec(&value)?;
-            if self.host.state_compare_and_set(key, version, bytes)? {
+            if self.world.state_compare_and_set(key, version, bytes)? {
                 return Ok(value);
             }
         }

@@ -78,9 +78,8 @@ impl TestCtx {
         };
         change(&mut job);
         let recorder = Rc::new(recorder);
-        let host: Rc<dyn Host> = Rc::<Recorder>::clone(&recorder);
         Self {
-            ctx: Ctx::new(job, host),
+            ctx: Ctx::new(job, Rc::clone(&recorder)),
             recorder,
         }
     }
@@ -236,7 +235,7 @@ impl Kept {
 }
 
 #[derive(Default)]
-struct Recorder {
+pub(crate) struct Recorder {
     logs: RefCell<Vec<LogLine>>,
     progress: RefCell<Vec<ProgressReport>>,
     recorded: RefCell<HashMap<String, Vec<u8>>>,

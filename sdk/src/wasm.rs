@@ -130,7 +130,7 @@ fn report_panics() {
 
 /// The host's imports, for one attempt. The signal is asked for by the first who looks at it: most
 /// handlers never do.
-struct Imports(OnceCell<Rc<context::AbortSignal>>);
+pub(crate) struct Imports(OnceCell<Rc<context::AbortSignal>>);
 
 impl Imports {
     fn signal(&self) -> &Rc<context::AbortSignal> {

@@ -240,6 +240,30 @@ async fn a_small_guest_fits_into_what_is_cleared_in_place() {
     );
 }
 
+#[test]
+fn a_module_imports_what_it_calls_and_no_more() {
+    // Each import costs each attempt some time.
+    let folder = guests("p2");
+    let imports = |module: &str, name: &str| {
+        let bytes = std::fs::read(folder.join(module)).unwrap();
+        bytes.windows(name.len()).any(|at| at == name.as_bytes())
+    };
+    let interfaces = [
+        "rouse:handler/state",
+        "rouse:handler/steps",
+        "rouse:handler/secrets",
+        "rouse:handler/settings",
+        "wasi:http/",
+        "wasi:random/",
+        "wasi:filesystem/",
+    ];
+    for name in interfaces {
+        assert!(!imports("noop.wasm", name), "{name}");
+    }
+    assert!(imports("noop.wasm", "rouse:handler/context"));
+    assert!(imports("http_deliver.wasm", "wasi:http/"));
+}
+
 #[tokio::test]
 async fn rust_that_runs_out_of_memory_is_out_of_memory() {
     assert_eq!(
