@@ -15,10 +15,10 @@ async fn high_priority_goes_first_and_within_a_lane_the_oldest() {
     let mut expected = Vec::new();
     for priority in ["low", "normal", "high"] {
         let mut ids = Vec::new();
-        for handler in ["noop", "test.echo", "noop"] {
+        for handler in ["test.sleep", "test.race", "test.sleep"] {
             let row = client
                 .query_one(
-                    "SELECT rouse.enqueue($1, priority => $2)",
+                    "SELECT rouse.enqueue($1, '{\"ms\": 20}', priority => $2)",
                     &[&handler, &priority],
                 )
                 .await
@@ -52,7 +52,7 @@ async fn high_priority_goes_first_and_within_a_lane_the_oldest() {
     let first: i64 = rows[0].get(0);
     assert_eq!(first, expected[0]);
     for lane in rows.chunk_by(|one, other| one.get::<_, String>(1) == other.get::<_, String>(1)) {
-        for handler in ["noop", "test.echo"] {
+        for handler in ["test.sleep", "test.race"] {
             let of_lane = lane.iter().filter(|row| row.get::<_, String>(2) == handler);
             assert!(
                 of_lane.map(|row| row.get::<_, i64>(0)).is_sorted(),
@@ -67,10 +67,11 @@ async fn an_orphan_goes_ahead_of_older_queued_jobs() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut older = Vec::new();
-    for n in 0..5 {
-        older.push(enqueue(&client, "noop", json!({ "n": n })).await);
+    // Longer than the clocks of a claim and of a start may differ.
+    for _ in 0..5 {
+        older.push(enqueue(&client, "test.sleep", json!({"ms": 20})).await);
     }
-    let orphan = enqueue(&client, "noop", json!({"n": 9})).await;
+    let orphan = enqueue(&client, "test.sleep", json!({"ms": 20})).await;
     // As a worker that died leaves it.
     client
         .execute(
@@ -207,9 +208,12 @@ async fn a_worker_serves_its_queues_in_order() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for queue in ["third", "second", "first"] {
-        for handler in ["noop", "test.echo"] {
+        for handler in ["test.sleep", "test.race"] {
             client
-                .query("SELECT rouse.enqueue($1, queue => $2)", &[&handler, &queue])
+                .query(
+                    "SELECT rouse.enqueue($1, '{\"ms\": 20}', queue => $2)",
+                    &[&handler, &queue],
+                )
                 .await
                 .unwrap();
         }
