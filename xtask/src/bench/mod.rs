@@ -14,6 +14,7 @@ mod scale;
 mod all;
 mod levels;
 mod smoke;
+mod soak;
 
 mod plain;
 mod probe;
@@ -71,6 +72,8 @@ enum Part {
     All(all::Options),
     /// A minute of small measurements that fail where something has become far worse; part of CI
     Smoke(smoke::Options),
+    /// A million mixed jobs, 2 % of them hostile, in one host, which may keep nothing of them; about ten minutes on two cores
+    Soak(soak::Options),
 }
 
 /// What every benchmark needs.
@@ -103,6 +106,7 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
             Part::Scale(options) => scale::run(&bench, &options).await,
             Part::All(options) => all::run(&bench, &options).await,
             Part::Smoke(options) => smoke::run(&bench, &workspace.root, &options).await,
+            Part::Soak(options) => soak::run(&bench, &options).await,
         }
     })?;
     bench.progress.end();
