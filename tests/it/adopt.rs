@@ -29,7 +29,7 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
     let orders = orders(&store, 60_000).await;
     let adopt = async || {
         store
-            .adopt(Fence(rand()), &orders, 10, 3, None)
+            .adopt(Fence(rand()), &orders, None, 10, 3, None)
             .await
             .unwrap()
     };
@@ -133,6 +133,9 @@ async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
         after: 0,
         lease_ms: 1000,
     }];
-    let adopted = store.adopt(Fence(1), &other, 10, 3, None).await.unwrap();
+    let adopted = store
+        .adopt(Fence(1), &other, None, 10, 3, None)
+        .await
+        .unwrap();
     assert!(adopted.claimed.is_empty());
 }

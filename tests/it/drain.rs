@@ -304,3 +304,27 @@ async fn a_drain_goes_on_while_its_connections_are_cut() {
     assert_eq!(status.code(), Some(0), "{output}");
     assert!(output.contains("\"succeeded\":1"), "{output}");
 }
+
+#[tokio::test]
+async fn a_drain_runs_what_its_sources_bind_and_says_what_is_left_of_the_same_handler() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("[sources]\nlegacy = \"noop\"\n", &["noop.wasm"]);
+    for _ in 0..3 {
+        put(&client, "'producers.own', '{\"n\": 1}', source => 'legacy'").await;
+    }
+    put(
+        &client,
+        "'producers.own', '{\"n\": 1}', source => 'legacy', tags => '{gpu}'",
+    )
+    .await;
+    let other = put(&client, "'producers.own', source => 'other'").await;
+    let ran = rouse_in(&db, &["queue", "drain", "default", "--json"], &folder).await;
+    ran.exits(3);
+    let summary = ran.json();
+    assert_eq!(summary["succeeded"], 3, "{summary}");
+    let left = summary["left"].as_array().unwrap();
+    assert_eq!(left.len(), 2, "{summary}");
+    assert!(left.iter().all(|left| left["ready"] == 1), "{summary}");
+    assert_eq!(events(&client, other).await, ["requested"]);
+}

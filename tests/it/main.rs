@@ -10,6 +10,7 @@ mod partitions;
 mod plans;
 mod roles;
 mod settle;
+mod sources;
 mod state;
 mod vitals;
 mod wakeups;

@@ -6,7 +6,9 @@ use rouse::job::{Attempt, RunEnd};
 use rouse::worker::{AttemptInfo, Middleware, Next, Running, Settings};
 use serde_json::{Value, json};
 
-use crate::support::worker::{PATIENCE, TestWorker, cancel, ended, enqueue, guests_dir, lease};
+use crate::support::worker::{
+    PATIENCE, TestWorker, cancel, ended, enqueue, guests_dir, lease, until_true,
+};
 use crate::support::{Host, TestDb, free_port};
 
 /// What the middlewares have done, in order.
@@ -243,4 +245,98 @@ async fn what_is_lost_and_what_is_given_up_is_an_event_and_is_counted() {
     ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
+}
+
+/// Starts a host with a log for machines.
+fn host_that_logs(db: &TestDb, worker_id: &str) -> Host {
+    let (guests, url) = (guests_dir(), db.url());
+    let args = [
+        "--log-format",
+        "json",
+        "serve",
+        "--http",
+        "off",
+        "--worker-id",
+        worker_id,
+        "--handlers",
+        guests.to_str().unwrap(),
+    ];
+    Host::rouse(&args, &[("DATABASE_URL", url.as_str())])
+}
+
+#[tokio::test]
+async fn what_is_done_from_outside_is_told_once_whoever_is_there() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let ask = async |sql: &str| -> i64 {
+        let row = client.query_one(sql, &[]).await.unwrap();
+        row.get(0)
+    };
+    // While no host is there.
+    client
+        .batch_execute("SELECT rouse.pause_queue('mail')")
+        .await
+        .unwrap();
+    let id = ask("SELECT rouse.enqueue('noop', queue => 'mail')").await;
+    cancel(&client, id).await;
+    let again = ask(&format!("SELECT rouse.retry({id})")).await;
+    let hosts = [host_that_logs(&db, "one"), host_that_logs(&db, "other")];
+    for host in &hosts {
+        host.line(PATIENCE, |line| line.contains("worker started"));
+    }
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.untold)").await;
+    // A host that is told to stop says so with a heartbeat.
+    client
+        .batch_execute("SELECT rouse.resume_queue('mail')")
+        .await
+        .unwrap();
+    let output = hosts.map(|host| {
+        host.signal(libc::SIGTERM);
+        host.exit(PATIENCE).1
+    });
+    let told: Vec<Value> = output
+        .iter()
+        .flat_map(|output| output.lines())
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|line| line["message"] == "done from outside")
+        .collect();
+    let one = |event: &str| -> &Value {
+        let mut told = told.iter().filter(|told| told["event"] == event);
+        let one = told.next().unwrap_or_else(|| panic!("{event}: {output:?}"));
+        assert!(told.next().is_none(), "{event} is told twice: {output:?}");
+        assert_eq!(one["target"], "rouse::job");
+        assert!(one["by"].is_string() && one["at"].is_string(), "{one}");
+        assert!(one["worker.id"] == "one" || one["worker.id"] == "other");
+        one
+    };
+    assert_eq!(told.len(), 4, "{told:?}");
+    let paused = one("paused");
+    assert_eq!(paused["queue"], "mail");
+    assert!(paused.get("job.id").is_none() && paused.get("handler").is_none());
+    let cancelled = one("cancelled");
+    assert_eq!(cancelled["job.id"], id.to_string());
+    assert_eq!(
+        (&cancelled["handler"], &cancelled["queue"]),
+        (&json!("noop"), &json!("mail"))
+    );
+    let retried = one("retried");
+    let detail: Value = serde_json::from_str(retried["detail"].as_str().unwrap()).unwrap();
+    assert_eq!(detail["as"], again);
+    assert_eq!(one("resumed")["queue"], "mail");
+}
+
+#[tokio::test]
+async fn a_host_that_cannot_ask_what_was_done_from_outside_goes_on() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("DROP FUNCTION rouse.tell")
+        .await
+        .unwrap();
+    let host = host_that_logs(&db, "one");
+    host.line(PATIENCE, |line| {
+        line.contains("cannot read what was done from outside")
+    });
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
 }

@@ -355,7 +355,7 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
     let peek = store.peek(&looking).await.unwrap();
     assert!(peek.ready.len() == 1 && !peek.orphans, "{peek:?}");
     let adopted = store
-        .adopt(Fence(8), &orders, 10, 3, None)
+        .adopt(Fence(8), &orders, None, 10, 3, None)
         .await
         .unwrap()
         .claimed;
@@ -374,7 +374,7 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
     let peek = store.peek(&recent).await.unwrap();
     assert!(peek.orphans && peek.ready.len() == 1, "{peek:?}");
     let adopted = store
-        .adopt(Fence(8), &orders, 10, 3, within)
+        .adopt(Fence(8), &orders, None, 10, 3, within)
         .await
         .unwrap()
         .claimed;

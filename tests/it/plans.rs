@@ -34,7 +34,7 @@ async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
          $4::text[]::jsonb[], $5::text[]::jsonb[], array_fill(0::bigint, ARRAY[10]),
          array_fill(NULL::timestamptz, ARRAY[10]), array_fill(NULL::bigint, ARRAY[10]), $6)";
     const PROMOTE: &str = "SELECT promoted::bigint FROM rouse.promote((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL)";
-    const ADOPT: &str = "SELECT id FROM rouse.adopt((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3, $4, 3, NULL, true, true)";
+    const ADOPT: &str = "SELECT id FROM rouse.adopt((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3, $4, 3, NULL, true, true, NULL)";
     const OVERDUE: &str = "SELECT lane FROM rouse.overdue($1, $2, 0, $3)";
     client.query(REGISTER, &[]).await.unwrap();
     let wanted = i32::try_from(JOBS).unwrap();
@@ -309,4 +309,46 @@ async fn no_statement_of_a_worker_is_compiled_before_it_runs() {
         .unwrap();
     let compiled: Vec<String> = compiled.iter().map(|row| row.get(0)).collect();
     assert!(compiled.is_empty(), "{compiled:?} may be compiled by jit");
+}
+
+#[tokio::test]
+async fn jobs_of_a_source_are_found_among_many_of_others() {
+    const CLAIM: &str = "SELECT id FROM rouse.claim_bound((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
+        ARRAY(SELECT DISTINCT id FROM rouse.lane), '{mine,nobody}', 60000, $2)";
+    const LEFT: &str = "SELECT jobs FROM rouse.remaining_bound('default', '{mine,nobody}')";
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    client
+        .batch_execute("SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}'); SELECT rouse.enqueue('x', source => 'mine'); ANALYZE rouse.job")
+        .await
+        .unwrap();
+    let wanted = i32::try_from(JOBS).unwrap();
+    let ask = async |client: &mut Client, jobs: i64, when: &str| {
+        let (left, rows) = run(client, LEFT, &[]).await;
+        let mut read = vec![("remaining_bound", rows)];
+        let (ids, rows) = run(client, CLAIM, &[&FENCE, &wanted]).await;
+        read.push(("claim_bound", rows));
+        assert_eq!(
+            (left, i64::try_from(ids.len()).unwrap()),
+            (vec![jobs], jobs)
+        );
+        assert_few(&read, when);
+    };
+    // The session keeps these plans.
+    ask(&mut client, 1, "nearly empty").await;
+    backlog(&client).await;
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[3000]), source => 'others');
+             SELECT rouse.enqueue_many('x', array_fill('{}'::jsonb, ARRAY[3]), source => 'mine')",
+        )
+        .await
+        .unwrap();
+    ask(&mut client, 3, "then full").await;
+    client
+        .batch_execute("SELECT rouse.enqueue('x', source => 'mine'); ANALYZE rouse.job")
+        .await
+        .unwrap();
+    let mut fresh = db.client().await;
+    ask(&mut fresh, 1, "with statistics").await;
 }

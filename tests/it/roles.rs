@@ -29,6 +29,8 @@ const CANCEL: &str = "SELECT rouse.cancel(1)";
 const JOB: &str = "SELECT * FROM rouse.job(1)";
 const HISTORY: &str = "SELECT * FROM rouse.history(1)";
 const CLAIM: &str = "SELECT * FROM rouse.claim(1, NULL, 1, '{}', '{}', '{}', 1)";
+const CLAIM_BOUND: &str = "SELECT * FROM rouse.claim_bound(1, NULL, 1, '{}', '{}', 1, 1)";
+const TELL: &str = "SELECT * FROM rouse.tell(1, NULL, 1)";
 const SETTLE: &str = "SELECT * FROM rouse.settle(1, NULL, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', false)";
 const RENEW: &str = "SELECT * FROM rouse.renew(1, NULL, '{}', '{}', '{}')";
 const REGISTER: &str =
@@ -83,6 +85,8 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
             "rouse_worker",
             &[
                 CLAIM,
+                CLAIM_BOUND,
+                TELL,
                 SETTLE,
                 RENEW,
                 REGISTER,
@@ -109,6 +113,8 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
             JOB,
             HISTORY,
             CLAIM,
+            CLAIM_BOUND,
+            TELL,
             SETTLE,
             RENEW,
             REGISTER,

@@ -286,24 +286,6 @@ async fn a_worker_serves_only_its_queues_and_only_jobs_whose_tags_it_has() {
 }
 
 #[tokio::test]
-async fn a_source_can_be_bound_to_a_handler_of_the_consumers_own() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let bound = Settings {
-        sources: [("legacy".to_string(), "test.echo".to_string())].into(),
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, bound).await;
-    let row = client
-        .query_one("SELECT rouse.enqueue('noop', source => 'legacy')", &[])
-        .await
-        .unwrap();
-    let job = ended(&client, row.get(0)).await;
-    assert_eq!(job.result.unwrap()["handler"], "test.echo");
-    worker.drain().await;
-}
-
-#[tokio::test]
 async fn a_lane_that_is_committed_long_after_it_was_numbered_is_found() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);
@@ -333,32 +315,6 @@ async fn a_lane_that_is_committed_long_after_it_was_numbered_is_found() {
     })
     .await;
     assert_eq!(job.attempt, 1);
-    worker.drain().await;
-}
-
-#[tokio::test]
-async fn a_job_whose_source_is_bound_to_a_missing_handler_says_so_and_is_tried_again() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let bound = Settings {
-        sources: [("cron".to_string(), "no.such.handler".to_string())].into(),
-        ..settings()
-    };
-    let worker = TestWorker::start(&db, bound).await;
-    let row = client
-        .query_one("SELECT rouse.enqueue('noop', source => 'cron')", &[])
-        .await
-        .unwrap();
-    let job = until(&client, row.get(0), |job| job.error.is_some()).await;
-    assert_eq!(job.state, "queued");
-    let error = job.error.unwrap();
-    assert!(
-        error["message"]
-            .as_str()
-            .unwrap()
-            .contains("no.such.handler"),
-        "{error}"
-    );
     worker.drain().await;
 }
 

@@ -108,7 +108,7 @@ async fn whoever_has_the_key_takes_the_id_over_and_what_was_claimed_is_free() {
         lease_ms: 60_000,
     }];
     let adopted = restarted
-        .adopt(Fence(8), &lanes, 10, 3, None)
+        .adopt(Fence(8), &lanes, None, 10, 3, None)
         .await
         .unwrap();
     assert_eq!(adopted.claimed.len(), 1, "though its lease was for an hour");
@@ -228,7 +228,7 @@ async fn a_worker_that_is_not_heard_of_is_buried_by_the_others_and_its_jobs_are_
         lease_ms: 60_000,
     }];
     let adopted = lives
-        .adopt(Fence(8), &lanes, 10, 3, None)
+        .adopt(Fence(8), &lanes, None, 10, 3, None)
         .await
         .unwrap()
         .claimed;

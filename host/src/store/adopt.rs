@@ -36,11 +36,12 @@ pub struct LostJob {
 impl Store {
     /// Claims up to `wanted` jobs of these lanes whose lease has run out. A job that was lost before
     /// waits instead, and one that has been lost `lost_max` times is failed. `within`: only leases that ran out in the last
-    /// so long by the database's clock are looked at; none: all.
+    /// so long by the database's clock are looked at; none: all. `sources`: only jobs of these; none: of any.
     pub async fn adopt(
         &self,
         fence: Fence,
         orders: &[ClaimOrder],
+        sources: Option<&[String]>,
         wanted: usize,
         lost_max: u32,
         within: Option<Duration>,
@@ -62,6 +63,7 @@ impl Store {
                     (&wanted, Type::INT4),
                     (&lost_max, Type::INT4),
                     (&within.map(millis), Type::INT8),
+                    (&sources, Type::TEXT_ARRAY),
                 ],
             )
             .await?;

@@ -1,11 +1,11 @@
 //! Claims jobs in batches.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::{JsonText, Store, StoreError};
+use super::{JsonText, Store, StoreError, millis};
 use crate::job::{Attempt, Fence, JobId, LaneId};
 
 /// One lane to claim from.
@@ -102,6 +102,37 @@ impl Store {
                     (&lanes, Type::INT8_ARRAY),
                     (&cursors, Type::INT8_ARRAY),
                     (&leases, Type::INT8_ARRAY),
+                    (&wanted, Type::INT4),
+                ],
+            )
+            .await?;
+        rows.iter()
+            .map(|row| ClaimedJob::from_row(row, fence))
+            .collect()
+    }
+
+    /// Claims up to `wanted` jobs of these sources, from the lanes in the order given. One round trip.
+    pub async fn claim_bound(
+        &self,
+        fence: Fence,
+        lanes: &[LaneId],
+        sources: &[String],
+        lease: Duration,
+        wanted: usize,
+    ) -> Result<Vec<ClaimedJob>, StoreError> {
+        let me = self.me()?;
+        let lanes: Vec<i64> = lanes.iter().map(|lane| lane.0).collect();
+        let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
+        let rows = self
+            .query(
+                include_str!("claim_bound.sql"),
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&fence.0, Type::INT8),
+                    (&lanes, Type::INT8_ARRAY),
+                    (&sources, Type::TEXT_ARRAY),
+                    (&millis(lease), Type::INT8),
                     (&wanted, Type::INT4),
                 ],
             )

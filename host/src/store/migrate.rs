@@ -55,6 +55,16 @@ pub const MIGRATIONS: &[Migration] = &[
     migration!(20, "0020_losses_are_told", breaking: false),
     migration!(21, "0021_state", breaking: false),
     migration!(22, "0022_jobs_narrow_grants", breaking: false),
+    migration!(
+        23,
+        "0023_what_is_done_outside_is_told",
+        breaking: false
+    ),
+    migration!(
+        24,
+        "0024_jobs_are_found_by_their_source",
+        breaking: false
+    ),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.

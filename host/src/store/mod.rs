@@ -34,6 +34,7 @@ mod settle;
 mod sleep;
 mod state_from_outside;
 mod steps;
+mod tell;
 mod vitals;
 
 use std::sync::Arc;
@@ -68,6 +69,7 @@ pub use report::Report;
 pub use running::RunningUsage;
 pub use settle::{Fate, Locked, Ran, Settled, Settlement};
 pub use steps::NotMine;
+pub use tell::Done;
 pub use vitals::{COUNTED_WITHIN, Depth, Vitals};
 
 /// How long Postgres may take to answer. No statement of a host takes long; a connection that is

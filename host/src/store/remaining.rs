@@ -1,5 +1,7 @@
 //! What a queue has left, for a worker that empties it.
 
+use std::collections::HashMap;
+
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
@@ -15,6 +17,8 @@ pub struct Remaining {
     pub ready: i64,
     /// Jobs that can be claimed in a moment: their time has come, or their lease has run out.
     pub due: i64,
+    /// Those of both that come from one of the sources that were asked for.
+    pub bound: i64,
     /// Jobs that wait for their time.
     pub scheduled: i64,
     /// Those of them that wait for another try.
@@ -30,16 +34,29 @@ pub struct Remaining {
 impl Store {
     /// What this queue has left. `mine` is what the worker runs that has registered through this store, if any has.
     /// Everything that runs is read for it, in all queues.
-    pub async fn remaining(&self, queue: &str) -> Result<Vec<Remaining>, StoreError> {
-        self.left(queue, true).await
+    pub async fn remaining(
+        &self,
+        queue: &str,
+        sources: &[String],
+    ) -> Result<Vec<Remaining>, StoreError> {
+        self.left(queue, sources, true).await
     }
 
     /// The same without what runs: `mine` and `others` are 0.
-    pub async fn left_to_run(&self, queue: &str) -> Result<Vec<Remaining>, StoreError> {
-        self.left(queue, false).await
+    pub async fn left_to_run(
+        &self,
+        queue: &str,
+        sources: &[String],
+    ) -> Result<Vec<Remaining>, StoreError> {
+        self.left(queue, sources, false).await
     }
 
-    async fn left(&self, queue: &str, running: bool) -> Result<Vec<Remaining>, StoreError> {
+    async fn left(
+        &self,
+        queue: &str,
+        sources: &[String],
+        running: bool,
+    ) -> Result<Vec<Remaining>, StoreError> {
         let me = self.incarnation().map(|incarnation| incarnation.0);
         let rows = self
             .query(
@@ -51,9 +68,11 @@ impl Store {
                 ],
             )
             .await?;
+        let bound = self.bound(queue, sources).await?;
         let remaining = |row: &tokio_postgres::Row| Remaining {
             handler: row.get(0),
             tags: row.get(1),
+            bound: bound.get(&(row.get(0), row.get(1))).copied().unwrap_or(0),
             ready: row.get(2),
             due: row.get(3),
             scheduled: row.get(4),
@@ -63,5 +82,24 @@ impl Store {
             at_least: row.get(8),
         };
         Ok(rows.iter().map(remaining).collect())
+    }
+
+    /// How many jobs there are of these sources, by handler and tags.
+    async fn bound(
+        &self,
+        queue: &str,
+        sources: &[String],
+    ) -> Result<HashMap<(String, Vec<String>), i64>, StoreError> {
+        if sources.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let rows = self
+            .query(
+                include_str!("remaining_bound.sql"),
+                &[(&queue, Type::TEXT), (&sources, Type::TEXT_ARRAY)],
+            )
+            .await?;
+        let bound = |row: &tokio_postgres::Row| ((row.get(0), row.get(1)), row.get(2));
+        Ok(rows.iter().map(bound).collect())
     }
 }

@@ -10,13 +10,25 @@ use crate::job::LaneId;
 /// The most jobs of one lane that are known to have waited too long; it is asked again with each short sweep.
 pub(super) const KNOWN_MAX: usize = 500;
 
+/// Half of each claim; of an odd number of jobs the larger half every other time.
+#[derive(Debug, Default)]
+pub(super) struct Half {
+    larger: bool,
+}
+
+impl Half {
+    pub(super) fn of(&mut self, wanted: usize) -> usize {
+        self.larger = !self.larger;
+        (wanted + usize::from(self.larger)) / 2
+    }
+}
+
 /// What has waited too long, as far as it was known a moment ago.
 #[derive(Debug, Default)]
 pub(super) struct Overdue {
     /// How many jobs of which lane, the one that has waited longest first.
     lanes: VecDeque<(LaneId, usize)>,
-    /// Of an odd number of jobs the larger half goes to them every other time.
-    larger_half: bool,
+    half: Half,
 }
 
 impl Overdue {
@@ -29,8 +41,7 @@ impl Overdue {
     /// there. None: there is nothing for them.
     pub(super) fn share(&mut self, wanted: usize) -> Option<(LaneId, usize)> {
         let (lane, jobs) = *self.lanes.front()?;
-        self.larger_half = !self.larger_half;
-        let half = (wanted + usize::from(self.larger_half)) / 2;
+        let half = self.half.of(wanted);
         (half > 0).then_some((lane, half.min(jobs)))
     }
 
@@ -59,6 +70,15 @@ mod tests {
         let ones: Vec<bool> = (0..4).map(|_| overdue.share(1).is_some()).collect();
         assert_eq!(ones, [true, false, true, false]);
         assert_eq!(overdue.share(1000), Some((LaneId(1), 100)), "no newer ones");
+    }
+
+    #[test]
+    fn of_an_odd_number_each_half_is_the_larger_one_every_other_time() {
+        let mut half = Half::default();
+        let halves: Vec<usize> = [7, 7, 1, 1, 8, 8, 0, 0]
+            .map(|wanted| half.of(wanted))
+            .into();
+        assert_eq!(halves, [4, 3, 1, 0, 4, 4, 0, 0]);
     }
 
     #[test]

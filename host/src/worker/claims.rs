@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use metrics::counter;
 
 use super::Shared;
-use super::ageing::{KNOWN_MAX, Overdue};
+use super::ageing::{Half, KNOWN_MAX, Overdue};
 use super::attempt::Claim;
 use super::events::{self, Of, Since};
-use super::lanes::{After, Lanes};
+use super::lanes::{After, Lanes, Serving};
 use super::policy::Policy;
 use super::prefetch::Prefetch;
 use super::slots;
 use crate::job::Fence;
-use crate::sandbox::{BootTime, HandlerSet};
+use crate::sandbox::{BootTime, Handler, HandlerSet};
 use crate::store::{Adopted, ClaimOrder, ClaimedJob, Lane, LostJob, StoreError};
 
 /// What is known of the lanes, and what was claimed from them.
@@ -23,6 +23,10 @@ pub(super) struct Claims<'a> {
     pub(super) lanes: Lanes,
     /// The handlers for which it was decided which lanes are served.
     handlers: Option<Arc<HandlerSet>>,
+    /// Sources that are bound to a handler that is here.
+    sources: Vec<String>,
+    /// Of each claim, for jobs that are found by their source: neither they nor the others are to wait for the end of the others.
+    half: Half,
     prefetch: Prefetch,
     overdue: Overdue,
 }
@@ -33,6 +37,8 @@ impl<'a> Claims<'a> {
             shared,
             lanes: Lanes::default(),
             handlers: None,
+            sources: Vec::new(),
+            half: Half::default(),
             prefetch: Prefetch::new(Instant::now()),
             overdue: Overdue::default(),
         }
@@ -50,16 +56,34 @@ impl<'a> Claims<'a> {
             return;
         }
         let settings = &self.shared.settings;
+        let lease_ms = |handler: &Handler| {
+            let policy = Policy::resolve(&handler.manifest, &settings.overrides);
+            i64::try_from(policy.lease.as_millis()).unwrap_or(i64::MAX)
+        };
+        let bound: Vec<(&String, &Arc<Handler>)> = settings
+            .sources
+            .iter()
+            .filter_map(|(source, name)| Some((source, handlers.get(name)?)))
+            .collect();
+        // Which of them it will be is not known before the claim.
+        let bound_lease_ms = bound.iter().map(|(_, handler)| lease_ms(handler)).max();
+        self.sources = bound.iter().map(|(source, _)| (*source).clone()).collect();
         self.lanes.serve(|lane: &Lane| {
-            let handler = handlers.get(&lane.handler)?;
             let queue_place = match settings.queues.as_slice() {
                 [] => 0,
                 queues => queues.iter().position(|queue| *queue == lane.queue)?,
             };
-            let tags = lane.tags.iter().all(|tag| settings.tags.contains(tag));
-            let policy = Policy::resolve(&handler.manifest, &settings.overrides);
-            let lease_ms = i64::try_from(policy.lease.as_millis()).unwrap_or(i64::MAX);
-            tags.then_some((lease_ms, queue_place))
+            if !lane.tags.iter().all(|tag| settings.tags.contains(tag)) {
+                return None;
+            }
+            let handler = handlers.get(&lane.handler);
+            Some(Serving {
+                lease_ms: handler
+                    .map(|handler| lease_ms(handler))
+                    .or(bound_lease_ms)?,
+                queue_place,
+                by_source: handler.is_none(),
+            })
         });
         self.handlers = Some(handlers);
     }
@@ -91,18 +115,32 @@ impl<'a> Claims<'a> {
         wanted: usize,
         within: Option<Duration>,
     ) -> Result<usize, StoreError> {
-        let shared = self.shared;
+        let mut found = self
+            .adopt_from(&self.lanes.all(), None, wanted, within)
+            .await?;
+        if found < wanted && self.finds_by_source() {
+            let lanes = self.lanes.all_by_source();
+            let sources = Some(self.sources.as_slice());
+            found += self
+                .adopt_from(&lanes, sources, wanted - found, within)
+                .await?;
+        }
+        Ok(found)
+    }
+
+    async fn adopt_from(
+        &self,
+        orders: &[ClaimOrder],
+        sources: Option<&[String]>,
+        wanted: usize,
+        within: Option<Duration>,
+    ) -> Result<usize, StoreError> {
         let fence = Fence(rand::random());
         let asked = BootTime::now();
-        let Adopted { claimed, lost } = shared
-            .store
-            .adopt(
-                fence,
-                &self.lanes.all(),
-                wanted,
-                shared.settings.lost_max,
-                within,
-            )
+        let lost_max = self.shared.settings.lost_max;
+        let store = &self.shared.store;
+        let Adopted { claimed, lost } = store
+            .adopt(fence, orders, sources, wanted, lost_max, within)
             .await?;
         counter!("rouse_jobs_adopted_total").increment(claimed.len() as u64);
         for job in &lost {
@@ -147,7 +185,12 @@ impl<'a> Claims<'a> {
         Ok(())
     }
 
-    /// Claims from the lanes, in their order; half of it from those that have waited too long.
+    /// Whether there may be jobs that are this worker's by their source alone.
+    fn finds_by_source(&self) -> bool {
+        !self.sources.is_empty() && self.lanes.serves_by_source()
+    }
+
+    /// Claims from the lanes, in their order; half of it from those that have waited too long, and half of the rest by source.
     pub(super) async fn claim(&mut self, wanted: usize, after: After) -> Result<usize, StoreError> {
         let mut found = 0;
         if let Some((lane, share)) = self.overdue.share(wanted) {
@@ -156,12 +199,43 @@ impl<'a> Claims<'a> {
             self.overdue.claimed(jobs.len());
             found = self.dispatch(jobs, asked, false);
         }
+        let share = match self.finds_by_source() {
+            true => self.half.of(wanted - found),
+            false => 0,
+        };
+        let by_source = self.claim_by_source(share).await?;
+        found += by_source;
         let orders = self.lanes.orders(after);
         if found < wanted && !orders.is_empty() {
             let (jobs, asked) = self.claim_from(&orders, wanted - found).await?;
             found += self.dispatch(jobs, asked, false);
         }
+        // There may be more of them than their share, and nothing else.
+        if by_source == share {
+            found += self.claim_by_source(wanted - found).await?;
+        }
         Ok(found)
+    }
+
+    /// Claims jobs of bound sources from lanes whose own handler is not here; asks nothing where there are no such lanes.
+    pub(super) async fn claim_by_source(&mut self, wanted: usize) -> Result<usize, StoreError> {
+        let lanes = match wanted > 0 && self.finds_by_source() {
+            true => self.lanes.by_source(),
+            false => Vec::new(),
+        };
+        // Any: they have one lease.
+        let Some((_, lease)) = lanes.first().and_then(|lane| self.lanes.get(*lane)) else {
+            return Ok(0);
+        };
+        let fence = Fence(rand::random());
+        let asked = BootTime::now();
+        let store = &self.shared.store;
+        let jobs = store
+            .claim_bound(fence, &lanes, &self.sources, lease, wanted)
+            .await?;
+        let bytes = jobs.iter().map(|job| job.payload.0.len()).sum();
+        self.prefetch.claimed(jobs.len(), bytes);
+        Ok(self.dispatch(jobs, asked, false))
     }
 
     /// One claim; and when it was asked for.

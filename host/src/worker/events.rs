@@ -1,5 +1,6 @@
 //! Every transition of a job as a structured event (SPEC row Q10): target `rouse::job`, with `event`, `job.id`, `handler`,
-//! `attempt`, `worker.id` and, from the claim on, `elapsed_ms`. docs/operating.md lists them.
+//! `attempt`, `worker.id` and, from the claim on, `elapsed_ms`; what is done from outside has no claim, and tells who did it.
+//! docs/operating.md lists them.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use super::Shared;
 use super::settler::Unsettled;
 use crate::job::{AbortReason, Attempt, JobId, RetryAt};
 use crate::sandbox::BootTime;
-use crate::store::{Fate, JsonText};
+use crate::store::{Done, Fate, JsonText};
 
 const TARGET: &str = "rouse::job";
 
@@ -138,6 +139,23 @@ pub(super) fn settled(of: Of<'_>, fate: &Fate) {
         }
         Fate::Released => event!(debug, "released", of),
     }
+}
+
+/// Somebody did this from outside.
+pub(super) fn outside(worker_id: &str, done: &Done) {
+    info!(
+        target: TARGET,
+        event = done.event,
+        job.id = done.job.map(tracing::field::display),
+        handler = done.handler,
+        queue = done.queue,
+        attempt = done.attempt,
+        by = done.who,
+        at = done.at,
+        detail = done.detail,
+        worker.id = worker_id,
+        "done from outside"
+    );
 }
 
 impl Unsettled {

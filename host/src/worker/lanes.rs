@@ -1,6 +1,6 @@
 //! What the claimer knows of the lanes: which it serves, which have jobs, and from which turn on.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,8 +19,10 @@ const CATALOG_WINDOW: i64 = 256;
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     known: HashMap<LaneId, Known>,
-    /// How many of them are served.
+    /// How many of them are served as a whole.
     served: usize,
+    /// Those that are served by source.
+    by_source: VecDeque<LaneId>,
     /// Served lanes that had jobs when somebody last looked.
     active: HashSet<LaneId>,
     /// The newest rows of the catalog that were read: those in the window.
@@ -40,13 +42,22 @@ pub(super) enum After {
     Reached,
 }
 
+/// How a lane is served.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Serving {
+    /// How long claims from it are good for.
+    pub(super) lease_ms: i64,
+    /// The place of its queue among those that are served.
+    pub(super) queue_place: usize,
+    /// Only jobs of sources that are bound to a handler: the lane's own is not here. Such a lane has no cursor.
+    pub(super) by_source: bool,
+}
+
 #[derive(Debug)]
 struct Known {
     lane: Arc<Lane>,
-    /// How long claims from it are good for; none: it is not served.
-    lease_ms: Option<i64>,
-    /// The place of its queue among those that are served.
-    queue_place: usize,
+    /// None: it is not served.
+    serving: Option<Serving>,
     cursor: i64,
     /// The cursor at the last two calls of [`Lanes::look_back`], the older one first.
     recent: [i64; 2],
@@ -57,7 +68,13 @@ struct Known {
 }
 
 impl Known {
+    /// Served as a whole.
+    fn is_ours(&self) -> bool {
+        self.serving.is_some_and(|serving| !serving.by_source)
+    }
+
     fn order(&self, after: After) -> Option<ClaimOrder> {
+        let serving = self.serving.filter(|serving| !serving.by_source)?;
         Some(ClaimOrder {
             lane: self.lane.id,
             after: match after {
@@ -65,7 +82,7 @@ impl Known {
                 After::Recent => self.cursor.min(self.recent[0]),
                 After::Reached => self.reached,
             },
-            lease_ms: self.lease_ms?,
+            lease_ms: serving.lease_ms,
         })
     }
 
@@ -79,7 +96,8 @@ impl Known {
 
     /// Lanes of one class take turns; those of a later one wait until the earlier ones are empty.
     fn class(&self) -> (Priority, usize) {
-        (self.lane.priority, self.queue_place)
+        let queue_place = self.serving.map_or(0, |serving| serving.queue_place);
+        (self.lane.priority, queue_place)
     }
 }
 
@@ -108,7 +126,7 @@ impl Lanes {
     /// True for a lane that jobs are claimed from.
     pub(super) fn serves(&self, lane: LaneId) -> bool {
         let known = self.known.get(&lane);
-        known.is_some_and(|known| known.lease_ms.is_some())
+        known.is_some_and(|known| known.serving.is_some())
     }
 
     /// Takes in what the catalog said; true where some of it is new. A new lane counts as one that
@@ -122,8 +140,7 @@ impl Lanes {
                 self.active.insert(lane.id);
                 Known {
                     lane: Arc::new(lane),
-                    lease_ms: None,
-                    queue_place: 0,
+                    serving: None,
                     cursor: i64::MIN,
                     recent: [i64::MIN; 2],
                     marks: [i64::MIN; 2],
@@ -135,20 +152,53 @@ impl Lanes {
         self.known.len() > before
     }
 
-    /// Decides anew which lanes are served: those for which `served` gives a lease, with the place of their queue.
-    pub(super) fn serve(&mut self, served: impl Fn(&Lane) -> Option<(i64, usize)>) {
+    /// Decides anew which lanes are served, and how.
+    pub(super) fn serve(&mut self, serving: impl Fn(&Lane) -> Option<Serving>) {
         for known in self.known.values_mut() {
-            let (lease_ms, queue_place) = served(&known.lane).unzip();
-            if known.lease_ms.is_none() && lease_ms.is_some() {
+            let was_ours = known.is_ours();
+            known.serving = serving(&known.lane);
+            if known.is_ours() && !was_ours {
                 self.active.insert(known.lane.id);
             }
-            known.lease_ms = lease_ms;
-            known.queue_place = queue_place.unwrap_or(0);
         }
         let known = &self.known;
-        let served = |id: &LaneId| known.get(id).is_some_and(|lane| lane.lease_ms.is_some());
-        self.active.retain(served);
-        self.served = known.keys().filter(|id| served(id)).count();
+        let is_ours = |id: &LaneId| known.get(id).is_some_and(Known::is_ours);
+        self.active.retain(is_ours);
+        self.served = known.keys().filter(|id| is_ours(id)).count();
+        let mut by_source: Vec<&Known> = known
+            .values()
+            .filter(|lane| lane.serving.is_some_and(|serving| serving.by_source))
+            .collect();
+        by_source.sort_unstable_by_key(|lane| (lane.class(), lane.lane.id));
+        self.by_source = by_source.into_iter().map(|lane| lane.lane.id).collect();
+    }
+
+    /// Whether any lane is served by source.
+    pub(super) fn serves_by_source(&self) -> bool {
+        !self.by_source.is_empty()
+    }
+
+    /// Lanes that are served by source, for the next claim; of more than fit one, others each time.
+    pub(super) fn by_source(&mut self) -> Vec<LaneId> {
+        if self.by_source.len() > LANES_PER_CLAIM {
+            self.by_source.rotate_left(LANES_PER_CLAIM);
+        }
+        let lanes = self.by_source.iter().take(LANES_PER_CLAIM);
+        lanes.copied().collect()
+    }
+
+    /// Every lane that is served by source, for adoption.
+    pub(super) fn all_by_source(&self) -> Vec<ClaimOrder> {
+        let known = self.by_source.iter().filter_map(|id| self.known.get(id));
+        known
+            .filter_map(|known| {
+                Some(ClaimOrder {
+                    lane: known.lane.id,
+                    after: i64::MIN,
+                    lease_ms: known.serving?.lease_ms,
+                })
+            })
+            .collect()
     }
 
     /// No lane is known to have jobs.
@@ -160,17 +210,17 @@ impl Lanes {
     /// served.
     pub(super) fn get(&self, id: LaneId) -> Option<(Arc<Lane>, Duration)> {
         let known = self.known.get(&id)?;
-        let lease = Duration::from_millis(u64::try_from(known.lease_ms?).unwrap_or(0));
+        let lease_ms = known.serving?.lease_ms;
+        let lease = Duration::from_millis(u64::try_from(lease_ms).unwrap_or(0));
         Some((known.lane.clone(), lease))
     }
 
     /// Somebody says that there is a job in this lane. True where the lane is served.
     pub(super) fn touch(&mut self, id: LaneId) -> bool {
-        let served = self.serves(id);
-        if served {
+        if self.known.get(&id).is_some_and(Known::is_ours) {
             self.active.insert(id);
         }
-        served
+        self.serves(id)
     }
 
     /// The lanes for the next claim, in order.
@@ -180,7 +230,7 @@ impl Lanes {
             active.filter_map(|id| self.known.get(id)).collect()
         } else {
             let known = self.known.values();
-            known.filter(|lane| lane.lease_ms.is_some()).collect()
+            known.filter(|lane| lane.is_ours()).collect()
         };
         if lanes.len() > LANES_PER_CLAIM {
             lanes.select_nth_unstable_by_key(LANES_PER_CLAIM, |lane| lane.place());

@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
-use super::{Settings, Shared, challenges, slots};
+use super::{Settings, Shared, challenges, outside, slots};
 use crate::job::AbortReason;
 use crate::sandbox::HandlerSet;
 use crate::store::{Registration, Stats, StoreError};
@@ -125,6 +125,8 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     let mut changes = shared.catalog.changed();
     // Nor is a worker that drains to be taken for one that claims: it says so once, at once.
     let mut draining = false;
+    // What was done while no host was there.
+    outside::tell(&shared).await;
     loop {
         tokio::select! {
             () = tokio::time::sleep(every) => {}
@@ -152,6 +154,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
                     );
                 }
                 challenges::look_where_deaf(&shared);
+                outside::tell(&shared).await;
             }
             Err(error) if error.is_over() || error.is_superseded() => {
                 begin_again(&shared, &error).await

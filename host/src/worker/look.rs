@@ -268,8 +268,12 @@ impl<'a> Looks<'a> {
         } else {
             self.no_orphans_since = Some(asked);
         }
-        if found < wanted && ready {
-            found += self.claims.claim(wanted - found, After::Recent).await?;
+        if found < wanted {
+            found += match ready {
+                true => self.claims.claim(wanted - found, After::Recent).await?,
+                // The peek does not see what is found by its source.
+                false => self.claims.claim_by_source(wanted - found).await?,
+            };
         }
         Ok(found)
     }

@@ -22,6 +22,7 @@ mod logs;
 mod look;
 mod meters;
 mod middleware;
+mod outside;
 mod policy;
 mod poll;
 mod prefetch;

@@ -116,7 +116,7 @@ async fn drain(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let settings = settings(args, &file);
     let mut summary = Summary::new(&args.name, &settings.worker_id);
-    let now = store.remaining(&args.name).await?;
+    let now = store.remaining(&args.name, &[]).await?;
     // Nothing is compiled for an empty queue.
     let done = if now.iter().any(|row| row.ready + row.due > 0) {
         let sandbox = Sandbox::start(sandbox_settings(&file, &folder, settings.slots)?)?;
@@ -274,7 +274,7 @@ impl Work {
         if let Some(fault) = fault {
             return Err(fault).context("look what is left");
         }
-        let now = self.store.remaining(&summary.queue).await;
+        let now = self.store.remaining(&summary.queue, &[]).await;
         summary.left = self.left(&now.context("look what is left")?);
         Ok(())
     }
@@ -289,7 +289,8 @@ impl Work {
     ) -> Result<bool, StoreError> {
         // Before it has registered, it runs nothing.
         let registered = self.store.incarnation().is_some();
-        let now = self.store.left_to_run(&summary.queue).await?;
+        let sources: Vec<String> = self.settings.sources.keys().cloned().collect();
+        let now = self.store.left_to_run(&summary.queue, &sources).await?;
         let running = i64::try_from(health.in_hand.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
         summary.ready = self.ready(&now);
         summary.count(&health.outcomes);
@@ -302,15 +303,23 @@ impl Work {
         }
         // A job that is being claimed or settled at this moment is in no hand, and may be tried again at once: only the
         // database knows of all.
-        let now = self.store.remaining(&summary.queue).await?;
+        let now = self.store.remaining(&summary.queue, &sources).await?;
         let running: i64 = now.iter().map(|row| row.mine).sum();
         Ok(self.ready(&now) + running == 0)
     }
 
     /// How many jobs this worker could run now.
     fn ready(&self, now: &[Remaining]) -> i64 {
-        let ours = now.iter().filter(|row| self.why_not(row).is_none());
-        ours.map(|row| row.ready + row.due).sum()
+        now.iter().map(|row| self.ready_of(row)).sum()
+    }
+
+    fn ready_of(&self, row: &Remaining) -> i64 {
+        match self.why_not(row) {
+            None => row.ready + row.due,
+            // Whatever their handler, their source is bound to one that is here.
+            Some(_) if self.missing_tags(row).is_empty() => row.bound,
+            Some(_) => 0,
+        }
     }
 
     /// Why this worker cannot run such jobs; none: it can.
@@ -318,18 +327,21 @@ impl Work {
         if self.catalog.current().get(&row.handler).is_none() {
             return Some("the folder has no such handler".into());
         }
-        let missing: Vec<&str> = row
-            .tags
-            .iter()
-            .filter(|tag| !self.settings.tags.contains(tag))
-            .map(String::as_str)
-            .collect();
+        let missing = self.missing_tags(row);
         (!missing.is_empty()).then(|| {
             format!(
                 "they require the tags {} (`tags` in rouse.toml)",
                 missing.join(", ")
             )
         })
+    }
+
+    fn missing_tags<'a>(&self, row: &'a Remaining) -> Vec<&'a str> {
+        row.tags
+            .iter()
+            .filter(|tag| !self.settings.tags.contains(tag))
+            .map(String::as_str)
+            .collect()
     }
 
     fn left(&self, now: &[Remaining]) -> Vec<Left> {

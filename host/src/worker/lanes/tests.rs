@@ -17,6 +17,12 @@ fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
     }
 }
 
+const OURS: Serving = Serving {
+    lease_ms: 1000,
+    queue_place: 0,
+    by_source: false,
+};
+
 fn job(lane: i64, turn: i64) -> ClaimedJob {
     ClaimedJob {
         id: JobId(turn),
@@ -53,7 +59,7 @@ fn high_lanes_go_first_and_within_a_priority_the_one_that_has_come_least_far() {
         lane(3, 30, Priority::Normal),
         lane(4, 40, Priority::High),
     ]);
-    lanes.serve(|_| Some((1000, 0)));
+    lanes.serve(|_| Some(OURS));
     lanes.advance(LaneId(20), 7);
     lanes.advance(LaneId(30), 5);
     lanes.advance(LaneId(40), 99);
@@ -70,7 +76,12 @@ fn within_a_priority_queues_go_in_the_order_of_the_settings() {
         lane(3, 30, Priority::High),
     ]);
     // The second queue is that of lane 10.
-    lanes.serve(|lane| Some((1000, usize::from(lane.id.0 == 10))));
+    lanes.serve(|lane| {
+        Some(Serving {
+            queue_place: usize::from(lane.id.0 == 10),
+            ..OURS
+        })
+    });
     lanes.advance(LaneId(20), 7);
     let ids = |orders: &[ClaimOrder]| orders.iter().map(|it| it.lane.0).collect::<Vec<_>>();
     assert_eq!(ids(&lanes.orders(After::Cursor)), [30, 20, 10]);
@@ -91,7 +102,7 @@ fn what_waits_behind_others_is_asked_for_from_where_claims_have_come_whatever_a_
         lane(1, 10, Priority::High),
         lane(2, 20, Priority::Low),
     ]);
-    lanes.serve(|_| Some((1000, 0)));
+    lanes.serve(|_| Some(OURS));
     let after = |lanes: &Lanes, after| lanes.behind(after)[0].after;
     assert_eq!(after(&lanes, After::Reached), i64::MIN);
     lanes.advance(LaneId(20), 7);
@@ -104,7 +115,7 @@ fn what_waits_behind_others_is_asked_for_from_where_claims_have_come_whatever_a_
 fn a_sweep_goes_back_two_sweeps_and_a_restart_goes_back_to_the_start() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some((1000, 0)));
+    lanes.serve(|_| Some(OURS));
     lanes.advance(LaneId(10), 100);
     lanes.rewind();
     lanes.advance(LaneId(10), 200);
@@ -123,7 +134,7 @@ fn a_sweep_changes_from_where_the_lanes_are_read_and_not_their_order() {
         lane(1, 10, Priority::Normal),
         lane(2, 20, Priority::Normal),
     ]);
-    lanes.serve(|_| Some((1000, 0)));
+    lanes.serve(|_| Some(OURS));
     lanes.advance(LaneId(10), 7);
     lanes.advance(LaneId(20), 5);
     lanes.restart();
@@ -140,7 +151,7 @@ fn the_same_lane_catalogued_twice_is_one_lane() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
     lanes.learn(vec![lane(2, 10, Priority::Normal)]);
-    lanes.serve(|_| Some((1000, 0)));
+    lanes.serve(|_| Some(OURS));
     assert_eq!(order(&lanes), [(10, i64::MIN)]);
     assert_eq!(lanes.read_after(), 2 - CATALOG_WINDOW);
 }
@@ -149,7 +160,7 @@ fn the_same_lane_catalogued_twice_is_one_lane() {
 fn where_jobs_are_being_committed_now_the_cursor_lags_a_moment_behind() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.serve(|_| Some((1000, 0)));
+    lanes.serve(|_| Some(OURS));
     let recent = |lanes: &Lanes| lanes.orders(After::Recent)[0].after;
     for (turn, before) in [(100, i64::MIN), (200, i64::MIN), (300, 100), (400, 200)] {
         lanes.advance(LaneId(10), turn);
@@ -196,7 +207,12 @@ fn a_claim_is_good_for_the_lease_that_its_lane_was_served_with() {
         lane(1, 20, Priority::Normal),
         lane(2, 10, Priority::Low),
     ]);
-    lanes.serve(|lane| (lane.id.0 == 20).then_some((3000, 0)));
+    lanes.serve(|lane| {
+        (lane.id.0 == 20).then_some(Serving {
+            lease_ms: 3000,
+            ..OURS
+        })
+    });
     let lease = lanes.get(LaneId(20)).map(|(_, lease)| lease);
     assert_eq!(lease, Some(Duration::from_secs(3)));
     assert!(lanes.get(LaneId(10)).is_none(), "it is not served");
@@ -207,7 +223,7 @@ fn many_idle() -> (Lanes, i64) {
     let mut lanes = Lanes::default();
     let many = i64::try_from(LANES_PER_CLAIM).unwrap() + 10;
     lanes.learn((1..=many).map(|n| lane(n, n, Priority::Low)).collect());
-    lanes.serve(|_| Some((1000, 0)));
+    lanes.serve(|_| Some(OURS));
     while let orders @ [_, ..] = &*lanes.orders(After::Cursor) {
         lanes.claimed(orders, &[], 1);
     }
@@ -221,7 +237,7 @@ fn among_more_lanes_than_a_claim_looks_at_it_goes_to_those_that_have_jobs() {
     assert!(lanes.touch(LaneId(7)));
     assert!(!lanes.touch(LaneId(many + 1)), "it is not known");
     lanes.learn(vec![lane(many + 1, many + 1, Priority::High)]);
-    lanes.serve(|_| Some((1000, 0)));
+    lanes.serve(|_| Some(OURS));
     let ids = |lanes: &Lanes| order(lanes).iter().map(|(id, _)| *id).collect::<Vec<_>>();
     assert_eq!(
         ids(&lanes),
@@ -242,4 +258,49 @@ fn a_claim_that_was_filled_says_nothing_of_the_lanes_behind() {
     let orders = lanes.orders(After::Cursor);
     lanes.claimed(&orders, &[job(2, 5)], 1);
     assert_eq!(order(&lanes), [(3, i64::MIN), (2, 5)]);
+}
+
+#[test]
+fn of_a_lane_that_is_served_by_source_nothing_else_is_claimed() {
+    let mut lanes = Lanes::default();
+    lanes.learn(vec![
+        lane(1, 10, Priority::Normal),
+        lane(2, 20, Priority::Low),
+        lane(3, 30, Priority::High),
+    ]);
+    let by_source = Serving {
+        by_source: true,
+        ..OURS
+    };
+    lanes.serve(|lane| {
+        let is_ours = lane.id.0 == 10;
+        Some(if is_ours { OURS } else { by_source })
+    });
+    assert_eq!(order(&lanes), [(10, i64::MIN)]);
+    assert_eq!(lanes.all().len(), 1);
+    assert_eq!(lanes.by_source(), [LaneId(30), LaneId(20)], "by priority");
+    assert_eq!(lanes.all_by_source().len(), 2);
+    assert!(lanes.serves(LaneId(20)) && lanes.touch(LaneId(20)));
+    assert_eq!(order(&lanes), [(10, i64::MIN)]);
+    assert!(lanes.get(LaneId(30)).is_some());
+    // The handler comes.
+    lanes.serve(|_| Some(OURS));
+    assert!(lanes.by_source().is_empty());
+    assert_eq!(order(&lanes).len(), 3);
+}
+
+#[test]
+fn of_more_lanes_that_are_served_by_source_than_fit_a_claim_each_has_its_turn() {
+    let (mut lanes, many) = many_idle();
+    lanes.serve(|_| {
+        Some(Serving {
+            by_source: true,
+            ..OURS
+        })
+    });
+    let mut asked = lanes.by_source();
+    assert_eq!(asked.len(), LANES_PER_CLAIM);
+    asked.extend(lanes.by_source());
+    let asked: HashSet<LaneId> = asked.into_iter().collect();
+    assert_eq!(asked.len(), usize::try_from(many).unwrap());
 }

@@ -173,6 +173,7 @@ mod tests {
             tags: Vec::new(),
             ready,
             due: 0,
+            bound: 0,
             scheduled,
             retries: 0,
             mine,

@@ -1,0 +1,58 @@
+//! What was done from outside, for the one host that tells it.
+
+use tokio_postgres::types::Type;
+
+use super::{Store, StoreError};
+use crate::job::JobId;
+
+/// Something that was done from outside, to a job, a queue or anything else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Done {
+    /// When (UTC, RFC 3339).
+    pub at: String,
+    /// `cancelled`, `retried`, `paused` …
+    pub event: String,
+    /// To which job; none: to none.
+    pub job: Option<JobId>,
+    /// The job's; none where the job is not kept any more.
+    pub handler: Option<String>,
+    /// The job's, or the one that it was done to.
+    pub queue: Option<String>,
+    /// The attempt that the job was in; none before the first.
+    pub attempt: Option<i32>,
+    /// The login that did it.
+    pub who: String,
+    /// JSON.
+    pub detail: Option<String>,
+}
+
+impl Store {
+    /// Up to so many of what nobody has told yet, in order. No other host gets them: whoever asks has to tell them.
+    pub async fn tell(&self, most: usize) -> Result<Vec<Done>, StoreError> {
+        let me = self.me()?;
+        let rows = self
+            .query(
+                include_str!("tell.sql"),
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&i32::try_from(most).unwrap_or(i32::MAX), Type::INT4),
+                ],
+            )
+            .await?;
+        rows.iter()
+            .map(|row| {
+                Ok(Done {
+                    at: row.try_get(0)?,
+                    event: row.try_get(1)?,
+                    job: row.try_get::<_, Option<i64>>(2)?.map(JobId),
+                    handler: row.try_get(3)?,
+                    queue: row.try_get(4)?,
+                    attempt: row.try_get(5)?,
+                    who: row.try_get(6)?,
+                    detail: row.try_get(7)?,
+                })
+            })
+            .collect()
+    }
+}

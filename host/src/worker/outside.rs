@@ -1,0 +1,28 @@
+//! Tells what was done from outside (SPEC row Q10): it goes through no host, and each of it is told by one.
+
+use tracing::warn;
+
+use super::{Shared, events};
+
+/// In one statement.
+const MOST: usize = 1000;
+/// Of such statements at a time: what is left waits for the next heartbeat.
+const STATEMENTS_MAX: usize = 10;
+
+pub(super) async fn tell(shared: &Shared) {
+    for _ in 0..STATEMENTS_MAX {
+        let done = match shared.store.tell(MOST).await {
+            Ok(done) => done,
+            Err(error) => {
+                warn!(%error, "cannot read what was done from outside; trying again with the next heartbeat");
+                return;
+            }
+        };
+        for one in &done {
+            events::outside(&shared.settings.worker_id, one);
+        }
+        if done.len() < MOST {
+            return;
+        }
+    }
+}

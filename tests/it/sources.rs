@@ -1,0 +1,179 @@
+//! Jobs that run by what triggered them, whatever handler their producer named.
+
+use rouse::worker::Settings;
+use serde_json::json;
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::worker::{TestWorker, ended, enqueue, show, until, until_true};
+
+#[tokio::test]
+async fn a_source_can_be_bound_to_a_handler_of_the_consumers_own() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let bound = Settings {
+        sources: [("legacy".to_string(), "test.echo".to_string())].into(),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, bound).await;
+    let row = client
+        .query_one("SELECT rouse.enqueue('noop', source => 'legacy')", &[])
+        .await
+        .unwrap();
+    let job = ended(&client, row.get(0)).await;
+    assert_eq!(job.result.unwrap()["handler"], "test.echo");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_job_whose_source_is_bound_to_a_missing_handler_says_so_and_is_tried_again() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let bound = Settings {
+        sources: [("cron".to_string(), "no.such.handler".to_string())].into(),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, bound).await;
+    let row = client
+        .query_one("SELECT rouse.enqueue('noop', source => 'cron')", &[])
+        .await
+        .unwrap();
+    let job = until(&client, row.get(0), |job| job.error.is_some()).await;
+    assert_eq!(job.state, "queued");
+    let error = job.error.unwrap();
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("no.such.handler"),
+        "{error}"
+    );
+    worker.drain().await;
+}
+
+/// A consumer that has a handler of its own for this source.
+fn legacy(settings: Settings) -> Settings {
+    Settings {
+        sources: [("legacy".to_string(), "test.echo".to_string())].into(),
+        ..settings
+    }
+}
+
+/// Enqueues for a handler that no host has.
+async fn put(client: &Client, rest: &str) -> i64 {
+    let sql = format!("SELECT rouse.enqueue('producers.own', '{{}}'{rest})");
+    client.query_one(&sql, &[]).await.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn a_bound_job_runs_where_the_handler_that_its_producer_named_is_not() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let before = put(&client, ", source => 'legacy'").await;
+    let others = [
+        put(&client, "").await,
+        put(&client, ", source => 'other'").await,
+    ];
+    let worker = TestWorker::start(&db, legacy(Settings::default())).await;
+    let later = put(
+        &client,
+        ", source => 'legacy', priority => 'high', run_at => now() + interval '1 second'",
+    )
+    .await;
+    for id in [before, later] {
+        let job = ended(&client, id).await;
+        assert_eq!(job.result.unwrap()["handler"], "test.echo");
+    }
+    // In a lane that is new, while the worker sleeps.
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    let new = put(&client, ", source => 'legacy', queue => 'new'").await;
+    ended(&client, new).await;
+    worker.drain().await;
+    for id in others {
+        let job = show(&client, id).await;
+        assert_eq!((job.state.as_str(), job.attempt), ("queued", 0));
+    }
+}
+
+#[tokio::test]
+async fn bound_jobs_of_a_paused_queue_and_such_that_require_tags_wait() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("SELECT rouse.pause_queue('mail')")
+        .await
+        .unwrap();
+    let paused = put(&client, ", source => 'legacy', queue => 'mail'").await;
+    let tagged = put(&client, ", source => 'legacy', tags => '{gpu}'").await;
+    let free = put(&client, ", source => 'legacy'").await;
+    let worker = TestWorker::start(&db, legacy(Settings::default())).await;
+    ended(&client, free).await;
+    assert_eq!(show(&client, paused).await.attempt, 0);
+    client
+        .batch_execute("SELECT rouse.resume_queue('mail')")
+        .await
+        .unwrap();
+    ended(&client, paused).await;
+    worker.drain().await;
+    assert_eq!(show(&client, tagged).await.attempt, 0);
+}
+
+#[tokio::test]
+async fn neither_bound_jobs_nor_the_others_wait_for_the_end_of_the_others() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let flood = async |handler: &str, source: Option<&str>| {
+        client
+            .execute(
+                "SELECT rouse.enqueue_many($1, array_fill('{\"ms\": 5}'::jsonb, ARRAY[300]), source => $2)",
+                &[&handler, &source],
+            )
+            .await
+            .unwrap();
+    };
+    flood("test.sleep", None).await;
+    flood("producers.own", Some("legacy")).await;
+    let one = Settings {
+        slots: 1,
+        sources: [("legacy".to_string(), "test.sleep".to_string())].into(),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, one).await;
+    until_true(&client, "SELECT count(*) > 200 FROM rouse.finished").await;
+    worker.stop_now().await;
+    let row = client
+        .query_one(
+            "SELECT count(*) FILTER (WHERE source IS NULL), count(*) FILTER (WHERE source = 'legacy')
+             FROM (SELECT source FROM rouse.finished ORDER BY started_at LIMIT 200) AS first",
+            &[],
+        )
+        .await
+        .unwrap();
+    let (own, bound): (i64, i64) = (row.get(0), row.get(1));
+    assert!(own > 50 && bound > 50, "{own} own, {bound} bound");
+}
+
+#[tokio::test]
+async fn a_bound_job_that_is_lost_with_its_worker_is_adopted_and_no_other_of_its_lane() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let ours = put(&client, ", source => 'legacy'").await;
+    let theirs = put(&client, ", source => 'other'").await;
+    // As a worker that died leaves them.
+    client
+        .execute(
+            "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = 1,
+                claimed_at = now() - interval '2 min', lease_until = now() - interval '1 min'",
+            &[],
+        )
+        .await
+        .unwrap();
+    let worker = TestWorker::start(&db, legacy(Settings::default())).await;
+    let job = ended(&client, ours).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
+    let after = enqueue(&client, "noop", json!({"n": 1})).await;
+    ended(&client, after).await;
+    worker.drain().await;
+    let job = show(&client, theirs).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("running", 1));
+}

@@ -1,0 +1,140 @@
+//! What operators do to what handlers keep.
+
+use serde_json::json;
+
+use super::{entry, kept};
+use crate::support::{TestDb, rouse_in};
+
+#[tokio::test]
+async fn operators_list_read_put_and_remove_what_handlers_keep() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let here = crate::support::scratch("state-commands");
+    let rouse = async |args: &[&str]| {
+        let args: Vec<&str> = [&["state"], args].concat();
+        rouse_in(&db, &args, &here).await
+    };
+    // Of a handler that is gone, with a key that no guest could have made.
+    client
+        .batch_execute(
+            "INSERT INTO rouse.handler_state (handler, tenant, key, value, version, set_at)
+             VALUES ('gone.by', 'acme', E'\\x1b[2J', '\\xff00', 7, now())",
+        )
+        .await
+        .unwrap();
+    rouse(&["set", "gone.by", "n", "{\"a\": 1}"])
+        .await
+        .exits(0)
+        .says("set key n of handler gone.by");
+    rouse(&["set", "gone.by", "n", "{"])
+        .await
+        .exits(1)
+        .says("the value is no JSON");
+    rouse(&["set", "gone.by", "raw", "{", "--raw", "--json"])
+        .await
+        .exits(0)
+        .says("\"set\":true");
+    rouse(&["set", "no/name", "n", "1"])
+        .await
+        .exits(1)
+        .says("'no/name' is no handler name");
+    rouse(&["set", "gone.by", "", "1"])
+        .await
+        .exits(1)
+        .says("1 to 200 characters");
+
+    let listed = rouse(&["ls", "--json"]).await.json();
+    let spaces = json!([
+        {"handler": "gone.by", "tenant": null, "keys": 2, "bytes": 13},
+        {"handler": "gone.by", "tenant": "acme", "keys": 1, "bytes": 6},
+    ]);
+    assert_eq!(listed["states"], spaces);
+    rouse(&["ls", "gone.by", "--tenant", "acme"])
+        .await
+        .exits(0)
+        .says("\\u{1b}[2J");
+    let entries = rouse(&["ls", "gone.by", "--json"]).await.json();
+    assert_eq!(entries["entries"][0]["key"], "n");
+    assert_eq!(
+        rouse(&["get", "gone.by", "n"]).await.exits(0).stdout,
+        "{\"a\": 1}"
+    );
+    let read = rouse(&["get", "gone.by", "n", "--json"]).await.json();
+    assert_eq!(
+        (&read["value"]["a"], &read["bytes"]),
+        (&json!(1), &json!(9))
+    );
+    let read = rouse(&["get", "gone.by", "\x1b[2J", "--tenant", "acme", "--json"])
+        .await
+        .json();
+    assert_eq!(read["base64"], "/wA=");
+    rouse(&["get", "gone.by", "nothing"])
+        .await
+        .exits(3)
+        .says("nothing is kept there");
+
+    rouse(&["rm", "gone.by", "n"])
+        .await
+        .exits(2)
+        .says("--confirm");
+    rouse(&["rm", "gone.by"]).await.exits(2).says("all keys");
+    rouse(&["rm", "gone.by", "n", "--confirm"])
+        .await
+        .exits(0)
+        .says("1 keys");
+    rouse(&["rm", "gone.by", "n", "--confirm"]).await.exits(3);
+    let removed = rouse(&["rm", "gone.by", "--tenant", "acme", "--confirm", "--json"])
+        .await
+        .json();
+    assert_eq!(removed["removed"], 1);
+    assert_eq!(kept(&client).await, [entry("gone.by", "", "raw", "{")]);
+
+    let records = client
+        .query("SELECT event, who, detail ->> 'handler' FROM rouse.record WHERE event LIKE 'state_%' ORDER BY at", &[])
+        .await
+        .unwrap();
+    let records: Vec<(&str, &str, &str)> = records
+        .iter()
+        .map(|row| (row.get(0), row.get(1), row.get(2)))
+        .collect();
+    let (put, removed) = (
+        ("state_put", "rouse", "gone.by"),
+        ("state_removed", "rouse", "gone.by"),
+    );
+    assert_eq!(records, [put, put, removed, removed]);
+}
+
+#[tokio::test]
+async fn from_outside_nothing_is_put_that_no_handler_could_ask_for_and_no_tenant_is_an_empty_text()
+{
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("SELECT rouse.put_state('x', NULL, 'kept', '1')")
+        .await
+        .unwrap();
+    for (call, says) in [
+        (
+            "rouse.remove_state('x', '', NULL)",
+            "no tenant is an empty text",
+        ),
+        ("rouse.put_state('x', '', 'k', '1')", "1 to 200 characters"),
+        (
+            "rouse.put_state('x', NULL, E'a\\x1b', '1')",
+            "control characters",
+        ),
+        ("rouse.put_state('x', NULL, 'k', NULL)", "is not null"),
+    ] {
+        let error = client
+            .batch_execute(&format!("SELECT {call}"))
+            .await
+            .expect_err(call);
+        let told = error.as_db_error().expect("Postgres says so").message();
+        assert!(told.contains(says), "{call}: {told}");
+    }
+    let kept = client
+        .query_one("SELECT count(*) FROM rouse.handler_state", &[])
+        .await
+        .unwrap();
+    assert_eq!(kept.get::<_, i64>(0), 1);
+}

@@ -1,0 +1,336 @@
+//! What the database does with the writes of workers that come at once, and of such that have lost the job.
+
+use rouse::job::{AbortReason, Fence, JobId};
+use rouse::store::{ClaimedJob, Locked, NotMine, StateOf, StateSet, StateWrite, Store};
+use serde_json::json;
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+
+use super::{entry, kept};
+use crate::support::TestDb;
+use crate::support::claims::{claim, orders, rand, result, settlement};
+use crate::support::worker::{cancel, enqueue, until_true};
+
+/// A job that was claimed by this worker, `x`, without a tenant.
+async fn claimed(client: &Client, store: &Store) -> ClaimedJob {
+    enqueue(client, "x", json!({})).await;
+    claim(store, 1).await.remove(0)
+}
+
+fn of(job: &ClaimedJob) -> StateOf<'static> {
+    StateOf {
+        id: job.id,
+        fence: job.fence,
+        handler: "x",
+    }
+}
+
+fn one(key: &'static str, value: &'static [u8]) -> StateSet<'static> {
+    StateSet {
+        key,
+        value,
+        version: (rand() & i64::MAX) | 1,
+        expected: None,
+        keys_max: 100,
+        bytes_max: 1_000,
+    }
+}
+
+/// Writes as a worker does, which asks again where it had to wait for too long.
+fn write(
+    store: &Store,
+    job: &ClaimedJob,
+    set: StateSet<'static>,
+) -> tokio::task::JoinHandle<StateWrite> {
+    let (store, of) = (store.clone(), of(job));
+    tokio::spawn(async move {
+        loop {
+            match store.set_state(of, set).await {
+                Ok(said) => return said.expect("it is this worker's"),
+                Err(error) => {
+                    assert_eq!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE), "{error}")
+                }
+            }
+        }
+    })
+}
+
+/// Until so many writes wait for a lock.
+async fn until_they_wait(client: &Client, writes: usize) {
+    let sql = format!(
+        "SELECT count(*) = {writes} FROM pg_stat_activity
+         WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%rouse.set_state%'"
+    );
+    until_true(client, &sql).await;
+}
+
+/// Holds back all who make the state of `x` larger.
+const GROWING: &str = "SELECT pg_advisory_xact_lock(hashtextextended('rouse.state x/', 0))";
+
+#[tokio::test]
+async fn of_two_that_write_at_once_where_one_fits_one_is_refused() {
+    let db = TestDb::new().await;
+    let (mut holder, client) = (db.client().await, db.client().await);
+    let (mine, other) = (db.worker().await, db.worker().await);
+    let jobs = [
+        (claimed(&client, &mine).await, &mine),
+        (claimed(&client, &other).await, &other),
+    ];
+    let few_keys = |key| StateSet {
+        keys_max: 1,
+        ..one(key, b"1")
+    };
+    let few_bytes = |key| StateSet {
+        bytes_max: 15,
+        ..one(key, b"123456789")
+    };
+    for (sets, refusal) in [
+        ([few_keys("a"), few_keys("b")], StateWrite::TooManyKeys),
+        (
+            [few_bytes("a"), few_bytes("b")],
+            StateWrite::TooManyBytes(10),
+        ),
+    ] {
+        client
+            .batch_execute("DELETE FROM rouse.handler_state")
+            .await
+            .unwrap();
+        let open = holder.transaction().await.unwrap();
+        open.batch_execute(GROWING).await.unwrap();
+        let [a, b] = [0, 1].map(|at| write(jobs[at].1, &jobs[at].0, sets[at]));
+        until_they_wait(&client, 2).await;
+        open.rollback().await.unwrap();
+        let said = [a.await.unwrap(), b.await.unwrap()];
+        assert!(
+            said.contains(&StateWrite::Set) && said.contains(&refusal),
+            "{said:?}"
+        );
+        assert_eq!(kept(&client).await.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_write_that_makes_the_state_no_larger_needs_no_room_and_waits_for_nobody() {
+    let db = TestDb::new().await;
+    let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let job = claimed(&client, &store).await;
+    write(&store, &job, one("k", b"123")).await.unwrap();
+    let open = holder.transaction().await.unwrap();
+    open.batch_execute(GROWING).await.unwrap();
+    let no_room = StateSet {
+        bytes_max: 1,
+        keys_max: 0,
+        ..one("k", b"456")
+    };
+    let said = store.set_state(of(&job), no_room).await.unwrap();
+    assert_eq!(said, Ok(StateWrite::Set));
+    open.rollback().await.unwrap();
+    assert_eq!(kept(&client).await, [entry("x", "", "k", "456")]);
+}
+
+#[tokio::test]
+async fn of_two_that_replace_the_same_version_at_once_one_is_told_of_the_other() {
+    let db = TestDb::new().await;
+    let (mut holder, client) = (db.client().await, db.client().await);
+    let (mine, other) = (db.worker().await, db.worker().await);
+    let jobs = [
+        claimed(&client, &mine).await,
+        claimed(&client, &other).await,
+    ];
+    let both = |sets: [StateSet<'static>; 2]| {
+        let writes = [
+            write(&mine, &jobs[0], sets[0]),
+            write(&other, &jobs[1], sets[1]),
+        ];
+        (writes, sets)
+    };
+    let expecting = |expected, value| StateSet {
+        expected: Some(expected),
+        ..one("k", value)
+    };
+
+    // Neither finds anything, and both would make it larger.
+    let open = holder.transaction().await.unwrap();
+    open.batch_execute(GROWING).await.unwrap();
+    let (writes, sets) = both([expecting(0, b"1"), expecting(0, b"2")]);
+    until_they_wait(&client, 2).await;
+    open.rollback().await.unwrap();
+    let winner = the_only_one(writes, sets).await;
+
+    // Both find that one, and replace it by as many bytes.
+    let open = holder.transaction().await.unwrap();
+    open.query("SELECT FROM rouse.handler_state FOR UPDATE", &[])
+        .await
+        .unwrap();
+    let (writes, sets) = both([
+        expecting(winner.version, b"3"),
+        expecting(winner.version, b"4"),
+    ]);
+    until_they_wait(&client, 2).await;
+    open.rollback().await.unwrap();
+    let winner = the_only_one(writes, sets).await;
+    let found = mine.get_state(of(&jobs[0]), "k").await.unwrap();
+    assert_eq!(found, Ok(Some((winner.value.to_vec(), winner.version))));
+
+    // The answer to it was lost.
+    assert_eq!(
+        write(&mine, &jobs[0], winner).await.unwrap(),
+        StateWrite::Set
+    );
+    // What was deleted and is there again is not the same.
+    assert_eq!(
+        mine.delete_state(of(&jobs[0]), "k").await.unwrap(),
+        Ok(true)
+    );
+    write(&mine, &jobs[0], one("k", winner.value))
+        .await
+        .unwrap();
+    let late = expecting(winner.version, b"5");
+    assert_eq!(
+        write(&mine, &jobs[0], late).await.unwrap(),
+        StateWrite::Conflict
+    );
+}
+
+/// The write of the two that was made; the other one was told that something else is there.
+async fn the_only_one(
+    writes: [tokio::task::JoinHandle<StateWrite>; 2],
+    sets: [StateSet<'static>; 2],
+) -> StateSet<'static> {
+    let mut winners = Vec::new();
+    for (write, set) in writes.into_iter().zip(sets) {
+        match write.await.unwrap() {
+            StateWrite::Set => winners.push(set),
+            said => assert_eq!(said, StateWrite::Conflict),
+        }
+    }
+    assert_eq!(winners.len(), 1);
+    winners.remove(0)
+}
+
+#[tokio::test]
+async fn a_write_that_would_fit_into_what_was_made_smaller_meanwhile_is_made_again() {
+    let db = TestDb::new().await;
+    let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let job = claimed(&client, &store).await;
+    write(&store, &job, one("k", b"123456789")).await.unwrap();
+    let open = holder.transaction().await.unwrap();
+    open.batch_execute("UPDATE rouse.handler_state SET value = '1'")
+        .await
+        .unwrap();
+    let asked = StateSet {
+        bytes_max: 5,
+        ..one("k", b"987654321")
+    };
+    let writing = write(&store, &job, asked);
+    until_they_wait(&client, 1).await;
+    open.commit().await.unwrap();
+    let said = writing.await.unwrap();
+    // Where it waited for too long, it was asked for again already.
+    assert!(
+        matches!(said, StateWrite::Again | StateWrite::TooManyBytes(0)),
+        "{said:?}"
+    );
+    assert_eq!(
+        write(&store, &job, asked).await.unwrap(),
+        StateWrite::TooManyBytes(0)
+    );
+    assert_eq!(kept(&client).await, [entry("x", "", "k", "1")]);
+}
+
+#[tokio::test]
+async fn only_the_worker_that_has_the_job_reads_and_writes_the_state() {
+    let db = TestDb::new().await;
+    let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
+    let job = claimed(&client, &mine).await;
+    let here = of(&job);
+    assert_eq!(
+        mine.set_state(here, one("k", b"1")).await.unwrap(),
+        Ok(StateWrite::Set)
+    );
+
+    let all_say = async |store: &Store, of: StateOf<'_>, reason| {
+        let no = NotMine(reason);
+        assert_eq!(store.get_state(of, "k").await.unwrap(), Err(no));
+        assert_eq!(store.state_keys(of, "", None, 9).await.unwrap(), Err(no));
+        assert_eq!(store.set_state(of, one("k", b"2")).await.unwrap(), Err(no));
+        assert_eq!(store.delete_state(of, "k").await.unwrap(), Err(no));
+    };
+    let wrong = StateOf {
+        fence: Fence(job.fence.0 ^ 1),
+        ..here
+    };
+    let taken = AbortReason::TakenByAnotherWorker;
+    all_say(&other, here, taken).await;
+    all_say(&mine, wrong, taken).await;
+    let none = StateOf {
+        id: JobId(-1),
+        ..here
+    };
+    all_say(&mine, none, AbortReason::NotFound).await;
+    let refused: i64 = client
+        .query_one("SELECT sum(refused)::bigint FROM rouse.workers", &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(refused, 4, "each time by the other worker");
+
+    let settled = settlement(&job, result("1"));
+    mine.settle(&[settled], Locked::Wait).await.unwrap();
+    all_say(&mine, here, AbortReason::AlreadyCompleted).await;
+    let job = claimed(&client, &mine).await;
+    cancel(&client, job.id.0).await;
+    all_say(&mine, of(&job), AbortReason::Cancelled).await;
+    assert_eq!(kept(&client).await, [entry("x", "", "k", "1")]);
+}
+
+#[tokio::test]
+async fn while_a_value_is_being_written_nobody_takes_the_job_over_and_after_that_the_old_attempt_writes_nothing()
+ {
+    let db = TestDb::new().await;
+    let (mut writing, client, other) = (db.client().await, db.client().await, db.worker().await);
+    // A worker whose key the test knows.
+    let worker: i64 = writing
+        .query_one("SELECT (rouse.register('known', sha256('key'), 'h', 'p', 'v', '{}', 1, '{}', '{}')).incarnation", &[])
+        .await
+        .unwrap()
+        .get(0);
+    let id = enqueue(&client, "x", json!({})).await;
+    let lanes = "SELECT array_agg(id) FROM rouse.lane";
+    let sql = format!(
+        "SELECT id FROM rouse.claim({worker}, sha256('key'), 7, ({lanes}), '{{-1}}', '{{60000}}', 1)"
+    );
+    client.query_one(&sql, &[]).await.unwrap();
+    client
+        .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s'")
+        .await
+        .unwrap();
+    let orders = orders(&other, 60_000).await;
+    let adopted = async || {
+        let adopted = other.adopt(Fence(rand()), &orders, None, 1, 3, None).await;
+        adopted.unwrap().claimed.len()
+    };
+    let set = format!(
+        "SELECT refusal, outcome FROM rouse.set_state({worker}, sha256('key'), {id}, 7, 'x', 'k', $1, $2, NULL, 9, 99)"
+    );
+
+    let open = writing.transaction().await.unwrap();
+    let row = open
+        .query_one(&set, &[&b"1".as_slice(), &1_i64])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, Option<&str>>(1), Some("set"));
+    assert_eq!(adopted().await, 0);
+    open.commit().await.unwrap();
+    assert_eq!(adopted().await, 1);
+    let row = client
+        .query_one(&set, &[&b"2".as_slice(), &2_i64])
+        .await
+        .unwrap();
+    assert_eq!(
+        row.get::<_, Option<&str>>(0),
+        Some("taken_by_another_worker")
+    );
+    assert_eq!(row.get::<_, Option<&str>>(1), None);
+    assert_eq!(kept(&client).await, [entry("x", "", "k", "1")]);
+}
