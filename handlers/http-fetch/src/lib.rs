@@ -63,7 +63,7 @@ const FILE_BYTES: usize = 16 << 20;
 const FILE_BYTES_MAX: usize = 32 << 20;
 
 /// What `http.fetch` gives back.
-#[derive(Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Fetched {
     /// What the server answered: 200 to 299, or 304 where the etag is still the same.
     pub status: u16,

@@ -1,5 +1,5 @@
-use rouse_sdk::TestCtx;
 use rouse_sdk::http::Request;
+use rouse_sdk::{Handler, TestCtx};
 use serde_json::{Value, json};
 
 use super::*;
@@ -47,6 +47,15 @@ fn what_is_there_comes_with_what_is_known_of_it() {
         sent.headers,
         [("accept".to_owned(), "application/json".to_owned())]
     );
+}
+
+#[test]
+fn json_is_in_the_result_with_every_digit() {
+    let json = r#"{"b": 123456789012345678901234567890, "a": 0.10000000000000000000001}"#;
+    let ctx = answering(200, json.as_bytes());
+    let result = <super::fetch as Handler>::run(&ctx, format!("{{\"url\":\"{URL}\"}}").as_bytes());
+    let result = String::from_utf8(result.unwrap()).unwrap();
+    assert!(result.ends_with(&format!("\"json\":{json}}}")), "{result}");
 }
 
 #[test]
