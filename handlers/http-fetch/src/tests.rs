@@ -96,6 +96,40 @@ fn a_file_is_replaced_as_a_whole_and_no_part_is_left() {
 }
 
 #[test]
+fn what_an_attempt_has_left_that_was_stopped_is_removed_by_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("rates.json");
+    let payload = json!({"url": URL, "to": to.to_str().unwrap()});
+    let ctx = TestCtx::for_job(|job| {
+        job.id = 7;
+        job.attempt = 3;
+    });
+    let left = |of: &str| {
+        let part = folder.path().join(format!("rates.json.{of}.part"));
+        fs::write(&part, "[1").unwrap();
+        part
+    };
+    let own = [left("7-1"), left("7-2")];
+    // Another job may be writing it now.
+    let others = left("8-1");
+    ctx.on_http(|_| Ok(Response::new(503, "not now")));
+    refused(&ctx, payload);
+    assert!(own.iter().all(|part| !part.exists()) && others.exists());
+}
+
+#[test]
+fn a_part_that_cannot_take_its_place_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("taken");
+    fs::create_dir_all(to.join("by-a-folder")).unwrap();
+    refused(
+        &answering(200, b"1"),
+        json!({"url": URL, "to": to.to_str().unwrap()}),
+    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
 fn a_file_that_cannot_be_written_fails_for_good() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let to = file.path().join("under-a-file");
