@@ -224,7 +224,7 @@ fn unwritable(to: &str, error: &io::Error) -> Error {
             Error::retryable(message)
         }
         _ => Error::permanent(format_args!(
-            "{message}. Does rouse.toml grant its directory to http.fetch, with mode = \"read-write\"?"
+            "{message}. Does rouse.toml grant its directory to http.fetch, with mode = \"read-write\", and do the grants of the job leave it?"
         ))
         .kind("file-denied"),
     }

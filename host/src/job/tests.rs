@@ -22,6 +22,7 @@ fn tries(failed: u32, max: u32) -> Tries {
         failed,
         max,
         more_memory_bytes: None,
+        own: OwnLimits::default(),
     }
 }
 
@@ -219,6 +220,46 @@ fn out_of_memory_is_tried_once_more_and_only_with_more() {
         matches!(decide(Some(14), 1), Outcome::Ended { .. }),
         "no try"
     );
+}
+
+#[test]
+fn a_limit_that_the_job_has_set_is_named_as_its_own_and_any_other_as_the_operators() {
+    let said = |end: RunEnd, own| {
+        let tries = Tries { own, ..tries(9, 9) };
+        match decide(end, tries, &RetryPolicy::default(), 0.0) {
+            Outcome::Ended { error, .. } => error.message,
+            outcome => panic!("an end, not {outcome:?}"),
+        }
+    };
+    let none = OwnLimits::default();
+    let memory = OwnLimits {
+        memory: true,
+        ..none
+    };
+    let cpu = OwnLimits { cpu: true, ..none };
+    let timeout = OwnLimits {
+        timeout: true,
+        ..none
+    };
+    let limit = Duration::from_secs(1);
+    for (end, own, key) in [
+        (RunEnd::OutOfMemory { limit_bytes: 7 }, memory, "memory_mb"),
+        (RunEnd::OutOfCpu { limit }, cpu, "cpu"),
+        (RunEnd::Aborted(AbortReason::TimedOut), timeout, "timeout"),
+    ] {
+        let by_job = said(end.clone(), own);
+        assert!(by_job.contains("the grants of this job leave"), "{by_job}");
+        assert!(by_job.contains(&format!("under \"{key}\"")), "{by_job}");
+        assert!(!by_job.contains("rouse.toml"), "{by_job}");
+        for others in [none, memory, cpu, timeout]
+            .into_iter()
+            .filter(|it| *it != own)
+        {
+            let by_operator = said(end.clone(), others);
+            assert!(by_operator.contains("rouse.toml"), "{by_operator}");
+            assert!(!by_operator.contains("this job"), "{by_operator}");
+        }
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ use self::fds::InQuota;
 use self::stream::{Counted, GuardedStream};
 use super::GuestLog;
 use crate::sandbox::AbortHandle;
-use crate::sandbox::grants::Granted;
+use crate::sandbox::grants::{Grant, Granted, Mode};
 use crate::sandbox::quota::{Charge, Size};
 use crate::sandbox::state::AttemptState;
 
@@ -55,9 +55,22 @@ fn files(state: &mut AttemptState) -> Files<'_> {
     }
 }
 
-/// Both are the operator's to change, so the lines say what stands in rouse.toml.
-const DENIAL: &str = "the handler did something to a file that is not permitted: directories are granted for \
-                      reading only unless rouse.toml has mode = \"read-write\" there, and no path leads out of them";
+/// What was denied, with whoever can change it: the operator, or whoever enqueues the job where it was the job that left reading only.
+fn denial(granted: &Granted) -> String {
+    let taken = &granted.only_read_for_job;
+    let by_operator = |grant: &Grant| grant.mode == Mode::Read && !taken.contains(&grant.at);
+    let mut why = Vec::new();
+    if taken.is_empty() || granted.dirs.iter().any(|(grant, _)| by_operator(grant)) {
+        why.push("directories are granted for reading only unless rouse.toml has mode = \"read-write\" there".to_owned());
+    }
+    why.extend(taken.iter().map(|at| {
+        format!("the grants of this job leave only reading of {at} (enqueue it with \"{at}\" under \"dirs\" of its grants, or without)")
+    }));
+    format!(
+        "the handler did something to a file that is not permitted: {}, and no path leads out of a directory",
+        why.join("; ")
+    )
+}
 
 struct GuardedFiles;
 
@@ -88,7 +101,7 @@ impl Files<'_> {
         if let Err(error) = &done
             && error.downcast_ref() == Some(&ErrorCode::NotPermitted)
         {
-            *self.denial = Some(DENIAL.into());
+            *self.denial = Some(denial(&self.granted));
         }
         done
     }
@@ -419,5 +432,39 @@ impl Host for Files<'_> {
         error: Resource<wasmtime::Error>,
     ) -> wasmtime::Result<Option<ErrorCode>> {
         self.inner.filesystem_error_code(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir(at: &str, mode: Mode) -> (Grant, Option<Arc<crate::sandbox::quota::Ledger>>) {
+        let grant = Grant {
+            handler: "x".into(),
+            dir: "/tmp".into(),
+            at: at.into(),
+            mode,
+            quota: None,
+        };
+        (grant, None)
+    }
+
+    #[test]
+    fn a_denial_names_who_can_change_it() {
+        let said = |dirs, taken: &[&str]| {
+            denial(&Granted {
+                dirs,
+                only_read_for_job: taken.iter().map(|at| (*at).to_owned()).collect(),
+                ..Granted::default()
+            })
+        };
+        let by_operator = said(vec![dir("/in", Mode::Read)], &[]);
+        assert!(by_operator.contains("rouse.toml") && !by_operator.contains("this job"));
+        let by_job = said(vec![dir("/out", Mode::Read)], &["/out"]);
+        assert!(by_job.contains("reading of /out") && !by_job.contains("rouse.toml"));
+        let by_either = vec![dir("/in", Mode::Read), dir("/out", Mode::Read)];
+        let either = said(by_either, &["/out"]);
+        assert!(either.contains("reading of /out") && either.contains("rouse.toml"));
     }
 }
