@@ -163,17 +163,17 @@ impl File {
                 });
             }
         };
-        let file = toml::from_str::<Self>(&text)
-            .map_err(|error| error.to_string())
-            .and_then(|file| file.check().map(|()| file))
-            .map_err(|message| ConfigError::Invalid {
-                path: wanted.into(),
-                message,
-            })?;
         let folder = match wanted.parent() {
             Some(folder) if folder != Path::new("") => folder.to_path_buf(),
             Some(_) | None => PathBuf::from("."),
         };
+        let file = toml::from_str::<Self>(&text)
+            .map_err(|error| error.to_string())
+            .and_then(|file| file.check(&folder).map(|()| file))
+            .map_err(|message| ConfigError::Invalid {
+                path: wanted.into(),
+                message,
+            })?;
         Ok((file, folder))
     }
 
@@ -247,6 +247,49 @@ mod tests {
             dirs,
             [PathBuf::from("/etc/rouse/photos"), PathBuf::from("/out")]
         );
+    }
+
+    #[test]
+    fn a_directory_has_one_quota_and_a_handler_sees_one_directory_at_a_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |of: &str| folder.path().join(of).display().to_string();
+        std::fs::create_dir(at("one")).unwrap();
+        std::os::unix::fs::symlink(at("one"), at("same")).unwrap();
+        let granted = |handler: &str, dir: &str, at: &str, more: &str| {
+            format!("[[handlers.\"{handler}\".dirs]]\ndir = \"{dir}\"\nat = \"{at}\"\n{more}\n")
+        };
+        let one = |handler: &str, at_guest: &str, quota: &str| {
+            let more = format!("mode = \"read-write\"\n{quota}");
+            granted(handler, &at("one"), at_guest, &more)
+        };
+        let same = granted(
+            "b",
+            &at("same"),
+            "/else",
+            "mode = \"read-write\"\nbytes_max = 7",
+        );
+
+        let error = read(&(one("a.*", "/out", "bytes_max = 8") + &same)).unwrap_err();
+        for part in [
+            "handlers.\"a.*\".dirs at /out",
+            "handlers.\"b\".dirs at /else",
+            "quota",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert!(read(&(one("a", "/out", "") + &same)).is_err());
+        assert!(read(&(one("a", "/out", "bytes_max = 7") + &same)).is_ok());
+        // Who only reads adds nothing.
+        let reads = granted("a", &at("one"), "/in", "");
+        assert!(read(&(reads.clone() + &same)).is_ok());
+
+        let two = granted("*", "two", "/in/", "");
+        let error = read(&(reads.clone() + &two)).unwrap_err();
+        for part in ["handlers.\"*\".dirs", "handlers.\"a\".dirs", "/in"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert!(read(&(granted("a", "two", "/in", "") + &reads)).is_err());
+        assert!(read(&(granted("b", "two", "/in", "") + &reads)).is_ok());
     }
 
     #[test]
