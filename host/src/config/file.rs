@@ -148,9 +148,12 @@ pub enum Queue {
 }
 
 impl File {
+    /// Its name, in the working directory, where none is given.
+    pub const USUAL: &str = "rouse.toml";
+
     /// Reads the file. Without a path, `rouse.toml` of the working directory, which may be missing.
     pub fn read(path: Option<&Path>) -> Result<(Self, PathBuf), ConfigError> {
-        let wanted = path.unwrap_or(Path::new("rouse.toml"));
+        let wanted = path.unwrap_or(Path::new(Self::USUAL));
         let text = match std::fs::read_to_string(wanted) {
             Ok(text) => text,
             Err(error) if path.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
@@ -373,6 +376,22 @@ mod tests {
         assert_eq!((limits.memory_bytes, limits.steps), (512 << 20, 7));
         assert_eq!(limits.more_memory(), Some(1 << 30));
         assert_eq!(sandbox.limits("noop").memory_bytes, 16 << 20);
+    }
+
+    #[test]
+    fn a_table_that_only_grants_something_leaves_leases_and_timeouts_to_a_wider_one() {
+        let file = read(
+            "[handlers.\"mail.*\"]\ntimeout = \"10m\"\ninstances = \"reuse\"\n[[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]",
+        )
+        .unwrap();
+        let overrides = file.worker("here".into()).overrides.0;
+        let timeout = most_specific(&overrides, "mail.send").and_then(|over| over.timeout);
+        assert_eq!(timeout, Some(Duration::from_secs(600)));
+        let instances = file.sandbox(Path::new("."), 4).instances;
+        assert_eq!(
+            most_specific(&instances, "mail.send"),
+            Some(&Instances::Reuse)
+        );
     }
 
     #[test]
