@@ -250,3 +250,23 @@ async fn lines_that_cannot_just_be_put_behind_the_file_say_so() {
         assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
     }
 }
+
+#[tokio::test]
+async fn what_is_printed_for_http_deliver_lets_it_sign() {
+    let dir = folder("", &["http_deliver.wasm"]);
+    let show = [
+        "handlers",
+        "show",
+        "http.deliver",
+        "--folder",
+        "handlers-wasm",
+    ];
+    let ran = rouse(&show, &dir);
+    ran.exits(0);
+    let lines = "[[handlers.\"http.deliver\".secrets]]\nname = \"…\"\nsign = true";
+    assert!(ran.stdout.contains(lines), "{}", ran.stdout);
+    let config = "[secrets.KEY]\nfile = \"key\"\n[handlers.\"http.deliver\"]\nsecrets = [{ name = \"KEY\", sign = true }]\n";
+    std::fs::write(dir.join("rouse.toml"), config).unwrap();
+    let manifest = rouse(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
+    assert_eq!(manifest["granted"], json!(["sign:KEY"]));
+}

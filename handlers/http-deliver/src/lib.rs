@@ -102,7 +102,7 @@ pub struct Delivered {
     initial_backoff = "10s",
     max_backoff = "6h",
     timeout = "5m",
-    capabilities = ["http", "secrets"]
+    capabilities = ["http", "sign"]
 )]
 pub async fn deliver(ctx: &Ctx, input: Input) -> Result<Delivered, Error> {
     let id = check(ctx, &input)?;
