@@ -274,12 +274,7 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         RunEnd::Denied { denial, then } => match judge(*then, tries) {
             Judged::Decided(outcome) => Judged::Decided(outcome),
             Judged::Failed(then, _) => {
-                // Lines that can be copied stand by themselves.
-                let between = match denial.contains('\n') {
-                    true => "\n\n",
-                    false => "; ",
-                };
-                let message = clean(&format!("{denial}{between}then: {}", then.message));
+                let message = clean(&denied(&denial, &then.message));
                 let error = AttemptError {
                     kind: ErrorKind::Denied,
                     message,
@@ -331,6 +326,22 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         RunEnd::ResultRefused(why) => Judged::retried(ErrorKind::InvalidResult, why),
         RunEnd::Unrunnable(why) => Judged::retried(ErrorKind::Unrunnable, why),
     }
+}
+
+/// What was denied, and what the handler said then. It was told the first line of the denial, and need not say that once more.
+fn denied(denial: &str, then: &str) -> String {
+    let told = denial.lines().next().filter(|line| !line.is_empty());
+    let then = match told.and_then(|told| then.strip_suffix(told)) {
+        Some("") => return denial.to_owned(),
+        Some(before) => format!("{before}…"),
+        None => then.to_owned(),
+    };
+    // Lines that can be copied stand by themselves.
+    let between = match denial.contains('\n') {
+        true => "\n\n",
+        false => "; ",
+    };
+    format!("{denial}{between}then: {then}")
 }
 
 /// That the job itself has set this limit, behind what it ran into.

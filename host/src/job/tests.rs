@@ -278,6 +278,35 @@ fn what_is_denied_is_never_retried_and_keeps_what_the_handler_said() {
 }
 
 #[test]
+fn a_denial_that_the_handler_repeats_is_said_once() {
+    let denial = "it asked for a secret; this would allow it:\nsign = true";
+    for (said, message) in [
+        (
+            "it asked for a secret; this would allow it:",
+            denial.to_owned(),
+        ),
+        (
+            "no mail: it asked for a secret; this would allow it:",
+            format!("{denial}\n\nthen: no mail: …"),
+        ),
+        ("no mail", format!("{denial}\n\nthen: no mail")),
+    ] {
+        let RunEnd::Failed(mut then) = failure(true, None) else {
+            unreachable!("it is one");
+        };
+        then.message = said.into();
+        let end = RunEnd::Denied {
+            denial: denial.into(),
+            then: Box::new(RunEnd::Failed(then)),
+        };
+        match decide(end, tries(1, 9), &RetryPolicy::default(), 0.0) {
+            Outcome::Ended { error, .. } => assert_eq!(error.message, message),
+            outcome => panic!("an end, not {outcome:?}"),
+        }
+    }
+}
+
+#[test]
 fn a_payload_that_does_not_fit_is_never_retried_and_a_result_is() {
     let decide = |end| decide(end, tries(1, 9), &RetryPolicy::default(), 0.0);
     let outcome = decide(RunEnd::PayloadRefused("at /a".into()));
