@@ -425,6 +425,47 @@ mod tests {
     }
 
     #[test]
+    fn a_host_that_can_be_none_is_refused_by_its_name_when_the_file_is_read() {
+        let long = format!("{}.example", "a".repeat(64));
+        let longest = [&*"a".repeat(63); 4].join(".");
+        for host in [
+            "a..b",
+            ".a",
+            "a.b..",
+            "",
+            ".",
+            "*.",
+            "*..a",
+            "*.*.a",
+            "a.*",
+            "a.example/",
+            "a.example:443",
+            "https://a.example",
+            "a.example ",
+            "a.example?x",
+            "-a.example",
+            "a-.example",
+            "ü.example",
+            "[::1",
+            "::1%eth0",
+            "1.2.3",
+            "0x7f.1",
+            &long,
+            &longest,
+        ] {
+            for text in [
+                format!("[[handlers.x.http]]\nhosts = [\"b.example\", \"{host}\"]"),
+                format!(
+                    "[secrets.K]\nenv = \"A\"\n[handlers.x]\nsecrets = [{{ name = \"K\", hosts = [\"{host}\"], body = true }}]"
+                ),
+            ] {
+                let error = read(&text).expect_err(host);
+                assert!(error.contains(&format!("the host {host:?}:")), "{error}");
+            }
+        }
+    }
+
+    #[test]
     fn a_mistake_is_named_with_its_key() {
         for (text, part) in [
             ("quues = [\"a\"]", "quues"),
