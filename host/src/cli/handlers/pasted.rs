@@ -32,10 +32,27 @@ impl Tables {
         toml::from_str(text).unwrap_or_default()
     }
 
-    /// Where this key of a handler stands.
+    /// Where the table of a handler begins.
+    fn handler(&self, handler: &str) -> Option<Range<usize>> {
+        Some(self.handlers.get_key_value(handler)?.0.span())
+    }
+
+    /// Where this key of it stands.
     fn key(&self, handler: &str, key: &str) -> Option<Range<usize>> {
         let keys = self.handlers.get(handler)?;
         keys.get_key_value(key).map(|(found, _)| found.span())
+    }
+
+    /// The pattern whose table of this name counts for the handler now.
+    fn wider(&self, handler: &str, key: &str) -> Option<String> {
+        let tables = self.handlers.iter();
+        let fitting = tables.filter(|(pattern, keys)| {
+            pattern_covers(pattern.get_ref(), handler) && keys.contains_key(key)
+        });
+        let fitting: BTreeMap<String, String> = fitting
+            .map(|(pattern, _)| (pattern.get_ref().clone(), pattern.get_ref().clone()))
+            .collect();
+        most_specific(&fitting, handler).cloned()
     }
 }
 
@@ -47,10 +64,7 @@ fn remark(table: &str, file: &str) -> Option<String> {
     if together.is_err() {
         let (what, at) = match there.key(handler, key) {
             Some(at) => (format!("handlers.\"{handler}\".{key}"), Some(at)),
-            None => (
-                format!("[handlers.\"{handler}\"]"),
-                header(&there, handler, file),
-            ),
+            None => (format!("[handlers.\"{handler}\"]"), there.handler(handler)),
         };
         let line = at.map(|at| format!(", on line {}", file[..at.start].matches('\n').count() + 1));
         return Some(format!(
@@ -63,26 +77,6 @@ fn remark(table: &str, file: &str) -> Option<String> {
     Some(format!(
         "this takes the place of [handlers.\"{wider}\".{key}], all of it, for {handler}: repeat here what is needed of that"
     ))
-}
-
-/// Where the handler's own table begins. What stands first of it may be the header of one beneath.
-fn header(there: &Tables, handler: &str, file: &str) -> Option<Range<usize>> {
-    let at = there.handlers.get_key_value(handler)?.0.span();
-    file[at.end..].starts_with(']').then_some(at)
-}
-
-impl Tables {
-    /// The pattern whose table of this name counts for the handler now.
-    fn wider(&self, handler: &str, key: &str) -> Option<String> {
-        let tables = self.handlers.iter();
-        let fitting = tables.filter(|(pattern, keys)| {
-            pattern_covers(pattern.get_ref(), handler) && keys.contains_key(key)
-        });
-        let fitting: BTreeMap<String, String> = fitting
-            .map(|(pattern, _)| (pattern.get_ref().clone(), pattern.get_ref().clone()))
-            .collect();
-        most_specific(&fitting, handler).cloned()
-    }
 }
 
 #[cfg(test)]
@@ -116,17 +110,15 @@ name = "KEY"
             dirs.contains("dirs is in the file already, on line 8:"),
             "{dirs}"
         );
-        // The line is left out where it is not known.
-        let clocks = remark("[handlers.\"mail.send\"]\nfine_clocks = true");
+        let clocks = "[handlers.\"mail.send\"]\nfine_clocks = true";
+        let own = remark(clocks);
         assert!(
-            clocks.starts_with("[handlers.\"mail.send\"] is in the file already: put"),
-            "{clocks}"
+            own.starts_with("[handlers.\"mail.send\"] is in the file already, on line 7:"),
+            "{own}"
         );
-        let known = super::remark(
-            "[handlers.\"a\"]\nfine_clocks = true",
-            "[handlers.a]\nlease = \"5s\"",
-        );
-        assert!(known.is_some_and(|known| known.contains("on line 1:")));
+        let first = "[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.send\".env]\n";
+        let own = super::remark(clocks, first).unwrap_or_default();
+        assert!(own.contains("on line 1:"), "{own}");
     }
 
     #[test]
