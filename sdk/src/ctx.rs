@@ -79,7 +79,7 @@ pub(crate) trait Host {
     /// A page of keys; an empty one is the last.
     fn state_keys(&self, prefix: &str, after: Option<&str>) -> Result<Vec<String>>;
     fn state_set(&self, key: &str, value: Vec<u8>) -> Result<()>;
-    /// False where another version is there; none: where anything is.
+    /// False where another version is there; none, and 0: where anything is.
     fn state_compare_and_set(
         &self,
         key: &str,

@@ -335,7 +335,8 @@ impl Host for Recorder {
         value: Vec<u8>,
     ) -> Result<bool, Error> {
         self.unless_aborted()?;
-        let is_there = self.state.version_of(key) == version;
+        // Versions are above 0, which is what is not there.
+        let is_there = self.state.version_of(key).unwrap_or(0) == version.unwrap_or(0);
         if is_there {
             self.state.set(key, value);
         }
@@ -379,5 +380,28 @@ impl Host for Recorder {
 
     fn abort_source(&self) -> Source {
         Source::Abort(Arc::clone(&self.abort))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_0_is_that_of_what_is_not_there_as_with_the_host() {
+        let ctx = TestCtx::new();
+        let set = |version: Option<i64>| {
+            let set = ctx
+                .recorder
+                .state_compare_and_set("k", version, b"1".to_vec());
+            set.expect("it may go on")
+        };
+        assert!(!set(Some(1)) && set(Some(0)));
+        assert!(!set(Some(0)) && !set(None) && !set(Some(-1)));
+        let kept = ctx.recorder.state_get("k").expect("it may go on");
+        let (_, version) = kept.expect("it is there");
+        assert!(version > 0 && set(Some(version)) && !set(Some(version)));
+        ctx.state().delete("k").expect("it may go on");
+        assert!(set(None));
     }
 }

@@ -227,3 +227,46 @@ async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
     assert_eq!(missing(&manifest), ["of-the-future"]);
     assert!(Capability::FineClocks.to_string() == manifest["granted"][7]);
 }
+
+#[tokio::test]
+async fn lines_that_cannot_just_be_put_behind_the_file_say_so() {
+    let asks = r#"{"handlers":[{"name":"mail.send","capabilities":["dirs:/out","env:LANG","settings:threshold","state"]}]}"#;
+    let guest = guest_of_wasip1("", asks, "(call $return_ok (i32.const 0) (i32.const 0))");
+    let dir = folder(
+        "[handlers.\"*\".settings]\nwide = true\n[handlers.\"mail.send\"]\n\
+         dirs = [{ dir = \"in\", at = \"/in\" }]\n[handlers.\"mail.send\".env]\nTZ = \"UTC\"\n",
+        &[],
+    );
+    std::fs::write(dir.join("handlers-wasm/mail.wasm"), guest).unwrap();
+    let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
+    let ran = rouse(&show, &dir);
+    ran.exits(0);
+    for said in [
+        "# handlers.\"mail.send\".dirs is in the file already, on line 4: put this into it",
+        "# handlers.\"mail.send\".env is in the file already, on line 5: put this into it",
+        "# this takes the place of [handlers.\"*\".settings], all of it, for mail.send",
+        "\n\n[handlers.\"mail.send\".state]\n",
+    ] {
+        assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
+    }
+}
+
+#[tokio::test]
+async fn what_is_printed_for_http_deliver_lets_it_sign() {
+    let dir = folder("", &["http_deliver.wasm"]);
+    let show = [
+        "handlers",
+        "show",
+        "http.deliver",
+        "--folder",
+        "handlers-wasm",
+    ];
+    let ran = rouse(&show, &dir);
+    ran.exits(0);
+    let lines = "[[handlers.\"http.deliver\".secrets]]\nname = \"…\"\nsign = true";
+    assert!(ran.stdout.contains(lines), "{}", ran.stdout);
+    let config = "[secrets.KEY]\nfile = \"key\"\n[handlers.\"http.deliver\"]\nsecrets = [{ name = \"KEY\", sign = true }]\n";
+    std::fs::write(dir.join("rouse.toml"), config).unwrap();
+    let manifest = rouse(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
+    assert_eq!(manifest["granted"], json!(["sign:KEY"]));
+}

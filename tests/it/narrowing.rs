@@ -1,25 +1,31 @@
 //! Jobs that leave less of the grants and limits of their handlers (SPEC row B9).
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rouse::sandbox::{
-    Catalog, HttpGrant, HttpScheme, Limits, Sandbox, Secret, SecretGrant, Secrets,
-    Settings as SandboxSettings,
+    Catalog, Grant, Grants, HttpGrant, HttpScheme, Limits, Mode, Sandbox, Secret, SecretGrant,
+    Secrets, Settings as SandboxSettings,
 };
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::http_out::guest_folder;
-use crate::support::TestDb;
 use crate::support::web::web;
 use crate::support::worker::{Shown, TestWorker, ended, put};
+use crate::support::{TestDb, scratch};
 
 /// A worker whose handlers may send requests to this machine, and what they may otherwise.
 async fn start(db: &TestDb) -> TestWorker {
+    start_with(db, Grants::default()).await
+}
+
+async fn start_with(db: &TestDb, grants: Grants) -> TestWorker {
     let settings = SandboxSettings {
         attempts_max: 8,
+        grants,
         limits: Limits {
             memory_bytes: 32 << 20,
             ..Limits::default()
@@ -153,12 +159,12 @@ async fn a_job_has_less_memory_and_time_than_its_handler() {
         json!({"memory_mb": 4}),
     )
     .await;
-    let error = job.error.unwrap();
     assert_eq!(
-        (&error["kind"], job.attempt),
+        (&job.error.as_ref().unwrap()["kind"], job.attempt),
         (&json!("out_of_memory"), 1),
-        "{error}"
+        "{job:?}"
     );
+    assert!(by_the_job(&job, "memory_mb"), "{job:?}");
     // 4 GiB are not more than the handler's 32 MiB.
     let job = run(
         &client,
@@ -167,16 +173,68 @@ async fn a_job_has_less_memory_and_time_than_its_handler() {
         json!({"memory_mb": 4096}),
     )
     .await;
-    assert_eq!(job.error.unwrap()["kind"], "out_of_memory");
+    assert_eq!(job.error.as_ref().unwrap()["kind"], "out_of_memory");
+    assert!(!by_the_job(&job, "memory_mb"), "{job:?}");
+    assert!(error_of(&job).contains("rouse.toml"), "{job:?}");
     let job = run(&client, "test.alloc", alloc, json!({})).await;
     assert_eq!(job.state, "succeeded");
 
     let started = Instant::now();
     let job = run(&client, "test.spin", json!({}), json!({"timeout": "200ms"})).await;
     assert_eq!(job.state, "timed_out");
+    assert!(by_the_job(&job, "timeout"), "{job:?}");
     let job = run(&client, "test.spin", json!({}), json!({"cpu": "100ms"})).await;
-    assert_eq!(job.error.unwrap()["kind"], "out_of_cpu");
+    assert_eq!(job.error.as_ref().unwrap()["kind"], "out_of_cpu");
+    assert!(by_the_job(&job, "cpu"), "{job:?}");
     assert!(started.elapsed() < Duration::from_secs(60));
+    worker.drain().await;
+}
+
+fn error_of(job: &Shown) -> &str {
+    let message = job
+        .error
+        .as_ref()
+        .and_then(|error| error["message"].as_str());
+    message.expect("a message")
+}
+
+/// Whether the error says that it was the job that has set this limit, and not that rouse.toml has.
+fn by_the_job(job: &Shown, key: &str) -> bool {
+    let message = error_of(job);
+    message.contains("the grants of this job leave")
+        && message.contains(&format!("under \"{key}\""))
+        && !message.contains("rouse.toml")
+}
+
+#[tokio::test]
+async fn a_job_that_leaves_reading_of_a_directory_is_told_that_it_was_itself() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = scratch("narrowed-dirs");
+    let grant = |dir: &Path, at: &str, mode| Grant {
+        handler: "test.write-file".into(),
+        dir: dir.into(),
+        at: at.into(),
+        mode,
+        quota: None,
+    };
+    let out = grant(&folder, "/out", Mode::ReadWrite);
+    let worker = start_with(&db, Grants(vec![out])).await;
+    let payload = json!({"path": "/out/a", "text": "a"});
+    let handler = "test.write-file";
+    let job = run(&client, handler, payload.clone(), json!({"dirs": ["/out"]})).await;
+    assert_eq!(job.state, "succeeded", "{job:?}");
+    let job = run(&client, handler, payload, json!({"dirs": ["/out:read"]})).await;
+    assert!(by_the_job(&job, "dirs"), "{job:?}");
+    worker.drain().await;
+
+    // The operator's own limit is still the operator's.
+    let read = grant(&folder, "/in", Mode::Read);
+    let worker = start_with(&db, Grants(vec![read])).await;
+    let payload = json!({"path": "/in/a", "text": "a"});
+    let job = run(&client, handler, payload, json!({"dirs": ["/in"]})).await;
+    assert!(message(&job).contains("rouse.toml"), "{job:?}");
+    assert!(!message(&job).contains("this job"), "{job:?}");
     worker.drain().await;
 }
 

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::secrets::{holds_none_of, rows, set_private};
-use crate::support::web::{PAGE, web};
-use crate::support::worker::{PATIENCE, Shown, ended, enqueue, guests_dir, until};
+use crate::support::web::{DIGITS, PAGE, web};
+use crate::support::worker::{PATIENCE, Shown, ended, enqueue, guests_dir, put, until};
 use crate::support::{Host, TestDb, scratch};
 
 /// A key of Standard Webhooks, and what it means.
@@ -164,7 +164,8 @@ async fn a_delivery_is_signed_and_tried_again_under_the_same_key_until_it_is_tak
     assert_eq!(requests.len(), 2);
     for request in &requests {
         assert_eq!(request["method"], "POST");
-        assert_eq!(request["body"], "{\"order\":17,\"text\":\"ü\"}");
+        // As jsonb has it.
+        assert_eq!(request["body"], "{\"text\": \"ü\", \"order\": 17}");
         assert!(is_signed(request), "{request}");
         for key in ["webhook-id", "idempotency-key"] {
             assert_eq!(
@@ -180,8 +181,29 @@ async fn a_delivery_is_signed_and_tried_again_under_the_same_key_until_it_is_tak
     assert!(known_by.ends_with(&format!("_{id}")), "{known_by}");
     // One byte more, and it is another signature.
     let mut changed = requests[0].clone();
-    changed["body"] = json!("{\"order\":170,\"text\":\"ü\"}");
+    changed["body"] = json!("{\"text\": \"ü\", \"order\": 170}");
     assert!(!is_signed(&changed));
+}
+
+#[tokio::test]
+async fn json_keeps_every_digit_on_its_way_to_a_receiver_and_from_a_server() {
+    let ready = Ready::start().await;
+    for body in [DIGITS, "null"] {
+        let path = format!("/digits/{}", body.len());
+        let payload = format!("{{\"url\": \"{}\", \"body\": {body}}}", http(&path));
+        let id = put(&ready.client, &format!("'http.deliver', '{payload}'")).await;
+        let job = ended(&ready.client, id).await;
+        assert_eq!(job.state, "succeeded", "{job:?}");
+        assert_eq!(arrived(&path)[0]["body"], body);
+    }
+
+    let payload = json!({"url": http("/page/digits")});
+    let id = enqueue(&ready.client, "http.fetch", payload).await;
+    let job = ended(&ready.client, id).await;
+    assert_eq!(job.state, "succeeded", "{job:?}");
+    let sql = "SELECT result ->> 'json' FROM rouse.job($1)";
+    let json: String = ready.client.query_one(sql, &[&id]).await.unwrap().get(0);
+    assert_eq!(json, DIGITS);
 }
 
 #[tokio::test]

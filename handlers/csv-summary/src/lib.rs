@@ -99,7 +99,7 @@ fn summarise(ctx: &Ctx, csv: impl Read, delimiter: u8) -> Result<Summary, Error>
 fn unreadable(path: &str, error: &io::Error) -> Error {
     let message = format!(
         "cannot read {path}: {error}. Is it there, and does rouse.toml grant its directory to \
-         csv.summary?"
+         csv.summary, and do the grants of the job leave it?"
     );
     Error::permanent(message).kind("unreadable-file")
 }

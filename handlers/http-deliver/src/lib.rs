@@ -8,7 +8,8 @@ use base64::engine::general_purpose::STANDARD;
 use rouse_sdk::http::{Request, Response};
 use rouse_sdk::{Ctx, Error, export, handler};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 /// What `http.deliver` takes.
@@ -23,8 +24,10 @@ pub struct Input {
     /// Headers besides those that the delivery has by itself.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
-    /// Any JSON; without it the request has no body.
-    pub body: Option<Value>,
+    /// Any JSON, sent digit by digit as it stands here, also `null`; without it the request has no body.
+    #[serde(default, deserialize_with = "as_it_is")]
+    #[schemars(with = "Option<Value>", skip_serializing_if = "Option::is_none")]
+    pub body: Option<Box<RawValue>>,
     /// The name of the secret that it is signed with; without one it is not signed.
     pub secret: Option<String>,
     /// What the receiver tells deliveries apart by, up to 64 letters, digits, `-` and `_`; one that is made of the
@@ -33,6 +36,11 @@ pub struct Input {
     /// How long the receiver may take, in milliseconds.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
+}
+
+/// Of an `Option` alone, `null` would be as good as nothing.
+fn as_it_is<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::<RawValue>::deserialize(input).map(Some)
 }
 
 /// How it is sent.
@@ -94,7 +102,7 @@ pub struct Delivered {
     initial_backoff = "10s",
     max_backoff = "6h",
     timeout = "5m",
-    capabilities = ["http", "secrets"]
+    capabilities = ["http", "sign"]
 )]
 pub async fn deliver(ctx: &Ctx, input: Input) -> Result<Delivered, Error> {
     let id = check(ctx, &input)?;
@@ -147,10 +155,8 @@ fn request(ctx: &Ctx, input: Input, id: &str) -> Result<Request, Error> {
         Method::Delete => "DELETE",
         Method::Get => "GET",
     };
-    let body = match &input.body {
-        Some(body) => serde_json::to_vec(body)?,
-        None => Vec::new(),
-    };
+    let body = input.body.map(|body| body.get().as_bytes().to_vec());
+    let body = body.unwrap_or_default();
     let has = |name: &str| {
         input
             .headers

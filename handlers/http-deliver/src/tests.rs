@@ -1,5 +1,5 @@
 use rouse_sdk::http::Request;
-use rouse_sdk::{TestCtx, http};
+use rouse_sdk::{Handler, TestCtx, http};
 
 use super::*;
 
@@ -82,6 +82,45 @@ fn without_a_body_and_a_secret_nothing_is_sent_of_them() {
     assert!(sent.body.is_empty());
     assert_eq!(header(&sent, "content-type"), None);
     assert_eq!(header(&sent, "webhook-signature"), None);
+}
+
+/// The only request of a job whose payload is this text.
+fn sent_of(payload: &str) -> Request {
+    let ctx = answering(200, "");
+    <super::deliver as Handler>::run(&ctx, payload.as_bytes()).unwrap();
+    ctx.requests().pop().unwrap()
+}
+
+#[test]
+fn a_body_is_sent_as_the_job_says_it_with_every_digit_and_in_its_order() {
+    for body in [
+        r#"{"id": 123456789012345678901234567890, "at": 0.10000000000000000000001, "a": 1.0}"#,
+        r#""\u00fc""#,
+        "18446744073709551616",
+    ] {
+        let sent = sent_of(&format!(
+            r#"{{"body": {body}, "url": "{URL}", "secret": "KEY"}}"#
+        ));
+        assert_eq!(String::from_utf8(sent.body).unwrap(), body);
+    }
+}
+
+#[test]
+fn a_body_that_is_null_is_sent_and_one_that_is_not_there_is_not() {
+    let sent = sent_of(&format!(r#"{{"url": "{URL}", "body": null}}"#));
+    assert_eq!(sent.body, b"null");
+    assert_eq!(header(&sent, "content-type"), Some("application/json"));
+    let sent = sent_of(&format!(r#"{{"url": "{URL}"}}"#));
+    assert!(sent.body.is_empty());
+    assert_eq!(header(&sent, "content-type"), None);
+}
+
+#[test]
+fn a_body_may_be_any_json_and_may_be_left_out() {
+    let schema = <super::deliver as Handler>::input_schema().to_value();
+    assert_eq!(schema["properties"]["body"].get("type"), None);
+    assert_eq!(schema["properties"]["body"].get("default"), None);
+    assert_eq!(schema["required"], json!(["url"]));
 }
 
 #[test]
@@ -168,7 +207,10 @@ fn what_the_types_cannot_say_is_checked_before_anything_is_sent() {
             json!({"url": URL, "headers": {"Webhook-Id": "x"}}),
             "Webhook-Id",
         ),
-        (json!({"url": URL, "method": "post"}), "method"),
+        (
+            json!({"url": URL, "method": "post", "body": {"n": 1}}),
+            "method",
+        ),
         (json!({"url": URL, "retries": 3}), "retries"),
         (json!({"body": 1}), "url"),
     ] {

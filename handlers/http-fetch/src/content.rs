@@ -5,13 +5,17 @@ use base64::engine::general_purpose::STANDARD;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// The largest power of ten that a host takes in a result: Postgres writes numbers out in full.
+const EXPONENT_MAX: u32 = 400;
 
 /// What was fetched, as it is or encoded.
-#[derive(Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
-    /// Where the server says that it is JSON, and it is.
-    Json(Value),
+    /// Where the server says that it is JSON, and it is: as the server wrote it.
+    Json(#[schemars(with = "Value")] Box<RawValue>),
     /// Where it is UTF-8.
     Text(String),
     /// Any other bytes.
@@ -28,12 +32,40 @@ impl Content {
             Err(error) => return Self::Base64(STANDARD.encode(error.into_bytes())),
         };
         // The same, where it is written as an escape.
-        let is_json = content_type.is_some_and(says_json) && !text.contains("\\u0000");
-        match is_json.then(|| serde_json::from_str(&text)) {
-            Some(Ok(value)) => Self::Json(value),
-            Some(Err(_)) | None => Self::Text(text),
+        let may_be_json = content_type.is_some_and(says_json) && !text.contains("\\u0000");
+        if !may_be_json || !is_storable_json(&text) {
+            return Self::Text(text);
+        }
+        // What is around it (a line feed at the end) is no part of it.
+        match serde_json::from_str(&text) {
+            Ok(value) => Self::Json(value),
+            Err(_) => Self::Text(text),
         }
     }
+}
+
+/// Read as a value, and not only looked through: nesting has an end, and escapes are characters.
+fn is_storable_json(text: &str) -> bool {
+    serde_json::from_str::<Value>(text).is_ok() && !has_huge_exponent(text)
+}
+
+/// True where a number of this JSON has an exponent that no result may have.
+fn has_huge_exponent(json: &str) -> bool {
+    // Without escapes, every other quotation mark ends a string.
+    let plain = json.replace("\\\\", "").replace("\\\"", "");
+    let outside = plain.split('"').step_by(2);
+    outside
+        .flat_map(|between| between.split(['e', 'E']).skip(1))
+        .any(|exponent| {
+            let exponent = exponent.trim_start_matches(['+', '-']);
+            let end = exponent.find(|c: char| !c.is_ascii_digit());
+            let digits = &exponent[..end.unwrap_or(exponent.len())];
+            // Of `true` and `false` there are none.
+            !digits.is_empty()
+                && digits
+                    .parse()
+                    .map_or(true, |exponent: u32| exponent > EXPONENT_MAX)
+        })
 }
 
 /// True for `application/json`, `application/problem+json` and their like.
@@ -45,34 +77,62 @@ fn says_json(content_type: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
-    fn of(bytes: &[u8], content_type: &str) -> Content {
-        Content::of(bytes.to_vec(), Some(content_type))
+    fn of(bytes: &[u8], content_type: &str) -> String {
+        written(&Content::of(bytes.to_vec(), Some(content_type)))
+    }
+
+    fn written(content: &Content) -> String {
+        serde_json::to_string(content).unwrap()
+    }
+
+    fn text(text: &str) -> String {
+        written(&Content::Text(text.to_owned()))
     }
 
     #[test]
     fn what_says_that_it_is_json_and_is_comes_as_json() {
-        let value = Content::Json(json!({"a": 1}));
         for kind in [
             "application/json",
             "Application/JSON; charset=utf-8",
             "application/hal+json",
         ] {
-            assert_eq!(of(b"{\"a\": 1}", kind), value, "{kind}");
+            assert_eq!(of(b"{\"a\": 1}\n", kind), r#"{"json":{"a": 1}}"#, "{kind}");
         }
-        let text = |text: &str| Content::Text(text.to_owned());
         assert_eq!(of(b"{a: 1}", "application/json"), text("{a: 1}"));
         assert_eq!(of(b"[1]", "text/plain"), text("[1]"));
-        assert_eq!(Content::of(b"[1]".to_vec(), None), text("[1]"));
-        assert_eq!(of(br#""\u0000""#, "application/json"), text(r#""\u0000""#));
+        assert_eq!(written(&Content::of(b"[1]".to_vec(), None)), text("[1]"));
+    }
+
+    #[test]
+    fn json_comes_with_every_digit_as_the_server_wrote_it() {
+        for json in [
+            r#"{"id":123456789012345678901234567890,"at":0.10000000000000000000001}"#,
+            r#"[18446744073709551616, 1.0, 1E+300, true, "e999\"e999", "\\"]"#,
+        ] {
+            let expected = format!("{{\"json\":{json}}}");
+            assert_eq!(of(json.as_bytes(), "application/json"), expected);
+        }
+    }
+
+    #[test]
+    fn json_that_no_result_can_hold_comes_as_text() {
+        let deep = "[".repeat(200) + &"]".repeat(200);
+        for json in [
+            r#""\u0000""#,
+            r#""\ud800""#,
+            "[1e-401]",
+            r#"{"\\": 0E99999999999}"#,
+            &deep,
+        ] {
+            assert_eq!(of(json.as_bytes(), "application/json"), text(json));
+        }
     }
 
     #[test]
     fn what_is_no_text_that_postgres_can_store_comes_as_base64() {
-        let encoded = |text: &str| Content::Base64(text.to_owned());
+        let encoded = |text: &str| written(&Content::Base64(text.to_owned()));
         assert_eq!(of(b"\xff\xfe", "text/plain"), encoded("//4="));
         assert_eq!(of(b"a\0", "application/json"), encoded("YQA="));
     }

@@ -63,7 +63,7 @@ const FILE_BYTES: usize = 16 << 20;
 const FILE_BYTES_MAX: usize = 32 << 20;
 
 /// What `http.fetch` gives back.
-#[derive(Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Fetched {
     /// What the server answered: 200 to 299, or 304 where the etag is still the same.
     pub status: u16,
@@ -102,6 +102,9 @@ pub struct Fetched {
 )]
 pub async fn fetch(ctx: &Ctx, input: Input) -> Result<Fetched, Error> {
     let bytes_max = check(&input)?;
+    if let Some(to) = &input.to {
+        remove_parts(ctx, to);
+    }
     let mut request = http::get(&input.url)
         .timeout(Duration::from_millis(input.timeout_ms))
         .redirects(input.redirects)
@@ -182,10 +185,23 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Where an attempt writes before the file has its name. Each has a place of its own: one that was taken to be dead, and is not, writes
+/// into nobody else's.
+fn part(ctx: &Ctx, to: &str, attempt: u32) -> String {
+    format!("{to}.{}-{attempt}.part", ctx.job().id)
+}
+
+/// Removes what earlier attempts have left that were stopped while they wrote: from the abort on they could change nothing.
+fn remove_parts(ctx: &Ctx, to: &str) {
+    for attempt in 1..ctx.job().attempt {
+        // Most have left none. One that cannot be removed is in nobody's way, and the job has other work to do.
+        let _ = fs::remove_file(part(ctx, to, attempt));
+    }
+}
+
 /// Writes a file so that it is there whole or not at all, however often the job runs.
 fn write_whole(ctx: &Ctx, to: &str, bytes: &[u8]) -> io::Result<()> {
-    let job = ctx.job();
-    let part = format!("{to}.{}-{}.part", job.id, job.attempt);
+    let part = part(ctx, to, ctx.job().attempt);
     if let Some(folder) = Path::new(to).parent().filter(|folder| *folder != "") {
         // A granted directory cannot be made from within, and is there already.
         if !folder.is_dir() {
@@ -208,7 +224,7 @@ fn unwritable(to: &str, error: &io::Error) -> Error {
             Error::retryable(message)
         }
         _ => Error::permanent(format_args!(
-            "{message}. Does rouse.toml grant its directory to http.fetch, with mode = \"read-write\"?"
+            "{message}. Does rouse.toml grant its directory to http.fetch, with mode = \"read-write\", and do the grants of the job leave it?"
         ))
         .kind("file-denied"),
     }

@@ -1,5 +1,5 @@
-use rouse_sdk::TestCtx;
 use rouse_sdk::http::Request;
+use rouse_sdk::{Handler, TestCtx};
 use serde_json::{Value, json};
 
 use super::*;
@@ -50,6 +50,15 @@ fn what_is_there_comes_with_what_is_known_of_it() {
 }
 
 #[test]
+fn json_is_in_the_result_with_every_digit() {
+    let json = r#"{"b": 123456789012345678901234567890, "a": 0.10000000000000000000001}"#;
+    let ctx = answering(200, json.as_bytes());
+    let result = <super::fetch as Handler>::run(&ctx, format!("{{\"url\":\"{URL}\"}}").as_bytes());
+    let result = String::from_utf8(result.unwrap()).unwrap();
+    assert!(result.ends_with(&format!("\"json\":{json}}}")), "{result}");
+}
+
+#[test]
 fn what_is_still_the_same_is_not_fetched_again() {
     let ctx = server(|request| {
         let asked = ("if-none-match".to_owned(), "\"v1\"".to_owned());
@@ -84,6 +93,40 @@ fn a_file_is_replaced_as_a_whole_and_no_part_is_left() {
     assert_eq!(fs::read(&to).unwrap(), b"[1, 2]");
     let files = fs::read_dir(to.parent().unwrap()).unwrap();
     assert_eq!(files.count(), 1);
+}
+
+#[test]
+fn what_an_attempt_has_left_that_was_stopped_is_removed_by_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("rates.json");
+    let payload = json!({"url": URL, "to": to.to_str().unwrap()});
+    let ctx = TestCtx::for_job(|job| {
+        job.id = 7;
+        job.attempt = 3;
+    });
+    let left = |of: &str| {
+        let part = folder.path().join(format!("rates.json.{of}.part"));
+        fs::write(&part, "[1").unwrap();
+        part
+    };
+    let own = [left("7-1"), left("7-2")];
+    // Another job may be writing it now.
+    let others = left("8-1");
+    ctx.on_http(|_| Ok(Response::new(503, "not now")));
+    refused(&ctx, payload);
+    assert!(own.iter().all(|part| !part.exists()) && others.exists());
+}
+
+#[test]
+fn a_part_that_cannot_take_its_place_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("taken");
+    fs::create_dir_all(to.join("by-a-folder")).unwrap();
+    refused(
+        &answering(200, b"1"),
+        json!({"url": URL, "to": to.to_str().unwrap()}),
+    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 #[test]

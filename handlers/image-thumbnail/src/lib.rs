@@ -157,7 +157,7 @@ fn denied(verb: &str, path: &str, error: io::Error) -> Error {
             Error::retryable(message)
         }
         kind => Error::permanent(format_args!(
-            "{message}. Is it there, and does rouse.toml grant its directory to image.thumbnail?"
+            "{message}. Is it there, and does rouse.toml grant its directory to image.thumbnail, and do the grants of the job leave it?"
         ))
         .kind(if kind == ErrorKind::NotFound {
             "file-not-found"

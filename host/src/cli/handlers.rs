@@ -4,6 +4,7 @@ mod filter;
 mod fleet;
 mod folder;
 mod lock;
+mod pasted;
 mod show;
 mod sign;
 

@@ -148,9 +148,12 @@ pub enum Queue {
 }
 
 impl File {
+    /// Its name, in the working directory, where none is given.
+    pub const USUAL: &str = "rouse.toml";
+
     /// Reads the file. Without a path, `rouse.toml` of the working directory, which may be missing.
     pub fn read(path: Option<&Path>) -> Result<(Self, PathBuf), ConfigError> {
-        let wanted = path.unwrap_or(Path::new("rouse.toml"));
+        let wanted = path.unwrap_or(Path::new(Self::USUAL));
         let text = match std::fs::read_to_string(wanted) {
             Ok(text) => text,
             Err(error) if path.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
@@ -163,17 +166,17 @@ impl File {
                 });
             }
         };
-        let file = toml::from_str::<Self>(&text)
-            .map_err(|error| error.to_string())
-            .and_then(|file| file.check().map(|()| file))
-            .map_err(|message| ConfigError::Invalid {
-                path: wanted.into(),
-                message,
-            })?;
         let folder = match wanted.parent() {
             Some(folder) if folder != Path::new("") => folder.to_path_buf(),
             Some(_) | None => PathBuf::from("."),
         };
+        let file = toml::from_str::<Self>(&text)
+            .map_err(|error| error.to_string())
+            .and_then(|file| file.check(&folder).map(|()| file))
+            .map_err(|message| ConfigError::Invalid {
+                path: wanted.into(),
+                message,
+            })?;
         Ok((file, folder))
     }
 
@@ -247,6 +250,49 @@ mod tests {
             dirs,
             [PathBuf::from("/etc/rouse/photos"), PathBuf::from("/out")]
         );
+    }
+
+    #[test]
+    fn a_directory_has_one_quota_and_a_handler_sees_one_directory_at_a_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |of: &str| folder.path().join(of).display().to_string();
+        std::fs::create_dir(at("one")).unwrap();
+        std::os::unix::fs::symlink(at("one"), at("same")).unwrap();
+        let granted = |handler: &str, dir: &str, at: &str, more: &str| {
+            format!("[[handlers.\"{handler}\".dirs]]\ndir = \"{dir}\"\nat = \"{at}\"\n{more}\n")
+        };
+        let one = |handler: &str, at_guest: &str, quota: &str| {
+            let more = format!("mode = \"read-write\"\n{quota}");
+            granted(handler, &at("one"), at_guest, &more)
+        };
+        let same = granted(
+            "b",
+            &at("same"),
+            "/else",
+            "mode = \"read-write\"\nbytes_max = 7",
+        );
+
+        let error = read(&(one("a.*", "/out", "bytes_max = 8") + &same)).unwrap_err();
+        for part in [
+            "handlers.\"a.*\".dirs at /out",
+            "handlers.\"b\".dirs at /else",
+            "quota",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert!(read(&(one("a", "/out", "") + &same)).is_err());
+        assert!(read(&(one("a", "/out", "bytes_max = 7") + &same)).is_ok());
+        // Who only reads adds nothing.
+        let reads = granted("a", &at("one"), "/in", "");
+        assert!(read(&(reads.clone() + &same)).is_ok());
+
+        let two = granted("*", "two", "/in/", "");
+        let error = read(&(reads.clone() + &two)).unwrap_err();
+        for part in ["handlers.\"*\".dirs", "handlers.\"a\".dirs", "/in"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert!(read(&(granted("a", "two", "/in", "") + &reads)).is_err());
+        assert!(read(&(granted("b", "two", "/in", "") + &reads)).is_ok());
     }
 
     #[test]
@@ -333,6 +379,22 @@ mod tests {
     }
 
     #[test]
+    fn a_table_that_only_grants_something_leaves_leases_and_timeouts_to_a_wider_one() {
+        let file = read(
+            "[handlers.\"mail.*\"]\ntimeout = \"10m\"\ninstances = \"reuse\"\n[[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]",
+        )
+        .unwrap();
+        let overrides = file.worker("here".into()).overrides.0;
+        let timeout = most_specific(&overrides, "mail.send").and_then(|over| over.timeout);
+        assert_eq!(timeout, Some(Duration::from_secs(600)));
+        let instances = file.sandbox(Path::new("."), 4).instances;
+        assert_eq!(
+            most_specific(&instances, "mail.send"),
+            Some(&Instances::Reuse)
+        );
+    }
+
+    #[test]
     fn variables_and_settings_of_the_most_specific_table_that_has_any_count() {
         let file = read(
             "[handlers.\"*\".env]\nA = \"1\"\n[handlers.\"*\".settings]\nwide = true\n\
@@ -360,6 +422,47 @@ mod tests {
         let keys_max = |name: &str| most_specific(&state, name).map(|quota| quota.keys_max);
         let found = ["mail.send", "mail.read", "noop"].map(keys_max);
         assert_eq!(found, [Some(1_000), Some(7), None]);
+    }
+
+    #[test]
+    fn a_host_that_can_be_none_is_refused_by_its_name_when_the_file_is_read() {
+        let long = format!("{}.example", "a".repeat(64));
+        let longest = [&*"a".repeat(63); 4].join(".");
+        for host in [
+            "a..b",
+            ".a",
+            "a.b..",
+            "",
+            ".",
+            "*.",
+            "*..a",
+            "*.*.a",
+            "a.*",
+            "a.example/",
+            "a.example:443",
+            "https://a.example",
+            "a.example ",
+            "a.example?x",
+            "-a.example",
+            "a-.example",
+            "ü.example",
+            "[::1",
+            "::1%eth0",
+            "1.2.3",
+            "0x7f.1",
+            &long,
+            &longest,
+        ] {
+            for text in [
+                format!("[[handlers.x.http]]\nhosts = [\"b.example\", \"{host}\"]"),
+                format!(
+                    "[secrets.K]\nenv = \"A\"\n[handlers.x]\nsecrets = [{{ name = \"K\", hosts = [\"{host}\"], body = true }}]"
+                ),
+            ] {
+                let error = read(&text).expect_err(host);
+                assert!(error.contains(&format!("the host {host:?}:")), "{error}");
+            }
+        }
     }
 
     #[test]

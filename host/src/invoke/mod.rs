@@ -17,7 +17,8 @@ pub use invoker::{Invocation, Invoker, Refusal};
 pub use share::Share;
 
 use crate::job::{
-    AbortReason, Attempt, AttemptError, JobId, Outcome, RunEnd, State, Tries, Usage, decide,
+    AbortReason, Attempt, AttemptError, JobId, Outcome, OwnLimits, RunEnd, State, Tries, Usage,
+    decide,
 };
 use crate::sandbox::{AbortHandle, Handler, JobInput, Profile, Sandbox};
 use crate::worker::Policy;
@@ -130,6 +131,7 @@ fn answer(end: RunEnd, policy: &Policy) -> Answer {
         failed: TRIES,
         max: TRIES,
         more_memory_bytes: None,
+        own: OwnLimits::default(),
     };
     // The last figure is for the wait before another try, and there is none.
     decide(end, tries, &policy.retry, 0.0).into()

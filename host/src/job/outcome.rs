@@ -114,6 +114,19 @@ pub struct Tries {
     /// What the next attempt may have if this one ran out of memory, bytes; none: this one had more than
     /// usual already, or the operator allows no more.
     pub more_memory_bytes: Option<u64>,
+    /// Which limits the job has set itself.
+    pub own: OwnLimits,
+}
+
+/// Which limits of an attempt are lower than those of its handler, because the grants of the job say so (SPEC row B9).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OwnLimits {
+    /// Its memory.
+    pub memory: bool,
+    /// Its processor time.
+    pub cpu: bool,
+    /// Its run timeout.
+    pub timeout: bool,
 }
 
 /// Decides what becomes of a job whose attempt ended like this. `random` is uniform in
@@ -201,7 +214,10 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         RunEnd::Aborted(AbortReason::TimedOut) => Judged::Failed(
             AttemptError::new(
                 ErrorKind::TimedOut,
-                "the attempt ran longer than its run timeout (`timeout` of the handler; rouse.toml can change it)",
+                match tries.own.timeout {
+                    false => "the attempt ran longer than its run timeout (`timeout` of the handler; rouse.toml can change it)".into(),
+                    true => format!("the attempt ran longer than its run timeout{}", left("timeout")),
+                },
             ),
             Verdict {
                 again: When::Backoff,
@@ -258,12 +274,7 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         RunEnd::Denied { denial, then } => match judge(*then, tries) {
             Judged::Decided(outcome) => Judged::Decided(outcome),
             Judged::Failed(then, _) => {
-                // Lines that can be copied stand by themselves.
-                let between = match denial.contains('\n') {
-                    true => "\n\n",
-                    false => "; ",
-                };
-                let message = clean(&format!("{denial}{between}then: {}", then.message));
+                let message = clean(&denied(&denial, &then.message));
                 let error = AttemptError {
                     kind: ErrorKind::Denied,
                     message,
@@ -273,9 +284,12 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
             }
         },
         RunEnd::OutOfMemory { limit_bytes } => {
-            let needed = format!(
-                "the handler needed more than its {limit_bytes} bytes of memory (`memory_mb` in rouse.toml)"
-            );
+            let setting = match tries.own.memory {
+                false => " (`memory_mb` in rouse.toml)".into(),
+                true => left("memory_mb"),
+            };
+            let needed =
+                format!("the handler needed more than its {limit_bytes} bytes of memory{setting}");
             match tries.more_memory_bytes {
                 Some(bytes) => Judged::failed(
                     AttemptError::new(
@@ -293,8 +307,12 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         RunEnd::OutOfCpu { limit } => Judged::retried(
             ErrorKind::OutOfCpu,
             format!(
-                "the handler computed for more than its {} s of processor time (`cpu` in rouse.toml)",
-                limit.as_secs_f64()
+                "the handler computed for more than its {} s of processor time{}",
+                limit.as_secs_f64(),
+                match tries.own.cpu {
+                    false => " (`cpu` in rouse.toml)".into(),
+                    true => left("cpu"),
+                }
             ),
         ),
         RunEnd::OutputTooLarge { bytes, limit_bytes } => Judged::retried(
@@ -308,6 +326,29 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         RunEnd::ResultRefused(why) => Judged::retried(ErrorKind::InvalidResult, why),
         RunEnd::Unrunnable(why) => Judged::retried(ErrorKind::Unrunnable, why),
     }
+}
+
+/// What was denied, and what the handler said then. It was told the first line of the denial, and need not say that once more.
+fn denied(denial: &str, then: &str) -> String {
+    let told = denial.lines().next().filter(|line| !line.is_empty());
+    let then = match told.and_then(|told| then.strip_suffix(told)) {
+        Some("") => return denial.to_owned(),
+        Some(before) => format!("{before}…"),
+        None => then.to_owned(),
+    };
+    // Lines that can be copied stand by themselves.
+    let between = match denial.contains('\n') {
+        true => "\n\n",
+        false => "; ",
+    };
+    format!("{denial}{between}then: {then}")
+}
+
+/// That the job itself has set this limit, behind what it ran into.
+fn left(key: &str) -> String {
+    format!(
+        ", which is what the grants of this job leave of it; enqueue it with more under \"{key}\" of its grants, or without"
+    )
 }
 
 impl AttemptError {

@@ -22,6 +22,7 @@ fn tries(failed: u32, max: u32) -> Tries {
         failed,
         max,
         more_memory_bytes: None,
+        own: OwnLimits::default(),
     }
 }
 
@@ -222,6 +223,46 @@ fn out_of_memory_is_tried_once_more_and_only_with_more() {
 }
 
 #[test]
+fn a_limit_that_the_job_has_set_is_named_as_its_own_and_any_other_as_the_operators() {
+    let said = |end: RunEnd, own| {
+        let tries = Tries { own, ..tries(9, 9) };
+        match decide(end, tries, &RetryPolicy::default(), 0.0) {
+            Outcome::Ended { error, .. } => error.message,
+            outcome => panic!("an end, not {outcome:?}"),
+        }
+    };
+    let none = OwnLimits::default();
+    let memory = OwnLimits {
+        memory: true,
+        ..none
+    };
+    let cpu = OwnLimits { cpu: true, ..none };
+    let timeout = OwnLimits {
+        timeout: true,
+        ..none
+    };
+    let limit = Duration::from_secs(1);
+    for (end, own, key) in [
+        (RunEnd::OutOfMemory { limit_bytes: 7 }, memory, "memory_mb"),
+        (RunEnd::OutOfCpu { limit }, cpu, "cpu"),
+        (RunEnd::Aborted(AbortReason::TimedOut), timeout, "timeout"),
+    ] {
+        let by_job = said(end.clone(), own);
+        assert!(by_job.contains("the grants of this job leave"), "{by_job}");
+        assert!(by_job.contains(&format!("under \"{key}\"")), "{by_job}");
+        assert!(!by_job.contains("rouse.toml"), "{by_job}");
+        for others in [none, memory, cpu, timeout]
+            .into_iter()
+            .filter(|it| *it != own)
+        {
+            let by_operator = said(end.clone(), others);
+            assert!(by_operator.contains("rouse.toml"), "{by_operator}");
+            assert!(!by_operator.contains("this job"), "{by_operator}");
+        }
+    }
+}
+
+#[test]
 fn what_is_denied_is_never_retried_and_keeps_what_the_handler_said() {
     let end = RunEnd::Denied {
         denial: "no sockets".into(),
@@ -234,6 +275,35 @@ fn what_is_denied_is_never_retried_and_keeps_what_the_handler_said() {
     assert_eq!((state, error.kind), (State::Failed, ErrorKind::Denied));
     assert!(error.message.starts_with("no sockets; then: not"));
     assert_eq!(error.guest_kind.as_deref(), Some("busy"));
+}
+
+#[test]
+fn a_denial_that_the_handler_repeats_is_said_once() {
+    let denial = "it asked for a secret; this would allow it:\nsign = true";
+    for (said, message) in [
+        (
+            "it asked for a secret; this would allow it:",
+            denial.to_owned(),
+        ),
+        (
+            "no mail: it asked for a secret; this would allow it:",
+            format!("{denial}\n\nthen: no mail: …"),
+        ),
+        ("no mail", format!("{denial}\n\nthen: no mail")),
+    ] {
+        let RunEnd::Failed(mut then) = failure(true, None) else {
+            unreachable!("it is one");
+        };
+        then.message = said.into();
+        let end = RunEnd::Denied {
+            denial: denial.into(),
+            then: Box::new(RunEnd::Failed(then)),
+        };
+        match decide(end, tries(1, 9), &RetryPolicy::default(), 0.0) {
+            Outcome::Ended { error, .. } => assert_eq!(error.message, message),
+            outcome => panic!("an end, not {outcome:?}"),
+        }
+    }
 }
 
 #[test]

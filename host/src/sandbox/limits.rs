@@ -139,7 +139,7 @@ impl Default for Limits {
 
 impl Limits {
     /// The memory of an attempt of which an earlier one may have asked for so much.
-    pub(super) fn memory_bytes_of(&self, asked: Option<usize>) -> usize {
+    pub(crate) fn memory_bytes_of(&self, asked: Option<usize>) -> usize {
         let usual = self.memory_bytes;
         let most = self.memory_retry_bytes.max(usual);
         asked.map_or(usual, |asked| asked.clamp(usual, most))

@@ -1,7 +1,7 @@
 //! How much is in a directory that has a quota, as far as this host knows.
 //!
 //! What guests make larger is added up and never taken off again: what went away shows when the directory is measured anew, which is
-//! done where the last measurement is old, and before anything is refused. So the count errs towards too much, for as long as nobody
+//! done where the last measurement is old, and before anything is refused for which guests have removed enough. So the count errs towards too much, for as long as nobody
 //! else writes there. What others do there (people, other hosts) is seen with the next measurement.
 
 mod measure;
@@ -22,7 +22,7 @@ const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
 const SHRUNK_AGE_MAX: Duration = Duration::from_millis(100);
 const MEASURING_SHARE: u32 = 10;
 
-/// A full directory in which nothing was removed is not measured again for so long.
+/// A full directory of which not enough was removed by guests is not measured again for so long, however often they try to write.
 const FULL_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// The ledgers of a host, one for each directory: handlers that share it share its quota.
@@ -61,7 +61,7 @@ impl Size {
         Self { bytes: 0, files: 1 }
     }
 
-    fn plus(self, other: Self) -> Self {
+    pub(super) fn plus(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.saturating_add(other.bytes),
             files: self.files.saturating_add(other.files),
@@ -104,19 +104,30 @@ struct Counts {
     measuring_took: Duration,
     /// It could not be measured, which was said.
     failed: bool,
-    /// Something was removed or cut off since.
-    shrunk: bool,
+    /// The most that guests have removed or cut off since.
+    freed: Size,
 }
 
 impl Counts {
     /// True where the last measurement is too old.
     fn is_due(&self) -> bool {
-        let age_max = match self.shrunk {
-            true => SHRUNK_AGE_MAX.max(MEASURING_SHARE * self.measuring_took),
-            false => MEASURED_AGE_MAX,
-        };
+        match self.freed == Size::default() {
+            true => self.is_older(MEASURED_AGE_MAX),
+            false => self.is_older(SHRUNK_AGE_MAX),
+        }
+    }
+
+    /// True where measuring anew may find room for this: guests have removed enough, or somebody else may have.
+    fn may_have_room(&self, more: Size, quota: Quota) -> bool {
+        let least = self.used.minus(self.freed).plus(more);
+        !least.exceeds(more, quota) || self.is_older(FULL_AGE_MAX)
+    }
+
+    /// True where the last measurement is so old, and measuring takes a small share of the time.
+    fn is_older(&self, age: Duration) -> bool {
+        let age = age.max(MEASURING_SHARE * self.measuring_took);
         self.measured_at
-            .is_none_or(|at| at.elapsed() >= age_max.min(MEASURED_AGE_MAX))
+            .is_none_or(|at| at.elapsed() >= age.min(MEASURED_AGE_MAX))
     }
 }
 
@@ -137,14 +148,11 @@ impl Ledger {
             self.measure();
         }
         if !self.take(more, quota) {
-            let counts = lock(&self.counts);
-            let old = |at: Instant| at.elapsed() >= FULL_AGE_MAX;
-            let again = counts.shrunk || counts.measured_at.is_none_or(old);
-            drop(counts);
-            if again {
-                self.measure();
+            if !lock(&self.counts).may_have_room(more, quota) {
+                return None;
             }
-            if !again || !self.take(more, quota) {
+            self.measure();
+            if !self.take(more, quota) {
                 return None;
             }
         }
@@ -152,9 +160,10 @@ impl Ledger {
         Some(Charge { ledger, more })
     }
 
-    /// Something was removed, or may have been.
-    pub(super) fn shrunk(&self) {
-        lock(&self.counts).shrunk = true;
+    /// A guest has removed so much, or less.
+    pub(super) fn freed(&self, most: Size) {
+        let mut counts = lock(&self.counts);
+        counts.freed = counts.freed.plus(most);
     }
 
     /// A guest has opened this file.
@@ -182,7 +191,7 @@ impl Ledger {
         let began = Instant::now();
         let before = {
             let mut counts = lock(&self.counts);
-            counts.shrunk = false;
+            counts.freed = Size::default();
             counts.charged.minus(counts.under_way)
         };
         let found = tokio::task::block_in_place(|| {
@@ -260,14 +269,42 @@ mod tests {
         let file = Arc::new(File::open(dir.join("under/a")).unwrap());
         ledger.opened(&file);
         std::fs::remove_file(dir.join("under/a")).unwrap();
-        ledger.shrunk();
+        ledger.freed(Size::bytes(60));
         assert!(
             ledger.charge(Size::bytes(41), QUOTA).is_none(),
             "a removed file that is open takes its room"
         );
         drop(file);
-        ledger.shrunk();
+        ledger.freed(Size::bytes(60));
         assert!(ledger.charge(Size::bytes(100), QUOTA).is_some());
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_full_directory_is_measured_again_only_where_that_may_find_room() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a"), [0; 100]).unwrap();
+        let ledger = Ledgers::default().of(dir.path());
+        let writes = || ledger.charge(Size::bytes(10), QUOTA).is_some();
+        let measured_at = || lock(&ledger.counts).measured_at;
+        assert!(!writes());
+        let (first, began) = (measured_at(), Instant::now());
+        for _ in 0..1000 {
+            assert!(!writes());
+        }
+        // Too little is removed each time, until it is enough.
+        for left in (91..100).rev() {
+            std::fs::write(dir.path().join("a"), vec![0; left]).unwrap();
+            ledger.freed(Size::bytes(1));
+            assert!(!writes());
+        }
+        if began.elapsed() >= SHRUNK_AGE_MAX / 2 {
+            return; // This machine was away for a while.
+        }
+        assert_eq!(measured_at(), first);
+        std::fs::write(dir.path().join("a"), [0; 90]).unwrap();
+        ledger.freed(Size::bytes(1));
+        assert!(writes() && !writes());
+        assert_ne!(measured_at(), first);
     }
 }

@@ -14,7 +14,8 @@ use super::middleware::{AttemptInfo, Next};
 use super::policy::Policy;
 use super::settler::{Ended, Unsettled};
 use crate::job::{
-    AttemptError, ErrorKind, Fence, JobId, Outcome, RetryPolicy, RunEnd, State, Tries, decide,
+    AttemptError, ErrorKind, Fence, JobId, Outcome, OwnLimits, RetryPolicy, RunEnd, State, Tries,
+    decide,
 };
 use crate::sandbox::{AbortHandle, BootTime, Handler, JobInput, Narrowing, Run};
 use crate::store::{ClaimedJob, Fate, JsonText, Lane, Ran, Settlement};
@@ -106,8 +107,8 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) {
         }
     };
     let mut policy = Policy::resolve(&handler.manifest, &shared.settings.overrides);
-    let handler = match narrow(&handler, &claim.job, &mut policy) {
-        Ok(narrowed) => narrowed.unwrap_or(handler),
+    let (handler, own) = match narrow(&handler, &claim.job, &mut policy) {
+        Ok(narrowed) => narrowed.unwrap_or((handler, OwnLimits::default())),
         Err(why) => {
             let meters = shared.meters.of(&handler.manifest.name);
             let error = AttemptError::new(ErrorKind::Denied, why);
@@ -129,7 +130,7 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) {
         usage,
         digest: handler.module.digest.0,
     });
-    let outcome = outcome(&handler, &claim, run, &policy);
+    let outcome = outcome(&handler, &claim, run, &policy, own);
     if let Outcome::Retry { error, .. } | Outcome::Ended { error, .. } = &outcome {
         meters.count_error(error.kind);
         if error.kind == ErrorKind::TimedOut {
@@ -143,7 +144,7 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) {
     settle(shared, &claim, meters, started, outcome).await;
 }
 
-/// The handler with what the job leaves of its grants, limits and time; none: all of it.
+/// The handler with what the job leaves of its grants, limits and time, and which limits are the job's by that; none: all of it.
 ///
 /// # Errors
 /// Why nothing of it may run: what this host does not understand may take away anything.
@@ -151,13 +152,21 @@ fn narrow(
     handler: &Handler,
     job: &ClaimedJob,
     policy: &mut Policy,
-) -> Result<Option<Arc<Handler>>, String> {
+) -> Result<Option<(Arc<Handler>, OwnLimits)>, String> {
     let Some(JsonText(grants)) = &job.grants else {
         return Ok(None);
     };
     let left = Narrowing::parse(grants)?;
-    policy.timeout = left.timeout(policy.timeout);
-    Ok(Some(handler.narrowed(&left)))
+    let narrowed = handler.narrowed(&left);
+    let timeout = left.timeout(policy.timeout);
+    let memory = |handler: &Handler| handler.limits.memory_bytes_of(memory_bytes(job));
+    let own = OwnLimits {
+        memory: memory(&narrowed) < memory(handler),
+        cpu: narrowed.limits.cpu < handler.limits.cpu,
+        timeout: timeout < policy.timeout,
+    };
+    policy.timeout = timeout;
+    Ok(Some((narrowed, own)))
 }
 
 /// When an attempt really started, and what it has used.
@@ -273,12 +282,13 @@ fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
 }
 
 /// The decision about the job, which is pure; see [`decide`].
-fn outcome(handler: &Handler, claim: &Claim, run: Run, policy: &Policy) -> Outcome {
+fn outcome(handler: &Handler, claim: &Claim, run: Run, policy: &Policy, own: OwnLimits) -> Outcome {
     let failed = claim.job.attempt.0 - claim.job.lost;
     let tries = Tries {
         failed: u32::try_from(failed).unwrap_or(0),
         max: claim.job.max_attempts.unwrap_or(policy.retry.max_attempts),
         more_memory_bytes: more_memory_bytes(handler, &claim.job),
+        own,
     };
     decide(run.end, tries, &policy.retry, rand::random())
 }

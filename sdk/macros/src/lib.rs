@@ -29,7 +29,7 @@ use proc_macro::TokenStream;
 /// | `grace` | `"5s"`: from the abort signal to the hard stop | the host's default |
 /// | `concurrency` | attempts that one host should run at once; declared only, no host keeps to it yet | as many as it has slots |
 /// | `instances` | `"reuse"`: bears that its instances serve many jobs, see the README | `"fresh"` |
-/// | `capabilities` | what to ask the operator for, in the words of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "fine_clocks"]`; without the part behind the colon, any | nothing |
+/// | `capabilities` | what to ask the operator for, in the words of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "fine_clocks"]`; without the part behind the colon, any | nothing |
 ///
 /// Durations are a whole number and a unit: `ms`, `s`, `m`, `h` or `d`. All values are checked by
 /// the compiler. The operator's settings win over them.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rouse::job::{AbortReason, RetryPolicy, RunEnd, Tries, decide};
+use rouse::job::{AbortReason, OwnLimits, RetryPolicy, RunEnd, Tries, decide};
 use rouse::sandbox::{AbortHandle, Handler};
 
 use crate::sandbox_guest::{Handlers, echo, job, sandbox};
@@ -161,6 +161,7 @@ fn expect(case: &Case, end: RunEnd) {
         failed: 1,
         max: 1,
         more_memory_bytes: None,
+        own: OwnLimits::default(),
     };
     let outcome = decide(end, tries, &RetryPolicy::default(), 0.5);
     let text = format!("{outcome:?}");

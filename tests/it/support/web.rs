@@ -199,6 +199,7 @@ impl Web {
                 } else {
                     let (kind, bytes) = match how {
                         "json" => ("application/json", Bytes::from_static(PAGE)),
+                        "digits" => ("application/json", Bytes::from_static(DIGITS.as_bytes())),
                         _ => (
                             "application/octet-stream",
                             Bytes::from_static(b"\xff\0\xfe"),
@@ -234,6 +235,10 @@ impl Web {
         all.push(seen.clone());
     }
 }
+
+/// What is at `/page/digits`, in the words of `jsonb`.
+pub(crate) const DIGITS: &str =
+    r#"{"id": 123456789012345678901234567890, "share": 0.10000000000000000000001}"#;
 
 /// What is at `/page/json`.
 pub(crate) const PAGE: &[u8] = b"{\"chf\": 1.07}";

@@ -34,12 +34,17 @@ pub(super) struct Args {
 /// What a folder has, under the settings.
 pub(super) struct Folder {
     pub(super) handlers: Arc<HandlerSet>,
+    /// What stands in `rouse.toml`; nothing where there is none.
+    pub(super) config: String,
     overrides: Overrides,
 }
 
 impl Folder {
     pub(super) async fn open(dir: &Path, config: Option<&Path>) -> anyhow::Result<Self> {
         let (file, folder) = File::read(config)?;
+        let text = std::fs::read_to_string(config.unwrap_or(Path::new(File::USUAL)));
+        // One that has to be there was read just now.
+        let text = text.unwrap_or_default();
         anyhow::ensure!(
             dir.is_dir(),
             "there is no folder {}; name another with --handlers DIR",
@@ -48,6 +53,7 @@ impl Folder {
         let sandbox = Sandbox::start(with_compiler(file.sandbox(&folder, 1)))?;
         Ok(Self {
             handlers: Catalog::open(sandbox, dir).await?.current(),
+            config: text,
             overrides: file.worker(Environment.hostname()).overrides,
         })
     }

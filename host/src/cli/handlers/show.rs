@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::fleet::{backlog, worker};
 use super::folder::Folder;
+use super::pasted::annotated;
 use crate::cli::attempt_error::cell;
 use crate::cli::host::HANDLERS_DIR;
 use crate::cli::invoke::unknown;
@@ -106,7 +107,7 @@ impl Here {
     fn of(folder: &Folder, handler: &Handler) -> Self {
         Self {
             manifest: folder.manifest(handler),
-            lines: Missing::lines(&handler.missing()),
+            lines: annotated(&Missing::lines(&handler.missing()), &folder.config),
         }
     }
 }

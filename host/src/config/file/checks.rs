@@ -1,15 +1,17 @@
 //! Rules that the types of the file do not carry.
 
+use std::path::Path;
 use std::time::Duration;
 
+use super::dir_table::check_together;
 use super::own_settings::check_env;
 use super::{File, check_worker_id};
 use crate::job::is_pattern;
 use crate::sandbox;
 
 impl File {
-    /// Says what is wrong, with the key.
-    pub(super) fn check(&self) -> Result<(), String> {
+    /// Says what is wrong, with the key. Relative paths count from `folder`.
+    pub(super) fn check(&self, folder: &Path) -> Result<(), String> {
         if let Some(id) = &self.worker_id {
             check_worker_id(id)?;
         }
@@ -148,7 +150,7 @@ impl File {
                 ));
             }
         }
-        Ok(())
+        check_together(&self.handlers, folder)
     }
 }
 

@@ -1,10 +1,13 @@
 //! `[[handlers."…".dirs]]`: directories that a handler may use.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use super::checks::within;
+use super::handler_table::HandlerTable;
+use crate::job::pattern_covers;
 use crate::sandbox::{Grant, Mode, Quota};
 
 /// Where only the bytes are limited. Counting as many takes a tenth of a second.
@@ -71,5 +74,63 @@ impl DirTable {
             },
             quota: self.quota(),
         }
+    }
+}
+
+/// Says which two entries cannot stand in one file: a handler sees one directory at a path, and a directory has one quota, whoever
+/// writes there.
+pub(super) fn check_together(
+    handlers: &BTreeMap<String, HandlerTable>,
+    folder: &Path,
+) -> Result<(), String> {
+    let mut before: Vec<(&str, &DirTable)> = Vec::new();
+    for (handler, table) in handlers {
+        for dir in &table.dirs {
+            for (other_handler, other) in &before {
+                let both = || {
+                    format!(
+                        "handlers.\"{other_handler}\".dirs at {} and handlers.\"{handler}\".dirs at {}",
+                        other.at, dir.at
+                    )
+                };
+                let one_handler = pattern_covers(other_handler, handler)
+                    || pattern_covers(handler, other_handler);
+                if one_handler && other.place() == dir.place() {
+                    return Err(format!(
+                        "{}: a handler can see one directory there; give one of them another path",
+                        both()
+                    ));
+                }
+                if other.writes_where(dir, folder) && other.quota() != dir.quota() {
+                    return Err(format!(
+                        "{}: both are {}, with different quotas; a directory has one for all who write there, so give both the same \
+                         bytes_max and files_max",
+                        both(),
+                        dir.dir.display()
+                    ));
+                }
+            }
+            before.push((handler, dir));
+        }
+    }
+    Ok(())
+}
+
+impl DirTable {
+    /// Where the handler sees it, in one spelling.
+    fn place(&self) -> &str {
+        self.at.trim_end_matches('/')
+    }
+
+    /// True where handlers may write to this directory through both.
+    fn writes_where(&self, other: &Self, folder: &Path) -> bool {
+        // Under one name, however it is written.
+        let named = |table: &Self| {
+            let dir = folder.join(&table.dir);
+            dir.canonicalize().unwrap_or(dir)
+        };
+        self.mode == ModeWord::ReadWrite
+            && other.mode == ModeWord::ReadWrite
+            && named(self) == named(other)
     }
 }

@@ -32,8 +32,7 @@ pub(super) struct HandlerTable {
     pub(super) retry_max: Option<Duration>,
     pub(super) retry_multiplier: Option<f64>,
     /// `reuse` allows the instances of the handler to serve many jobs, if its module agrees.
-    #[serde(default)]
-    pub(super) instances: Instances,
+    pub(super) instances: Option<Instances>,
     /// What its attempts may use.
     #[serde(default)]
     pub(super) limits: LimitsTable,
@@ -55,6 +54,11 @@ pub(super) struct HandlerTable {
 }
 
 impl HandlerTable {
+    /// A table that only grants something, or sets limits, takes no wider one's place in the rest.
+    pub(super) fn says_how_it_runs(&self) -> bool {
+        self.over() != Override::default() || self.instances.is_some()
+    }
+
     /// What the worker has to know of it.
     pub(super) fn over(&self) -> Override {
         Override {

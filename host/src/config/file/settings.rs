@@ -34,10 +34,7 @@ impl File {
             lost_max: self.lost_max.unwrap_or(default.lost_max),
             sources: self.sources.clone().into_iter().collect(),
             overrides: Overrides(
-                self.handlers
-                    .iter()
-                    .map(|(name, table)| (name.clone(), table.over()))
-                    .collect(),
+                self.of_handlers(|table| table.says_how_it_runs().then(|| table.over())),
             ),
         }
     }
@@ -101,11 +98,10 @@ impl File {
                     Some((handler.clone(), table.state.as_ref()?.quota()))
                 })
                 .collect(),
-            instances: self
-                .handlers
-                .iter()
-                .map(|(handler, table)| (handler.clone(), table.instances))
-                .collect(),
+            instances: self.of_handlers(|table| {
+                let instances = table.instances.unwrap_or_default();
+                table.says_how_it_runs().then_some(instances)
+            }),
             compile_cpu_max: self.compile_cpu.unwrap_or(default.compile_cpu_max),
             compile_memory_bytes_max: self
                 .compile_memory_mb

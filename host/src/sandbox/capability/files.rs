@@ -25,7 +25,7 @@ use self::fds::InQuota;
 use self::stream::{Counted, GuardedStream};
 use super::GuestLog;
 use crate::sandbox::AbortHandle;
-use crate::sandbox::grants::Granted;
+use crate::sandbox::grants::{Grant, Granted, Mode};
 use crate::sandbox::quota::{Charge, Size};
 use crate::sandbox::state::AttemptState;
 
@@ -55,9 +55,22 @@ fn files(state: &mut AttemptState) -> Files<'_> {
     }
 }
 
-/// Both are the operator's to change, so the lines say what stands in rouse.toml.
-const DENIAL: &str = "the handler did something to a file that is not permitted: directories are granted for \
-                      reading only unless rouse.toml has mode = \"read-write\" there, and no path leads out of them";
+/// What was denied, with whoever can change it: the operator, or whoever enqueues the job where it was the job that left reading only.
+fn denial(granted: &Granted) -> String {
+    let taken = &granted.only_read_for_job;
+    let by_operator = |grant: &Grant| grant.mode == Mode::Read && !taken.contains(&grant.at);
+    let mut why = Vec::new();
+    if taken.is_empty() || granted.dirs.iter().any(|(grant, _)| by_operator(grant)) {
+        why.push("directories are granted for reading only unless rouse.toml has mode = \"read-write\" there".to_owned());
+    }
+    why.extend(taken.iter().map(|at| {
+        format!("the grants of this job leave only reading of {at} (enqueue it with \"{at}\" under \"dirs\" of its grants, or without)")
+    }));
+    format!(
+        "the handler did something to a file that is not permitted: {}, and no path leads out of a directory",
+        why.join("; ")
+    )
+}
 
 struct GuardedFiles;
 
@@ -88,7 +101,7 @@ impl Files<'_> {
         if let Err(error) = &done
             && error.downcast_ref() == Some(&ErrorCode::NotPermitted)
         {
-            *self.denial = Some(DENIAL.into());
+            *self.denial = Some(denial(&self.granted));
         }
         done
     }
@@ -112,13 +125,25 @@ impl Files<'_> {
         }
     }
 
-    /// By how much a file grows that reaches to here, which may be nothing; nothing where its directory has no quota.
-    async fn growth(&mut self, fd: &Fd, end: Filesize) -> FsResult<Size> {
+    /// The bytes of a file; 0 where its directory has no quota.
+    async fn size(&mut self, fd: &Fd) -> FsResult<Filesize> {
         if self.fds.of(fd).is_none() {
-            return Ok(Size::default());
+            return Ok(0);
         }
         let about = HostDescriptor::stat(&mut self.inner, borrowed(fd)).await?;
-        Ok(Size::bytes(end.saturating_sub(about.size)))
+        Ok(about.size)
+    }
+
+    /// What is counted of the thing with this name, or a little more; nothing where there is none, or no quota.
+    async fn size_at(&mut self, fd: &Fd, how: PathFlags, path: &str) -> Size {
+        if self.fds.of(fd).is_none() {
+            return Size::default();
+        }
+        let path = path.to_owned();
+        match self.inner.stat_at(borrowed(fd), how, path).await {
+            Ok(about) => Size::one_file().plus(Size::bytes(about.size)),
+            Err(_) => Size::default(),
+        }
     }
 
     /// The file behind a descriptor; none: it is a directory.
@@ -151,10 +176,10 @@ impl Files<'_> {
     }
 }
 
-/// Something in this directory may be smaller now, where that has succeeded.
-fn shrunk_if(done: bool, quota: Option<&InQuota>) {
+/// So much may be gone from this directory now, where that has succeeded.
+fn freed_if(done: bool, quota: Option<&InQuota>, most: Size) {
     if let Some(quota) = quota.filter(|_| done) {
-        quota.ledger.shrunk();
+        quota.ledger.freed(most);
     }
 }
 
@@ -256,15 +281,16 @@ impl HostDescriptor for Files<'_> {
         self.changes()?;
         let quota = self.fds.of(&fd);
         let done = self.inner.remove_directory_at(fd, path).await;
-        shrunk_if(done.is_ok(), quota.as_deref());
+        freed_if(done.is_ok(), quota.as_deref(), Size::one_file());
         self.noted(done)
     }
 
     async fn unlink_file_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
         let quota = self.fds.of(&fd);
+        let gone = self.size_at(&fd, PathFlags::empty(), &path).await;
         let done = self.inner.unlink_file_at(fd, path).await;
-        shrunk_if(done.is_ok(), quota.as_deref());
+        freed_if(done.is_ok(), quota.as_deref(), gone);
         self.noted(done)
     }
 
@@ -286,31 +312,34 @@ impl HostDescriptor for Files<'_> {
         if !same {
             return Err(ErrorCode::CrossDevice.into());
         }
+        // There may be another file of that name.
+        let gone = self.size_at(&new_dir, PathFlags::empty(), &new_path).await;
         let done = self.inner.rename_at(fd, path, new_dir, new_path).await;
-        // There may have been another file of that name.
-        shrunk_if(done.is_ok(), quota.as_deref());
+        freed_if(done.is_ok(), quota.as_deref(), gone);
         self.noted(done)
     }
 
     async fn set_size(&mut self, fd: Fd, bytes: Filesize) -> FsResult<()> {
         self.changes()?;
-        let more = self.growth(&fd, bytes).await?;
+        let before = self.size(&fd).await?;
         // Cutting off is possible in a full directory too.
-        let charge = match more == Size::default() {
+        let charge = match bytes <= before {
             true => None,
-            false => self.charge(&fd, more)?,
+            false => self.charge(&fd, Size::bytes(bytes - before))?,
         };
         let quota = self.fds.of(&fd);
+        let gone = before.saturating_sub(bytes);
         let done = self.inner.set_size(fd, bytes).await;
-        shrunk_if(done.is_ok(), quota.as_deref());
+        freed_if(done.is_ok(), quota.as_deref(), Size::bytes(gone));
         self.counted(charge, done)
     }
 
     async fn write(&mut self, fd: Fd, bytes: Vec<u8>, offset: Filesize) -> FsResult<Filesize> {
         self.changes()?;
         let end = offset.saturating_add(bytes.len() as u64);
-        let more = self.growth(&fd, end).await?;
-        let charge = self.charge(&fd, more)?;
+        // By how much it grows, which may be nothing.
+        let more = end.saturating_sub(self.size(&fd).await?);
+        let charge = self.charge(&fd, Size::bytes(more))?;
         let done = self.inner.write(fd, bytes, offset).await;
         self.counted(charge, done)
     }
@@ -331,11 +360,12 @@ impl HostDescriptor for Files<'_> {
             return self.noted(opened);
         };
         let mut charge = None;
-        if open.contains(OpenFlags::CREATE) {
-            let there = self.inner.stat_at(borrowed(&fd), how, path.clone()).await;
-            if there.is_err() {
-                charge = self.charge(&fd, Size::one_file())?;
-            }
+        let mut there = Size::default();
+        if open.intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE) {
+            there = self.size_at(&fd, how, &path).await;
+        }
+        if open.contains(OpenFlags::CREATE) && there == Size::default() {
+            charge = self.charge(&fd, Size::one_file())?;
         }
         let opened = self.inner.open_at(fd, how, path, open, flags).await;
         if let Ok(opened) = &opened {
@@ -343,7 +373,7 @@ impl HostDescriptor for Files<'_> {
                 quota.ledger.opened(&file);
             }
             if open.contains(OpenFlags::TRUNCATE) {
-                quota.ledger.shrunk();
+                quota.ledger.freed(Size::bytes(there.bytes));
             }
             self.fds.insert(opened, quota);
         }
@@ -373,8 +403,8 @@ impl HostDescriptor for Files<'_> {
             // A file without a name goes with the last who has it open.
             let file = self.file(&fd).ok().flatten();
             let about = file.and_then(|file| file.metadata().ok());
-            if about.is_some_and(|about| about.nlink() == 0) {
-                quota.ledger.shrunk();
+            if let Some(about) = about.filter(|about| about.nlink() == 0) {
+                quota.ledger.freed(Size::bytes(about.len()));
             }
             self.fds.remove(&fd);
         }
@@ -419,5 +449,39 @@ impl Host for Files<'_> {
         error: Resource<wasmtime::Error>,
     ) -> wasmtime::Result<Option<ErrorCode>> {
         self.inner.filesystem_error_code(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir(at: &str, mode: Mode) -> (Grant, Option<Arc<crate::sandbox::quota::Ledger>>) {
+        let grant = Grant {
+            handler: "x".into(),
+            dir: "/tmp".into(),
+            at: at.into(),
+            mode,
+            quota: None,
+        };
+        (grant, None)
+    }
+
+    #[test]
+    fn a_denial_names_who_can_change_it() {
+        let said = |dirs, taken: &[&str]| {
+            denial(&Granted {
+                dirs,
+                only_read_for_job: taken.iter().map(|at| (*at).to_owned()).collect(),
+                ..Granted::default()
+            })
+        };
+        let by_operator = said(vec![dir("/in", Mode::Read)], &[]);
+        assert!(by_operator.contains("rouse.toml") && !by_operator.contains("this job"));
+        let by_job = said(vec![dir("/out", Mode::Read)], &["/out"]);
+        assert!(by_job.contains("reading of /out") && !by_job.contains("rouse.toml"));
+        let by_either = vec![dir("/in", Mode::Read), dir("/out", Mode::Read)];
+        let either = said(by_either, &["/out"]);
+        assert!(either.contains("reading of /out") && either.contains("rouse.toml"));
     }
 }

@@ -247,7 +247,10 @@ impl Host for AttemptState {
     ) -> wasmtime::Result<Result<bool, StateError>> {
         self.meter.called();
         let abort = self.abort.clone();
-        let expected = version.map_or(Expected::Nothing, Expected::Version);
+        let expected = match version {
+            None | Some(0) => Expected::Nothing,
+            Some(version) => Expected::Version(version),
+        };
         let set = self.handler_state.set(&key, &value, expected);
         let said = unless_aborted(abort, set).await;
         Ok(self.told(said))

@@ -47,7 +47,8 @@ impl Handler {
         [
             ("files", !self.granted.dirs.is_empty()),
             ("http", self.http.sends()),
-            ("secrets", !self.http.secret_names().is_empty()),
+            ("secrets", !self.http.sent_names().is_empty()),
+            ("sign", !self.http.signing_names().is_empty()),
             ("state", self.state.is_some()),
             ("env", !self.granted.env.is_empty()),
             ("settings", self.granted.settings.is_some()),

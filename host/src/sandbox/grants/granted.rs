@@ -14,6 +14,8 @@ use crate::sandbox::{Limits, Narrowing, Settings};
 pub(in crate::sandbox) struct Granted {
     /// Directories, each with the count of what is in it where it has a quota.
     pub(in crate::sandbox) dirs: Vec<(Grant, Option<Arc<Ledger>>)>,
+    /// Where the handler sees those of which the job leaves reading only, which the operator does not.
+    pub(in crate::sandbox) only_read_for_job: Vec<String>,
     /// Variables of its environment.
     pub(in crate::sandbox) env: Vec<(String, String)>,
     /// Its settings, a JSON object; none: an empty one.
@@ -33,6 +35,7 @@ impl Granted {
         let own = most_specific(&settings.handler_settings, handler);
         Self {
             dirs: dirs.collect(),
+            only_read_for_job: Vec::new(),
             env: env.into_iter().flatten().map(clone_pair).collect(),
             settings: own.map(|settings| settings.to_string().into()),
             fine_clocks: settings
@@ -44,17 +47,23 @@ impl Granted {
 
     /// The same without what a job takes away.
     pub(in crate::sandbox) fn narrowed(&self, job: &Narrowing) -> Self {
+        let mut only_read_for_job = Vec::new();
         let dirs = self.dirs.iter().filter_map(|(grant, ledger)| {
             let mode = job.mode(&grant.at, grant.mode)?;
+            if mode != grant.mode {
+                only_read_for_job.push(grant.at.clone());
+            }
             let grant = Grant {
                 mode,
                 ..grant.clone()
             };
             Some((grant, ledger.clone()))
         });
+        let dirs = dirs.collect();
         let env = self.env.iter().filter(|(name, _)| job.leaves_env(name));
         Self {
-            dirs: dirs.collect(),
+            dirs,
+            only_read_for_job,
             env: env.cloned().collect(),
             settings: self.settings.clone(),
             fine_clocks: self.fine_clocks,

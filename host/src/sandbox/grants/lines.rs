@@ -41,7 +41,8 @@ pub(in crate::sandbox) fn secret(
 }
 
 /// Signatures with a secret.
-pub(in crate::sandbox) fn signing(handler: &str, name: &str) -> String {
+pub(in crate::sandbox) fn signing(handler: &str, name: Option<&str>) -> String {
+    let name = name.unwrap_or(UNKNOWN);
     format!("[[handlers.\"{handler}\".secrets]]\nname = \"{name}\"\nsign = true")
 }
 

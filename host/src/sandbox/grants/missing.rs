@@ -39,12 +39,10 @@ pub(in crate::sandbox) fn held(
     state: Option<StateQuota>,
 ) -> Vec<Capability> {
     let hosts = http.hosts().cloned().map(Some).map(Capability::Http);
-    let secrets = http
-        .secret_names()
-        .iter()
-        .cloned()
-        .map(Some)
-        .map(Capability::Secrets);
+    let secrets = http.sent_names().iter().cloned();
+    let secrets = secrets.map(Some).map(Capability::Secrets);
+    let keys = http.signing_names().iter().cloned();
+    let keys = keys.map(Some).map(Capability::Sign);
     let dirs = granted.dirs.iter();
     let dirs = dirs.map(|(grant, _)| Capability::Dirs(Some((grant.at.clone(), grant.mode))));
     let env = granted.env.iter();
@@ -54,6 +52,7 @@ pub(in crate::sandbox) fn held(
     let clocks = granted.fine_clocks.then_some(Capability::FineClocks);
     hosts
         .chain(secrets)
+        .chain(keys)
         .chain(dirs)
         .chain(env)
         .chain(settings)
@@ -71,8 +70,10 @@ fn is_granted(
     match what {
         Capability::Http(Some(hosts)) => http.reaches(hosts),
         Capability::Http(None) => http.sends(),
-        Capability::Secrets(Some(name)) => http.secret_names().contains(name),
-        Capability::Secrets(None) => !http.secret_names().is_empty(),
+        Capability::Secrets(Some(name)) => http.sent_names().contains(name),
+        Capability::Secrets(None) => !http.sent_names().is_empty(),
+        Capability::Sign(Some(name)) => http.signing_names().contains(name),
+        Capability::Sign(None) => !http.signing_names().is_empty(),
         Capability::Dirs(Some((at, mode))) => granted.has_dir(at, *mode),
         Capability::Dirs(None) => !granted.dirs.is_empty(),
         Capability::Env(Some(name)) => granted.env.iter().any(|(granted, _)| granted == name),
@@ -92,6 +93,7 @@ fn lines_for(handler: &str, what: &Capability) -> Option<String> {
             lines::http(handler, host.as_deref(), HttpScheme::Https, None, None)
         }
         Capability::Secrets(name) => lines::secret(handler, name.as_deref(), None, "authorization"),
+        Capability::Sign(name) => lines::signing(handler, name.as_deref()),
         Capability::Dirs(Some((at, mode))) => lines::dir(handler, Some(at), *mode),
         Capability::Dirs(None) => lines::dir(handler, None, Mode::Read),
         Capability::Env(name) => keys(handler, "env", name.as_deref()),
@@ -139,6 +141,8 @@ mod tests {
             "dirs:/out:read-write",
             "env:TZ",
             "settings",
+            "sign",
+            "sign:HOOK_KEY",
             "of-the-future",
         ]
         .iter()
@@ -156,5 +160,7 @@ mod tests {
         assert_eq!(handler["env"].as_table().map(toml::Table::len), Some(2));
         assert_eq!(handler["dirs"][0]["mode"].as_str(), Some("read-write"));
         assert!(handler["settings"].is_table());
+        assert_eq!(handler["secrets"][1]["name"].as_str(), Some("HOOK_KEY"));
+        assert_eq!(handler["secrets"][0]["sign"].as_bool(), Some(true));
     }
 }

@@ -16,6 +16,8 @@ pub enum Capability {
     Http(Option<HostPattern>),
     /// `secrets:MAIL_KEY`: this secret.
     Secrets(Option<String>),
+    /// `sign:HOOK_KEY`: signatures with this secret.
+    Sign(Option<String>),
     /// `dirs:/photos`, `dirs:/out:read-write`: a directory at this path.
     Dirs(Option<(String, Mode)>),
     /// `env:LANG`: this variable.
@@ -59,6 +61,7 @@ impl FromStr for Capability {
                     .map_err(|why| format!("the capability `{text}`: {why}"))?,
             ),
             ("secrets", name) => Self::Secrets(name.map(key).transpose()?),
+            ("sign", name) => Self::Sign(name.map(key).transpose()?),
             // As modules from before 0.1 say it.
             ("dir", None) => Self::Dirs(None),
             ("dirs", at) => Self::Dirs(at.map(|at| {
@@ -88,6 +91,8 @@ impl fmt::Display for Capability {
             Self::Http(None) => f.write_str("http"),
             Self::Secrets(Some(name)) => write!(f, "secrets:{name}"),
             Self::Secrets(None) => f.write_str("secrets"),
+            Self::Sign(Some(name)) => write!(f, "sign:{name}"),
+            Self::Sign(None) => f.write_str("sign"),
             Self::Dirs(Some((at, Mode::Read))) => write!(f, "dirs:{at}"),
             Self::Dirs(Some((at, Mode::ReadWrite))) => write!(f, "dirs:{at}:read-write"),
             Self::Dirs(None) => f.write_str("dirs"),
@@ -112,6 +117,8 @@ mod tests {
             "http",
             "http:*.example.com",
             "secrets:MAIL_KEY",
+            "sign",
+            "sign:HOOK_KEY",
             "dirs",
             "dirs:/photos",
             "dirs:/out:read-write",
@@ -134,6 +141,7 @@ mod tests {
             "http:https://a.example",
             "http:",
             "secrets:a b",
+            "sign:a\"b",
             "env:A=B",
             "dirs:/a\"b",
             "dirs:/a\nb",

@@ -41,7 +41,8 @@ pub(in crate::sandbox) struct HttpAccess {
     grants: Vec<HttpGrant>,
     /// What the job takes away of that. The grants stay as they are, because how far one reaches depends on its hosts.
     job: Option<Narrowing>,
-    secret_names: BTreeSet<String>,
+    sent_names: BTreeSet<String>,
+    signing_names: BTreeSet<String>,
     pub(super) secrets: BTreeMap<String, GrantedSecret>,
     pub(super) net: Arc<Net>,
     /// One for each reach: a connection to a private address is not there for a request that may not go to one.
@@ -84,8 +85,12 @@ impl HttpAccess {
                 granted.grants.push(grant.clone());
             }
         }
-        let names = settings.secret_grants.iter();
-        let names = names.filter(|grant| pattern_covers(&grant.handler, handler));
+        let names = |which: fn(&SecretGrant) -> bool| -> BTreeSet<String> {
+            let grants = settings.secret_grants.iter();
+            let own = grants.filter(|grant| pattern_covers(&grant.handler, handler));
+            let named = own.filter(|grant| which(grant));
+            named.map(|grant| grant.name.clone()).collect()
+        };
         let grants = settings.http_grants.iter();
         Arc::new(Self {
             handler: handler.into(),
@@ -94,7 +99,8 @@ impl HttpAccess {
                 .cloned()
                 .collect(),
             job: None,
-            secret_names: names.map(|grant| grant.name.clone()).collect(),
+            sent_names: names(|grant| !grant.hosts.is_empty()),
+            signing_names: names(|grant| grant.sign),
             secrets,
             net,
             clients: Arc::default(),
@@ -117,8 +123,13 @@ impl HttpAccess {
     }
 
     /// The secrets that it may have sent, also where they have not been read (`rouse handlers` does without).
-    pub(in crate::sandbox) fn secret_names(&self) -> &BTreeSet<String> {
-        &self.secret_names
+    pub(in crate::sandbox) fn sent_names(&self) -> &BTreeSet<String> {
+        &self.sent_names
+    }
+
+    /// The same of those that it may have the host sign with.
+    pub(in crate::sandbox) fn signing_names(&self) -> &BTreeSet<String> {
+        &self.signing_names
     }
 
     /// True where this secret can be sent.
@@ -142,7 +153,8 @@ impl HttpAccess {
             handler: self.handler.clone(),
             grants: self.grants.clone(),
             job: Some(job.clone()),
-            secret_names: self.secret_names.clone(),
+            sent_names: self.sent_names.clone(),
+            signing_names: self.signing_names.clone(),
             secrets: secrets.collect(),
             net: self.net.clone(),
             clients: self.clients.clone(),

@@ -105,7 +105,7 @@ pub(super) fn no_signing(handler: &str, name: &str) -> String {
     let name = word(name);
     format!(
         "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for that; these lines in rouse.toml would allow it:\n{}",
-        lines::signing(handler, &name)
+        lines::signing(handler, Some(&name))
     )
 }
 

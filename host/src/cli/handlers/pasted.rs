@@ -1,0 +1,156 @@
+//! What to mind where lines that grant something are put into a `rouse.toml` that has such lines already.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use toml::Spanned;
+
+use crate::job::{most_specific, pattern_covers};
+
+/// The same lines, with a comment above each table that cannot be put behind what is in this file, or that would take something
+/// away there.
+pub(super) fn annotated(lines: &str, file: &str) -> String {
+    let tables = lines.split("\n\n").map(|table| match remark(table, file) {
+        Some(remark) => format!("# {remark}\n{table}"),
+        None => table.to_owned(),
+    });
+    tables.collect::<Vec<_>>().join("\n\n")
+}
+
+/// The tables of handlers, with where each key stands.
+#[derive(Default, Deserialize)]
+struct Tables {
+    #[serde(default)]
+    handlers: BTreeMap<Spanned<String>, BTreeMap<Spanned<String>, IgnoredAny>>,
+}
+
+impl Tables {
+    fn read(text: &str) -> Self {
+        // What cannot be read was refused before, with the reason.
+        toml::from_str(text).unwrap_or_default()
+    }
+
+    /// Where the table of a handler begins.
+    fn handler(&self, handler: &str) -> Option<Range<usize>> {
+        Some(self.handlers.get_key_value(handler)?.0.span())
+    }
+
+    /// Where this key of it stands.
+    fn key(&self, handler: &str, key: &str) -> Option<Range<usize>> {
+        let keys = self.handlers.get(handler)?;
+        keys.get_key_value(key).map(|(found, _)| found.span())
+    }
+
+    /// The pattern whose table of this name counts for the handler now.
+    fn wider(&self, handler: &str, key: &str) -> Option<String> {
+        let tables = self.handlers.iter();
+        let fitting = tables.filter(|(pattern, keys)| {
+            pattern_covers(pattern.get_ref(), handler) && keys.contains_key(key)
+        });
+        let fitting: BTreeMap<String, String> = fitting
+            .map(|(pattern, _)| (pattern.get_ref().clone(), pattern.get_ref().clone()))
+            .collect();
+        most_specific(&fitting, handler).cloned()
+    }
+}
+
+fn remark(table: &str, file: &str) -> Option<String> {
+    let (added, there) = (Tables::read(table), Tables::read(file));
+    let (handler, keys) = added.handlers.first_key_value()?;
+    let (handler, key) = (handler.get_ref(), keys.first_key_value()?.0.get_ref());
+    let together = toml::from_str::<toml::Table>(&format!("{file}\n{table}"));
+    if together.is_err() {
+        let (what, at) = match there.key(handler, key) {
+            Some(at) => (format!("handlers.\"{handler}\".{key}"), Some(at)),
+            None => (format!("[handlers.\"{handler}\"]"), there.handler(handler)),
+        };
+        let line = at.map(|at| format!(", on line {}", file[..at.start].matches('\n').count() + 1));
+        return Some(format!(
+            "{what} is in the file already{}: put this into it, as the file can have it only once",
+            line.unwrap_or_default()
+        ));
+    }
+    let replaces = matches!(key.as_str(), "env" | "settings");
+    let wider = replaces.then(|| there.wider(handler, key)).flatten()?;
+    Some(format!(
+        "this takes the place of [handlers.\"{wider}\".{key}], all of it, for {handler}: repeat here what is needed of that"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = r#"
+slots = 4
+[handlers."*".env]
+LANG = "C"
+[handlers."mail.send".env]
+TZ = "UTC"
+[handlers."mail.send"]
+dirs = [
+    { dir = "in", at = "/in" },
+]
+[[handlers."mail.send".secrets]]
+name = "KEY"
+"#;
+
+    #[test]
+    fn what_the_file_has_already_is_named_with_its_line() {
+        let remark = |table: &str| remark(table, FILE).unwrap_or_default();
+        let env = remark("[handlers.\"mail.send\".env]\nLANG = \"…\"");
+        assert!(
+            env.starts_with("handlers.\"mail.send\".env is in the file already, on line 5:"),
+            "{env}"
+        );
+        let dirs = remark("[[handlers.\"mail.send\".dirs]]\ndir = \"…\"\nat = \"/out\"");
+        assert!(
+            dirs.contains("dirs is in the file already, on line 8:"),
+            "{dirs}"
+        );
+        let clocks = "[handlers.\"mail.send\"]\nfine_clocks = true";
+        let own = remark(clocks);
+        assert!(
+            own.starts_with("[handlers.\"mail.send\"] is in the file already, on line 7:"),
+            "{own}"
+        );
+        let first = "[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.send\".env]\n";
+        let own = super::remark(clocks, first).unwrap_or_default();
+        assert!(own.contains("on line 1:"), "{own}");
+    }
+
+    #[test]
+    fn what_can_stand_behind_the_file_has_no_remark() {
+        for table in [
+            "[[handlers.\"mail.send\".secrets]]\nname = \"…\"\nsign = true",
+            "[[handlers.\"mail.send\".http]]\nhosts = [\"…\"]",
+            "[handlers.\"mail.send\".settings]\nwide = \"…\"",
+            "[handlers.\"mail.read\"]\nfine_clocks = true",
+        ] {
+            assert_eq!(remark(table, FILE), None, "{table}");
+        }
+        assert_eq!(
+            annotated("[handlers.\"a\".env]\nA = \"…\"", ""),
+            "[handlers.\"a\".env]\nA = \"…\""
+        );
+    }
+
+    #[test]
+    fn a_table_that_takes_the_place_of_a_wider_one_says_so_and_can_be_pasted() {
+        let lines = "[handlers.\"mail.read\".env]\nTZ = \"…\"\n\n[[handlers.\"mail.read\".dirs]]\ndir = \"…\"\nat = \"/in\"";
+        let annotated = annotated(lines, FILE);
+        assert!(
+            annotated.starts_with(
+                "# this takes the place of [handlers.\"*\".env], all of it, for mail.read:"
+            ),
+            "{annotated}"
+        );
+        let together = format!("{FILE}\n{annotated}");
+        assert!(
+            toml::from_str::<toml::Table>(&together).is_ok(),
+            "{together}"
+        );
+    }
+}
