@@ -1,5 +1,10 @@
 -- What is done from outside (cancelled, retried, paused …: SPEC row Q10) is told in the log of one host, with its next heartbeat.
 
+-- What this does to a database with live jobs: claims, enqueues and settlements wait until it is over, together with 0024.
+
+-- Whoever cancels a job locks it before the record: in another order the two would wait for each other.
+LOCK TABLE rouse.job IN SHARE MODE;
+
 -- What no host has told yet. Unlogged: a crash of the server keeps some of it out of logs, and nothing out of rouse.record.
 CREATE UNLOGGED TABLE rouse.untold (
     id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -26,7 +31,7 @@ CREATE TRIGGER record_is_told AFTER INSERT ON rouse.record
     FOR EACH ROW WHEN (NEW.who IS NOT NULL) EXECUTE FUNCTION rouse._note_for_a_host();
 
 -- Up to so many things that were done from outside and that nobody has told: whoever gets them tells them, and nobody else
--- will. In the order in which they were done; handler and queue are null where the job is not kept any more. Served by the primary keys and
+-- will. What is a day old is forgotten, 1,000 of it at a time. In the order in which they were done; handler and queue are null where the job is not kept any more. Served by the primary keys and
 -- finished_id.
 CREATE FUNCTION rouse.tell(p_worker bigint, p_key bytea, p_most integer)
 RETURNS TABLE (at timestamptz, event text, job bigint, handler text, queue text, attempt integer, who text, detail jsonb)
@@ -36,6 +41,9 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 #variable_conflict use_column
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
+    DELETE FROM rouse.untold AS u
+    WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.untold AS next ORDER BY next.id LIMIT 1000 FOR UPDATE SKIP LOCKED))
+      AND u.at < clock_timestamp() - interval '1 day';
     RETURN QUERY
     WITH taken AS MATERIALIZED (
         DELETE FROM rouse.untold AS u

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::support::worker::{
     PATIENCE, TestWorker, cancel, ended, enqueue, guests_dir, lease, until_true,
 };
-use crate::support::{Host, TestDb, free_port};
+use crate::support::{Host, TestDb, folder, free_port, rouse_in};
 
 /// What the middlewares have done, in order.
 type Notes = Arc<Mutex<Vec<String>>>;
@@ -323,6 +323,29 @@ async fn what_is_done_from_outside_is_told_once_whoever_is_there() {
     let detail: Value = serde_json::from_str(retried["detail"].as_str().unwrap()).unwrap();
     assert_eq!(detail["as"], again);
     assert_eq!(one("resumed")["queue"], "mail");
+}
+
+#[tokio::test]
+async fn who_does_not_log_what_is_done_from_outside_leaves_it_to_others_for_a_day() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    cancel(&client, id).await;
+    enqueue(&client, "noop", json!({"n": 1})).await;
+    let folder = folder("", &["noop.wasm"]);
+    let drain = async || rouse_in(&db, &["queue", "drain", "default"], &folder).await;
+    drain().await.exits(0);
+    let untold = "SELECT count(*) FROM rouse.untold";
+    let left: i64 = client.query_one(untold, &[]).await.unwrap().get(0);
+    assert_eq!(left, 1);
+    client
+        .batch_execute("UPDATE rouse.untold SET at = at - interval '25 hours'")
+        .await
+        .unwrap();
+    enqueue(&client, "noop", json!({"n": 1})).await;
+    drain().await.exits(0);
+    let left: i64 = client.query_one(untold, &[]).await.unwrap().get(0);
+    assert_eq!(left, 0);
 }
 
 #[tokio::test]

@@ -253,6 +253,8 @@ async fn grants_that_nobody_would_keep_to_are_refused_where_they_are_enqueued() 
         (r#"{"http": "a.example"}"#, "a list of texts"),
         (r#"{"env": [1]}"#, "a list of texts"),
         (r#"{"dirs": ["out"]}"#, "such as /photos"),
+        (r#"{"state": true}"#, "leaves the job no state"),
+        (r#"{"state": []}"#, "leaves the job no state"),
         (r#"{"memory_mb": 0}"#, "1 to 9999"),
         (r#"{"memory_mb": 1.5}"#, "1 to 9999"),
         (r#"{"cpu": 5}"#, "a duration above zero such as"),

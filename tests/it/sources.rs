@@ -154,6 +154,40 @@ async fn neither_bound_jobs_nor_the_others_wait_for_the_end_of_the_others() {
 }
 
 #[tokio::test]
+async fn among_bound_jobs_priorities_hold_and_no_source_waits_for_the_end_of_another() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue_many('producers.own', array_fill('{\"ms\": 5}'::jsonb, ARRAY[200]), source => 'flood');
+             SELECT rouse.enqueue_many('producers.own', array_fill('{\"ms\": 5}'::jsonb, ARRAY[3]), source => 'rare');
+             SELECT rouse.enqueue_many('producers.own', array_fill('{\"ms\": 5}'::jsonb, ARRAY[3]), source => 'rare', priority => 'high')",
+        )
+        .await
+        .unwrap();
+    let bind = |source: &str| (source.to_string(), "test.sleep".to_string());
+    let one = Settings {
+        slots: 1,
+        sources: ["flood", "rare"].map(bind).into(),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, one).await;
+    until_true(&client, "SELECT count(*) > 100 FROM rouse.finished").await;
+    worker.stop_now().await;
+    let row = client
+        .query_one(
+            "SELECT max(place) FILTER (WHERE priority = 'high'), max(place) FILTER (WHERE source = 'rare'), count(*) FILTER (WHERE source = 'rare')
+             FROM (SELECT priority, source, row_number() OVER (ORDER BY started_at) AS place FROM rouse.jobs WHERE started_at IS NOT NULL) AS j",
+            &[],
+        )
+        .await
+        .unwrap();
+    let (high, rare, count): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
+    assert_eq!((high, count), (3, 6));
+    assert!(rare <= 60, "the last of the rare ones was number {rare}");
+}
+
+#[tokio::test]
 async fn a_bound_job_that_is_lost_with_its_worker_is_adopted_and_no_other_of_its_lane() {
     let db = TestDb::new().await;
     let client = db.client().await;

@@ -363,6 +363,31 @@ async fn without_a_grant_a_handler_is_denied_and_the_lines_that_are_printed_allo
 }
 
 #[tokio::test]
+async fn a_job_that_leaves_no_state_reads_and_writes_nothing_and_is_told_why() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = worker(&db).await;
+    let calls = json!({"calls": [{"set": ["k", 1]}]});
+    enqueue(&client, "test.state.one", calls.clone()).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let before = kept(&client).await;
+    let sql = format!("'test.state.one', '{calls}', grants => '{{\"state\": false}}'");
+    let id = put(&client, &sql).await;
+    let job = ended(&client, id).await;
+    worker.drain().await;
+    assert_eq!((job.state.as_str(), job.attempt), ("failed", 1));
+    let error = job.error.unwrap();
+    assert_eq!(error["kind"], "denied");
+    let message = error["message"].as_str().unwrap();
+    assert!(
+        message.contains("the grants of this job leave nothing") && !message.contains("rouse.toml"),
+        "{message}"
+    );
+    assert_eq!(kept(&client).await, before);
+    assert_eq!(before.len(), 1);
+}
+
+#[tokio::test]
 async fn hostile_keys_are_refused_and_hostile_values_are_bytes() {
     let db = TestDb::new().await;
     let client = db.client().await;

@@ -9,6 +9,8 @@ use serde_json::value::RawValue;
 
 /// The largest power of ten that a host takes in a result: Postgres writes numbers out in full.
 const EXPONENT_MAX: u32 = 400;
+/// The most digits in a row: Postgres keeps 16,383 behind the point, those that an exponent adds included.
+const DIGITS_MAX: usize = 15_900;
 
 /// What was fetched, as it is or encoded.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -46,26 +48,31 @@ impl Content {
 
 /// Read as a value, and not only looked through: nesting has an end, and escapes are characters.
 fn is_storable_json(text: &str) -> bool {
-    serde_json::from_str::<Value>(text).is_ok() && !has_huge_exponent(text)
+    serde_json::from_str::<Value>(text).is_ok() && !has_huge_number(text)
 }
 
-/// True where a number of this JSON has an exponent that no result may have.
-fn has_huge_exponent(json: &str) -> bool {
+/// True where a number of this JSON has more digits or a larger exponent than any result may have.
+fn has_huge_number(json: &str) -> bool {
     // Without escapes, every other quotation mark ends a string.
     let plain = json.replace("\\\\", "").replace("\\\"", "");
-    let outside = plain.split('"').step_by(2);
-    outside
-        .flat_map(|between| between.split(['e', 'E']).skip(1))
-        .any(|exponent| {
-            let exponent = exponent.trim_start_matches(['+', '-']);
-            let end = exponent.find(|c: char| !c.is_ascii_digit());
-            let digits = &exponent[..end.unwrap_or(exponent.len())];
-            // Of `true` and `false` there are none.
-            !digits.is_empty()
-                && digits
-                    .parse()
-                    .map_or(true, |exponent: u32| exponent > EXPONENT_MAX)
-        })
+    let mut outside = plain.split('"').step_by(2);
+    outside.any(|between| {
+        let mut digits = between.split(|c: char| !c.is_ascii_digit());
+        let mut exponents = between.split(['e', 'E']).skip(1);
+        digits.any(|digits| digits.len() > DIGITS_MAX) || exponents.any(is_huge_exponent)
+    })
+}
+
+/// What begins behind an `e`.
+fn is_huge_exponent(text: &str) -> bool {
+    let text = text.trim_start_matches(['+', '-']);
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    let digits = &text[..end.unwrap_or(text.len())];
+    // Of `true` and `false` there are none.
+    !digits.is_empty()
+        && digits
+            .parse()
+            .map_or(true, |exponent: u32| exponent > EXPONENT_MAX)
 }
 
 /// True for `application/json`, `application/problem+json` and their like.
@@ -125,6 +132,7 @@ mod tests {
             "[1e-401]",
             r#"{"\\": 0E99999999999}"#,
             &deep,
+            &format!("[0.{}]", "1".repeat(16_000)),
         ] {
             assert_eq!(of(json.as_bytes(), "application/json"), text(json));
         }

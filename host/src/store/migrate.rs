@@ -65,6 +65,7 @@ pub const MIGRATIONS: &[Migration] = &[
         "0024_jobs_are_found_by_their_source",
         breaking: false
     ),
+    migration!(25, "0025_jobs_leave_no_state", breaking: false),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.

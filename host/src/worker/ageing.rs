@@ -18,7 +18,10 @@ pub(super) struct Half {
 
 impl Half {
     pub(super) fn of(&mut self, wanted: usize) -> usize {
-        self.larger = !self.larger;
+        // Where there is nothing to halve it stays whose turn it is: two of these may be asked in turn.
+        if wanted % 2 == 1 {
+            self.larger = !self.larger;
+        }
         (wanted + usize::from(self.larger)) / 2
     }
 }
@@ -79,6 +82,20 @@ mod tests {
             .map(|wanted| half.of(wanted))
             .into();
         assert_eq!(halves, [4, 3, 1, 0, 4, 4, 0, 0]);
+    }
+
+    #[test]
+    fn one_at_a_time_what_waits_too_long_and_what_is_bound_and_the_rest_all_have_their_turns() {
+        let (mut overdue, mut bound) = (Half::default(), Half::default());
+        let mut turns = [0; 3];
+        for _ in 0..1000 {
+            let first = overdue.of(1);
+            let second = bound.of(1 - first);
+            turns[0] += first;
+            turns[1] += second;
+            turns[2] += 1 - first - second;
+        }
+        assert_eq!(turns, [500, 250, 250]);
     }
 
     #[test]

@@ -13,9 +13,14 @@ use super::lanes::{After, Lanes, Serving};
 use super::policy::Policy;
 use super::prefetch::Prefetch;
 use super::slots;
-use crate::job::Fence;
+use crate::job::{Fence, LaneId};
 use crate::sandbox::{BootTime, Handler, HandlerSet};
 use crate::store::{Adopted, ClaimOrder, ClaimedJob, Lane, LostJob, StoreError};
+
+/// A search by source that finds nothing comes again after so many times what it has taken.
+const BY_SOURCE_SHARE: u32 = 20;
+/// At the latest after this long.
+const BY_SOURCE_WITHIN: Duration = Duration::from_secs(30);
 
 /// What is known of the lanes, and what was claimed from them.
 pub(super) struct Claims<'a> {
@@ -25,6 +30,8 @@ pub(super) struct Claims<'a> {
     handlers: Option<Arc<HandlerSet>>,
     /// Sources that are bound to a handler that is here.
     sources: Vec<String>,
+    /// Before then nothing is looked for by source, because nothing was there, unless somebody says so.
+    by_source_at: Instant,
     /// Of each claim, for jobs that are found by their source: neither they nor the others are to wait for the end of the others.
     half: Half,
     prefetch: Prefetch,
@@ -38,6 +45,7 @@ impl<'a> Claims<'a> {
             lanes: Lanes::default(),
             handlers: None,
             sources: Vec::new(),
+            by_source_at: Instant::now(),
             half: Half::default(),
             prefetch: Prefetch::new(Instant::now()),
             overdue: Overdue::default(),
@@ -219,7 +227,8 @@ impl<'a> Claims<'a> {
 
     /// Claims jobs of bound sources from lanes whose own handler is not here; asks nothing where there are no such lanes.
     pub(super) async fn claim_by_source(&mut self, wanted: usize) -> Result<usize, StoreError> {
-        let lanes = match wanted > 0 && self.finds_by_source() {
+        let began = Instant::now();
+        let lanes = match wanted > 0 && self.finds_by_source() && began >= self.by_source_at {
             true => self.lanes.by_source(),
             false => Vec::new(),
         };
@@ -233,9 +242,24 @@ impl<'a> Claims<'a> {
         let jobs = store
             .claim_bound(fence, &lanes, &self.sources, lease, wanted)
             .await?;
+        // Where many are asked for, or dead rows are in the way, it is dear.
+        self.by_source_at = match jobs.is_empty() {
+            true => began + (began.elapsed() * BY_SOURCE_SHARE).min(BY_SOURCE_WITHIN),
+            false => began,
+        };
+        // None of them is always the first.
+        self.sources.rotate_left(1);
         let bytes = jobs.iter().map(|job| job.payload.0.len()).sum();
         self.prefetch.claimed(jobs.len(), bytes);
         Ok(self.dispatch(jobs, asked, false))
+    }
+
+    /// Somebody says that there is a job in this lane. True where the lane is served.
+    pub(super) fn touch(&mut self, lane: LaneId) -> bool {
+        if self.lanes.is_served_by_source(lane) {
+            self.by_source_at = Instant::now();
+        }
+        self.lanes.touch(lane)
     }
 
     /// One claim; and when it was asked for.

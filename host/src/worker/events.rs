@@ -141,6 +141,11 @@ pub(super) fn settled(of: Of<'_>, fate: &Fate) {
     }
 }
 
+/// Whether anybody hears of what is done from outside.
+pub(super) fn outside_is_heard() -> bool {
+    tracing::enabled!(target: TARGET, tracing::Level::INFO)
+}
+
 /// Somebody did this from outside.
 pub(super) fn outside(worker_id: &str, done: &Done) {
     info!(

@@ -165,12 +165,25 @@ impl Lanes {
         let is_ours = |id: &LaneId| known.get(id).is_some_and(Known::is_ours);
         self.active.retain(is_ours);
         self.served = known.keys().filter(|id| is_ours(id)).count();
-        let mut by_source: Vec<&Known> = known
-            .values()
-            .filter(|lane| lane.serving.is_some_and(|serving| serving.by_source))
-            .collect();
-        by_source.sort_unstable_by_key(|lane| (lane.class(), lane.lane.id));
-        self.by_source = by_source.into_iter().map(|lane| lane.lane.id).collect();
+        let by_source = |id: &LaneId| {
+            let serving = known.get(id).and_then(|lane| lane.serving);
+            serving.is_some_and(|serving| serving.by_source)
+        };
+        self.by_source.retain(by_source);
+        let there: HashSet<LaneId> = self.by_source.iter().copied().collect();
+        let new = known
+            .keys()
+            .filter(|id| by_source(id) && !there.contains(id));
+        // A new lane is catalogued with its first job.
+        for id in new {
+            self.by_source.push_front(*id);
+        }
+    }
+
+    /// Whether only jobs of bound sources are claimed from it.
+    pub(super) fn is_served_by_source(&self, lane: LaneId) -> bool {
+        let serving = self.known.get(&lane).and_then(|known| known.serving);
+        serving.is_some_and(|serving| serving.by_source)
     }
 
     /// Whether any lane is served by source.
@@ -178,13 +191,24 @@ impl Lanes {
         !self.by_source.is_empty()
     }
 
-    /// Lanes that are served by source, for the next claim; of more than fit one, others each time.
+    /// Lanes that are served by source, for the next claim, by priority and queue: of one class another one goes first
+    /// each time, and of more than fit others come each time.
     pub(super) fn by_source(&mut self) -> Vec<LaneId> {
-        if self.by_source.len() > LANES_PER_CLAIM {
-            self.by_source.rotate_left(LANES_PER_CLAIM);
-        }
-        let lanes = self.by_source.iter().take(LANES_PER_CLAIM);
-        lanes.copied().collect()
+        let count = self.by_source.len();
+        let mut lanes: Vec<LaneId> = self
+            .by_source
+            .iter()
+            .take(LANES_PER_CLAIM)
+            .copied()
+            .collect();
+        let next = if count > LANES_PER_CLAIM {
+            LANES_PER_CLAIM
+        } else {
+            1
+        };
+        self.by_source.rotate_left(next.min(count));
+        lanes.sort_by_key(|id| self.known.get(id).map(Known::class));
+        lanes
     }
 
     /// Every lane that is served by source, for adoption.
@@ -219,6 +243,10 @@ impl Lanes {
     pub(super) fn touch(&mut self, id: LaneId) -> bool {
         if self.known.get(&id).is_some_and(Known::is_ours) {
             self.active.insert(id);
+        } else if let Some(place) = self.by_source.iter().position(|it| *it == id) {
+            // The next claim by source begins with it.
+            self.by_source.remove(place);
+            self.by_source.push_front(id);
         }
         self.serves(id)
     }

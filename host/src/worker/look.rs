@@ -212,7 +212,7 @@ impl<'a> Looks<'a> {
         }
         let mut served = false;
         for lane in lanes {
-            served |= self.claims.lanes.touch(lane);
+            served |= self.claims.touch(lane);
         }
         Ok(served)
     }

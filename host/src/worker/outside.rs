@@ -10,6 +10,11 @@ const MOST: usize = 1000;
 const STATEMENTS_MAX: usize = 10;
 
 pub(super) async fn tell(shared: &Shared) {
+    // Who would not write it down leaves it to others, and only has what is old forgotten.
+    if !events::outside_is_heard() {
+        let _ = shared.store.tell(0).await;
+        return;
+    }
     for _ in 0..STATEMENTS_MAX {
         let done = match shared.store.tell(MOST).await {
             Ok(done) => done,

@@ -274,7 +274,7 @@ impl Work {
         if let Some(fault) = fault {
             return Err(fault).context("look what is left");
         }
-        let now = self.store.remaining(&summary.queue, &[]).await;
+        let now = self.store.remaining(&summary.queue, &self.sources()).await;
         summary.left = self.left(&now.context("look what is left")?);
         Ok(())
     }
@@ -289,7 +289,7 @@ impl Work {
     ) -> Result<bool, StoreError> {
         // Before it has registered, it runs nothing.
         let registered = self.store.incarnation().is_some();
-        let sources: Vec<String> = self.settings.sources.keys().cloned().collect();
+        let sources = self.sources();
         let now = self.store.left_to_run(&summary.queue, &sources).await?;
         let running = i64::try_from(health.in_hand.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
         summary.ready = self.ready(&now);
@@ -311,6 +311,16 @@ impl Work {
     /// How many jobs this worker could run now.
     fn ready(&self, now: &[Remaining]) -> i64 {
         now.iter().map(|row| self.ready_of(row)).sum()
+    }
+
+    /// Those that are bound to a handler that is here.
+    fn sources(&self) -> Vec<String> {
+        let handlers = self.catalog.current();
+        let bound = self.settings.sources.iter();
+        bound
+            .filter(|(_, handler)| handlers.get(handler).is_some())
+            .map(|(source, _)| source.clone())
+            .collect()
     }
 
     fn ready_of(&self, row: &Remaining) -> i64 {
@@ -345,7 +355,11 @@ impl Work {
     }
 
     fn left(&self, now: &[Remaining]) -> Vec<Left> {
-        left(now, |row| self.why_not(row))
+        // Of those that are bound there are more where somebody enqueued, paused or interrupted just now.
+        left(now, |row| {
+            let vain = row.bound == 0 || row.ready + row.due > self.ready_of(row);
+            self.why_not(row).filter(|_| vain)
+        })
     }
 }
 

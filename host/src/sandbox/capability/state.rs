@@ -20,6 +20,8 @@ const PAGE_KEYS_MAX: u32 = 200;
 pub(in crate::sandbox) struct HandlerState {
     handler: Arc<str>,
     quota: Option<StateQuota>,
+    /// The job leaves nothing of it.
+    is_taken: bool,
     journal: Option<Arc<dyn Journal>>,
     calls_max: usize,
     calls: usize,
@@ -41,6 +43,7 @@ impl HandlerState {
         Self {
             handler: handler.name.clone(),
             quota: handler.state,
+            is_taken: handler.state_is_taken,
             journal,
             calls_max: handler.limits.state_calls,
             calls: 0,
@@ -159,6 +162,11 @@ impl HandlerState {
     /// Who asked for what, and the lines of rouse.toml that would allow it.
     fn denial(&self) -> String {
         let handler = &self.handler;
+        if self.is_taken {
+            return format!(
+                "the handler {handler} asked for its state, of which the grants of this job leave nothing (\"state\": false); enqueue it without"
+            );
+        }
         format!(
             "the handler {handler} asked for its state, which is not granted to it; these lines in rouse.toml would allow it:\n{}",
             lines::state(handler)

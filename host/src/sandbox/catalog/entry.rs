@@ -127,6 +127,7 @@ impl Serving {
                     limits: settings.limits(&manifest.name),
                     http: HttpAccess::new(&manifest.name, settings, sandbox.net.clone()),
                     state: most_specific(&settings.state, &manifest.name).copied(),
+                    state_is_taken: false,
                     reuses: reuses(manifest, settings.instances_of(&manifest.name)),
                 })
             })

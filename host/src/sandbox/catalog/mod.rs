@@ -37,6 +37,8 @@ pub struct Handler {
     pub(super) http: Arc<HttpAccess>,
     /// How much it may keep; none: nothing.
     pub(super) state: Option<StateQuota>,
+    /// It would keep something, and the job leaves nothing of it.
+    pub(super) state_is_taken: bool,
     /// Its instances may serve many jobs: module and operator agree.
     pub reuses: bool,
 }
@@ -79,7 +81,8 @@ impl Handler {
             granted: Arc::new(self.granted.narrowed(job)),
             limits: self.limits.narrowed(job),
             http: self.http.narrowed(job),
-            state: self.state,
+            state: self.state.filter(|_| job.leaves_state()),
+            state_is_taken: self.state.is_some() && !job.leaves_state(),
             reuses: false,
         })
     }

@@ -20,6 +20,9 @@ pub struct Narrowing {
     dirs: Option<Vec<String>>,
     #[serde(default)]
     env: Option<Vec<String>>,
+    /// False: nothing of the handler's state.
+    #[serde(default)]
+    state: Option<bool>,
     #[serde(default)]
     memory_mb: Option<usize>,
     #[serde(default, deserialize_with = "duration")]
@@ -61,6 +64,10 @@ impl Narrowing {
 
     pub(in crate::sandbox) fn leaves_env(&self, name: &str) -> bool {
         lists(self.env.as_ref(), name)
+    }
+
+    pub(in crate::sandbox) fn leaves_state(&self) -> bool {
+        self.state != Some(false)
     }
 
     /// What is left of the right to the directory at this path; none: nothing.
@@ -118,6 +125,7 @@ mod tests {
         assert!(job.leaves_secret("KEY") && job.leaves_env("LANG"));
         assert!(job.leaves_host(&Host::Name("a.example".into())));
         assert_eq!(job.mode("/out", Mode::ReadWrite), Some(Mode::ReadWrite));
+        assert!(job.leaves_state());
         let hour = Duration::from_secs(3600);
         assert_eq!(job.timeout(hour), hour);
     }
@@ -126,7 +134,7 @@ mod tests {
     fn a_list_leaves_what_it_names_and_adds_nothing() {
         let job = read(
             r#"{"http": ["*.a.example"], "secrets": ["KEY"], "env": [], "dirs": ["/in:read-write", "/out:read"],
-                "memory_mb": 32, "cpu": "5s", "timeout": "2h"}"#,
+                "state": false, "memory_mb": 32, "cpu": "5s", "timeout": "2h"}"#,
         );
         assert!(job.leaves_host(&Host::Name("x.a.example".into())));
         assert!(!job.leaves_host(&Host::Name("a.example".into())));

@@ -278,7 +278,9 @@ fn of_a_lane_that_is_served_by_source_nothing_else_is_claimed() {
     });
     assert_eq!(order(&lanes), [(10, i64::MIN)]);
     assert_eq!(lanes.all().len(), 1);
-    assert_eq!(lanes.by_source(), [LaneId(30), LaneId(20)], "by priority");
+    for _ in 0..3 {
+        assert_eq!(lanes.by_source(), [LaneId(30), LaneId(20)], "by priority");
+    }
     assert_eq!(lanes.all_by_source().len(), 2);
     assert!(lanes.serves(LaneId(20)) && lanes.touch(LaneId(20)));
     assert_eq!(order(&lanes), [(10, i64::MIN)]);
@@ -298,9 +300,36 @@ fn of_more_lanes_that_are_served_by_source_than_fit_a_claim_each_has_its_turn() 
             ..OURS
         })
     });
+    let by_source = Serving {
+        by_source: true,
+        ..OURS
+    };
     let mut asked = lanes.by_source();
     assert_eq!(asked.len(), LANES_PER_CLAIM);
-    asked.extend(lanes.by_source());
+    // A lane that comes meanwhile does not begin all anew.
+    lanes.learn(vec![lane(many + 1, many + 1, Priority::Low)]);
+    lanes.serve(|_| Some(by_source));
+    let next = lanes.by_source();
+    assert!(next.contains(&LaneId(many + 1)), "it has jobs");
+    asked.extend(next);
     let asked: HashSet<LaneId> = asked.into_iter().collect();
-    assert_eq!(asked.len(), usize::try_from(many).unwrap());
+    assert_eq!(asked.len(), usize::try_from(many + 1).unwrap());
+    // One that somebody names is asked next.
+    let waits = *lanes.by_source.back().unwrap();
+    assert!(lanes.touch(waits));
+    assert!(lanes.by_source().contains(&waits));
+}
+
+#[test]
+fn of_lanes_of_one_class_that_are_served_by_source_another_one_goes_first_each_time() {
+    let mut lanes = Lanes::default();
+    lanes.learn((1..=3).map(|n| lane(n, n, Priority::Low)).collect());
+    lanes.serve(|_| {
+        Some(Serving {
+            by_source: true,
+            ..OURS
+        })
+    });
+    let first: HashSet<LaneId> = (0..3).map(|_| lanes.by_source()[0]).collect();
+    assert_eq!(first.len(), 3);
 }
