@@ -45,7 +45,7 @@ const GOOD: [Kind; 8] = [
     ("test.sleep", 200, r#"{"ms": 5}"#),
     ("test.print", 100, r#"{"line": "hello", "times": 3}"#),
     ("test.reuse.state", 90, "{}"),
-    ("test.alloc", 10, r#"{"bytes": 8000000}"#),
+    ("test.reuse.state", 10, r#"{"again": true}"#),
 ];
 
 /// Five of each for a chunk: 2 of 100.
@@ -82,8 +82,14 @@ const HOSTILE: [Kind; 20] = [
 
 /// Short, so that a million jobs end within the hour.
 const CONFIG: &str = r#"
-[limits]
+[handlers."test.spin".limits]
 cpu = "50ms"
+
+[handlers."test.big-result".limits]
+cpu = "50ms"
+
+[handlers."test.alloc".limits]
+cpu = "100ms"
 
 [handlers."test.ignore-abort"]
 timeout = "100ms"
@@ -98,6 +104,9 @@ struct Sample {
     maps: f64,
     threads: f64,
 }
+
+/// One of its figures.
+type Has = fn(&Sample) -> f64;
 
 impl Sample {
     fn of(pid: u32, jobs: i64) -> Result<Self> {
@@ -234,20 +243,26 @@ async fn ends(client: &Client, report: &mut Report) -> Result<()> {
 
 /// What the host has more at the end than when it had touched everything once.
 fn growth(samples: &[Sample], jobs: i64, report: &mut Report) -> Result<()> {
-    let within = |from: i64, to: i64, value: fn(&Sample) -> f64| {
+    let within = |from: i64, to: i64, value: Has| {
         let tenth = samples
             .iter()
             .filter(|sample| (jobs * from / 10..jobs * to / 10).contains(&sample.jobs));
         median(tenth.map(value).collect())
     };
-    // By how much each may have grown: a part of it, and a few.
-    let all: [(&str, &str, fn(&Sample) -> f64, Unit, f64); 4] = [
-        ("rss", "resident memory", |s| s.resident, Unit::Bytes, 16e6),
-        ("files", "open files", |s| s.files, Unit::Count, 4.0),
-        ("maps", "mappings", |s| s.maps, Unit::Count, 50.0),
-        ("threads", "threads", |s| s.threads, Unit::Count, 4.0),
+    let has: [Has; 4] = [
+        |sample| sample.resident,
+        |sample| sample.files,
+        |sample| sample.maps,
+        |sample| sample.threads,
     ];
-    for (key, what, value, unit, few) in all {
+    // By how much each may have grown: a part of it, and a few.
+    let names = [
+        ("rss", "resident memory", Unit::Bytes, 16e6),
+        ("files", "open files", Unit::Count, 4.0),
+        ("maps", "mappings", Unit::Count, 50.0),
+        ("threads", "threads", Unit::Count, 4.0),
+    ];
+    for ((key, what, unit, few), value) in names.into_iter().zip(has) {
         let (early, late) = (within(1, 2, value)?, within(9, 10, value)?);
         report.add(
             format!("soak.{key}_early"),
