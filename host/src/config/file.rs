@@ -292,6 +292,10 @@ mod tests {
             assert!(error.contains(part), "{part}: {error}");
         }
         assert!(read(&(granted("a", "two", "/in", "") + &reads)).is_err());
+        let writes = granted("*", &at("one"), "/in", "mode = \"read-write\"");
+        assert!(read(&(reads.clone() + &writes)).is_err());
+        let as_all = granted("*", &at("same"), "/in", "");
+        assert!(read(&(reads.clone() + &as_all)).is_ok(), "the same twice");
         assert!(read(&(granted("b", "two", "/in", "") + &reads)).is_ok());
     }
 

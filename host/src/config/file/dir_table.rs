@@ -95,7 +95,9 @@ pub(super) fn check_together(
                 };
                 let one_handler = pattern_covers(other_handler, handler)
                     || pattern_covers(handler, other_handler);
-                if one_handler && other.place() == dir.place() {
+                // The same twice is no harm: for a pattern, and for a handler that fits it.
+                let same = other.mode == dir.mode && other.named(folder) == dir.named(folder);
+                if one_handler && other.place() == dir.place() && !same {
                     return Err(format!(
                         "{}: a handler can see one directory there; give one of them another path",
                         both()
@@ -124,13 +126,14 @@ impl DirTable {
 
     /// True where handlers may write to this directory through both.
     fn writes_where(&self, other: &Self, folder: &Path) -> bool {
-        // Under one name, however it is written.
-        let named = |table: &Self| {
-            let dir = folder.join(&table.dir);
-            dir.canonicalize().unwrap_or(dir)
-        };
         self.mode == ModeWord::ReadWrite
             && other.mode == ModeWord::ReadWrite
-            && named(self) == named(other)
+            && self.named(folder) == other.named(folder)
+    }
+
+    /// The directory under one name, however it is written.
+    fn named(&self, folder: &Path) -> PathBuf {
+        let dir = folder.join(&self.dir);
+        dir.canonicalize().unwrap_or(dir)
     }
 }
