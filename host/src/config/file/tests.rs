@@ -1,0 +1,346 @@
+//! What rouse.toml may say, and what it means.
+
+use super::*;
+use crate::job::most_specific;
+use crate::sandbox::{HttpScheme, Instances};
+
+fn read(text: &str) -> Result<File, String> {
+    let dir = std::env::temp_dir().join(format!("rouse-config-{}", rand::random::<u64>()));
+    std::fs::create_dir(&dir).unwrap();
+    let path = dir.join("rouse.toml");
+    std::fs::write(&path, text).unwrap();
+    let read = File::read(Some(&path))
+        .map(|(file, _)| file)
+        .map_err(|e| e.to_string());
+    std::fs::remove_dir_all(&dir).unwrap();
+    read
+}
+
+#[test]
+fn every_key_may_be_left_out() {
+    let worker = read("").unwrap().worker("here".into());
+    assert_eq!(worker.poll_max, Duration::from_secs(2));
+    assert!(worker.notify && worker.queues.is_empty());
+}
+
+#[test]
+fn directories_are_relative_to_the_file() {
+    let file = read(
+        "[handlers.\"image.*\"]\nlease = \"30s\"\ndirs = [{ dir = \"photos\", at = \"/in\" }, { dir = \"/out\", at = \"/out\", mode = \"read-write\" }]",
+    )
+    .unwrap();
+    let sandbox = file.sandbox(Path::new("/etc/rouse"), 4);
+    let dirs: Vec<_> = sandbox
+        .grants
+        .0
+        .iter()
+        .map(|grant| grant.dir.clone())
+        .collect();
+    assert_eq!(
+        dirs,
+        [PathBuf::from("/etc/rouse/photos"), PathBuf::from("/out")]
+    );
+}
+
+#[test]
+fn a_directory_has_one_quota_and_a_handler_sees_one_directory_at_a_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |of: &str| folder.path().join(of).display().to_string();
+    std::fs::create_dir(at("one")).unwrap();
+    std::os::unix::fs::symlink(at("one"), at("same")).unwrap();
+    let granted = |handler: &str, dir: &str, at: &str, more: &str| {
+        format!("[[handlers.\"{handler}\".dirs]]\ndir = \"{dir}\"\nat = \"{at}\"\n{more}\n")
+    };
+    let one = |handler: &str, at_guest: &str, quota: &str| {
+        let more = format!("mode = \"read-write\"\n{quota}");
+        granted(handler, &at("one"), at_guest, &more)
+    };
+    let same = granted(
+        "b",
+        &at("same"),
+        "/else",
+        "mode = \"read-write\"\nbytes_max = 7",
+    );
+
+    let error = read(&(one("a.*", "/out", "bytes_max = 8") + &same)).unwrap_err();
+    for part in [
+        "handlers.\"a.*\".dirs at /out",
+        "handlers.\"b\".dirs at /else",
+        "quota",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert!(read(&(one("a", "/out", "") + &same)).is_err());
+    assert!(read(&(one("a", "/out", "bytes_max = 7") + &same)).is_ok());
+    // Who only reads adds nothing.
+    let reads = granted("a", &at("one"), "/in", "");
+    assert!(read(&(reads.clone() + &same)).is_ok());
+
+    let two = granted("*", "two", "/in/", "");
+    let error = read(&(reads.clone() + &two)).unwrap_err();
+    for part in ["handlers.\"*\".dirs", "handlers.\"a\".dirs", "/in"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert!(read(&(granted("a", "two", "/in", "") + &reads)).is_err());
+    let writes = granted("*", &at("one"), "/in", "mode = \"read-write\"");
+    assert!(read(&(reads.clone() + &writes)).is_err());
+    let as_all = granted("*", &at("same"), "/in", "");
+    assert!(read(&(reads.clone() + &as_all)).is_ok(), "the same twice");
+    assert!(read(&(granted("b", "two", "/in", "") + &reads)).is_ok());
+}
+
+#[test]
+fn requests_and_secrets_are_granted_by_handler() {
+    let file = read(
+        "[secrets.KEY]\nenv = \"PATH\"\n[[handlers.\"mail.*\".http]]\nhosts = [\"api.example.com\", \"*.example.org\"]\n[handlers.\"mail.send\"]\nsecrets = [{ name = \"KEY\", hosts = [\"api.example.com\"], headers = [\"Authorization\"] }]",
+    )
+    .unwrap();
+    let folder = Path::new("/etc/rouse");
+    let sandbox = file.sandbox(folder, 4);
+    let grant = &sandbox.http_grants[0];
+    assert_eq!(grant.handler, "mail.*");
+    assert_eq!(grant.schemes, [HttpScheme::Https]);
+    assert!(!grant.private && grant.ports.is_empty() && grant.methods.is_empty());
+    let grant = &sandbox.secret_grants[0];
+    assert_eq!((grant.handler.as_str(), grant.body), ("mail.send", false));
+    assert_eq!(grant.headers, ["authorization"]);
+    let secrets = file.secrets(folder, crate::config::Environment).unwrap();
+    assert!(secrets.0.contains_key("KEY"));
+    assert!(!format!("{secrets:?}").contains("/bin"));
+
+    let file = read("[secrets.KEY]\nenv = \"ROUSE_NOBODY_SETS_THIS\"").unwrap();
+    let error = file
+        .secrets(folder, crate::config::Environment)
+        .unwrap_err();
+    let text = format!("{error:#}");
+    assert!(
+        text.contains("secrets.KEY") && text.contains("ROUSE_NOBODY_SETS_THIS"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_secret_that_handlers_sign_with_needs_no_host_and_has_to_be_a_key() {
+    let text = "[secrets.KEY]\nfile = \"key\"\n[handlers.\"http.deliver\"]\nsecrets = [{ name = \"KEY\", sign = true }]";
+    let file = read(text).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let grant = &file.sandbox(folder.path(), 4).secret_grants[0];
+    assert!(grant.sign && grant.hosts.is_empty() && !grant.body);
+    let secrets = |key: &str| {
+        let path = folder.path().join("key");
+        std::fs::write(&path, key).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, mode).unwrap();
+        file.secrets(folder.path(), crate::config::Environment)
+    };
+    assert!(secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").is_ok());
+    let error = format!("{:#}", secrets("whsec_no base64").unwrap_err());
+    assert!(
+        error.contains("secrets.KEY") && error.contains("base64"),
+        "{error}"
+    );
+}
+
+#[test]
+fn instances_are_fresh_where_nothing_else_is_written() {
+    let file = read(
+        "[handlers.\"*\"]\ninstances = \"reuse\"\n[handlers.noop]\nlease = \"5s\"\n[handlers.\"a.*\"]\ninstances = \"fresh\"",
+    )
+    .unwrap();
+    let sandbox = file.sandbox(Path::new("."), 4);
+    let instances: Vec<_> = sandbox.instances.into_iter().collect();
+    assert_eq!(
+        instances,
+        [
+            ("*".into(), Instances::Reuse),
+            ("a.*".into(), Instances::Fresh),
+            ("noop".into(), Instances::Fresh),
+        ]
+    );
+}
+
+#[test]
+fn limits_of_the_most_specific_table_that_has_any_go_before_those_of_everyone() {
+    let file = read(
+        "[limits]\nsteps = 7\nmemory_mb = 16\n[handlers.\"image.*\".limits]\nmemory_mb = 512\n[handlers.\"image.thumbnail\"]\nlease = \"5s\"",
+    )
+    .unwrap();
+    let sandbox = file.sandbox(Path::new("."), 4);
+    let limits = sandbox.limits("image.thumbnail");
+    assert_eq!((limits.memory_bytes, limits.steps), (512 << 20, 7));
+    assert_eq!(limits.more_memory(), Some(1 << 30));
+    assert_eq!(sandbox.limits("noop").memory_bytes, 16 << 20);
+}
+
+#[test]
+fn a_table_that_only_grants_something_leaves_leases_and_timeouts_to_a_wider_one() {
+    let file = read(
+        "[handlers.\"mail.*\"]\ntimeout = \"10m\"\ninstances = \"reuse\"\n[[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]",
+    )
+    .unwrap();
+    let overrides = file.worker("here".into()).overrides.0;
+    let timeout = most_specific(&overrides, "mail.send").and_then(|over| over.timeout);
+    assert_eq!(timeout, Some(Duration::from_secs(600)));
+    let instances = file.sandbox(Path::new("."), 4).instances;
+    assert_eq!(
+        most_specific(&instances, "mail.send"),
+        Some(&Instances::Reuse)
+    );
+}
+
+#[test]
+fn variables_and_settings_of_the_most_specific_table_that_has_any_count() {
+    let file = read(
+        "[handlers.\"*\".env]\nA = \"1\"\n[handlers.\"*\".settings]\nwide = true\n\
+         [handlers.\"image.*\"]\nfine_clocks = true\n\
+         [handlers.\"image.*\".settings]\nat = 2026-01-01\nlist = [1, 2.5]\n[handlers.\"image.*\".settings.deep]\nx = \"y\"",
+    )
+    .unwrap();
+    let sandbox = file.sandbox(Path::new("."), 4);
+    assert_eq!(sandbox.env["*"]["A"], "1");
+    assert!(!sandbox.env.contains_key("image.*"));
+    assert_eq!(
+        sandbox.handler_settings["image.*"],
+        serde_json::json!({"at": "2026-01-01", "list": [1, 2.5], "deep": {"x": "y"}})
+    );
+    assert_eq!(sandbox.fine_clocks, ["image.*"]);
+}
+
+#[test]
+fn state_is_granted_by_its_table_and_the_most_specific_one_that_is_there_counts() {
+    let file = read(
+        "[handlers.\"mail.*\".state]\n[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.read\".state]\nkeys_max = 7",
+    )
+    .unwrap();
+    let state = file.sandbox(Path::new("."), 4).state;
+    let keys_max = |name: &str| most_specific(&state, name).map(|quota| quota.keys_max);
+    let found = ["mail.send", "mail.read", "noop"].map(keys_max);
+    assert_eq!(found, [Some(1_000), Some(7), None]);
+}
+
+#[test]
+fn a_host_that_can_be_none_is_refused_by_its_name_when_the_file_is_read() {
+    let long = format!("{}.example", "a".repeat(64));
+    let longest = [&*"a".repeat(63); 4].join(".");
+    for host in [
+        "a..b",
+        ".a",
+        "a.b..",
+        "",
+        ".",
+        "*.",
+        "*..a",
+        "*.*.a",
+        "a.*",
+        "a.example/",
+        "a.example:443",
+        "https://a.example",
+        "a.example ",
+        "a.example?x",
+        "-a.example",
+        "a-.example",
+        "ü.example",
+        "[::1",
+        "::1%eth0",
+        "1.2.3",
+        "0x7f.1",
+        &long,
+        &longest,
+    ] {
+        for text in [
+            format!("[[handlers.x.http]]\nhosts = [\"b.example\", \"{host}\"]"),
+            format!(
+                "[secrets.K]\nenv = \"A\"\n[handlers.x]\nsecrets = [{{ name = \"K\", hosts = [\"{host}\"], body = true }}]"
+            ),
+        ] {
+            let error = read(&text).expect_err(host);
+            assert!(error.contains(&format!("the host {host:?}:")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_mistake_is_named_with_its_key() {
+    for (text, part) in [
+        ("quues = [\"a\"]", "quues"),
+        ("slots = 0", "slots"),
+        ("poll_max = \"5 minutes\"", "poll_max"),
+        ("poll_max = \"soon\"", "no duration"),
+        ("queues = []", "queues is empty"),
+        ("queue = \"no\"", "queue"),
+        ("invoke_max = 10001", "invoke_max"),
+        ("invoke_payload_bytes_max = 1", "invoke_payload_bytes_max"),
+        ("queues = [\"a b\"]", "\"a b\" is no name"),
+        ("tags = [\"\"]", "\"\" is no name"),
+        ("compilations_max = 0", "compilations_max"),
+        ("compile_cpu = \"500ms\"", "compile_cpu"),
+        ("compile_memory_mb = 10", "compile_memory_mb"),
+        ("pin = \"loose\"", "pin"),
+        ("trusted_keys = [\"short\"]", "trusted_keys"),
+        ("worker_id = \"a b\"", "worker_id"),
+        ("[handlers.x]\nlease = \"1s\"", "lease"),
+        ("memory_mb = 16", "memory_mb"),
+        ("[limits]\nmemory_mb = 0", "limits.memory_mb"),
+        ("[limits]\nmemory_retry_mb = 64", "memory_mb is the least"),
+        ("[handlers.x.limits]\nsteps = 100001", "limits.steps"),
+        ("[handlers.x.limits]\ncpu = \"0s\"", "limits.cpu"),
+        ("[handlers.x]\ninstances = \"keep\"", "keep"),
+        ("[handlers.x.state]\nkeys_max = 10001", "state.keys_max"),
+        (
+            "[handlers.x.state]\nvalue_bytes_max = 0",
+            "state.value_bytes_max",
+        ),
+        ("[handlers.x.state]\nkeys = 1", "keys"),
+        ("[[handlers.x.http]]\nhosts = []", "grants nothing"),
+        ("[[handlers.x.http]]\nhosts = [\"a:443\"]", "a:443"),
+        (
+            "[[handlers.x.http]]\nhosts = [\"a\"]\nmethods = [\"get\"]",
+            "\"get\"",
+        ),
+        (
+            "[[handlers.x.http]]\nhosts = [\"a\"]\nschemes = [\"ftp\"]",
+            "ftp",
+        ),
+        ("[secrets.K]\nenv = \"A\"\nfile = \"b\"", "secrets.K"),
+        (
+            "[handlers.x]\nsecrets = [{ name = \"K\", hosts = [\"a\"], body = true }]",
+            "no [secrets.K]",
+        ),
+        (
+            "[secrets.K]\nenv = \"A\"\n[handlers.x]\nsecrets = [{ name = \"K\", hosts = [\"a\"] }]",
+            "may go nowhere",
+        ),
+        (
+            "[secrets.K]\nenv = \"A\"\n[handlers.x]\nsecrets = [{ name = \"K\", headers = [\"a\"], sign = true }]",
+            "may go nowhere without hosts",
+        ),
+        ("http_timeout = \"0s\"", "http_timeout"),
+        ("[limits]\nhttp_bytes = 1", "limits.http_bytes"),
+        ("[handlers.\"ima*\"]\nlease = \"5s\"", "ima*"),
+        (
+            "[handlers.x]\ndirs = [{ dir = \"a\", at = \"/a\", mode = \"append\" }]",
+            "append",
+        ),
+        (
+            "[handlers.x]\ndirs = [{ dir = \"a\", at = \"/a\", bytes_max = 5 }]",
+            "mode = \"read-write\"",
+        ),
+        (
+            "[[handlers.x.dirs]]\ndir = \"a\"\nat = \"/a\"\nmode = \"read-write\"\nfiles_max = 0",
+            "files_max",
+        ),
+        ("[handlers.x.env]\n\"A=B\" = \"c\"", "A=B"),
+        ("[handlers.x.env]\nA = 1", "string"),
+        ("[handlers.x.settings]\na = nan", "JSON cannot say"),
+        ("[handlers.x]\nsettings = 1", "settings"),
+    ] {
+        let message = read(text).unwrap_err();
+        assert!(message.contains(part), "{text}: {message}");
+    }
+}
+
+#[test]
+fn a_file_that_was_asked_for_must_exist() {
+    let message = File::read(Some(Path::new("/nowhere/rouse.toml"))).unwrap_err();
+    assert!(message.to_string().contains("/nowhere/rouse.toml"));
+}
