@@ -1,4 +1,4 @@
-//! Machine code of modules, kept from one start to the next.
+//! What the compiler has made of modules, kept from one start to the next.
 //!
 //! Machine code is trusted like the host itself: whoever can write it here runs what he likes. So the directory has to
 //! belong to the user that the host runs as, and nobody else may write to it; else there is no cache. An entry is read only
@@ -36,7 +36,7 @@ const WRITING_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// How an entry begins, before its digest. Changes with the form of entries, and with what is done to a file before it is
 /// compiled: the adapter around modules of wasm32-wasip1 is not in the key.
-const MAGIC: &[u8; 16] = b"rouse code 0001\n";
+const MAGIC: &[u8; 16] = b"rouse code 0002\n";
 
 /// How names of entries end, and of those that are being written.
 const ENTRY: &str = ".code";

@@ -1,4 +1,4 @@
-//! From the bytes of a file to machine code.
+//! From the bytes of a file to machine code, and to the lines of its source.
 //!
 //! This is where a stranger's file can do most harm: a few kilobytes can ask a compiler for minutes or for gigabytes,
 //! and what parses hostile bytes may fail in ways that nobody has thought of. So a host has a child process do it
@@ -8,6 +8,7 @@
 mod child;
 mod host;
 
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use wit_component::ComponentEncoder;
 
 pub use self::child::compile_stdin;
 use super::Sandbox;
+use super::lines::Lines;
 use super::load::{Refused, is_component};
 
 /// What a compiler may use.
@@ -30,15 +32,15 @@ pub struct CompilerLimits {
     pub memory_bytes_max: usize,
 }
 
-/// The machine code of a module, as wasmtime reads it.
+/// What the compiler makes of a module: [`parts`] takes it apart.
 pub(super) fn compile(sandbox: &Sandbox, wasm: &[u8]) -> Result<Vec<u8>, Refused> {
     let settings = &sandbox.settings;
     if let Some(program) = &settings.compiler {
         return host::compile(program, settings.compiler_limits(), wasm);
     }
     // A fault in the compiler must not end the thread that loads modules.
-    match catch_unwind(AssertUnwindSafe(|| machine_code(&sandbox.engine, wasm))) {
-        Ok(code) => code.map_err(Refused::Contents),
+    match catch_unwind(AssertUnwindSafe(|| compiled(&sandbox.engine, wasm))) {
+        Ok(compiled) => compiled.map_err(Refused::Contents),
         Err(_) => Err(Refused::Contents(PANICKED.into())),
     }
 }
@@ -46,16 +48,35 @@ pub(super) fn compile(sandbox: &Sandbox, wasm: &[u8]) -> Result<Vec<u8>, Refused
 const PANICKED: &str = "it made the compiler panic; this is a fault of wasmtime";
 
 /// Compiles, in this process.
-fn machine_code(engine: &Engine, wasm: &[u8]) -> Result<Vec<u8>, String> {
-    let code = match is_component(wasm) {
-        true => engine.precompile_component(wasm),
+fn compiled(engine: &Engine, wasm: &[u8]) -> Result<Vec<u8>, String> {
+    let component = match is_component(wasm) {
+        true => Cow::Borrowed(wasm),
         false => {
             let component = around(wasm)
                 .map_err(|error| format!("it cannot be made a component: {error:#}"))?;
-            engine.precompile_component(&component)
+            Cow::Owned(component)
         }
     };
-    code.map_err(|error| format!("it cannot be compiled: {error:#}"))
+    let code = engine
+        .precompile_component(&component)
+        .map_err(|error| format!("it cannot be compiled: {error:#}"))?;
+    Ok(together(code, &Lines::read(&component)))
+}
+
+/// Machine code, lines, and how many bytes the lines are.
+fn together(mut code: Vec<u8>, lines: &Lines) -> Vec<u8> {
+    let lines = postcard::to_stdvec(lines).expect("numbers and strings can always be written");
+    code.extend_from_slice(&lines);
+    code.extend_from_slice(&(lines.len() as u64).to_le_bytes());
+    code
+}
+
+/// The machine code, as wasmtime reads it, and the lines. None where that is not what [`compile`] has made.
+pub(super) fn parts(compiled: &[u8]) -> Option<(&[u8], Lines)> {
+    let (rest, bytes) = compiled.split_last_chunk()?;
+    let bytes = usize::try_from(u64::from_le_bytes(*bytes)).ok()?;
+    let (code, lines) = rest.split_at_checked(rest.len().checked_sub(bytes)?)?;
+    Some((code, postcard::from_bytes(lines).ok()?))
 }
 
 /// A component around a core module of wasm32-wasip1.

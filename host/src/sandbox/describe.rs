@@ -89,7 +89,7 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
     };
     // A budget of its own: a busy host is no reason to refuse a module.
     let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(MEMORY_BYTES_MAX));
-    let state = AttemptState::new(Arc::default(), &limits, limiter, of)?;
+    let state = AttemptState::new(Arc::default(), Arc::default(), &limits, limiter, of)?;
     let mut store = Store::new(&sandbox.engine, state);
     limits::limit(&mut store, &limits);
 

@@ -9,6 +9,7 @@ use super::Limits;
 use super::bindings::exports::rouse::handler::handlers::Failure as GuestFailure;
 use super::capability::printable;
 use super::engine::BACKTRACE_FRAMES_MAX;
+use super::lines::Lines;
 use super::memory::Denial;
 use super::stack::{Called, called};
 use super::state::AttemptState;
@@ -63,7 +64,7 @@ pub(super) fn classify(
         },
         // Without a frame of the guest it failed on its way out: the result was too large even
         // to be looked at.
-        Err(Stop::Running(error)) if is_too_much_data(&error) && backtrace(&error).is_empty() => {
+        Err(Stop::Running(error)) if is_too_much_data(&error) && !has_frames(&error) => {
             RunEnd::OutputTooLarge {
                 bytes: limits.hostcall_bytes_max(),
                 limit_bytes: result_bytes_max,
@@ -160,7 +161,7 @@ fn is_guests_fault(error: &wasmtime::Error) -> bool {
 }
 
 fn trapped(error: &wasmtime::Error, state: &AttemptState) -> RunEnd {
-    let backtrace = backtrace(error);
+    let backtrace = backtrace(error, &state.lines);
     if let Some(panic) = &state.panic {
         return RunEnd::Panicked {
             message: panic.message.clone(),
@@ -209,7 +210,7 @@ fn is_too_much_data(error: &wasmtime::Error) -> bool {
 
 /// One string for each frame, innermost first: `function at file:line:column` where the module
 /// has its line tables.
-pub(super) fn backtrace(error: &wasmtime::Error) -> Vec<String> {
+fn backtrace(error: &wasmtime::Error, lines: &Lines) -> Vec<String> {
     let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else {
         return Vec::new();
     };
@@ -223,7 +224,13 @@ pub(super) fn backtrace(error: &wasmtime::Error) -> Vec<String> {
         }
         printable(&line, FRAME_BYTES_MAX)
     };
-    called(backtrace).into_iter().map(line).collect()
+    called(backtrace, lines).into_iter().map(line).collect()
+}
+
+fn has_frames(error: &wasmtime::Error) -> bool {
+    error
+        .downcast_ref::<WasmBacktrace>()
+        .is_some_and(|backtrace| !backtrace.frames().is_empty())
 }
 
 #[cfg(test)]

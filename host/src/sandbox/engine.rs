@@ -248,7 +248,8 @@ pub(super) fn code_config() -> Config {
         .epoch_interruption(true)
         .consume_fuel(false)
         .max_wasm_stack(WASM_STACK_BYTES_MAX)
-        .wasm_backtrace_details(WasmBacktraceDetails::Enable)
+        // Lines are read by the compiler, once (`lines`).
+        .wasm_backtrace_details(WasmBacktraceDetails::Disable)
         .wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES_MAX))
         .concurrency_support(false)
         .wasm_component_model(true)

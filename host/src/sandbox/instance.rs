@@ -61,7 +61,13 @@ impl Sandbox {
         let mut limits = handler.limits.clone();
         limits.memory_bytes = limits.memory_bytes_of(memory_bytes);
         let limiter = AttemptLimiter::new(&limits, self.budget.clone());
-        let state = AttemptState::new(handler.granted.clone(), &limits, limiter, of)?;
+        let state = AttemptState::new(
+            handler.granted.clone(),
+            handler.module.lines.clone(),
+            &limits,
+            limiter,
+            of,
+        )?;
         let mut store = Store::new(&self.engine, state);
         limits::limit(&mut store, &limits);
         Ok(Instance {

@@ -246,8 +246,9 @@ pub(super) fn limit(store: &mut Store<AttemptState>, limits: &Limits) {
     begin(store);
     // Every tick, a guest that computes lets the others run, or is stopped.
     store.epoch_deadline_callback(|context| {
-        if let Some(profile) = &context.data().profile {
-            profile.look(&context);
+        let state = context.data();
+        if let Some(profile) = &state.profile {
+            profile.look(&context, &state.lines);
         }
         Ok(if context.data().abort.is_killed() {
             wasmtime::UpdateDeadline::Interrupt

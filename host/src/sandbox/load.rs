@@ -9,7 +9,8 @@ use wasmtime::Engine;
 use wasmtime::component::Component;
 
 use super::bindings::ModulePre;
-use super::compile::compile;
+use super::compile::{compile, parts};
+use super::lines::Lines;
 use super::state::AttemptState;
 use super::{Manifest, Sandbox, describe};
 
@@ -108,6 +109,7 @@ pub struct Module {
     /// Where its machine code is from.
     pub code: CodeFrom,
     pub(super) pre: ModulePre<AttemptState>,
+    pub(super) lines: Arc<Lines>,
 }
 
 impl fmt::Debug for Module {
@@ -128,6 +130,7 @@ impl Module {
             manifest: self.manifest.clone(),
             code: self.code,
             pre: self.pre.clone(),
+            lines: self.lines.clone(),
         }
     }
 }
@@ -141,7 +144,7 @@ pub(super) fn load(
     bytes: &[u8],
 ) -> Result<Module, Refused> {
     check_kind(bytes)?;
-    let (component, code) = component(sandbox, digest, bytes)?;
+    let (Loaded { component, lines }, code) = loaded(sandbox, digest, bytes)?;
     if component
         .get_export_index(None, HANDLERS_INTERFACE)
         .is_none()
@@ -167,28 +170,31 @@ pub(super) fn load(
         manifest,
         code,
         pre,
+        lines: Arc::new(lines),
     })
 }
 
 /// In wasmtime's words on what (memory, table, instance) is larger than its place in the pool, before it says how much.
 const TOO_LARGE: &str = " does not fit in pooling allocator requirements";
 
-/// The module's machine code: what was kept, or else what the compiler makes of it.
-fn component(
-    sandbox: &Sandbox,
-    digest: Digest,
-    bytes: &[u8],
-) -> Result<(Component, CodeFrom), Refused> {
+/// What the compiler has made of a module, ready to be linked.
+struct Loaded {
+    component: Component,
+    lines: Lines,
+}
+
+/// What was kept of a module, or else what the compiler makes of it.
+fn loaded(sandbox: &Sandbox, digest: Digest, bytes: &[u8]) -> Result<(Loaded, CodeFrom), Refused> {
     if let Some(cache) = &sandbox.cache
-        && let Some(code) = cache.get(digest)
+        && let Some(compiled) = cache.get(digest)
     {
-        match deserialize(&sandbox.engine, &code) {
-            Ok(component) => return Ok((component, CodeFrom::Cache)),
+        match deserialize(&sandbox.engine, &compiled) {
+            Ok(loaded) => return Ok((loaded, CodeFrom::Cache)),
             Err(error) => cache.remove(digest, &format!("{error:#}")),
         }
     }
-    let code = compile(sandbox, bytes)?;
-    let component = deserialize(&sandbox.engine, &code).map_err(|error| {
+    let compiled = compile(sandbox, bytes)?;
+    let loaded = deserialize(&sandbox.engine, &compiled).map_err(|error| {
         let why = format!("{error:#}");
         if why.contains(TOO_LARGE) {
             let what = error.root_cause();
@@ -200,12 +206,14 @@ fn component(
         }
     })?;
     if let Some(cache) = &sandbox.cache {
-        cache.put(digest, &code);
+        cache.put(digest, &compiled);
     }
-    Ok((component, CodeFrom::Compiler))
+    Ok((loaded, CodeFrom::Compiler))
 }
 
-fn deserialize(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
+fn deserialize(engine: &Engine, compiled: &[u8]) -> wasmtime::Result<Loaded> {
+    let (code, lines) =
+        parts(compiled).ok_or_else(|| wasmtime::Error::msg("its parts do not fit together"))?;
     #[expect(
         unsafe_code,
         reason = "machine code can do anything; the one place where any is taken in"
@@ -214,9 +222,8 @@ fn deserialize(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
     // program, or from a directory that only this user can write to (`cache`), where a digest over name and code says that
     // it is whole and that of this module. Version, settings and processor are checked by wasmtime itself. Nothing that somebody else
     // has compiled comes here: `check_kind` refuses it in the handlers folder.
-    unsafe {
-        Component::deserialize(engine, code)
-    }
+    let component = unsafe { Component::deserialize(engine, code) }?;
+    Ok(Loaded { component, lines })
 }
 
 /// Refuses what cannot be compiled at its first bytes.

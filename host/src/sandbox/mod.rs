@@ -25,6 +25,7 @@ mod end;
 mod journal;
 mod keeper;
 mod limits;
+mod lines;
 mod memory;
 mod meter;
 mod profile;

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use wasmtime::{AsContext, WasmBacktrace};
 
+use super::lines::Lines;
 use super::stack::{Called, called};
 
 /// What one attempt was doing, tick by tick.
@@ -54,9 +55,9 @@ impl Profile {
     }
 
     /// Looks at what the guest is doing.
-    pub(super) fn look(&self, store: impl AsContext) {
+    pub(super) fn look(&self, store: impl AsContext, lines: &Lines) {
         let begin = Instant::now();
-        let stack = called(&WasmBacktrace::force_capture(store));
+        let stack = called(&WasmBacktrace::force_capture(store), lines);
         let mut samples = self.lock();
         let at = begin
             .duration_since(samples.began)

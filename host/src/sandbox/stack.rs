@@ -1,6 +1,8 @@
 //! What stands on a guest's stack, in words.
 
-use wasmtime::WasmBacktrace;
+use wasmtime::{FrameInfo, WasmBacktrace};
+
+use super::lines::Lines;
 
 /// A function that is being called, or that the compiler has put into one that is.
 #[derive(Debug)]
@@ -14,28 +16,38 @@ pub(super) struct Called {
 }
 
 /// All of them, innermost first.
-pub(super) fn called(backtrace: &WasmBacktrace) -> Vec<Called> {
+pub(super) fn called(backtrace: &WasmBacktrace, lines: &Lines) -> Vec<Called> {
     let mut all = Vec::new();
     for frame in backtrace.frames() {
-        let function = |name: Option<&str>| match name.or(frame.func_name()) {
-            Some(name) => format!("{:#}", rustc_demangle::demangle(name)),
-            None => format!("function {}", frame.func_index()),
-        };
-        if frame.symbols().is_empty() {
+        let known = all.len();
+        // More than one where the compiler has inlined calls.
+        let lines = frame.module_offset().map(|offset| lines.at(offset));
+        all.extend(lines.into_iter().flatten().map(|line| {
+            Called {
+                function: line
+                    .function
+                    .map_or_else(|| function(frame), ToOwned::to_owned),
+                file: line.file.map(ToOwned::to_owned),
+                line: line.line,
+                column: line.column,
+            }
+        }));
+        if all.len() == known {
             all.push(Called {
-                function: function(None),
+                function: function(frame),
                 file: None,
                 line: None,
                 column: None,
             });
         }
-        // More than one where the compiler has inlined calls.
-        all.extend(frame.symbols().iter().map(|symbol| Called {
-            function: function(symbol.name()),
-            file: symbol.file().map(str::to_owned),
-            line: symbol.line(),
-            column: symbol.column(),
-        }));
     }
     all
+}
+
+/// Its name as the module's own list of names has it.
+fn function(frame: &FrameInfo) -> String {
+    match frame.func_name() {
+        Some(name) => format!("{:#}", rustc_demangle::demangle(name)),
+        None => format!("function {}", frame.func_index()),
+    }
 }

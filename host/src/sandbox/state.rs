@@ -12,6 +12,7 @@ use super::capability::{
 };
 use super::clocks::Clock;
 use super::grants::Granted;
+use super::lines::Lines;
 use super::memory::AttemptLimiter;
 use super::meter::Meter;
 use super::{AbortHandle, Limits, Mode, Profile};
@@ -42,6 +43,8 @@ pub(super) struct AttemptState {
     pub(super) denial: Option<String>,
     /// When the guest wants its next attempt, milliseconds since 1970.
     pub(super) retry_at_ms: Option<i64>,
+    /// Of the module's source.
+    pub(super) lines: Arc<Lines>,
     /// Where what it does is noted, for those who asked for it.
     pub(super) profile: Option<Arc<Profile>>,
 }
@@ -72,6 +75,7 @@ impl AttemptState {
     /// When a granted directory cannot be opened.
     pub(super) fn new(
         granted: Arc<Granted>,
+        lines: Arc<Lines>,
         limits: &Limits,
         mut limiter: AttemptLimiter,
         of: OfAttempt,
@@ -105,6 +109,7 @@ impl AttemptState {
             http_fields,
             denial: None,
             retry_at_ms: None,
+            lines,
             profile,
         })
     }

@@ -1,4 +1,4 @@
-//! The process that compiles one file: a file on its standard input, machine code on its standard output.
+//! The process that compiles one file: a file on its standard input, what was made of it on its standard output.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -9,7 +9,7 @@ use rustix::process::{
 };
 use wasmtime::Engine;
 
-use super::{CompilerLimits, machine_code};
+use super::{CompilerLimits, compiled};
 use crate::sandbox::engine::code_config;
 
 /// The file cannot be compiled; standard error says why, in a sentence that begins with "it …".
@@ -51,9 +51,9 @@ fn compile() -> Result<(), Failed> {
     io::stdin().lock().read_to_end(&mut wasm)?;
     let engine =
         Engine::new(&code_config()).map_err(|error| io::Error::other(format!("{error:#}")))?;
-    let code = machine_code(&engine, &wasm).map_err(Failed::Refused)?;
+    let compiled = compiled(&engine, &wasm).map_err(Failed::Refused)?;
     let mut out = io::stdout().lock();
-    out.write_all(&code)?;
+    out.write_all(&compiled)?;
     out.flush()?;
     Ok(())
 }

@@ -25,7 +25,7 @@ const WALL_PER_CPU: u32 = 10;
 /// Threads of one compiler. More would each reserve address space, of which it has little.
 const THREADS_MAX: usize = 4;
 
-/// Machine code of one module: eight times the largest file that is taken by default. A Python guest makes 150 MiB.
+/// Machine code of one module, with its lines: eight times the largest file that is taken by default. A Python guest makes 150 MiB.
 const CODE_BYTES_MAX: u64 = 512 << 20;
 
 /// What is kept of what a compiler says on standard error: a message of wasmtime, or of a panic.

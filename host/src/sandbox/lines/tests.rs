@@ -1,0 +1,96 @@
+use super::*;
+
+fn lines(rows: Vec<Row>) -> Lines {
+    let call = |function: u32, within: Option<u32>| Call {
+        function: Some(function),
+        file: None,
+        line: Some(function + 1),
+        column: None,
+        within,
+    };
+    Lines {
+        places: places(rows),
+        calls: vec![call(0, None), call(1, Some(0))],
+        names: vec!["outer".into(), "inner".into()],
+    }
+}
+
+fn names(lines: &Lines, offset: usize) -> Vec<&str> {
+    lines.at(offset).filter_map(|line| line.function).collect()
+}
+
+#[test]
+fn what_stands_at_an_offset_is_found_innermost_first_and_nothing_in_a_gap() {
+    let lines = lines(vec![
+        (20, 30, Some(0)),
+        (10, 20, Some(1)),
+        (40, 41, Some(0)),
+    ]);
+    for (offset, expected) in [
+        (0, &[][..]),
+        (9, &[]),
+        (10, &["inner", "outer"]),
+        (19, &["inner", "outer"]),
+        (20, &["outer"]),
+        (30, &[]),
+        (40, &["outer"]),
+        (41, &[]),
+        (usize::MAX, &[]),
+    ] {
+        assert_eq!(names(&lines, offset), expected, "{offset}");
+    }
+}
+
+#[test]
+fn rows_that_overlap_and_rows_of_nothing_leave_an_order() {
+    let rows = vec![
+        (5, 5, Some(0)),
+        (5, 100, Some(1)),
+        (7, 9, Some(0)),
+        (u32::MAX, u32::MAX, Some(0)),
+        (8, 3, Some(1)),
+    ];
+    let places = places(rows);
+    assert!(places.is_sorted_by(|(a, _), (b, _)| a < b), "{places:?}");
+    assert_eq!(places.first(), Some(&(0, None)));
+}
+
+#[test]
+fn neighbours_with_the_same_call_are_one_place() {
+    let rows = (0..1000).map(|at| (at, at + 1, Some(0))).collect();
+    assert_eq!(places(rows), [(0, Some(0)), (1000, None)]);
+}
+
+#[test]
+fn numbers_that_lead_nowhere_are_no_lines() {
+    let broken = Lines {
+        places: vec![(0, Some(7)), (1, Some(0))],
+        calls: vec![Call {
+            function: Some(9),
+            file: Some(9),
+            line: None,
+            column: None,
+            within: Some(0),
+        }],
+        names: Vec::new(),
+    };
+    assert_eq!(broken.at(0).count(), 0);
+    // A call within itself ends as well.
+    assert_eq!(broken.at(1).count(), INLINED_MAX);
+    assert!(broken.at(1).all(|line| line.function.is_none()));
+}
+
+#[test]
+fn what_says_nothing_of_its_source_has_no_lines() {
+    for bytes in [
+        &b""[..],
+        b"\0asm",
+        b"\0asm\x0d\0\x01\0",
+        b"\0asm\x01\0\0\0",
+        // A custom section `.debug_info` of rubbish, in a module of its own.
+        b"\0asm\x01\0\0\0\0\x0f\x0b.debug_info\xff\xff\xff",
+    ] {
+        let lines = Lines::read(bytes);
+        assert_eq!(lines.at(0).count(), 0, "{bytes:?}");
+    }
+}
