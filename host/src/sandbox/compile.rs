@@ -20,7 +20,7 @@ use wit_component::ComponentEncoder;
 
 pub use self::child::compile_stdin;
 use super::Sandbox;
-use super::lines::Lines;
+use super::lines::{self, Lines};
 use super::load::{Refused, is_component};
 
 /// What a compiler may use.
@@ -47,6 +47,10 @@ pub(super) fn compile(sandbox: &Sandbox, wasm: &[u8]) -> Result<Vec<u8>, Refused
 
 const PANICKED: &str = "it made the compiler panic; this is a fault of wasmtime";
 
+/// Wasmtime copies the names of functions for each frame of each backtrace, without a limit of its own. A mangled name of C++
+/// may have some kilobytes.
+const NAME_BYTES_MAX: usize = 64 << 10;
+
 /// Compiles, in this process.
 fn compiled(engine: &Engine, wasm: &[u8]) -> Result<Vec<u8>, String> {
     let component = match is_component(wasm) {
@@ -57,6 +61,11 @@ fn compiled(engine: &Engine, wasm: &[u8]) -> Result<Vec<u8>, String> {
             Cow::Owned(component)
         }
     };
+    if let Some(bytes) = lines::longest_name(&component).filter(|bytes| *bytes > NAME_BYTES_MAX) {
+        return Err(format!(
+            "one of its functions has a name of {bytes} bytes; {NAME_BYTES_MAX} are allowed"
+        ));
+    }
     let code = engine
         .precompile_component(&component)
         .map_err(|error| format!("it cannot be compiled: {error:#}"))?;

@@ -10,7 +10,7 @@ use std::hash::Hash;
 use addr2line::{Context, Frame};
 use gimli::{Dwarf, EndianSlice, LittleEndian};
 use serde::{Deserialize, Serialize};
-use wasmparser::{Parser, Payload};
+use wasmparser::{KnownCustom, Name, Parser, Payload};
 
 /// Names longer than this are cut: a line of a listing has no room for them.
 const NAME_BYTES_MAX: usize = 512;
@@ -92,6 +92,28 @@ impl Lines {
     fn name(&self, index: u32) -> Option<&str> {
         self.names.get(index as usize).map(String::as_str)
     }
+}
+
+/// The length of the longest name that a function of this component has, bytes; none where none has one.
+pub(super) fn longest_name(component: &[u8]) -> Option<usize> {
+    let names = |payload| match payload {
+        Ok(Payload::CustomSection(section)) => match section.as_known() {
+            KnownCustom::Name(names) => Some(names),
+            _ => None,
+        },
+        _ => None,
+    };
+    Parser::new(0)
+        .parse_all(component)
+        .filter_map(names)
+        .flatten()
+        .filter_map(|names| match names {
+            Ok(Name::Function(functions)) => Some(functions),
+            _ => None,
+        })
+        .flatten()
+        .filter_map(|naming| Some(naming.ok()?.name.len()))
+        .max()
 }
 
 /// A core module within a component.
