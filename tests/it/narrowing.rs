@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rouse::sandbox::{
-    Catalog, Grant, Grants, HttpGrant, HttpScheme, Limits, Mode, Sandbox, Secret, SecretGrant,
-    Secrets, Settings as SandboxSettings,
+    Catalog, Grant, Grants, HostPattern, HttpGrant, HttpScheme, Limits, Mode, Sandbox, Secret,
+    SecretGrant, Secrets, Settings as SandboxSettings,
 };
 use rouse::worker::Settings;
 use serde_json::{Value, json};
@@ -252,7 +252,10 @@ async fn grants_that_nobody_would_keep_to_are_refused_where_they_are_enqueued() 
         (r#"{"http": ["a.example:443"]}"#, "without scheme and port"),
         (r#"{"http": "a.example"}"#, "a list of texts"),
         (r#"{"env": [1]}"#, "a list of texts"),
+        (r#"{"http": ["a..b"]}"#, "without scheme and port"),
         (r#"{"dirs": ["out"]}"#, "such as /photos"),
+        (r#"{"dirs": ["/out/"]}"#, "such as /photos"),
+        (r#"{"dirs": ["/out:ro"]}"#, "such as /photos"),
         (r#"{"state": true}"#, "leaves the job no state"),
         (r#"{"state": []}"#, "leaves the job no state"),
         (r#"{"memory_mb": 0}"#, "1 to 9999"),
@@ -277,6 +280,67 @@ async fn grants_that_nobody_would_keep_to_are_refused_where_they_are_enqueued() 
     }
     let rows = client.query("SELECT FROM rouse.jobs", &[]).await.unwrap();
     assert!(rows.is_empty());
+}
+
+#[tokio::test]
+async fn the_database_takes_those_hosts_that_a_host_of_rouse_takes() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let long_label = format!("{}.example", "a".repeat(64));
+    let long_name = ["abcdefg"; 32].join(".");
+    for text in [
+        "*",
+        "*.example.com",
+        "example.com",
+        "example.com.",
+        "localhost",
+        "a_b.example",
+        "_dmarc.example",
+        "xn--bcher-kva.example",
+        "7z.example",
+        "192.0.2.1",
+        "255.255.255.255",
+        "2001:db8::1",
+        "::",
+        "::ffff:192.0.2.1",
+        "[2001:db8::1]",
+        "",
+        ".",
+        "*.",
+        "**",
+        "a..b",
+        ".a",
+        "-a.example",
+        "a-.example",
+        "a b",
+        "bücher.example",
+        "a.example:443",
+        "https://a.example",
+        "192.0.2.1.",
+        "192.0.2.256",
+        "192.0.2.01",
+        "192.0.2",
+        "*.192.0.2.1",
+        "7",
+        "0x7f.1",
+        "0x7f",
+        "1:2",
+        "::1/128",
+        "[::1",
+        "::1]",
+        "[192.0.2.1]",
+        "*.[::1]",
+        "*.::1",
+        &long_label,
+        &long_name,
+    ] {
+        let row = client
+            .query_one("SELECT rouse._is_host_pattern($1)", &[&text])
+            .await
+            .unwrap();
+        let taken = text.parse::<HostPattern>().is_ok();
+        assert_eq!(row.get::<_, bool>(0), taken, "{text:?}");
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,9 @@
 //! The partitions of the history, and what stands in their way.
 
+use std::time::Duration;
+
+use tokio::time::timeout;
+
 use crate::support::TestDb;
 
 #[tokio::test]
@@ -62,4 +66,52 @@ async fn what_is_in_use_keeps_nothing_else_from_being_dropped() {
     assert_eq!(store.drop_partitions(7).await.unwrap(), (0, 2));
     transaction.rollback().await.unwrap();
     assert_eq!(store.drop_partitions(7).await.unwrap(), (2, 0));
+}
+
+/// With months of 30 days this is one day and more; by the calendar it is in the future.
+#[tokio::test]
+async fn no_interval_drops_what_is_not_a_day_old() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for keep in ["-1200 mons 36001 days", "23 hours", "-1 day"] {
+        let sql = format!("SELECT rouse.drop_partitions('{keep}')");
+        let error = client.query(&sql, &[]).await.expect_err("it is refused");
+        let error = error.as_db_error().expect("an error of the database");
+        assert!(
+            error.message().contains("keep must be at least one day"),
+            "{keep}: {}",
+            error.message()
+        );
+    }
+}
+
+#[tokio::test]
+async fn partitions_are_made_for_a_month_at_most() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for ahead in ["32", "-1", "NULL"] {
+        let sql = format!("SELECT rouse.prepare_partitions({ahead})");
+        let error = client.query(&sql, &[]).await.expect_err("it is refused");
+        let error = error.as_db_error().expect("an error of the database");
+        assert!(
+            error.message().contains("ahead must be 0 to 31 days"),
+            "{ahead}: {}",
+            error.message()
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_lock_that_any_login_can_hold_keeps_nobody_from_starting() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    client
+        .execute(
+            "SELECT pg_advisory_lock(hashtextextended('rouse.partitions', 0))",
+            &[],
+        )
+        .await
+        .unwrap();
+    let prepared = timeout(Duration::from_secs(10), store.prepare_partitions()).await;
+    assert_eq!(prepared.expect("it waits for nobody").unwrap(), 0);
 }

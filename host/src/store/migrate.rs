@@ -66,6 +66,7 @@ pub const MIGRATIONS: &[Migration] = &[
         breaking: false
     ),
     migration!(25, "0025_jobs_leave_no_state", breaking: false),
+    migration!(26, "0026_what_little_rights_can_do", breaking: false),
 ];
 
 /// The roles that the migrations need. Runs before them; an administrator may run it instead.
