@@ -244,7 +244,7 @@ impl<'a> Claims<'a> {
             .await?;
         // Where many are asked for, or dead rows are in the way, it is dear.
         self.by_source_at = match jobs.is_empty() {
-            true => began + (began.elapsed() * BY_SOURCE_SHARE).min(BY_SOURCE_WITHIN),
+            true => began + pause_after(began.elapsed()),
             false => began,
         };
         // None of them is always the first.
@@ -305,5 +305,24 @@ impl<'a> Claims<'a> {
             .collect();
         slots::start(self.shared, claims);
         count
+    }
+}
+
+/// How long a search by source that has found nothing, and has taken so long, is not repeated.
+fn pause_after(took: Duration) -> Duration {
+    (took * BY_SOURCE_SHARE).min(BY_SOURCE_WITHIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_by_source_that_is_dear_is_rare_and_never_given_up() {
+        let pauses = [0, 1, 100, 1_500, 60_000]
+            .map(Duration::from_millis)
+            .map(pause_after);
+        let expected = [0, 20, 2_000, 30_000, 30_000].map(Duration::from_millis);
+        assert_eq!(pauses, expected);
     }
 }
