@@ -47,7 +47,7 @@ pub(super) struct CodeCache {
     /// Held open: whatever happens to its path, this is the directory that was checked.
     dir: OwnedFd,
     path: PathBuf,
-    /// Stands for wasmtime's version, its settings, and the processor.
+    /// Stands for wasmtime's version, its settings, the processor, and the form of entries.
     engine: u64,
 }
 
@@ -56,7 +56,7 @@ impl CodeCache {
     pub(super) fn open(path: &Path, engine: &Engine) -> Option<Self> {
         let mut hasher = DefaultHasher::new();
         engine.precompile_compatibility_hash().hash(&mut hasher);
-        (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH).hash(&mut hasher);
+        (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, MAGIC).hash(&mut hasher);
         match open_dir(path) {
             Ok(dir) => {
                 let cache = Self {
