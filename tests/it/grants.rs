@@ -28,7 +28,7 @@ fn sandbox() -> Arc<Sandbox> {
         ]
         .into(),
         handler_settings: [("test.own".into(), json!({"threshold": 3}))].into(),
-        fine_clocks: vec!["test.own".into()],
+        fine_clocks: [("test.own".into(), true)].into(),
         compiler: Some(rouse_binary()),
         ..Settings::default()
     };

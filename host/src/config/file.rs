@@ -5,6 +5,7 @@ mod dir_table;
 mod duration;
 mod handler_table;
 mod http_table;
+mod in_force;
 mod limits_table;
 mod modules;
 mod own_settings;
