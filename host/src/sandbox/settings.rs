@@ -35,6 +35,8 @@ const COMPILATIONS_MAX: usize = 4;
 /// What the operator decides about the sandbox. The defaults grant nothing.
 #[derive(Debug, Clone)]
 pub struct Settings {
+    /// The file in which an operator would change them, for messages. Default: the usual one.
+    pub config_file: Option<PathBuf>,
     /// Attempts that may run at the same time. May be lowered at start to what the machine can
     /// hold; see [`Sandbox::attempts_max`](super::Sandbox::attempts_max). Default: 4 × cores.
     pub attempts_max: usize,
@@ -128,6 +130,7 @@ impl Default for Settings {
     fn default() -> Self {
         let cores = available_parallelism().map_or(1, usize::from);
         Self {
+            config_file: None,
             attempts_max: ATTEMPTS_PER_CORE * cores,
             limits: Limits::default(),
             limits_of: BTreeMap::new(),

@@ -36,11 +36,11 @@ pub(super) struct HandlerTable {
     /// What its attempts may use.
     #[serde(default)]
     pub(super) limits: LimitsTable,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::list::read")]
     pub(super) dirs: Vec<DirTable>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::list::read")]
     pub(super) http: Vec<HttpTable>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::list::read")]
     pub(super) secrets: Vec<SecretUseTable>,
     /// Variables of its environment; those of the host are never there.
     pub(super) env: Option<BTreeMap<String, String>>,

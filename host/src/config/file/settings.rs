@@ -73,6 +73,7 @@ impl File {
             fine_clocks: self.of_handlers(|table| table.fine_clocks),
             http_grants: self.by_handler(|table| &table.http, HttpTable::grant),
             http: HttpSettings {
+            config_file: self.path.clone(),
                 timeout: self.http_timeout.unwrap_or(default.http.timeout),
                 ca_file: self.http_ca_file.as_ref().map(|file| folder.join(file)),
                 resolver: default.http.resolver,

@@ -381,6 +381,52 @@ fn a_mistake_is_named_with_its_key() {
 }
 
 #[test]
+fn a_value_of_another_kind_is_told_what_belongs_there() {
+    for (text, part) in [
+        ("poll_max = 5", "such as \"90s\" or \"5m\""),
+        ("[limits]\ncpu = 10", "a duration with its unit, in quotes"),
+        (
+            "[secrets.API_KEY]\nenv = \"A\"\n[handlers.x]\nsecrets = [\"API_KEY\"]",
+            "a table such as { name = \"KEY\", hosts",
+        ),
+        ("[secrets]\nAPI_KEY = 1", "where the secret is read from"),
+        ("[handlers.x]\nhttp = [\"a\"]", "a table such as { hosts"),
+        (
+            "[handlers.x.http]\nhosts = [\"a\"]",
+            "a table in double brackets, [[…]]",
+        ),
+        ("[handlers.x.secrets]\nname = \"A\"", "double brackets"),
+        ("[handlers.x.dirs]\ndir = \"A\"", "double brackets"),
+        (
+            "[handlers.mail.bulk.send.limits]\ncpu = \"2s\"",
+            "in quotes: [handlers.\"mail.bulk.send\"], not [handlers.mail.bulk.send]",
+        ),
+        (
+            "[[handlers.x.http]]\nhosts = [\"a.example:8080\"]",
+            "its port goes into `ports`",
+        ),
+        (
+            "[[handlers.x.http]]\nhosts = [\"http://a.example\"]",
+            "its scheme into `schemes`",
+        ),
+    ] {
+        let message = read(text).unwrap_err();
+        assert!(message.contains(part), "{text}: {message}");
+        assert!(!message.contains("struct"), "{text}: {message}");
+    }
+    let quoted = read("[handlers.\"mail.send\".limts]\ncpu = \"2s\"").unwrap_err();
+    assert!(!quoted.contains("in quotes"), "{quoted}");
+}
+
+#[test]
+fn a_secret_that_stands_in_the_file_itself_is_not_repeated() {
+    let message = read("[secrets]\nAPI_KEY = \"hunter2hunter2\"").unwrap_err();
+    let said = "secrets.API_KEY says where the secret is read from, and is not the secret itself";
+    assert!(message.contains(said), "{message}");
+    assert!(!message.contains("hunter2"), "{message}");
+}
+
+#[test]
 fn a_file_that_was_asked_for_must_exist() {
     let message = File::read(Some(Path::new("/nowhere/rouse.toml"))).unwrap_err();
     assert!(message.to_string().contains("/nowhere/rouse.toml"));
