@@ -37,6 +37,16 @@ impl File {
         }
     }
 
+    /// The names and patterns of handlers that have settings.
+    pub fn patterns(&self) -> impl Iterator<Item = &str> {
+        self.handlers.keys().map(String::as_str)
+    }
+
+    /// Which handler runs the jobs of a source.
+    pub fn sources(&self) -> &BTreeMap<String, String> {
+        &self.sources
+    }
+
     /// What all handlers have of a kind, with the handler's name or pattern.
     fn by_handler<T, G>(
         &self,
@@ -63,6 +73,7 @@ impl File {
         let dir = |dir: &DirTable, handler: &str| dir.grant(handler, folder);
         let set = self.limits.set();
         sandbox::Settings {
+            config_file: self.path.clone(),
             attempts_max: slots,
             limits: set.over(&default.limits),
             limits_of: self.of_handlers(|table| Some(table.limits.set())),
@@ -73,7 +84,6 @@ impl File {
             fine_clocks: self.of_handlers(|table| table.fine_clocks),
             http_grants: self.by_handler(|table| &table.http, HttpTable::grant),
             http: HttpSettings {
-            config_file: self.path.clone(),
                 timeout: self.http_timeout.unwrap_or(default.http.timeout),
                 ca_file: self.http_ca_file.as_ref().map(|file| folder.join(file)),
                 resolver: default.http.resolver,
