@@ -211,6 +211,9 @@ async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
         "{}",
         host.output()
     );
+    host.line(PATIENCE, |line| {
+        line.contains("`rouse handlers show mail.send --config off.toml` prints")
+    });
     host.kill();
 
     // The lines that are printed can be put into the file as they are, but for what only the operator knows.

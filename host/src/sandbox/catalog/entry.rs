@@ -81,7 +81,7 @@ impl Entry {
     }
 
     /// Lets a module serve in the place of the last one.
-    pub(super) fn serve(&mut self, serving: Serving) {
+    pub(super) fn serve(&mut self, serving: Serving, settings: &Settings) {
         let module = &serving.module;
         let names = serving.handlers.iter().map(|handler| &*handler.name);
         tracing::info!(
@@ -95,12 +95,15 @@ impl Entry {
             let missing = handler.missing();
             if !missing.is_empty() {
                 let names = missing.iter().map(|one| one.what.to_string());
+                let config = settings.config_file.as_ref();
+                let config = config.map(|file| format!(" --config {}", file.display()));
                 tracing::warn!(
                     file = module.file,
                     handler = handler.manifest.name,
                     missing = names.collect::<Vec<_>>().join(", "),
-                    "the handler asks for something that is not granted to it; `rouse handlers show {}` prints the lines of rouse.toml that would",
-                    handler.manifest.name
+                    "the handler asks for something that is not granted to it; `rouse handlers show {}{}` prints the lines of rouse.toml that would",
+                    handler.manifest.name,
+                    config.unwrap_or_default()
                 );
             }
         }
