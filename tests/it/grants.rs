@@ -28,7 +28,7 @@ fn sandbox() -> Arc<Sandbox> {
         ]
         .into(),
         handler_settings: [("test.own".into(), json!({"threshold": 3}))].into(),
-        fine_clocks: vec!["test.own".into()],
+        fine_clocks: [("test.own".into(), true)].into(),
         compiler: Some(rouse_binary()),
         ..Settings::default()
     };
@@ -211,6 +211,9 @@ async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
         "{}",
         host.output()
     );
+    host.line(PATIENCE, |line| {
+        line.contains("`rouse handlers show mail.send --config off.toml` prints")
+    });
     host.kill();
 
     // The lines that are printed can be put into the file as they are, but for what only the operator knows.
@@ -242,7 +245,7 @@ async fn lines_that_cannot_just_be_put_behind_the_file_say_so() {
     let ran = rouse(&show, &dir);
     ran.exits(0);
     for said in [
-        "# handlers.\"mail.send\".dirs is in the file already, on line 4: put this into it",
+        "# handlers.\"mail.send\".dirs is in the file already, on line 4: add this element to its list\n{ dir = \"…\", at = \"/out\" },",
         "# handlers.\"mail.send\".env is in the file already, on line 5: put this into it",
         "# this takes the place of [handlers.\"*\".settings], all of it, for mail.send",
         "\n\n[handlers.\"mail.send\".state]\n",

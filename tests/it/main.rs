@@ -32,6 +32,7 @@ mod contract;
 mod folder;
 mod grants;
 mod hostile;
+mod in_force;
 mod pinning;
 mod quotas;
 mod sandbox_abort;

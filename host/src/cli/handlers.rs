@@ -3,7 +3,10 @@
 mod filter;
 mod fleet;
 mod folder;
+mod held;
+mod in_force;
 mod lock;
+mod origin;
 mod pasted;
 mod show;
 mod sign;

@@ -2,6 +2,7 @@
 
 mod invocations;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::duration::duration;
+use super::misspelt::Named;
 use super::settings::sandbox_settings;
 use crate::config::{self, Environment, File, Queue};
 use crate::http::{self, Access, Invocations, Metrics, Pages, Readiness, Report};
@@ -124,6 +126,8 @@ pub(super) struct Host {
     http: Option<TcpListener>,
     metrics: Metrics,
     invocations: Option<Invocations>,
+    /// What `rouse.toml` names, and what of that was said to be nowhere.
+    named: (Named, BTreeSet<String>),
     stop: Stop,
 }
 
@@ -200,6 +204,8 @@ impl Host {
         let sandbox = Sandbox::start(limits)?;
         let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
         let catalog = Arc::new(catalog);
+        let named = Named::of(&file);
+        let astray = named.warn(&catalog.current(), &BTreeSet::new());
         let share = wanted.fit(sandbox.attempts_max());
         settings.slots = share.slots;
         let stop = Stop::default();
@@ -224,6 +230,7 @@ impl Host {
             http,
             metrics,
             invocations,
+            named: (named, astray),
             stop,
         })
     }
@@ -286,6 +293,8 @@ impl Host {
                 http_stop.clone().cancelled_owned(),
             ))
         });
+        let (named, astray) = self.named;
+        tokio::spawn(named.follow(&self.catalog, astray));
         self.catalog.watch();
         let done = match (databases, health) {
             (Some(databases), Some(health)) => {

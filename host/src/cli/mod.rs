@@ -12,6 +12,7 @@ mod host;
 mod invoke;
 mod job;
 mod migrate;
+mod misspelt;
 pub mod new;
 mod payload;
 mod postgres;

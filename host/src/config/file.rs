@@ -5,12 +5,15 @@ mod dir_table;
 mod duration;
 mod handler_table;
 mod http_table;
+mod in_force;
 mod limits_table;
+mod list;
 mod modules;
 mod own_settings;
 mod secret_table;
 mod settings;
 mod state_table;
+mod unquoted;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -64,6 +67,9 @@ pub fn check_worker_id(id: &str) -> Result<(), String> {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
+    /// Where it is, unless that is the usual place.
+    #[serde(skip)]
+    path: Option<PathBuf>,
     /// The worker's id; default: a random one for each start.
     worker_id: Option<String>,
     /// The file with the worker's key, made if missing; default: a new key for each start.
@@ -170,13 +176,14 @@ impl File {
             Some(folder) if folder != Path::new("") => folder.to_path_buf(),
             Some(_) | None => PathBuf::from("."),
         };
-        let file = toml::from_str::<Self>(&text)
-            .map_err(|error| error.to_string())
+        let mut file = toml::from_str::<Self>(&text)
+            .map_err(|error| said(&error, &text))
             .and_then(|file| file.check(&folder).map(|()| file))
             .map_err(|message| ConfigError::Invalid {
                 path: wanted.into(),
                 message,
             })?;
+        file.path = path.map(Path::to_path_buf);
         Ok((file, folder))
     }
 
@@ -205,6 +212,18 @@ impl File {
     /// The largest payload of an invocation, bytes: what a queue takes where nothing else is set.
     pub fn invoke_payload_bytes_max(&self) -> usize {
         self.invoke_payload_bytes_max.unwrap_or(256 << 10)
+    }
+}
+
+/// What to say of a file that is none.
+fn said(error: &toml::de::Error, text: &str) -> String {
+    // The error itself would repeat the secret.
+    if let Some(why) = secret_table::written_out(text) {
+        return why;
+    }
+    match unquoted::hint(text) {
+        Some(hint) => format!("{}\n{hint}", error.to_string().trim_end()),
+        None => error.to_string(),
     }
 }
 

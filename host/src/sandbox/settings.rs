@@ -11,7 +11,7 @@ use super::{
     CompilerLimits, Grants, HttpGrant, HttpSettings, Instances, Limits, LimitsSet, Pin,
     SecretGrant, Secrets, StateQuota,
 };
-use crate::job::most_specific;
+use crate::job::{most_specific, narrowest_first};
 
 /// Short enough for guests that wait their turn, and for the end of one that will not stop; a hundred interruptions of a
 /// second cost nothing that can be measured.
@@ -35,12 +35,14 @@ const COMPILATIONS_MAX: usize = 4;
 /// What the operator decides about the sandbox. The defaults grant nothing.
 #[derive(Debug, Clone)]
 pub struct Settings {
+    /// The file in which an operator would change them, for messages. Default: the usual one.
+    pub config_file: Option<PathBuf>,
     /// Attempts that may run at the same time. May be lowered at start to what the machine can
     /// hold; see [`Sandbox::attempts_max`](super::Sandbox::attempts_max). Default: 4 × cores.
     pub attempts_max: usize,
     /// What the attempts of every handler may use, where nothing else is set.
     pub limits: Limits,
-    /// What those of some handlers may use: by handler name or pattern, of which the most specific one counts.
+    /// What those of some handlers may use, by handler name or pattern: of each limit the narrowest that sets it counts.
     pub limits_of: BTreeMap<String, LimitsSet>,
     /// Memory of all attempts together, bytes. None: three quarters of the machine's (or of the
     /// control group's), which is the default.
@@ -54,8 +56,9 @@ pub struct Settings {
     /// What handlers are told through `settings`, JSON objects, by handler name or pattern, of which the most specific one
     /// counts. Default: none.
     pub handler_settings: BTreeMap<String, Value>,
-    /// Which handlers, by name or pattern, have clocks as fine as the machine's. Default: none.
-    pub fine_clocks: Vec<String>,
+    /// Which handlers have clocks as fine as the machine's: by name or pattern, of which the most specific one counts.
+    /// Default: none.
+    pub fine_clocks: BTreeMap<String, bool>,
     /// Which requests handlers may send. Default: none.
     pub http_grants: Vec<HttpGrant>,
     /// What holds for all requests.
@@ -89,15 +92,13 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What the attempts of this handler may use.
+    /// What the attempts of this handler may use: each limit from the narrowest table that sets it.
     pub fn limits(&self, handler: &str) -> Limits {
-        match most_specific(&self.limits_of, handler) {
-            Some(set) => set.over(&self.limits),
-            None => self.limits.clone(),
-        }
+        let widest_first = narrowest_first(&self.limits_of, handler).into_iter().rev();
+        widest_first.fold(self.limits.clone(), |limits, (_, set)| set.over(&limits))
     }
 
-    /// The most memory that any attempt may have, bytes.
+    /// The most memory that any attempt may have, bytes: whatever is set for it stands in one of the tables.
     pub(super) fn memory_bytes_most(&self) -> usize {
         let some = self.limits_of.values().map(|set| set.over(&self.limits));
         some.chain([self.limits.clone()])
@@ -129,6 +130,7 @@ impl Default for Settings {
     fn default() -> Self {
         let cores = available_parallelism().map_or(1, usize::from);
         Self {
+            config_file: None,
             attempts_max: ATTEMPTS_PER_CORE * cores,
             limits: Limits::default(),
             limits_of: BTreeMap::new(),
@@ -137,7 +139,7 @@ impl Default for Settings {
             grants: Grants::default(),
             env: BTreeMap::new(),
             handler_settings: BTreeMap::new(),
-            fine_clocks: Vec::new(),
+            fine_clocks: BTreeMap::new(),
             http_grants: Vec::new(),
             http: HttpSettings::default(),
             secrets: Secrets::default(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::time::Duration;
 
-use crate::job::{AbortReason, RetryPolicy, most_specific};
+use crate::job::{AbortReason, RetryPolicy, narrowest_first};
 use crate::sandbox::{AbortHandle, HandlerManifest, Run};
 
 /// The shortest lease: renewals come at under half of it, and need a round trip.
@@ -29,14 +29,30 @@ pub struct Override {
     pub retry_multiplier: Option<f64>,
 }
 
-/// The operator's settings by handler name or pattern (`image.*`). The exact name wins over a
-/// pattern, and a longer pattern over a shorter one.
+/// The operator's settings by handler name or pattern (`image.*`). Of each setting the narrowest counts that says
+/// something of it: the exact name before a pattern, a longer pattern before a shorter one.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Overrides(pub BTreeMap<String, Override>);
 
 impl Overrides {
     fn of(&self, handler: &str) -> Override {
-        most_specific(&self.0, handler).cloned().unwrap_or_default()
+        let narrowest_first = narrowest_first(&self.0, handler).into_iter();
+        narrowest_first.fold(Override::default(), |set, (_, wider)| set.or(wider))
+    }
+}
+
+impl Override {
+    /// This where it sets something, the wider one elsewhere.
+    pub fn or(&self, wider: &Self) -> Self {
+        Self {
+            lease: self.lease.or(wider.lease),
+            timeout: self.timeout.or(wider.timeout),
+            grace: self.grace.or(wider.grace),
+            max_attempts: self.max_attempts.or(wider.max_attempts),
+            retry_initial: self.retry_initial.or(wider.retry_initial),
+            retry_max: self.retry_max.or(wider.retry_max),
+            retry_multiplier: self.retry_multiplier.or(wider.retry_multiplier),
+        }
     }
 }
 
@@ -91,22 +107,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_exact_name_wins_over_a_pattern_and_the_longer_pattern_over_the_shorter() {
-        let lease = |secs| Override {
-            lease: Some(Duration::from_secs(secs)),
-            ..Override::default()
-        };
+    fn of_each_setting_the_narrowest_counts_that_says_something_of_it() {
+        let secs = |secs| Some(Duration::from_secs(secs));
         let overrides = Overrides(BTreeMap::from([
-            ("*".into(), lease(1)),
-            ("image.*".into(), lease(2)),
-            ("image.thumbnail".into(), lease(3)),
+            (
+                "*".into(),
+                Override {
+                    lease: secs(1),
+                    grace: secs(1),
+                    ..Override::default()
+                },
+            ),
+            (
+                "image.*".into(),
+                Override {
+                    lease: secs(2),
+                    timeout: secs(2),
+                    ..Override::default()
+                },
+            ),
+            (
+                "image.thumbnail".into(),
+                Override {
+                    lease: secs(3),
+                    max_attempts: Some(3),
+                    ..Override::default()
+                },
+            ),
         ]));
-        for (handler, secs) in [("image.thumbnail", 3), ("image.crop", 2), ("text.stats", 1)] {
-            assert_eq!(
-                overrides.of(handler).lease,
-                Some(Duration::from_secs(secs)),
-                "{handler}"
-            );
+        for (handler, lease, timeout, max_attempts) in [
+            ("image.thumbnail", secs(3), secs(2), Some(3)),
+            ("image.crop", secs(2), secs(2), None),
+            ("text.stats", secs(1), None, None),
+        ] {
+            let set = overrides.of(handler);
+            let found = (set.lease, set.timeout, set.max_attempts);
+            assert_eq!(found, (lease, timeout, max_attempts), "{handler}");
+            assert_eq!(set.grace, secs(1), "{handler}");
         }
     }
 }

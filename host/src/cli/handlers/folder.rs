@@ -8,11 +8,15 @@ use clap::Args as ClapArgs;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
+use super::held::Held;
+use super::in_force::{self, Setting};
+use super::origin::Tables;
 use crate::cli::compile_module::with_compiler;
 use crate::cli::host::HANDLERS_DIR;
+use crate::cli::misspelt::Named;
 use crate::cli::text::plain;
 use crate::config::{Environment, File};
-use crate::sandbox::{Capability, Catalog, Handler, HandlerSet, Missing, Sandbox};
+use crate::sandbox::{self, Capability, Catalog, Handler, HandlerSet, Missing, Sandbox};
 use crate::worker::{Overrides, Policy};
 
 /// Options of `rouse handlers` without a command.
@@ -36,13 +40,20 @@ pub(super) struct Folder {
     pub(super) handlers: Arc<HandlerSet>,
     /// What stands in `rouse.toml`; nothing where there is none.
     pub(super) config: String,
+    /// Which file that is; none: there is none.
+    pub(super) config_file: Option<PathBuf>,
     overrides: Overrides,
+    settings: sandbox::Settings,
+    tables: Tables,
+    named: Named,
 }
 
 impl Folder {
     pub(super) async fn open(dir: &Path, config: Option<&Path>) -> anyhow::Result<Self> {
         let (file, folder) = File::read(config)?;
-        let text = std::fs::read_to_string(config.unwrap_or(Path::new(File::USUAL)));
+        let path = config.unwrap_or(Path::new(File::USUAL));
+        let text = std::fs::read_to_string(path);
+        let config_file = text.is_ok().then(|| path.to_path_buf());
         // One that has to be there was read just now.
         let text = text.unwrap_or_default();
         anyhow::ensure!(
@@ -50,40 +61,61 @@ impl Folder {
             "there is no folder {}; name another with --handlers DIR",
             dir.display()
         );
-        let sandbox = Sandbox::start(with_compiler(file.sandbox(&folder, 1)))?;
+        let settings = file.sandbox(&folder, 1);
+        let sandbox = Sandbox::start(with_compiler(settings.clone()))?;
         Ok(Self {
             handlers: Catalog::open(sandbox, dir).await?.current(),
+            tables: Tables::read(&text),
             config: text,
+            config_file,
             overrides: file.worker(Environment.hostname()).overrides,
+            settings,
+            named: Named::of(&file),
         })
+    }
+
+    /// What holds for a handler.
+    pub(super) fn in_force(&self, handler: &Handler) -> Vec<Setting> {
+        let policy = Policy::resolve(&handler.manifest, &self.overrides);
+        in_force::settings(handler, &policy, &self.settings, &self.tables)
+    }
+
+    /// What it is granted.
+    pub(super) fn held(&self, handler: &Handler) -> Held<'_> {
+        Held::of(&handler.manifest.name, &self.settings, &self.tables)
     }
 
     /// What a module says of a handler, with the operator's settings over it.
     pub(super) fn manifest(&self, handler: &Handler) -> Value {
         let manifest = &handler.manifest;
-        let policy = Policy::resolve(manifest, &self.overrides);
-        json!({
+        let known = json!({
             "name": manifest.name,
             "version": manifest.version,
             "description": manifest.description,
             "file": handler.module.file,
             "sha256": handler.module.digest.to_string(),
-            "lease_ms": policy.lease.as_millis(),
-            "timeout_ms": policy.timeout.as_millis(),
-            "grace_ms": policy.grace.as_millis(),
-            "max_attempts": policy.retry.max_attempts,
-            "instances": if handler.reuses { "reuse" } else { "fresh" },
             "asked": words(&manifest.capabilities),
             "granted": words(&handler.held()),
+            "grants": self.held(handler).json(),
             "missing": handler.missing().iter().map(missing).collect::<Vec<_>>(),
             "input_schema": manifest.input_schema.written(),
             "output_schema": manifest.output_schema.written(),
-        })
+        });
+        let mut all = known.as_object().cloned().unwrap_or_default();
+        in_force::add_to(&mut all, &self.in_force(handler));
+        all.into()
     }
 }
 
+/// Each of them once: two grants of one server are one word.
 fn words(capabilities: &[Capability]) -> Vec<String> {
-    capabilities.iter().map(Capability::to_string).collect()
+    let mut words: Vec<String> = Vec::new();
+    for word in capabilities.iter().map(Capability::to_string) {
+        if !words.contains(&word) {
+            words.push(word);
+        }
+    }
+    words
 }
 
 fn missing(missing: &Missing) -> Value {
@@ -94,6 +126,9 @@ fn missing(missing: &Missing) -> Value {
 pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let folder = Folder::open(&args.handlers, args.config.as_deref()).await?;
     let handlers = &folder.handlers;
+    for sentence in folder.named.astray(handlers) {
+        eprintln!("rouse: {}", plain(&sentence));
+    }
     let code = if handlers.refused.is_empty() {
         ExitCode::SUCCESS
     } else {

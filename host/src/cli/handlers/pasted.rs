@@ -13,7 +13,8 @@ use crate::job::{most_specific, pattern_covers};
 /// away there.
 pub(super) fn annotated(lines: &str, file: &str) -> String {
     let tables = lines.split("\n\n").map(|table| match remark(table, file) {
-        Some(remark) => format!("# {remark}\n{table}"),
+        Some(Remark::Above(remark)) => format!("# {remark}\n{table}"),
+        Some(Remark::Element(remark)) => format!("# {remark}\n{}", element(table)),
         None => table.to_owned(),
     });
     tables.collect::<Vec<_>>().join("\n\n")
@@ -56,7 +57,22 @@ impl Tables {
     }
 }
 
-fn remark(table: &str, file: &str) -> Option<String> {
+/// What is to be minded with one table.
+#[derive(Debug, PartialEq)]
+enum Remark {
+    /// This.
+    Above(String),
+    /// This: the file has a list, to which the same can be added as an element.
+    Element(String),
+}
+
+/// A table of a list, as it stands between the brackets of one.
+fn element(table: &str) -> String {
+    let keys: Vec<&str> = table.lines().skip(1).collect();
+    format!("{{ {} }},", keys.join(", "))
+}
+
+fn remark(table: &str, file: &str) -> Option<Remark> {
     let (added, there) = (Tables::read(table), Tables::read(file));
     let (handler, keys) = added.handlers.first_key_value()?;
     let (handler, key) = (handler.get_ref(), keys.first_key_value()?.0.get_ref());
@@ -67,16 +83,21 @@ fn remark(table: &str, file: &str) -> Option<String> {
             None => (format!("[handlers.\"{handler}\"]"), there.handler(handler)),
         };
         let line = at.map(|at| format!(", on line {}", file[..at.start].matches('\n').count() + 1));
-        return Some(format!(
-            "{what} is in the file already{}: put this into it, as the file can have it only once",
-            line.unwrap_or_default()
-        ));
+        let line = line.unwrap_or_default();
+        if table.starts_with("[[") && there.key(handler, key).is_some() {
+            return Some(Remark::Element(format!(
+                "{what} is in the file already{line}: add this element to its list"
+            )));
+        }
+        return Some(Remark::Above(format!(
+            "{what} is in the file already{line}: put this into it, as the file can have it only once"
+        )));
     }
     let replaces = matches!(key.as_str(), "env" | "settings");
     let wider = replaces.then(|| there.wider(handler, key)).flatten()?;
-    Some(format!(
+    Some(Remark::Above(format!(
         "this takes the place of [handlers.\"{wider}\".{key}], all of it, for {handler}: repeat here what is needed of that"
-    ))
+    )))
 }
 
 #[cfg(test)]
@@ -99,7 +120,11 @@ name = "KEY"
 
     #[test]
     fn what_the_file_has_already_is_named_with_its_line() {
-        let remark = |table: &str| remark(table, FILE).unwrap_or_default();
+        let said = |table: &str, file: &str| match remark(table, file) {
+            Some(Remark::Above(said) | Remark::Element(said)) => said,
+            None => String::new(),
+        };
+        let remark = |table: &str| said(table, FILE);
         let env = remark("[handlers.\"mail.send\".env]\nLANG = \"…\"");
         assert!(
             env.starts_with("handlers.\"mail.send\".env is in the file already, on line 5:"),
@@ -117,8 +142,23 @@ name = "KEY"
             "{own}"
         );
         let first = "[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.send\".env]\n";
-        let own = super::remark(clocks, first).unwrap_or_default();
+        let own = said(clocks, first);
         assert!(own.contains("on line 1:"), "{own}");
+    }
+
+    #[test]
+    fn where_the_file_has_a_list_the_element_is_printed_that_belongs_into_it() {
+        let file =
+            "[handlers.\"mail.send\"]\nsecrets = [{ name = \"A\", sign = true }]\nhttp = []\n";
+        let lines = "[[handlers.\"mail.send\".secrets]]\nname = \"…\"\nsign = true\n\n\
+                     [[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]\nmethods = [\"GET\"]";
+        assert_eq!(
+            annotated(lines, file),
+            "# handlers.\"mail.send\".secrets is in the file already, on line 2: add this element to its list\n\
+             { name = \"…\", sign = true },\n\n\
+             # handlers.\"mail.send\".http is in the file already, on line 3: add this element to its list\n\
+             { hosts = [\"a.example\"], methods = [\"GET\"] },"
+        );
     }
 
     #[test]

@@ -9,12 +9,14 @@ use serde_json::{Value, json};
 
 use super::fleet::{backlog, worker};
 use super::folder::Folder;
+use super::in_force::{self, Setting};
 use super::pasted::annotated;
 use crate::cli::attempt_error::cell;
 use crate::cli::host::HANDLERS_DIR;
 use crate::cli::invoke::unknown;
 use crate::cli::target::{Target, seen};
 use crate::cli::text::{digest, plain, words};
+use crate::config::File;
 use crate::sandbox::{Handler, Missing};
 
 /// Neither a worker nor the folder has it, and nothing waits for it.
@@ -87,9 +89,15 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         parts.push(format!("waiting\n{}", backlog(&waiting)));
     }
     if let Some(here) = &here {
-        parts.push(format!("manifest\n{}", shown(&here.manifest)));
+        parts.push(format!("manifest\n{}", here.shown()));
+        parts.push(here.as_in.clone());
+        parts.push(format!("granted\n{}", here.granted));
+        parts.push(format!("in force\n{}", in_force::table(&here.settings)));
         if !here.lines.is_empty() {
-            parts.push(format!("these lines in rouse.toml would grant what is missing, with your values for …\n\n{}", here.lines));
+            parts.push(format!(
+                "these lines in rouse.toml would grant what is missing, with your values for …\n\n{}",
+                here.lines
+            ));
         }
     }
     println!("{}", parts.join("\n\n"));
@@ -99,6 +107,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// What a folder has of the handler.
 struct Here {
     manifest: Value,
+    granted: String,
+    settings: Vec<Setting>,
+    /// What decides about both: a host may have been started with another file.
+    as_in: String,
     /// Of `rouse.toml`, for what is missing.
     lines: String,
 }
@@ -107,6 +119,18 @@ impl Here {
     fn of(folder: &Folder, handler: &Handler) -> Self {
         Self {
             manifest: folder.manifest(handler),
+            granted: folder.held(handler).table(),
+            settings: folder.in_force(handler),
+            as_in: match &folder.config_file {
+                Some(file) => format!(
+                    "grants and settings as in {}; a host that was started with another --config may have others",
+                    file.display()
+                ),
+                None => format!(
+                    "grants and settings as without any {}, which is not here; a host that was started with --config, or elsewhere, may have others",
+                    File::USUAL
+                ),
+            },
             lines: annotated(&Missing::lines(&handler.missing()), &folder.config),
         }
     }
@@ -156,23 +180,28 @@ fn workers(on: &[Value]) -> String {
     table.trim_fmt()
 }
 
-fn shown(manifest: &Value) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    for (key, value) in manifest.as_object().into_iter().flatten() {
-        let value = match key.as_str() {
-            "asked" | "granted" => words(value),
-            "missing" => {
-                let names = value
-                    .as_array()
-                    .into_iter()
-                    .flatten()
-                    .map(|one| &one["what"]);
-                words(&names.cloned().collect())
-            }
-            _ => cell(value),
-        };
-        table.add_row([key.clone(), value]);
+impl Here {
+    /// The manifest, but for what is shown beside it.
+    fn shown(&self) -> String {
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING);
+        for (key, value) in self.manifest.as_object().into_iter().flatten() {
+            let value = match key.as_str() {
+                "asked" => words(value),
+                "missing" => {
+                    let names = value
+                        .as_array()
+                        .into_iter()
+                        .flatten()
+                        .map(|one| &one["what"]);
+                    words(&names.cloned().collect())
+                }
+                "granted" | "grants" | "from" | "limits" | "state" => continue,
+                key if self.settings.iter().any(|setting| setting.is_named(key)) => continue,
+                _ => cell(value),
+            };
+            table.add_row([key.clone(), value]);
+        }
+        table.trim_fmt()
     }
-    table.trim_fmt()
 }

@@ -8,6 +8,7 @@ use super::own_settings::check_env;
 use super::{File, check_worker_id};
 use crate::job::is_pattern;
 use crate::sandbox;
+use crate::worker;
 
 impl File {
     /// Says what is wrong, with the key. Relative paths count from `folder`.
@@ -35,6 +36,15 @@ impl File {
         within("slots", self.slots.map(|slots| slots as u64), 1, 10_000, "")?;
         within("poll_min", ms(self.poll_min), 1, 60_000, " ms")?;
         within("poll_max", ms(self.poll_max), 1, 60_000, " ms")?;
+        let poll_max = self
+            .poll_max
+            .unwrap_or(worker::Settings::default().poll_max);
+        if self.poll_min.is_some_and(|poll_min| poll_min > poll_max) {
+            return Err(format!(
+                "poll_min, the shortest wait, is longer than poll_max, which is {}",
+                humantime::format_duration(poll_max)
+            ));
+        }
         within("keep_days", self.keep_days.map(u64::from), 1, 36_500, "")?;
         within("lost_max", self.lost_max.map(u64::from), 1, 1000, "")?;
         within(
@@ -44,7 +54,6 @@ impl File {
             1 << 24,
             "",
         )?;
-        let everyone = self.limits.set().over(&sandbox::Limits::default());
         self.limits.check("limits", &sandbox::Limits::default())?;
         within(
             "invoke_max",
@@ -91,7 +100,7 @@ impl File {
                 ));
             }
             let name = |key: &str| format!("handlers.\"{handler}\".{key}");
-            table.limits.check(&name("limits"), &everyone)?;
+            self.check_in_force(handler, table)?;
             for dir in &table.dirs {
                 dir.check(&name("dirs"))?;
             }

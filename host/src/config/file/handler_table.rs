@@ -36,11 +36,11 @@ pub(super) struct HandlerTable {
     /// What its attempts may use.
     #[serde(default)]
     pub(super) limits: LimitsTable,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::list::read")]
     pub(super) dirs: Vec<DirTable>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::list::read")]
     pub(super) http: Vec<HttpTable>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::list::read")]
     pub(super) secrets: Vec<SecretUseTable>,
     /// Variables of its environment; those of the host are never there.
     pub(super) env: Option<BTreeMap<String, String>>,
@@ -49,16 +49,10 @@ pub(super) struct HandlerTable {
     /// There: the handler may keep state.
     pub(super) state: Option<StateTable>,
     /// True: its clocks are as fine as the machine's.
-    #[serde(default)]
-    pub(super) fine_clocks: bool,
+    pub(super) fine_clocks: Option<bool>,
 }
 
 impl HandlerTable {
-    /// A table that only grants something, or sets limits, takes no wider one's place in the rest.
-    pub(super) fn says_how_it_runs(&self) -> bool {
-        self.over() != Override::default() || self.instances.is_some()
-    }
-
     /// What the worker has to know of it.
     pub(super) fn over(&self) -> Override {
         Override {

@@ -6,7 +6,10 @@ use crate::sandbox::{HostPattern, HttpGrant, HttpScheme};
 
 /// Requests that a handler may send.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table such as { hosts = [\"api.example.com\"], methods = [\"GET\"] }"
+)]
 pub(super) struct HttpTable {
     /// `api.example.com`, `*.example.com`, `192.0.2.1`, or `*` for all.
     #[serde(deserialize_with = "hosts")]
@@ -39,10 +42,24 @@ fn https_alone() -> Vec<SchemeWord> {
 pub(super) fn hosts<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<HostPattern>, D::Error> {
     let texts = Vec::<String>::deserialize(input)?;
     let read = |text: &String| {
-        text.parse::<HostPattern>()
-            .map_err(|why| serde::de::Error::custom(format!("the host {text:?}: {why}")))
+        text.parse::<HostPattern>().map_err(|why| {
+            let alone = match has_more_than_a_host(text) {
+                true => {
+                    "; a host stands here alone: its port goes into `ports` and its scheme into `schemes` of [[handlers.\"…\".http]]"
+                }
+                false => "",
+            };
+            serde::de::Error::custom(format!("the host {text:?}: {why}{alone}"))
+        })
     };
     texts.iter().map(read).collect()
+}
+
+/// True for a URL, and for a host with its port.
+fn has_more_than_a_host(text: &str) -> bool {
+    let is_port = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let port = text.rsplit_once(':').map(|(_, port)| port);
+    text.contains("://") || port.is_some_and(is_port)
 }
 
 impl HttpTable {

@@ -13,7 +13,10 @@ use crate::sandbox::{HostPattern, Secret, SecretGrant, Secrets};
 
 /// Where a secret is read from: one of the two.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table that says where the secret is read from: [secrets.NAME] with env = \"VARIABLE\" or file = \"PATH\""
+)]
 pub(super) struct SecretTable {
     /// A variable of the environment.
     env: Option<String>,
@@ -23,7 +26,10 @@ pub(super) struct SecretTable {
 
 /// Where a handler may have a secret sent, and whether it may sign with it.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table such as { name = \"KEY\", hosts = [\"api.example.com\"], headers = [\"authorization\"] } or { name = \"KEY\", sign = true }"
+)]
 pub(super) struct SecretUseTable {
     pub(super) name: String,
     #[serde(default, deserialize_with = "hosts")]
@@ -34,6 +40,17 @@ pub(super) struct SecretUseTable {
     body: bool,
     #[serde(default)]
     pub(super) sign: bool,
+}
+
+/// What to say of a file in which a secret stands itself, without saying what it is.
+pub(super) fn written_out(text: &str) -> Option<String> {
+    let file = text.parse::<toml::Table>().ok()?;
+    let mut secrets = file.get("secrets")?.as_table()?.iter();
+    let (name, _) = secrets.find(|(_, value)| value.is_str())?;
+    Some(format!(
+        "secrets.{name} says where the secret is read from, and is not the secret itself: write [secrets.{name}] with \
+         env = \"VARIABLE\" or file = \"PATH\""
+    ))
 }
 
 impl SecretTable {

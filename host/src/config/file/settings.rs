@@ -8,7 +8,7 @@ use super::dir_table::DirTable;
 use super::handler_table::HandlerTable;
 use super::http_table::HttpTable;
 use super::secret_table::SecretUseTable;
-use crate::sandbox::{self, Grants, HttpSettings, LimitsSet};
+use crate::sandbox::{self, Grants, HttpSettings};
 use crate::worker::{self, Overrides};
 
 impl File {
@@ -33,10 +33,18 @@ impl File {
                 .filter(|after| !after.is_zero()),
             lost_max: self.lost_max.unwrap_or(default.lost_max),
             sources: self.sources.clone().into_iter().collect(),
-            overrides: Overrides(
-                self.of_handlers(|table| table.says_how_it_runs().then(|| table.over())),
-            ),
+            overrides: Overrides(self.of_handlers(|table| Some(table.over()))),
         }
+    }
+
+    /// The names and patterns of handlers that have settings.
+    pub fn patterns(&self) -> impl Iterator<Item = &str> {
+        self.handlers.keys().map(String::as_str)
+    }
+
+    /// Which handler runs the jobs of a source.
+    pub fn sources(&self) -> &BTreeMap<String, String> {
+        &self.sources
     }
 
     /// What all handlers have of a kind, with the handler's name or pattern.
@@ -65,25 +73,15 @@ impl File {
         let dir = |dir: &DirTable, handler: &str| dir.grant(handler, folder);
         let set = self.limits.set();
         sandbox::Settings {
+            config_file: self.path.clone(),
             attempts_max: slots,
             limits: set.over(&default.limits),
-            limits_of: self
-                .handlers
-                .iter()
-                .map(|(handler, table)| (handler.clone(), table.limits.set()))
-                // A table that says nothing of limits leaves the word to a wider one.
-                .filter(|(_, set)| *set != LimitsSet::default())
-                .collect(),
+            limits_of: self.of_handlers(|table| Some(table.limits.set())),
             memory_bytes_total_max: self.memory_total_mb.map(|mb| mb << 20),
             grants: Grants(self.by_handler(|table| &table.dirs, dir)),
             env: self.of_handlers(|table| table.env.clone()),
             handler_settings: self.of_handlers(|table| table.settings.clone().map(|own| own.0)),
-            fine_clocks: self
-                .handlers
-                .iter()
-                .filter(|(_, table)| table.fine_clocks)
-                .map(|(handler, _)| handler.clone())
-                .collect(),
+            fine_clocks: self.of_handlers(|table| table.fine_clocks),
             http_grants: self.by_handler(|table| &table.http, HttpTable::grant),
             http: HttpSettings {
                 timeout: self.http_timeout.unwrap_or(default.http.timeout),
@@ -93,15 +91,10 @@ impl File {
             secret_grants: self.by_handler(|table| &table.secrets, SecretUseTable::grant),
             state: self
                 .handlers
-                .iter()
-                .filter_map(|(handler, table)| {
-                    Some((handler.clone(), table.state.as_ref()?.quota()))
-                })
+                .keys()
+                .filter_map(|handler| Some((handler.clone(), self.state(handler)?.quota())))
                 .collect(),
-            instances: self.of_handlers(|table| {
-                let instances = table.instances.unwrap_or_default();
-                table.says_how_it_runs().then_some(instances)
-            }),
+            instances: self.of_handlers(|table| table.instances),
             compile_cpu_max: self.compile_cpu.unwrap_or(default.compile_cpu_max),
             compile_memory_bytes_max: self
                 .compile_memory_mb

@@ -6,7 +6,7 @@ use super::checks::within;
 use crate::sandbox::StateQuota;
 
 /// The quota as written, for each tenant. That the table is there is the grant: every key may be left out.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StateTable {
     /// Default 1,000.
@@ -18,6 +18,26 @@ pub(super) struct StateTable {
 }
 
 impl StateTable {
+    /// This where it sets something, the wider one elsewhere.
+    pub(super) fn or(&self, wider: &Self) -> Self {
+        Self {
+            keys_max: self.keys_max.or(wider.keys_max),
+            bytes_max: self.bytes_max.or(wider.bytes_max),
+            value_bytes_max: self.value_bytes_max.or(wider.value_bytes_max),
+        }
+    }
+
+    /// Says where one value may be larger than all of them together.
+    pub(super) fn check_together(&self, table: &str) -> Result<(), String> {
+        let bytes_max = self.quota().bytes_max;
+        match self.value_bytes_max {
+            Some(value) if value as u64 > bytes_max => Err(format!(
+                "{table}: value_bytes_max, of one value, is {value}, and bytes_max, of all together, only {bytes_max}"
+            )),
+            Some(_) | None => Ok(()),
+        }
+    }
+
     /// For the sandbox.
     pub(super) fn quota(&self) -> StateQuota {
         let default = StateQuota::default();

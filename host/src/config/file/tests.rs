@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::job::most_specific;
-use crate::sandbox::{HttpScheme, Instances};
+use crate::sandbox::{HttpScheme, Instances, Manifest};
+use crate::worker::Policy;
 
 fn read(text: &str) -> Result<File, String> {
     let dir = std::env::temp_dir().join(format!("rouse-config-{}", rand::random::<u64>()));
@@ -142,7 +143,7 @@ fn a_secret_that_handlers_sign_with_needs_no_host_and_has_to_be_a_key() {
 }
 
 #[test]
-fn instances_are_fresh_where_nothing_else_is_written() {
+fn instances_are_those_of_the_narrowest_table_that_says_something_of_them() {
     let file = read(
         "[handlers.\"*\"]\ninstances = \"reuse\"\n[handlers.noop]\nlease = \"5s\"\n[handlers.\"a.*\"]\ninstances = \"fresh\"",
     )
@@ -154,33 +155,52 @@ fn instances_are_fresh_where_nothing_else_is_written() {
         [
             ("*".into(), Instances::Reuse),
             ("a.*".into(), Instances::Fresh),
-            ("noop".into(), Instances::Fresh),
         ]
     );
 }
 
 #[test]
-fn limits_of_the_most_specific_table_that_has_any_go_before_those_of_everyone() {
+fn each_limit_is_that_of_the_narrowest_table_that_sets_it() {
     let file = read(
-        "[limits]\nsteps = 7\nmemory_mb = 16\n[handlers.\"image.*\".limits]\nmemory_mb = 512\n[handlers.\"image.thumbnail\"]\nlease = \"5s\"",
+        "[limits]\nsteps = 7\nmemory_mb = 64\n[handlers.\"my.*\".limits]\nmemory_mb = 16\n\
+         [handlers.\"my.busy\".limits]\ncpu = \"2s\"\n[handlers.\"my.busy\"]\nlease = \"5s\"",
     )
     .unwrap();
     let sandbox = file.sandbox(Path::new("."), 4);
-    let limits = sandbox.limits("image.thumbnail");
-    assert_eq!((limits.memory_bytes, limits.steps), (512 << 20, 7));
-    assert_eq!(limits.more_memory(), Some(1 << 30));
-    assert_eq!(sandbox.limits("noop").memory_bytes, 16 << 20);
+    let limits = sandbox.limits("my.busy");
+    assert_eq!((limits.memory_bytes, limits.steps), (16 << 20, 7));
+    assert_eq!(limits.cpu, Duration::from_secs(2));
+    assert_eq!(limits.more_memory(), Some(32 << 20));
+    assert_eq!(sandbox.limits("my.other").cpu, Duration::from_secs(600));
+    assert_eq!(sandbox.limits("noop").memory_bytes, 64 << 20);
+    assert_eq!(file.limits("my.busy"), limits, "what is checked holds");
 }
 
 #[test]
-fn a_table_that_only_grants_something_leaves_leases_and_timeouts_to_a_wider_one() {
+fn the_memory_of_a_table_brings_that_of_the_next_attempt_with_it() {
+    let text = "[limits]\nmemory_mb = 128\nmemory_retry_mb = 256\n[handlers.image.limits]\nmemory_mb = 512";
+    let sandbox = read(text).unwrap().sandbox(Path::new("."), 4);
+    assert_eq!(sandbox.limits("image").more_memory(), Some(1 << 30));
+    let firm = read(&format!("{text}\nmemory_retry_mb = 512")).unwrap();
+    let limits = firm.sandbox(Path::new("."), 4).limits("image");
+    assert_eq!(limits.more_memory(), None);
+}
+
+#[test]
+fn lease_timeout_retries_and_instances_are_those_of_the_narrowest_table_that_sets_them() {
     let file = read(
-        "[handlers.\"mail.*\"]\ntimeout = \"10m\"\ninstances = \"reuse\"\n[[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]",
+        "[handlers.\"mail.*\"]\ntimeout = \"10m\"\ninstances = \"reuse\"\nretry_max = \"1m\"\n\
+         [handlers.\"mail.send\"]\nmax_attempts = 7\n[[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]",
     )
     .unwrap();
-    let overrides = file.worker("here".into()).overrides.0;
-    let timeout = most_specific(&overrides, "mail.send").and_then(|over| over.timeout);
-    assert_eq!(timeout, Some(Duration::from_secs(600)));
+    let manifest = r#"{"handlers": [{"name": "mail.send"}]}"#;
+    let manifest = Manifest::parse(manifest).unwrap();
+    let overrides = file.worker("here".into()).overrides;
+    let policy = Policy::resolve(&manifest.handlers[0], &overrides);
+    assert_eq!(policy.timeout, Duration::from_secs(600));
+    assert_eq!(policy.retry.max, Duration::from_secs(60));
+    assert_eq!(policy.retry.max_attempts, 7);
+    assert_eq!(policy.lease, Duration::from_secs(60), "the module's own");
     let instances = file.sandbox(Path::new("."), 4).instances;
     assert_eq!(
         most_specific(&instances, "mail.send"),
@@ -192,7 +212,7 @@ fn a_table_that_only_grants_something_leaves_leases_and_timeouts_to_a_wider_one(
 fn variables_and_settings_of_the_most_specific_table_that_has_any_count() {
     let file = read(
         "[handlers.\"*\".env]\nA = \"1\"\n[handlers.\"*\".settings]\nwide = true\n\
-         [handlers.\"image.*\"]\nfine_clocks = true\n\
+         [handlers.\"image.*\"]\nfine_clocks = true\n[handlers.\"image.plain\"]\nfine_clocks = false\n\
          [handlers.\"image.*\".settings]\nat = 2026-01-01\nlist = [1, 2.5]\n[handlers.\"image.*\".settings.deep]\nx = \"y\"",
     )
     .unwrap();
@@ -203,19 +223,24 @@ fn variables_and_settings_of_the_most_specific_table_that_has_any_count() {
         sandbox.handler_settings["image.*"],
         serde_json::json!({"at": "2026-01-01", "list": [1, 2.5], "deep": {"x": "y"}})
     );
-    assert_eq!(sandbox.fine_clocks, ["image.*"]);
+    let clocks = ["image.crop", "image.plain", "noop"];
+    let clocks = clocks.map(|name| most_specific(&sandbox.fine_clocks, name).copied());
+    assert_eq!(clocks, [Some(true), Some(false), None]);
 }
 
 #[test]
-fn state_is_granted_by_its_table_and_the_most_specific_one_that_is_there_counts() {
+fn state_is_granted_by_its_table_and_each_size_is_that_of_the_narrowest_that_sets_it() {
     let file = read(
-        "[handlers.\"mail.*\".state]\n[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.read\".state]\nkeys_max = 7",
+        "[handlers.\"mail.*\".state]\nbytes_max = 100000\n[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.read\".state]\nkeys_max = 7",
     )
     .unwrap();
     let state = file.sandbox(Path::new("."), 4).state;
-    let keys_max = |name: &str| most_specific(&state, name).map(|quota| quota.keys_max);
-    let found = ["mail.send", "mail.read", "noop"].map(keys_max);
-    assert_eq!(found, [Some(1_000), Some(7), None]);
+    let sizes = |name: &str| {
+        let quota = most_specific(&state, name);
+        quota.map(|quota| (quota.keys_max, quota.bytes_max))
+    };
+    let found = ["mail.send", "mail.read", "noop"].map(sizes);
+    assert_eq!(found, [Some((1_000, 100_000)), Some((7, 100_000)), None]);
 }
 
 #[test]
@@ -333,10 +358,72 @@ fn a_mistake_is_named_with_its_key() {
         ("[handlers.x.env]\nA = 1", "string"),
         ("[handlers.x.settings]\na = nan", "JSON cannot say"),
         ("[handlers.x]\nsettings = 1", "settings"),
+        (
+            "poll_min = \"3s\"",
+            "poll_min, the shortest wait, is longer than poll_max, which is 2s",
+        ),
+        (
+            "[handlers.\"a.*\"]\nretry_max = \"1s\"\n[handlers.\"a.b\"]\nretry_initial = \"2s\"",
+            "handlers.\"a.b\": retry_initial, the first wait, is 2s, and retry_max, the longest one, only 1s",
+        ),
+        (
+            "[handlers.\"a.*\".state]\nbytes_max = 10\n[handlers.\"a.b\".state]\nvalue_bytes_max = 11",
+            "handlers.\"a.b\".state: value_bytes_max, of one value, is 11",
+        ),
+        (
+            "[handlers.\"a.*\".limits]\nmemory_mb = 512\n[handlers.\"a.b\".limits]\nmemory_retry_mb = 256",
+            "memory_mb is the least",
+        ),
     ] {
         let message = read(text).unwrap_err();
         assert!(message.contains(part), "{text}: {message}");
     }
+}
+
+#[test]
+fn a_value_of_another_kind_is_told_what_belongs_there() {
+    for (text, part) in [
+        ("poll_max = 5", "such as \"90s\" or \"5m\""),
+        ("[limits]\ncpu = 10", "a duration with its unit, in quotes"),
+        (
+            "[secrets.API_KEY]\nenv = \"A\"\n[handlers.x]\nsecrets = [\"API_KEY\"]",
+            "a table such as { name = \"KEY\", hosts",
+        ),
+        ("[secrets]\nAPI_KEY = 1", "where the secret is read from"),
+        ("[handlers.x]\nhttp = [\"a\"]", "a table such as { hosts"),
+        (
+            "[handlers.x.http]\nhosts = [\"a\"]",
+            "a table in double brackets, [[…]]",
+        ),
+        ("[handlers.x.secrets]\nname = \"A\"", "double brackets"),
+        ("[handlers.x.dirs]\ndir = \"A\"", "double brackets"),
+        (
+            "[handlers.mail.bulk.send.limits]\ncpu = \"2s\"",
+            "in quotes: [handlers.\"mail.bulk.send\"], not [handlers.mail.bulk.send]",
+        ),
+        (
+            "[[handlers.x.http]]\nhosts = [\"a.example:8080\"]",
+            "its port goes into `ports`",
+        ),
+        (
+            "[[handlers.x.http]]\nhosts = [\"http://a.example\"]",
+            "its scheme into `schemes`",
+        ),
+    ] {
+        let message = read(text).unwrap_err();
+        assert!(message.contains(part), "{text}: {message}");
+        assert!(!message.contains("struct"), "{text}: {message}");
+    }
+    let quoted = read("[handlers.\"mail.send\".limts]\ncpu = \"2s\"").unwrap_err();
+    assert!(!quoted.contains("in quotes"), "{quoted}");
+}
+
+#[test]
+fn a_secret_that_stands_in_the_file_itself_is_not_repeated() {
+    let message = read("[secrets]\nAPI_KEY = \"hunter2hunter2\"").unwrap_err();
+    let said = "secrets.API_KEY says where the secret is read from, and is not the secret itself";
+    assert!(message.contains(said), "{message}");
+    assert!(!message.contains("hunter2"), "{message}");
 }
 
 #[test]

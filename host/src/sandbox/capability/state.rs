@@ -168,7 +168,8 @@ impl HandlerState {
             );
         }
         format!(
-            "the handler {handler} asked for its state, which is not granted to it; these lines in rouse.toml would allow it:\n{}",
+            "the handler {handler} asked for its state, which is not granted to it; these lines in rouse.toml would allow it:\n{}\n\n\
+             Put them at the end of it; then restart the host, and `rouse job retry ID` runs the job again",
             lines::state(handler)
         )
     }

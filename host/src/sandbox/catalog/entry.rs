@@ -8,7 +8,7 @@ use super::file::Stamp;
 use crate::job::most_specific;
 use crate::sandbox::capability::HttpAccess;
 use crate::sandbox::grants::Granted;
-use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox};
+use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox, Settings};
 
 /// What is known of one file of the folder.
 #[derive(Default)]
@@ -81,7 +81,7 @@ impl Entry {
     }
 
     /// Lets a module serve in the place of the last one.
-    pub(super) fn serve(&mut self, serving: Serving) {
+    pub(super) fn serve(&mut self, serving: Serving, settings: &Settings) {
         let module = &serving.module;
         let names = serving.handlers.iter().map(|handler| &*handler.name);
         tracing::info!(
@@ -95,12 +95,15 @@ impl Entry {
             let missing = handler.missing();
             if !missing.is_empty() {
                 let names = missing.iter().map(|one| one.what.to_string());
+                let config = settings.config_file.as_ref();
+                let config = config.map(|file| format!(" --config {}", file.display()));
                 tracing::warn!(
                     file = module.file,
                     handler = handler.manifest.name,
                     missing = names.collect::<Vec<_>>().join(", "),
-                    "the handler asks for something that is not granted to it; `rouse handlers show {}` prints the lines of rouse.toml that would",
-                    handler.manifest.name
+                    "the handler asks for something that is not granted to it; `rouse handlers show {}{}` prints the lines of rouse.toml that would",
+                    handler.manifest.name,
+                    config.unwrap_or_default()
                 );
             }
         }
@@ -128,7 +131,7 @@ impl Serving {
                     http: HttpAccess::new(&manifest.name, settings, sandbox.net.clone()),
                     state: most_specific(&settings.state, &manifest.name).copied(),
                     state_is_taken: false,
-                    reuses: reuses(manifest, settings.instances_of(&manifest.name)),
+                    reuses: reuses(manifest, settings),
                 })
             })
             .collect();
@@ -137,15 +140,24 @@ impl Serving {
 }
 
 /// Whether instances serve many jobs: only where both want it.
-fn reuses(manifest: &HandlerManifest, operator: Instances) -> bool {
-    match (operator, manifest.instances) {
+fn reuses(manifest: &HandlerManifest, settings: &Settings) -> bool {
+    let name = &manifest.name;
+    match (settings.instances_of(name), manifest.instances) {
         (Instances::Fresh, _) => false,
         (Instances::Reuse, Instances::Reuse) => true,
         (Instances::Reuse, Instances::Fresh) => {
-            tracing::info!(
-                handler = manifest.name,
-                "rouse.toml lets instances serve many jobs, but the handler does not declare that it bears it: each attempt has a fresh one"
-            );
+            // Who says so of this very handler expects it; a pattern is for those of its handlers that can.
+            if settings.instances.contains_key(name) {
+                tracing::warn!(
+                    handler = name,
+                    "rouse.toml says instances = \"reuse\", but the handler does not declare that it bears it: each attempt has a fresh one"
+                );
+            } else {
+                tracing::info!(
+                    handler = name,
+                    "rouse.toml lets instances serve many jobs, but the handler does not declare that it bears it: each attempt has a fresh one"
+                );
+            }
             false
         }
     }

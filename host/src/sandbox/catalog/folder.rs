@@ -308,7 +308,8 @@ impl Folder {
                 let entry = self.entries.get_mut(&name).expect("it was listed above");
                 match taken {
                     None => {
-                        entry.serve(Serving::new(&self.sandbox, module));
+                        let serving = Serving::new(&self.sandbox, module);
+                        entry.serve(serving, self.sandbox.settings());
                         changed = true;
                         continue 'over;
                     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::{Grant, Mode};
-use crate::job::{most_specific, pattern_covers};
+use crate::job::most_specific;
 use crate::sandbox::quota::{Ledger, Ledgers};
 use crate::sandbox::{Limits, Narrowing, Settings};
 
@@ -38,10 +38,7 @@ impl Granted {
             only_read_for_job: Vec::new(),
             env: env.into_iter().flatten().map(clone_pair).collect(),
             settings: own.map(|settings| settings.to_string().into()),
-            fine_clocks: settings
-                .fine_clocks
-                .iter()
-                .any(|pattern| pattern_covers(pattern, handler)),
+            fine_clocks: most_specific(&settings.fine_clocks, handler) == Some(&true),
         }
     }
 

@@ -5,6 +5,14 @@ use super::{HttpScheme, Mode, StateQuota};
 /// What stands where only the operator knows.
 const UNKNOWN: &str = "…";
 
+/// What to do with lines that a job has lacked, in a paragraph of its own. `list`: the key that they belong to.
+pub(in crate::sandbox) fn then(handler: &str, list: &str) -> String {
+    format!(
+        "\n\nPut them at the end of rouse.toml; where that has `{list} = […]` for {handler} already, add an element there instead \
+         (`rouse handlers show {handler}` says what is granted where). Then restart the host, and `rouse job retry ID` runs the job again"
+    )
+}
+
 /// Requests to a host; no method: all.
 pub(in crate::sandbox) fn http(
     handler: &str,

@@ -35,10 +35,6 @@ const WAIT_MS_MAX: u64 = 365 * DAY_MS;
 /// A host that shuts down waits for no guest longer than this.
 const GRACE_MS_MAX: u64 = 10 * 60 * 1_000;
 
-const LEASE_DEFAULT: Duration = Duration::from_secs(60);
-const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60 * 60);
-const GRACE_DEFAULT: Duration = Duration::from_secs(5);
-
 /// What a module says of itself, checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
@@ -76,6 +72,15 @@ pub struct HandlerManifest {
     pub instances: Instances,
     /// What it would like to be granted.
     pub capabilities: Vec<Capability>,
+}
+
+impl HandlerManifest {
+    /// Its lease, where the module says nothing of it.
+    pub const LEASE: Duration = Duration::from_secs(60);
+    /// Its run timeout, the same.
+    pub const TIMEOUT: Duration = Duration::from_secs(60 * 60);
+    /// Its grace, the same.
+    pub const GRACE: Duration = Duration::from_secs(5);
 }
 
 /// How many jobs one instance of a handler may serve.
@@ -211,11 +216,13 @@ impl HandlerManifest {
             input_schema: schema("input_schema", written.input_schema, patterns)?,
             output_schema: schema("output_schema", written.output_schema, patterns)?,
             retry: written.retry.check()?,
-            lease: between("lease_ms", written.lease_ms, 1, WAIT_MS_MAX)?.unwrap_or(LEASE_DEFAULT),
+            lease: between("lease_ms", written.lease_ms, 1, WAIT_MS_MAX)?
+                .unwrap_or(HandlerManifest::LEASE),
             timeout: between("timeout_ms", written.timeout_ms, 1, WAIT_MS_MAX)?
-                .unwrap_or(TIMEOUT_DEFAULT),
+                .unwrap_or(HandlerManifest::TIMEOUT),
             // No grace at all is a choice.
-            grace: between("grace_ms", written.grace_ms, 0, GRACE_MS_MAX)?.unwrap_or(GRACE_DEFAULT),
+            grace: between("grace_ms", written.grace_ms, 0, GRACE_MS_MAX)?
+                .unwrap_or(HandlerManifest::GRACE),
             concurrency: written.concurrency,
             instances: written.instances,
             capabilities: capabilities.collect::<Result<_, _>>()?,

@@ -35,8 +35,9 @@ pub(super) fn tunnel(handler: &str, target: &Target) -> String {
 pub(super) fn not_granted(handler: &str, method: &Method, target: &Target) -> String {
     let method = word(method.as_str());
     format!(
-        "the handler {handler} asked for {method} {target}, which is not granted to it; these lines in rouse.toml would allow it:\n{}",
-        lines(handler, &method, target)
+        "the handler {handler} asked for {method} {target}, which is not granted to it; these lines in rouse.toml would allow it:\n{}{}",
+        lines(handler, &method, target),
+        lines::then(handler, "http")
     )
 }
 
@@ -53,8 +54,9 @@ pub(super) fn prohibited(
         format!("the handler {handler} asked for {method} {target}, which leads to {address}");
     match place {
         Place::Public | Place::Private => format!(
-            "{asked}, and that is no public address; these lines in rouse.toml would allow it:\n{}\nprivate = true",
-            lines(handler, &method, target)
+            "{asked}, and that is no public address; these lines in rouse.toml would allow it:\n{}\nprivate = true{}",
+            lines(handler, &method, target),
+            lines::then(handler, "http")
         ),
         Place::Metadata => format!(
             "{asked}, where clouds give out credentials; only a grant whose `hosts` list that very address allows it"
@@ -95,8 +97,10 @@ pub(super) fn secret_taken_away(handler: &str, name: &str) -> String {
 pub(super) fn no_secret(handler: &str, name: &str) -> String {
     let name = word(name);
     format!(
-        "the handler {handler} asked for the secret {name}, which is not granted to it; with the server and the header for which it is, these lines in rouse.toml would allow it:\n{}",
-        lines::secret(handler, Some(&name), None, "authorization")
+        "the handler {handler} asked for the secret {name}, which is not granted to it; with the server and the header for which it is, these lines in rouse.toml would allow it:\n{}{}{}",
+        lines::secret(handler, Some(&name), None, "authorization"),
+        lines::then(handler, "secrets"),
+        read_from(&name)
     )
 }
 
@@ -104,8 +108,10 @@ pub(super) fn no_secret(handler: &str, name: &str) -> String {
 pub(super) fn no_signing(handler: &str, name: &str) -> String {
     let name = word(name);
     format!(
-        "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for that; these lines in rouse.toml would allow it:\n{}",
-        lines::signing(handler, Some(&name))
+        "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for that; these lines in rouse.toml would allow it:\n{}{}{}",
+        lines::signing(handler, Some(&name)),
+        lines::then(handler, "secrets"),
+        read_from(&name)
     )
 }
 
@@ -114,8 +120,16 @@ pub(super) fn secret_in_header(handler: &str, name: &str, header: &str, target: 
     let header = word(header);
     let host = target.host.to_string();
     format!(
-        "the handler {handler} put the secret {name} into the header {header} of a request to {target}, where it may not go; these lines in rouse.toml would allow it:\n{}",
-        lines::secret(handler, Some(name), Some(&host), &header)
+        "the handler {handler} put the secret {name} into the header {header} of a request to {target}, where it may not go; these lines in rouse.toml would allow it:\n{}{}",
+        lines::secret(handler, Some(name), Some(&host), &header),
+        lines::then(handler, "secrets")
+    )
+}
+
+/// Of a secret that may not be there at all yet.
+fn read_from(name: &str) -> String {
+    format!(
+        "; [secrets.{name}] has to say where the secret is read from (env = \"VARIABLE\" or file = \"PATH\")"
     )
 }
 
@@ -145,13 +159,32 @@ mod tests {
             &Method::POST,
             &target("http://a.example:8080/x"),
         );
-        let lines = said.split_once(":\n").map(|(_, lines)| lines);
+        let (_, rest) = said.split_once(":\n").expect("lines");
+        let (lines, then) = rest.split_once("\n\n").expect("what to do with them");
         assert_eq!(
             lines,
-            Some(
-                "[[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]\nschemes = [\"http\"]\nports = [8080]\nmethods = [\"POST\"]"
-            )
+            "[[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]\nschemes = [\"http\"]\nports = [8080]\nmethods = [\"POST\"]"
         );
+        for part in [
+            "`http = […]`",
+            "`rouse handlers show mail.send`",
+            "restart the host",
+            "`rouse job retry ID`",
+        ] {
+            assert!(then.contains(part), "{part}: {then}");
+        }
+    }
+
+    #[test]
+    fn a_secret_that_is_not_granted_may_have_to_be_read_from_somewhere_first() {
+        for said in [
+            no_secret("mail.send", "KEY"),
+            no_signing("mail.send", "KEY"),
+        ] {
+            let (_, then) = said.split_once("\n\n").expect("what to do");
+            assert!(then.contains("[secrets.KEY] has to say"), "{then}");
+            assert!(then.contains("`secrets = […]`"), "{then}");
+        }
     }
 
     #[test]

@@ -1,0 +1,230 @@
+//! What a handler is granted, each grant with all that it is for, and with its table in `rouse.toml`.
+
+use std::net::IpAddr;
+
+use comfy_table::{Table, presets};
+use serde_json::{Map, Value, json};
+
+use super::origin::Tables;
+use crate::cli::text::plain;
+use crate::job::{most_specific, pattern_covers};
+use crate::sandbox::{Grant, Host, HostPattern, HttpGrant, SecretGrant, Settings};
+
+/// The grants of one handler.
+pub(super) struct Held<'a> {
+    http: Vec<&'a HttpGrant>,
+    secrets: Vec<&'a SecretGrant>,
+    dirs: Vec<&'a Grant>,
+    /// Words of manifests, and where each is from.
+    others: Vec<(String, String)>,
+}
+
+impl<'a> Held<'a> {
+    pub(super) fn of(handler: &str, settings: &'a Settings, tables: &Tables) -> Self {
+        let mut others = Vec::new();
+        let mut add = |what: String, from: Option<String>| {
+            others.push((what, from.unwrap_or_default()));
+        };
+        for name in most_specific(&settings.env, handler).into_iter().flatten() {
+            let (name, _) = name;
+            add(format!("env:{name}"), tables.of_table(handler, "env", name));
+        }
+        let own = most_specific(&settings.handler_settings, handler);
+        for name in own.and_then(Value::as_object).into_iter().flatten() {
+            let (name, _) = name;
+            let from = tables.of_table(handler, "settings", name);
+            add(format!("settings:{name}"), from);
+        }
+        if most_specific(&settings.state, handler).is_some() {
+            add("state".into(), tables.of_state(handler));
+        }
+        if most_specific(&settings.fine_clocks, handler) == Some(&true) {
+            add("fine_clocks".into(), tables.of_key(handler, "fine_clocks"));
+        }
+        let fits = |pattern: &str| pattern_covers(pattern, handler);
+        let http = settings.http_grants.iter();
+        let secrets = settings.secret_grants.iter();
+        let dirs = settings.grants.0.iter();
+        Self {
+            http: http.filter(|grant| fits(&grant.handler)).collect(),
+            secrets: secrets.filter(|grant| fits(&grant.handler)).collect(),
+            dirs: dirs.filter(|grant| fits(&grant.handler)).collect(),
+            others,
+        }
+    }
+
+    /// For machines: what has more to it than its name.
+    pub(super) fn json(&self) -> Value {
+        let hosts = |hosts: &[HostPattern]| -> Vec<String> {
+            hosts.iter().map(HostPattern::to_string).collect()
+        };
+        let http = self.http.iter().map(|grant| {
+            let schemes = grant.schemes.iter().map(|scheme| scheme.as_str());
+            json!({
+                "from": list(&grant.handler, "http"),
+                "hosts": hosts(&grant.hosts),
+                "schemes": schemes.collect::<Vec<_>>(),
+                "ports": grant.ports,
+                "methods": grant.methods,
+                "private": grant.private,
+            })
+        });
+        let secrets = self.secrets.iter().map(|grant| {
+            json!({
+                "from": list(&grant.handler, "secrets"),
+                "name": grant.name,
+                "hosts": hosts(&grant.hosts),
+                "headers": grant.headers,
+                "body": grant.body,
+                "sign": grant.sign,
+            })
+        });
+        let dirs = self.dirs.iter().map(|grant| {
+            json!({
+                "from": list(&grant.handler, "dirs"),
+                "dir": grant.dir.display().to_string(),
+                "at": grant.at,
+                "mode": grant.mode.as_str(),
+            })
+        });
+        let mut grants = Map::new();
+        grants.insert("http".into(), http.collect());
+        grants.insert("secrets".into(), secrets.collect());
+        grants.insert("dirs".into(), dirs.collect());
+        grants.into()
+    }
+
+    /// For people: a line for each.
+    pub(super) fn table(&self) -> String {
+        let mut lines: Vec<(String, String)> = Vec::new();
+        for grant in &self.http {
+            let from = list(&grant.handler, "http");
+            lines.extend(requests(grant).map(|what| (what, from.clone())));
+        }
+        for grant in &self.secrets {
+            lines.push((secret(grant), list(&grant.handler, "secrets")));
+        }
+        for grant in &self.dirs {
+            let (at, mode, dir) = (&grant.at, grant.mode.as_str(), grant.dir.display());
+            let what = format!("dirs:{at}:{mode}, which is {dir}");
+            lines.push((what, list(&grant.handler, "dirs")));
+        }
+        lines.extend(self.others.iter().cloned());
+        if lines.is_empty() {
+            return "nothing".into();
+        }
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING);
+        for (what, from) in lines {
+            table.add_row([plain(&what), from]);
+        }
+        table.trim_fmt()
+    }
+}
+
+/// A list of a handler, as it stands in `rouse.toml`.
+fn list(handler: &str, key: &str) -> String {
+    format!("[[handlers.\"{handler}\".{key}]]")
+}
+
+/// For instance `http://127.0.0.1:9911 GET,POST`.
+fn requests(grant: &HttpGrant) -> impl Iterator<Item = String> {
+    let ports: Vec<String> = grant.ports.iter().map(u16::to_string).collect();
+    let ports = match ports.is_empty() {
+        true => String::new(),
+        false => format!(":{}", ports.join(",")),
+    };
+    let methods = match grant.methods.is_empty() {
+        true => "with any method".to_owned(),
+        false => grant.methods.join(","),
+    };
+    let private = match grant.private {
+        true => ", private addresses too",
+        false => "",
+    };
+    let schemes = grant.schemes.iter();
+    schemes.flat_map(move |scheme| {
+        let rest = format!("{ports} {methods}{private}");
+        let hosts = grant.hosts.iter();
+        hosts.map(move |host| format!("{}://{}{rest}", scheme.as_str(), in_url(host)))
+    })
+}
+
+/// An address with colons stands in brackets there.
+fn in_url(host: &HostPattern) -> String {
+    match host {
+        HostPattern::Exact(Host::Ip(IpAddr::V6(address))) => format!("[{address}]"),
+        HostPattern::Exact(Host::Ip(IpAddr::V4(_)) | Host::Name(_))
+        | HostPattern::Any
+        | HostPattern::Under(_) => host.to_string(),
+    }
+}
+
+fn secret(grant: &SecretGrant) -> String {
+    let mut uses = Vec::new();
+    if !grant.hosts.is_empty() {
+        let hosts: Vec<String> = grant.hosts.iter().map(HostPattern::to_string).collect();
+        let body = grant.body.then(|| "bodies".to_owned());
+        let places: Vec<String> = grant.headers.iter().cloned().chain(body).collect();
+        uses.push(format!("to {} in {}", hosts.join(","), places.join(",")));
+    }
+    if grant.sign {
+        uses.push("to sign with".into());
+    }
+    format!("secrets:{} {}", grant.name, uses.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::HttpScheme;
+
+    #[test]
+    fn a_grant_of_requests_shows_scheme_host_ports_and_methods() {
+        let grant = HttpGrant {
+            handler: "x".into(),
+            hosts: ["127.0.0.1", "::1"]
+                .map(|host| host.parse().expect("a host"))
+                .into(),
+            schemes: vec![HttpScheme::Http],
+            ports: vec![9911, 80],
+            methods: vec!["GET".into(), "POST".into()],
+            private: false,
+        };
+        let lines: Vec<String> = requests(&grant).collect();
+        assert_eq!(
+            lines,
+            [
+                "http://127.0.0.1:9911,80 GET,POST",
+                "http://[::1]:9911,80 GET,POST"
+            ]
+        );
+        let wide = HttpGrant {
+            hosts: vec!["*.example.com".parse().expect("a host")],
+            schemes: vec![HttpScheme::Https],
+            ports: Vec::new(),
+            methods: Vec::new(),
+            private: true,
+            ..grant
+        };
+        let lines: Vec<String> = requests(&wide).collect();
+        let line = "https://*.example.com with any method, private addresses too";
+        assert_eq!(lines, [line]);
+    }
+
+    #[test]
+    fn a_secret_shows_where_it_may_go_and_whether_it_signs() {
+        let sent = SecretGrant {
+            handler: "x".into(),
+            name: "KEY".into(),
+            hosts: vec!["a.example".parse().expect("a host")],
+            headers: vec!["authorization".into()],
+            body: true,
+            sign: true,
+        };
+        assert_eq!(
+            secret(&sent),
+            "secrets:KEY to a.example in authorization,bodies, to sign with"
+        );
+    }
+}

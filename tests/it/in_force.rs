@@ -1,0 +1,181 @@
+//! What holds for a handler, and what is said of settings that hold for none.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::sandbox_guest::{PATIENCE, echo, guest};
+use crate::support::{Host, Ran, command, folder};
+
+/// `rouse` in this folder, without a database.
+fn rouse(args: &[&str], folder: &Path) -> Ran {
+    let mut command = command("", args, folder);
+    command.env_remove("DATABASE_URL");
+    let output = command.output().expect("it runs");
+    Ran {
+        code: output.status.code().expect("it exits"),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// A folder with these modules.
+fn with_modules(config: &str, modules: &[(&str, Vec<u8>)]) -> PathBuf {
+    let dir = folder(config, &[]);
+    for (name, bytes) in modules {
+        std::fs::write(dir.join("handlers-wasm").join(name), bytes).unwrap();
+    }
+    dir
+}
+
+const CONFIG: &str = r#"
+[limits]
+memory_mb = 64
+[handlers."my.*"]
+timeout = "10m"
+[handlers."my.*".limits]
+memory_mb = 16
+[handlers."my.*".env]
+LANG = "C"
+[handlers."my.busy"]
+max_attempts = 7
+[handlers."my.busy".limits]
+cpu = "2s"
+[handlers."my.busy".state]
+keys_max = 7
+[[handlers."my.busy".http]]
+hosts = ["127.0.0.1"]
+schemes = ["http"]
+ports = [9911]
+methods = ["GET", "POST"]
+[[handlers."my.*".http]]
+hosts = ["127.0.0.1"]
+"#;
+
+const SHOW: [&str; 5] = ["handlers", "show", "my.busy", "--folder", "handlers-wasm"];
+
+#[tokio::test]
+async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
+    let manifest = r#"{"handlers":[{"name":"my.busy","lease_ms":30000,"timeout_ms":1000}]}"#;
+    let busy = guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
+    let dir = with_modules(CONFIG, &[("busy.wasm", busy)]);
+
+    let shown = rouse(&[&SHOW[..], &["--json"]].concat(), &dir).json();
+    let manifest = &shown["manifest"];
+    let from = |key: &str| manifest["from"][key].as_str().unwrap_or_default();
+    for (pointer, value, key, table) in [
+        (
+            "/limits/memory_mb",
+            16,
+            "limits.memory_mb",
+            "[handlers.\"my.*\".limits]",
+        ),
+        (
+            "/limits/memory_retry_mb",
+            32,
+            "limits.memory_retry_mb",
+            "2 × memory_mb of [handlers.\"my.*\".limits]",
+        ),
+        (
+            "/limits/cpu_ms",
+            2000,
+            "limits.cpu",
+            "[handlers.\"my.busy\".limits]",
+        ),
+        ("/limits/steps", 1000, "limits.steps", "default"),
+        ("/timeout_ms", 600_000, "timeout", "[handlers.\"my.*\"]"),
+        ("/max_attempts", 7, "max_attempts", "[handlers.\"my.busy\"]"),
+        ("/lease_ms", 30_000, "lease", "module"),
+        ("/grace_ms", 5000, "grace", "default"),
+        ("/retry_initial_ms", 10_000, "retry_initial", "default"),
+        (
+            "/state/keys_max",
+            7,
+            "state.keys_max",
+            "[handlers.\"my.busy\".state]",
+        ),
+        ("/state/bytes_max", 1 << 20, "state.bytes_max", "default"),
+    ] {
+        assert_eq!(manifest.pointer(pointer), Some(&json!(value)), "{pointer}");
+        assert_eq!(from(key), table, "{key}");
+    }
+    assert_eq!(manifest["instances"], "fresh");
+    assert_eq!(
+        manifest["granted"],
+        json!(["http:127.0.0.1", "env:LANG", "state"])
+    );
+    // Which of them is for what is seen here only.
+    assert_eq!(manifest["grants"]["http"][0]["schemes"], json!(["https"]));
+    assert_eq!(
+        manifest["grants"]["http"][1],
+        json!({
+            "from": "[[handlers.\"my.busy\".http]]", "hosts": ["127.0.0.1"], "schemes": ["http"], "ports": [9911],
+            "methods": ["GET", "POST"], "private": false,
+        })
+    );
+
+    let text = rouse(&SHOW, &dir);
+    let line = |part: &str| {
+        let line = text.stdout.lines().find(|line| line.contains(part));
+        line.unwrap_or_else(|| panic!("{part}: {}", text.stdout))
+    };
+    assert!(line("limits.memory_mb").contains("16"));
+    assert!(line("limits.cpu").contains("\"2s\""));
+    assert!(line("http://127.0.0.1:9911 GET,POST").contains("[[handlers.\"my.busy\".http]]"));
+    assert!(line("https://127.0.0.1 with any method").contains("[[handlers.\"my.*\".http]]"));
+    assert!(line("env:LANG").contains("[handlers.\"my.*\".env]"));
+    text.says(
+        "grants and settings as in rouse.toml; a host that was started with another --config",
+    );
+
+    std::fs::rename(dir.join("rouse.toml"), dir.join("other.toml")).unwrap();
+    rouse(&SHOW, &dir).says("grants and settings as without any rouse.toml");
+    let other = rouse(&[&SHOW[..], &["--config", "other.toml"]].concat(), &dir);
+    other.exits(0).says("grants and settings as in other.toml");
+}
+
+#[tokio::test]
+async fn names_that_no_handler_has_are_said_once() {
+    let config = "queue = \"off\"\n[sources]\ncron = \"no.such\"\n[handlers.\"*\"]\nlease = \"5s\"\n\
+                  [handlers.\"mial.send\"]\nlease = \"5s\"\n[handlers.\"mail.*\"]\nlease = \"5s\"\n\
+                  [handlers.\"mail.send\"]\ninstances = \"reuse\"\n";
+    let dir = with_modules(config, &[("mail.wasm", echo("mail.send", "1"))]);
+    let table = "[handlers.\"mial.send\"] in rouse.toml fits no handler";
+    let source = "cron of [sources] in rouse.toml names no.such";
+    let listed = rouse(&["handlers", "--json"], &dir);
+    listed.exits(0).says(table).says(source);
+    assert_eq!(
+        listed.stderr.matches("in rouse.toml ").count(),
+        2,
+        "{}",
+        listed.stderr
+    );
+    assert_eq!(
+        listed.json()["handlers"][0]["name"],
+        Value::from("mail.send")
+    );
+
+    let mut serve = command("", &["serve", "--http", "127.0.0.1:0"], &dir);
+    serve.env_remove("DATABASE_URL");
+    let host = Host::spawn(serve);
+    host.line(PATIENCE, |line| line.contains(source));
+    host.line(PATIENCE, |line| {
+        line.contains("WARN") && line.contains("instances = \"reuse\"")
+    });
+    host.line(PATIENCE, |line| line.contains("the queue is off"));
+
+    // The folder changes: what was said is not said again, and what is new is.
+    let handlers = dir.join("handlers-wasm");
+    std::fs::write(handlers.join(".other"), echo("other", "1")).unwrap();
+    std::fs::rename(handlers.join(".other"), handlers.join("other.wasm")).unwrap();
+    host.line(PATIENCE, |line| line.contains("other.wasm"));
+    std::fs::remove_file(handlers.join("mail.wasm")).unwrap();
+    for gone in ["mail.*", "mail.send"] {
+        let table = format!("[handlers.\"{gone}\"] in rouse.toml fits no handler");
+        host.line(PATIENCE, |line| line.contains(&table));
+    }
+    let output = host.output();
+    assert_eq!(output.matches(table).count(), 1, "{output}");
+    assert_eq!(output.matches(source).count(), 1, "{output}");
+    host.kill();
+}
