@@ -141,7 +141,7 @@ async fn one_poisonous_result_fails_alone_and_never_its_batch() {
     let error = ended(&client, big).await.error.unwrap();
     assert_eq!(error["kind"], "output_too_large");
     let error = ended(&client, nul_error).await.error.unwrap();
-    assert_eq!(error["message"], "before\u{fffd}after");
+    assert_eq!(error["message"], "before\\u{0}after");
     worker.drain().await;
 }
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::{AbortReason, Again, RetryAt, RetryPolicy, RunEnd, State};
+use crate::harmless::{paragraphs, printable};
 
 /// What becomes of the job after an attempt. Settled behind the fence.
 #[derive(Debug)]
@@ -33,7 +34,8 @@ pub enum Outcome {
     Dropped(AbortReason),
 }
 
-/// Why an attempt did not succeed, as it is stored with the attempt and shown to people.
+/// Why an attempt did not succeed, as it is stored with the attempt and shown to people. All of it but the details, which are data
+/// for programs, is text without anything that a terminal would obey; a message may have several lines.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AttemptError {
     /// The class.
@@ -245,7 +247,7 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
                 .and_then(|bytes| serde_json::from_slice(bytes).ok())
                 .map(without_nul);
             let error = AttemptError {
-                guest_kind: Some(clean(&failure.kind)),
+                guest_kind: Some(printable(&failure.kind, usize::MAX)),
                 details,
                 ..AttemptError::new(ErrorKind::GuestError, failure.message)
             };
@@ -257,7 +259,7 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
             backtrace,
         } => {
             let error = AttemptError {
-                location: Some(clean(&location)),
+                location: Some(printable(&location, usize::MAX)),
                 ..AttemptError::new(ErrorKind::Panic, message).with(&backtrace)
             };
             Judged::failed(error, When::Backoff)
@@ -274,7 +276,7 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         RunEnd::Denied { denial, then } => match judge(*then, tries) {
             Judged::Decided(outcome) => Judged::Decided(outcome),
             Judged::Failed(then, _) => {
-                let message = clean(&denied(&denial, &then.message));
+                let message = text(&denied(&denial, &then.message));
                 let error = AttemptError {
                     kind: ErrorKind::Denied,
                     message,
@@ -357,7 +359,7 @@ impl AttemptError {
         Self {
             kind,
             guest_kind: None,
-            message: clean(message.as_ref()),
+            message: text(message.as_ref()),
             location: None,
             backtrace: Vec::new(),
             details: None,
@@ -365,7 +367,8 @@ impl AttemptError {
     }
 
     fn with(mut self, backtrace: &[String]) -> Self {
-        self.backtrace = backtrace.iter().map(|frame| clean(frame)).collect();
+        let line = |frame: &String| printable(frame, usize::MAX);
+        self.backtrace = backtrace.iter().map(line).collect();
         self
     }
 
@@ -460,3 +463,8 @@ fn without_nul(value: Value) -> Value {
 fn clean(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
+/// What is wrong, in one line or more. Whoever made it has cut it.
+fn text(message: &str) -> String {
+    paragraphs(message, usize::MAX)
+}
+
