@@ -12,7 +12,7 @@ use serde_json::json;
 use super::example;
 use super::host::{Databases, Host, HostArgs, Signals};
 use super::postgres::PrivateArgs;
-use super::text::plain;
+use super::text::{as_json, plain};
 use crate::config::{Environment, Queue};
 use crate::sandbox::{Handler, HandlerSet};
 use crate::store::connect::Connector;
@@ -75,7 +75,7 @@ fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyh
             "handlers": handlers.names(),
             "refused": handlers.refused.iter().map(|refusal| json!({"file": refusal.file, "why": refusal.why})).collect::<Vec<_>>(),
         });
-        writeln!(out, "{event}")?;
+        writeln!(out, "{}", as_json(event))?;
     } else {
         writeln!(out, "postgres: {url}")?;
         if let Some(url) = tcp_url {

@@ -131,7 +131,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     let noted = call.profile.clone();
     let invoked = run_until_a_signal(&sandbox, &handler, policy, call).await?;
     match args.json {
-        true => println!("{}", record(&handler, &invoked)?),
+        true => println!("{}", as_json(record(&handler, &invoked)?)),
         false => print(&handler, &invoked)?,
     }
     if let (Some(file), Some(noted)) = (profile, noted) {
@@ -207,7 +207,7 @@ fn print(handler: &Handler, invoked: &Invoked) -> anyhow::Result<()> {
         Ok(())
     };
     match &invoked.answer {
-        Answer::Succeeded(result) => println!("{}", result.get()),
+        Answer::Succeeded(result) => println!("{}", as_json(result.get())),
         Answer::Failed(error) => tell("failed", error)?,
         Answer::TimedOut(error) => tell("ran too long", error)?,
         Answer::Stopped(reason) => eprintln!("rouse: {name} was stopped ({})", reason.as_str()),

@@ -48,6 +48,14 @@ mod tests {
     }
 
     #[test]
+    fn json_is_the_same_without_anything_that_a_terminal_would_obey() {
+        let value = json!({"a\u{9b}": "b\u{202e}\u{7f}", "raw": 1});
+        let printed = as_json(&value);
+        assert_eq!(printed, r#"{"a\u009b":"b\u202e\u007f","raw":1}"#);
+        assert_eq!(serde_json::from_str::<Value>(&printed).unwrap(), value);
+    }
+
+    #[test]
     fn terminal_escapes_become_visible_and_line_breaks_stay() {
         assert_eq!(plain("a\x1b[2Jb\nc\u{9b}"), "a\\u{1b}[2Jb\nc\\u{9b}");
         assert_eq!(plain("ab\u{202e}cd"), "ab\\u{202e}cd");

@@ -14,7 +14,7 @@ use crate::cli::attempt_error::cell;
 use crate::cli::host::HANDLERS_DIR;
 use crate::cli::invoke::unknown;
 use crate::cli::target::{Target, seen};
-use crate::cli::text::{digest, plain, words};
+use crate::cli::text::{as_json, digest, plain, words};
 use crate::sandbox::{Handler, Missing};
 
 /// Neither a worker nor the folder has it, and nothing waits for it.
@@ -72,7 +72,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         let manifest = here.map(|here| here.manifest);
         println!(
             "{}",
-            json!({"handler": args.name, "on": on, "waiting": waiting, "manifest": manifest})
+            as_json(
+                json!({"handler": args.name, "on": on, "waiting": waiting, "manifest": manifest})
+            )
         );
         return Ok(ExitCode::SUCCESS);
     }

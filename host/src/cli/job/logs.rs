@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{EXIT_UNKNOWN, unknown};
 use crate::cli::target::Target;
-use crate::cli::text::plain;
+use crate::cli::text::{as_json, plain};
 use crate::job::JobId;
 use crate::store::{LoggedLine, Store};
 
@@ -110,7 +110,7 @@ async fn print(
     }
 }
 
-fn said(line: &LoggedLine, as_json: bool) -> String {
+fn said(line: &LoggedLine, in_json: bool) -> String {
     let LoggedLine {
         attempt,
         line: number,
@@ -118,9 +118,10 @@ fn said(line: &LoggedLine, as_json: bool) -> String {
         level,
         text,
     } = line;
-    match as_json {
-        true => json!({"attempt": attempt, "line": number, "at": at, "level": level, "text": text})
-            .to_string(),
+    match in_json {
+        true => as_json(
+            json!({"attempt": attempt, "line": number, "at": at, "level": level, "text": text}),
+        ),
         false => format!("{at} {attempt} {:5} {}", level.to_uppercase(), plain(text)),
     }
 }

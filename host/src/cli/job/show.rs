@@ -12,7 +12,7 @@ use crate::cli::attempt_error::lines;
 use crate::cli::duration::duration;
 use crate::cli::served::Wanted;
 use crate::cli::target::Target;
-use crate::cli::text::plain;
+use crate::cli::text::{as_json, plain};
 use crate::cli::top::bytes;
 use crate::job::JobId;
 use crate::store::{JobView, Store};
@@ -85,7 +85,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if args.json {
-        println!("{}", job.text);
+        println!("{}", as_json(&job.text));
     } else {
         println!("{}", show(&job));
     }
