@@ -286,7 +286,7 @@ async fn a_job_that_runs_out_of_memory_is_tried_once_more_with_twice_as_much() {
     let error = job.error.unwrap();
     assert_eq!(error["kind"], "out_of_memory");
     let message = error["message"].as_str().unwrap();
-    assert!(message.contains("67108864 bytes"), "{message}");
+    assert!(message.contains("64 MiB of memory"), "{message}");
     worker.drain().await;
 }
 

@@ -98,6 +98,24 @@ fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyh
             writeln!(out, "          {name}")?;
         }
         match example(&handlers) {
+            None if !handlers.refused.is_empty() => {
+                writeln!(
+                    out,
+                    "          none: {}",
+                    match handlers.refused.len() {
+                        1 => "1 file is refused".to_string(),
+                        count => format!("{count} files are refused"),
+                    }
+                )?;
+                for refusal in &handlers.refused {
+                    writeln!(
+                        out,
+                        "          refused {}: {}",
+                        refusal.file,
+                        plain(&refusal.why)
+                    )?;
+                }
+            }
             None => writeln!(
                 out,
                 "          none yet: put *.wasm files there (`cargo xtask handlers` builds those of this repository, `rouse new NAME` starts one of your own)"

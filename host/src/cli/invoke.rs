@@ -129,7 +129,11 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         profile: profile.as_ref().map(|_| Arc::new(Profile::begin())),
     };
     let noted = call.profile.clone();
-    let invoked = run_until_a_signal(&sandbox, &handler, policy, call).await?;
+    let mut invoked = run_until_a_signal(&sandbox, &handler, policy, call).await?;
+    if let (Answer::TimedOut(error), Some(timeout)) = (&mut invoked.answer, args.timeout) {
+        let timeout = humantime::format_duration(timeout);
+        error.message = format!("it ran longer than the {timeout} of --timeout");
+    }
     match args.json {
         true => println!("{}", as_json(record(&handler, &invoked)?)),
         false => print(&handler, &invoked)?,

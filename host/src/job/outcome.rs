@@ -290,21 +290,16 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
                 false => " (`memory_mb` in rouse.toml)".into(),
                 true => left("memory_mb"),
             };
-            let needed =
-                format!("the handler needed more than its {limit_bytes} bytes of memory{setting}");
-            match tries.more_memory_bytes {
-                Some(bytes) => Judged::failed(
-                    AttemptError::new(
-                        ErrorKind::OutOfMemory,
-                        format!("{needed}; the next attempt may have {bytes}"),
-                    ),
-                    When::WithMemory(bytes),
-                ),
-                None => Judged::failed(
-                    AttemptError::new(ErrorKind::OutOfMemory, needed),
-                    When::Never,
-                ),
-            }
+            let limit = size(u64::try_from(limit_bytes).unwrap_or(u64::MAX));
+            let mut message = format!("the handler needed more than its {limit} of memory{setting}");
+            let again = match tries.more_memory_bytes {
+                Some(bytes) if tries.failed < tries.max => {
+                    message += &format!("; the next attempt may have {}", size(bytes));
+                    When::WithMemory(bytes)
+                }
+                Some(_) | None => When::Never,
+            };
+            Judged::failed(AttemptError::new(ErrorKind::OutOfMemory, message), again)
         }
         RunEnd::OutOfCpu { limit } => Judged::retried(
             ErrorKind::OutOfCpu,
@@ -319,7 +314,9 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         ),
         RunEnd::OutputTooLarge { bytes, limit_bytes } => Judged::retried(
             ErrorKind::OutputTooLarge,
-            format!("the result has {bytes} bytes; {limit_bytes} are allowed"),
+            format!(
+                "the result has {bytes} bytes; {limit_bytes} are allowed (`result_bytes` in rouse.toml)"
+            ),
         ),
         RunEnd::PayloadRefused(why) => {
             let error = AttemptError::new(ErrorKind::InvalidPayload, why);
@@ -344,6 +341,15 @@ fn denied(denial: &str, then: &str) -> String {
         false => "; ",
     };
     format!("{denial}{between}then: {then}")
+}
+
+/// As `rouse.toml` has it, in MiB, where it comes out even.
+fn size(bytes: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    match bytes % MIB {
+        0 => format!("{} MiB", bytes / MIB),
+        _ => format!("{bytes} bytes"),
+    }
 }
 
 /// That the job itself has set this limit, behind what it ran into.
@@ -459,12 +465,12 @@ fn without_nul(value: Value) -> Value {
     }
 }
 
-/// Postgres text cannot hold NUL; the replacement character shows where one was.
-fn clean(text: &str) -> String {
-    text.replace('\0', "\u{fffd}")
-}
 /// What is wrong, in one line or more. Whoever made it has cut it.
 fn text(message: &str) -> String {
     paragraphs(message, usize::MAX)
 }
 
+/// Postgres text cannot hold NUL; the replacement character shows where one was.
+fn clean(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}

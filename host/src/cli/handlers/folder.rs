@@ -40,14 +40,19 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    pub(super) async fn open(dir: &Path, config: Option<&Path>) -> anyhow::Result<Self> {
+    /// `option` is the one that names another folder.
+    pub(super) async fn open(
+        dir: &Path,
+        option: &str,
+        config: Option<&Path>,
+    ) -> anyhow::Result<Self> {
         let (file, folder) = File::read(config)?;
         let text = std::fs::read_to_string(config.unwrap_or(Path::new(File::USUAL)));
         // One that has to be there was read just now.
         let text = text.unwrap_or_default();
         anyhow::ensure!(
             dir.is_dir(),
-            "there is no folder {}; name another with --handlers DIR",
+            "there is no folder {}; name another with {option} DIR",
             dir.display()
         );
         let sandbox = Sandbox::start(with_compiler(file.sandbox(&folder, 1)))?;
@@ -92,7 +97,7 @@ fn missing(missing: &Missing) -> Value {
 
 /// Lists; exit 1 when a file is refused.
 pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let folder = Folder::open(&args.handlers, args.config.as_deref()).await?;
+    let folder = Folder::open(&args.handlers, "--handlers", args.config.as_deref()).await?;
     let handlers = &folder.handlers;
     let code = if handlers.refused.is_empty() {
         ExitCode::SUCCESS

@@ -53,7 +53,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             (on, waiting, beside(&args).await)
         }
         Some(dir) => {
-            let folder = Folder::open(dir, args.config.as_deref()).await?;
+            let folder = Folder::open(dir, "--folder", args.config.as_deref()).await?;
             let Some(handler) = folder.handlers.get(&args.name) else {
                 eprintln!("{}", unknown(&args.name, dir, &folder.handlers));
                 return Ok(ExitCode::from(EXIT_UNKNOWN));
@@ -129,7 +129,7 @@ async fn beside(args: &Args) -> Option<Here> {
     if !dir.is_dir() {
         return None;
     }
-    match Folder::open(dir, args.config.as_deref()).await {
+    match Folder::open(dir, "--folder", args.config.as_deref()).await {
         Ok(folder) => {
             let handler = folder.handlers.get(&args.name)?;
             Some(Here::of(&folder, handler))

@@ -172,7 +172,7 @@ impl GuestLog {
         self.emit(
             number,
             Level::WARN,
-            "this attempt has written more than it may; the rest is left out",
+            "this attempt has written more than it may (`log_bytes` in rouse.toml); the rest is left out",
         );
     }
 
@@ -316,7 +316,8 @@ mod tests {
             }
         });
         assert!(log.len() < 2_000, "{log}");
-        assert_eq!(log.matches("the rest is left out").count(), 1);
+        let said = "more than it may (`log_bytes` in rouse.toml); the rest is left out";
+        assert_eq!(log.matches(said).count(), 1);
     }
 
     #[test]
