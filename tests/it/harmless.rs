@@ -189,3 +189,56 @@ async fn a_module_that_panics_when_it_is_asked_again_is_told_of_in_words_that_po
         "{why}"
     );
 }
+
+#[test]
+fn handlers_says_what_would_keep_a_host_from_starting_and_what_it_would_warn_of() {
+    let config = r#"
+        [secrets.KEY]
+        env = "ROUSE_TEST_KEY"
+        [secrets.OTHER]
+        file = "nowhere.key"
+        [handlers."test.other"]
+        secrets = [{ name = "KEY", hosts = ["a.example"], headers = ["authorization"] },
+                   { name = "OTHER", hosts = ["a.example"], headers = ["authorization"] }]
+        dirs = [{ dir = "nowhere", at = "/data", mode = "read" }]
+    "#;
+    let folder = deployment(
+        config,
+        &[
+            ("echo.wasm", &echo("test.echo", "1")),
+            ("other.wasm", &echo("test.other", "1")),
+        ],
+    );
+    let output = run(&folder, &[], &["handlers"]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for part in [
+        "a host would not start: read the secret KEY (secrets.KEY in rouse.toml): the variable ROUSE_TEST_KEY is not set",
+        "a host would not start: read the secret OTHER (secrets.OTHER in rouse.toml)",
+        "warning: rouse.toml grants test.other the directory",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    // What only another handler is granted keeps none from being run.
+    let echoed = run(&folder, &[], &["invoke", "test.echo", "[7]"]);
+    assert_eq!(
+        (echoed.status.code(), text(&echoed).as_str()),
+        (Some(0), "[7]\n")
+    );
+    let other = run(&folder, &[], &["invoke", "test.other"]);
+    assert_eq!(other.status.code(), Some(6));
+    assert!(text(&other).contains("read the secret KEY"), "{other:?}");
+
+    // With a warning alone a host would start.
+    let key = folder.join("nowhere.key");
+    std::fs::write(&key, "correct horse battery").unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&key, mode).unwrap();
+    let variables = [("ROUSE_TEST_KEY", "correct horse battery")];
+    let output = run(&folder, &variables, &["handlers", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let listed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(listed["errors"], json!([]));
+    let warning = listed["warnings"][0].as_str().unwrap();
+    assert!(warning.contains("nowhere, which is not there"), "{warning}");
+}

@@ -8,9 +8,10 @@ use clap::Args as ClapArgs;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
+use super::trouble::Trouble;
 use crate::cli::compile_module::with_compiler;
 use crate::cli::host::HANDLERS_DIR;
-use crate::cli::text::plain;
+use crate::cli::text::{as_json, plain};
 use crate::config::{Environment, File};
 use crate::sandbox::{Capability, Catalog, Handler, HandlerSet, Missing, Sandbox};
 use crate::worker::{Overrides, Policy};
@@ -37,6 +38,9 @@ pub(super) struct Folder {
     /// What stands in `rouse.toml`; nothing where there is none.
     pub(super) config: String,
     overrides: Overrides,
+    file: File,
+    /// Where relative paths of the file start.
+    beside: PathBuf,
 }
 
 impl Folder {
@@ -60,6 +64,8 @@ impl Folder {
             handlers: Catalog::open(sandbox, dir).await?.current(),
             config: text,
             overrides: file.worker(Environment.hostname()).overrides,
+            file,
+            beside: folder,
         })
     }
 
@@ -95,14 +101,14 @@ fn missing(missing: &Missing) -> Value {
     json!({"what": missing.what.to_string(), "lines": missing.lines})
 }
 
-/// Lists; exit 1 when a file is refused.
+/// Lists; exit 1 when a file is refused, or a host would not start.
 pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let folder = Folder::open(&args.handlers, "--handlers", args.config.as_deref()).await?;
     let handlers = &folder.handlers;
-    let code = if handlers.refused.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    let trouble = Trouble::of(&folder.file, &folder.beside);
+    let code = match handlers.refused.is_empty() && trouble.errors.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
     };
 
     if args.json {
@@ -116,7 +122,13 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
             .iter()
             .map(|refusal| json!({"file": refusal.file, "why": refusal.why}))
             .collect();
-        println!("{}", json!({"handlers": listed, "refused": refused}));
+        let Trouble { errors, warnings } = trouble;
+        println!(
+            "{}",
+            as_json(
+                json!({"handlers": listed, "refused": refused, "errors": errors, "warnings": warnings})
+            )
+        );
         return Ok(code);
     }
 
@@ -147,6 +159,12 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     println!("{}", table.trim_fmt());
     for refusal in &handlers.refused {
         println!("refused {}: {}", refusal.file, plain(&refusal.why));
+    }
+    for error in &trouble.errors {
+        println!("a host would not start: {}", plain(error));
+    }
+    for warning in &trouble.warnings {
+        println!("warning: {}", plain(warning));
     }
     Ok(code)
 }
