@@ -275,6 +275,24 @@ async fn dev_shows_a_call_that_works_as_it_stands() {
 }
 
 #[tokio::test]
+async fn dev_says_what_it_refuses_where_nothing_serves() {
+    let dir = scratch("dev-refused");
+    let handlers = dir.join("handlers");
+    std::fs::create_dir(&handlers).unwrap();
+    std::fs::write(handlers.join("broken.wasm"), "no wasm at all").unwrap();
+    let (data, handlers) = (dir.join("pg"), handlers.to_str().unwrap());
+    let data = data.to_str().unwrap();
+    let host = Host::rouse(&["dev", "--data-dir", data, "--handlers", handlers], &[]);
+    host.line(PATIENCE, |line| line.trim() == "none: 1 file is refused");
+    host.line(PATIENCE, |line| {
+        line.trim()
+            .starts_with("refused broken.wasm: it is no WebAssembly")
+    });
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+}
+
+#[tokio::test]
 async fn dev_starts_again_after_a_kill_and_has_kept_its_jobs() {
     let dir = scratch("dev-killed");
     let (data, guests) = (dir.join("pg"), guests_dir());

@@ -55,7 +55,7 @@ async fn a_payload_that_does_not_fit_ends_the_attempt_before_there_is_an_instanc
     assert!(!instance, "{end:?}");
     assert_eq!(
         refused(end),
-        "the payload does not fit the schema: at /lines/0/amount is the string \"7\"; wanted is \"type\": \"integer\" (#/$defs/line/properties/amount); the input_schema of test.typed says what it takes (`rouse handlers show`)"
+        "the payload does not fit the schema: at /lines/0/amount is the string \"7\"; wanted is \"type\": \"integer\" (#/$defs/line/properties/amount); `rouse handlers show test.typed` shows what it takes (input_schema)"
     );
     // An attempt that has to stop is not checked.
     let handler = handlers.handler("test.typed");
@@ -161,8 +161,7 @@ async fn a_job_whose_result_does_not_fit_is_tried_again_as_the_handler_says() {
     for row in rows {
         let (kind, message): (String, String) = (row.get(0), row.get(1));
         assert_eq!(kind, "invalid_result");
-        let told =
-            "the result does not fit the schema: at /lines/0 is an object without \"amount\"";
+        let told = "the result does not fit the schema: the object at /lines/0 has no \"amount\"";
         assert!(message.starts_with(told), "{message}");
     }
     worker.drain().await;

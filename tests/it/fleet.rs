@@ -475,6 +475,9 @@ fn a_folder_is_shown_without_any_database() {
     assert!(code == 0 && text.contains("noop.wasm"), "{text}");
     let (code, text) = run(&["handlers", "show", "noop", "--folder", "handlers-wasm"]);
     assert!(code == 0 && text.contains("input_schema"), "{text}");
+    let (code, text) = run(&["handlers", "show", "noop", "--folder", "nowhere"]);
+    assert_eq!(code, 1);
+    assert!(text.contains("name another with --folder DIR"), "{text}");
     std::fs::write(folder.join("handlers-wasm/broken.wasm"), "no module").unwrap();
     let (code, text) = run(&["handlers", "show", "no.such", "--folder", "handlers-wasm"]);
     assert_eq!(code, 3);

@@ -125,7 +125,7 @@ fn each_end_of_an_invocation_has_its_exit_code() {
         (
             &["test.spin", "--timeout", "100ms"],
             5,
-            "test.spin ran too long",
+            "message: it ran longer than the 100ms of --timeout",
         ),
         (
             &["noop", "--handlers", "/nowhere"],

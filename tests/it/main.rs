@@ -31,6 +31,7 @@ mod compiling;
 mod contract;
 mod folder;
 mod grants;
+mod harmless;
 mod hostile;
 mod in_force;
 mod pinning;

@@ -324,6 +324,21 @@ fn handlers_lock_lists_a_folder_as_sha256sum_does() {
         said.contains("changed ") && said.contains("2 modules"),
         "{said}"
     );
+    // A name that would be a line of its own.
+    let lock = fs::read(deployment.path("handlers.lock")).unwrap();
+    let line = format!("\n{}  evil.wasm", Digest::of(b"evil"));
+    let evil = deployment.path("handlers-wasm").join(format!("a{line}"));
+    fs::write(&evil, echo("test.evil", "1")).unwrap();
+    for command in [&["handlers", "lock"][..], &["handlers"]] {
+        let said = deployment.says(1, command);
+        assert!(
+            said.contains("a\\u{a}") && said.contains("its name has control characters"),
+            "{said}"
+        );
+        assert!(!said.contains(&line), "{said}");
+    }
+    assert_eq!(fs::read(deployment.path("handlers.lock")).unwrap(), lock);
+    fs::remove_file(evil).unwrap();
     fs::remove_file(deployment.path("handlers-wasm/new.wasm")).unwrap();
     assert!(deployment.says(0, &["handlers", "lock"]).contains("gone "));
     assert!(

@@ -99,7 +99,8 @@ pub(crate) fn guest_of_wasip1(imports: &str, manifest: &str, run: &str) -> Vec<u
     assemble(imports, &describe, manifest, run)
 }
 
-fn assemble(imports: &str, describe: &str, text: &str, run: &str) -> Vec<u8> {
+/// A core module of all of these.
+pub(crate) fn assemble(imports: &str, describe: &str, text: &str, run: &str) -> Vec<u8> {
     let escaped: String = text.bytes().map(|byte| format!("\\{byte:02x}")).collect();
     let wat = format!(
         r#"(module

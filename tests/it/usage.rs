@@ -183,6 +183,41 @@ async fn who_follows_a_job_reads_its_lines_while_it_runs_and_ends_with_it() {
 }
 
 #[tokio::test]
+async fn who_follows_a_job_that_nobody_takes_is_told_why() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "no.such", json!({})).await.to_string();
+    let args = ["job", "logs", &id, "--follow"];
+    let follower = Host::spawn(command(&db.url(), &args, &scratch("follow")));
+    follower.line(PATIENCE, |line| {
+        line.contains("no worker that runs now has the handler no.such")
+    });
+}
+
+#[tokio::test]
+async fn the_logs_of_a_job_that_panicked_end_with_its_error() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let once = Settings {
+        overrides: crate::support::worker::tries("test.panic", 1, Duration::ZERO),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, once).await;
+    let id = enqueue(&client, "test.panic", json!({})).await;
+    assert_eq!(ended(&client, id).await.state, "failed");
+    worker.drain().await;
+    let id = id.to_string();
+    let logs = rouse_in(&db, &["job", "logs", &id], &scratch("logs")).await;
+    let last = logs.exits(0).stderr.lines().last().unwrap_or_default();
+    assert!(
+        last.starts_with(&format!(
+            "rouse: the last error of job {id}, which is failed: "
+        )) && last.contains("a panic on purpose"),
+        "{last:?}"
+    );
+}
+
+#[tokio::test]
 async fn a_worker_says_nothing_about_jobs_of_another() {
     let db = TestDb::new().await;
     let client = db.client().await;

@@ -400,3 +400,32 @@ async fn a_worker_tells_how_it_fares() {
         .get(0);
     assert!(!shown, "stats are shown for two minutes");
 }
+
+#[tokio::test]
+async fn a_challenge_whose_answer_is_refused_keeps_no_other_waiting() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN RAISE EXCEPTION 'no such answer'; END $$;
+             CREATE TRIGGER refuse BEFORE UPDATE ON rouse.challenge
+                 FOR EACH ROW WHEN (NEW.handler = 'no.such') EXECUTE FUNCTION public.refuse()",
+        )
+        .await
+        .unwrap();
+    let settings = Settings {
+        worker_id: "w-1".into(),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
+    let store = db.store();
+    // The first to be answered, each time.
+    let refused = store.challenge("w-1", "no.such").await.unwrap();
+    let nonce = store.challenge("w-1", "noop").await.unwrap();
+    let answered = format!("SELECT rouse.challenge_answer('{nonce}') IS NOT NULL");
+    until_true(&client, &answered).await;
+    assert_eq!(store.challenge_answer(&refused).await.unwrap(), None);
+    worker.drain().await;
+}

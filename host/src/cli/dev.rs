@@ -12,7 +12,7 @@ use serde_json::json;
 use super::example;
 use super::host::{Databases, Host, HostArgs, Signals};
 use super::postgres::PrivateArgs;
-use super::text::plain;
+use super::text::{as_json, plain};
 use crate::config::{Environment, Queue};
 use crate::sandbox::{Handler, HandlerSet};
 use crate::store::connect::Connector;
@@ -75,7 +75,7 @@ fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyh
             "handlers": handlers.names(),
             "refused": handlers.refused.iter().map(|refusal| json!({"file": refusal.file, "why": refusal.why})).collect::<Vec<_>>(),
         });
-        writeln!(out, "{event}")?;
+        writeln!(out, "{}", as_json(event))?;
     } else {
         writeln!(out, "postgres: {url}")?;
         if let Some(url) = tcp_url {
@@ -98,6 +98,24 @@ fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyh
             writeln!(out, "          {name}")?;
         }
         match example(&handlers) {
+            None if !handlers.refused.is_empty() => {
+                writeln!(
+                    out,
+                    "          none: {}",
+                    match handlers.refused.len() {
+                        1 => "1 file is refused".to_string(),
+                        count => format!("{count} files are refused"),
+                    }
+                )?;
+                for refusal in &handlers.refused {
+                    writeln!(
+                        out,
+                        "          refused {}: {}",
+                        refusal.file,
+                        plain(&refusal.why)
+                    )?;
+                }
+            }
             None => writeln!(
                 out,
                 "          none yet: put *.wasm files there (`cargo xtask handlers` builds those of this repository, `rouse new NAME` starts one of your own)"

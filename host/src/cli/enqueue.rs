@@ -9,6 +9,7 @@ use serde_json::json;
 use super::duration::duration;
 use super::payload;
 use super::target::Target;
+use super::text::as_json;
 use crate::store::Enqueue;
 
 /// Options of `rouse enqueue`.
@@ -85,7 +86,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         })
         .await?;
     if args.json {
-        println!("{}", json!({"id": id.0}));
+        println!("{}", as_json(json!({"id": id.0})));
     } else {
         println!("{id}");
     }

@@ -1,6 +1,6 @@
 //! What `rouse dev` and `rouse serve` have in common: a worker, its HTTP port, and signals.
 
-mod invocations;
+pub(super) mod invocations;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::duration::duration;
 use super::misspelt::Named;
-use super::settings::sandbox_settings;
+use super::settings::{missing_dirs, sandbox_settings};
 use crate::config::{self, Environment, File, Queue};
 use crate::http::{self, Access, Invocations, Metrics, Pages, Readiness, Report};
 use crate::invoke::{Invoker, Share};
@@ -194,7 +194,7 @@ impl Host {
             invocations: offer.as_ref().map_or(0, |offer| offer.max),
         };
         let limits = sandbox_settings(&file, &folder, wanted.slots + wanted.invocations)?;
-        for grant in limits.grants.0.iter().filter(|grant| !grant.dir.is_dir()) {
+        for grant in missing_dirs(&limits) {
             warn!(
                 dir = %grant.dir.display(),
                 handler = grant.handler,

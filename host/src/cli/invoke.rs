@@ -19,8 +19,8 @@ use super::attempt_error;
 use super::duration::some_time;
 use super::host::HANDLERS_DIR;
 use super::payload;
-use super::settings::sandbox_settings;
-use super::text::plain;
+use super::settings::settings_of;
+use super::text::{as_json, plain};
 use crate::config::{Environment, File};
 use crate::invoke::{Answer, Call, Invoked, once};
 use crate::job::{AbortReason, AttemptError, ErrorKind};
@@ -108,7 +108,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     };
     let profile = args.profile.map(ProfileFile::create).transpose()?;
     let (file, folder) = File::read(args.config.as_deref())?;
-    let mut settings = sandbox_settings(&file, &folder, 1)?;
+    let mut settings = settings_of(&file, &folder, &args.handler)?;
     if profile.is_some() {
         settings.tick = Profile::EVERY;
     }
@@ -129,9 +129,13 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         profile: profile.as_ref().map(|_| Arc::new(Profile::begin())),
     };
     let noted = call.profile.clone();
-    let invoked = run_until_a_signal(&sandbox, &handler, policy, call).await?;
+    let mut invoked = run_until_a_signal(&sandbox, &handler, policy, call).await?;
+    if let (Answer::TimedOut(error), Some(timeout)) = (&mut invoked.answer, args.timeout) {
+        let timeout = humantime::format_duration(timeout);
+        error.message = format!("it ran longer than the {timeout} of --timeout");
+    }
     match args.json {
-        true => println!("{}", record(&handler, &invoked)?),
+        true => println!("{}", as_json(record(&handler, &invoked)?)),
         false => print(&handler, &invoked)?,
     }
     if let (Some(file), Some(noted)) = (profile, noted) {
@@ -207,7 +211,7 @@ fn print(handler: &Handler, invoked: &Invoked) -> anyhow::Result<()> {
         Ok(())
     };
     match &invoked.answer {
-        Answer::Succeeded(result) => println!("{}", result.get()),
+        Answer::Succeeded(result) => println!("{}", as_json(result.get())),
         Answer::Failed(error) => tell("failed", error)?,
         Answer::TimedOut(error) => tell("ran too long", error)?,
         Answer::Stopped(reason) => eprintln!("rouse: {name} was stopped ({})", reason.as_str()),

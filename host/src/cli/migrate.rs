@@ -6,6 +6,7 @@ use clap::Args as ClapArgs;
 use serde_json::json;
 
 use super::target::Target;
+use super::text::as_json;
 use crate::store::migrate;
 
 /// Options of `rouse migrate`.
@@ -52,7 +53,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.json {
         println!(
             "{}",
-            json!({"applied": report.applied, "version": report.version})
+            as_json(json!({"applied": report.applied, "version": report.version}))
         );
     } else if report.applied.is_empty() {
         println!(

@@ -11,6 +11,7 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::target::{DATABASE, data_dir};
+use super::text::as_json;
 use crate::config::Environment;
 use crate::postgres::{Server, Settings};
 use crate::store::connect::Connector;
@@ -109,7 +110,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         let mut out = std::io::stdout().lock();
         if args.json {
             let event = json!({"event": "ready", "url": private.url, "tcp_url": private.tcp_url});
-            writeln!(out, "{event}")?;
+            writeln!(out, "{}", as_json(event))?;
         } else {
             for url in [Some(&private.url), private.tcp_url.as_ref()]
                 .into_iter()

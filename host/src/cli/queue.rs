@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::ago;
 use super::target::Target;
-use super::text::plain;
+use super::text::{as_json, plain};
 use crate::store::Store;
 
 /// Jobs in one statement of a purge: some tens of milliseconds, during which nobody waits.
@@ -114,7 +114,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
     let queues = args.target.checked_store().await?.queues().await?;
     if args.json {
-        println!("{}", json!({"queues": queues}));
+        println!("{}", as_json(json!({"queues": queues})));
     } else {
         println!("{}", table(&queues));
     }
@@ -179,7 +179,7 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
         eprintln!();
     }
     if args.json {
-        println!("{}", json!({"queue": args.name, "purged": purged}));
+        println!("{}", as_json(json!({"queue": args.name, "purged": purged})));
     } else {
         println!("{purged} jobs of queue {} are cancelled", plain(&args.name));
     }
@@ -191,7 +191,10 @@ async fn pause(args: Named) -> anyhow::Result<ExitCode> {
     let since = store.pause_queue(&args.name).await?;
     tell_if_never_used(&store, &args.name).await?;
     if args.json {
-        println!("{}", json!({"queue": args.name, "paused_at": since}));
+        println!(
+            "{}",
+            as_json(json!({"queue": args.name, "paused_at": since}))
+        );
     } else {
         println!(
             "queue {name} is paused since {since}; what was claimed before goes on (`rouse queue resume {name}`)",
@@ -217,7 +220,10 @@ async fn resume(args: Named) -> anyhow::Result<ExitCode> {
     let was_paused = store.resume_queue(&args.name).await?;
     let name = plain(&args.name);
     if args.json {
-        println!("{}", json!({"queue": args.name, "was_paused": was_paused}));
+        println!(
+            "{}",
+            as_json(json!({"queue": args.name, "was_paused": was_paused}))
+        );
     } else if was_paused {
         println!("queue {name} goes on");
     } else {

@@ -12,7 +12,7 @@ use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use super::target::Target;
-use super::text::plain;
+use super::text::{as_json, plain};
 
 /// Nothing was done, because it was not confirmed.
 const EXIT_UNCONFIRMED: u8 = 2;
@@ -169,7 +169,7 @@ async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
         ),
     };
     match args.json {
-        true => println!("{}", json!({ what: rows })),
+        true => println!("{}", as_json(json!({ what: rows }))),
         false => println!("{}", table(&rows, columns)),
     }
     Ok(ExitCode::SUCCESS)
@@ -202,7 +202,7 @@ async fn get(args: Get) -> anyhow::Result<ExitCode> {
             Ok(value) => entry["value"] = value,
             Err(_) => entry["base64"] = BASE64_STANDARD.encode(&value).into(),
         }
-        println!("{entry}");
+        println!("{}", as_json(entry));
     } else if out.is_terminal() {
         println!("{}", plain(&String::from_utf8_lossy(&value)));
     } else {
@@ -232,7 +232,9 @@ async fn set(args: Set) -> anyhow::Result<ExitCode> {
     match args.json {
         true => println!(
             "{}",
-            json!({"handler": args.handler, "tenant": tenant, "key": args.key, "set": true})
+            as_json(
+                json!({"handler": args.handler, "tenant": tenant, "key": args.key, "set": true})
+            )
         ),
         false => println!("set {}", place(&args.handler, tenant, Some(&args.key))),
     }
@@ -253,7 +255,9 @@ async fn rm(args: Rm) -> anyhow::Result<ExitCode> {
     if args.json {
         println!(
             "{}",
-            json!({"handler": args.handler, "tenant": tenant, "key": key, "removed": removed})
+            as_json(
+                json!({"handler": args.handler, "tenant": tenant, "key": key, "removed": removed})
+            )
         );
     } else if removed > 0 {
         println!("removed {place}: {removed} keys");

@@ -1,26 +1,19 @@
 //! Text from guests and databases, made safe for a terminal.
 
+use std::fmt;
+
 use serde_json::Value;
 
-/// Marks that turn the direction of what is written, or break its lines: a text could be read as another one.
-const MARKS: [char; 14] = [
-    '\u{61c}', '\u{200e}', '\u{200f}', '\u{2028}', '\u{2029}', '\u{202a}', '\u{202b}', '\u{202c}',
-    '\u{202d}', '\u{202e}', '\u{2066}', '\u{2067}', '\u{2068}', '\u{2069}',
-];
+use crate::harmless::{self, paragraphs};
 
 /// Replaces control characters, terminal escapes among them, by `\u{..}`; line breaks stay.
 pub(super) fn plain(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| {
-            let escape = c.is_control() && c != '\n' && c != '\t' || MARKS.contains(&c);
-            let (kept, escaped) = if escape {
-                (None, Some(c.escape_unicode()))
-            } else {
-                (Some(c), None)
-            };
-            kept.into_iter().chain(escaped.into_iter().flatten())
-        })
-        .collect()
+    paragraphs(text, usize::MAX)
+}
+
+/// JSON as every command prints it: the same, with nothing in it that a terminal would obey.
+pub(super) fn as_json(json: impl fmt::Display) -> String {
+    harmless::json(&json.to_string())
 }
 
 /// The texts of a JSON list, as they are.
@@ -52,6 +45,14 @@ mod tests {
         assert_eq!(words(&json!(null)), "");
         assert_eq!(digest(&json!("0123456789abcdef")), "0123456789ab");
         assert_eq!(digest(&json!("01")), "01");
+    }
+
+    #[test]
+    fn json_is_the_same_without_anything_that_a_terminal_would_obey() {
+        let value = json!({"a\u{9b}": "b\u{202e}\u{7f}", "raw": 1});
+        let printed = as_json(&value);
+        assert_eq!(printed, r#"{"a\u009b":"b\u202e\u007f","raw":1}"#);
+        assert_eq!(serde_json::from_str::<Value>(&printed).unwrap(), value);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::ago;
 use super::target::Target;
-use super::text::plain;
+use super::text::{as_json, plain};
 use crate::store::Store;
 
 /// How often the listing is made anew; workers tell what their attempts use every 5 s.
@@ -50,7 +50,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.store()?;
     store.check_schema().await?;
     if args.json {
-        println!("{}", json!({"running": listed(&store, args.limit).await?}));
+        println!(
+            "{}",
+            as_json(json!({"running": listed(&store, args.limit).await?}))
+        );
         return Ok(ExitCode::SUCCESS);
     }
     let follows = !args.once && std::io::stdout().is_terminal();

@@ -10,7 +10,7 @@ use clap::{Args as ClapArgs, Subcommand};
 use serde_json::{Value, json};
 
 use super::target::Target;
-use super::text::{plain, texts, words};
+use super::text::{as_json, plain, texts, words};
 
 /// There is no such worker.
 const EXIT_UNKNOWN: u8 = 3;
@@ -74,7 +74,7 @@ async fn forget(args: Forget) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     match store.forget_worker(&args.id).await {
         Ok(lives) if args.json => {
-            println!("{}", json!({"worker_id": args.id, "lives": lives}));
+            println!("{}", as_json(json!({"worker_id": args.id, "lives": lives})));
         }
         Ok(_) => println!("worker {} is forgotten", plain(&args.id)),
         Err(error) if error.is_unknown_worker() => {

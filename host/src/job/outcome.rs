@@ -7,6 +7,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::{AbortReason, Again, RetryAt, RetryPolicy, RunEnd, State};
+use crate::harmless::{paragraphs, printable};
 
 /// What becomes of the job after an attempt. Settled behind the fence.
 #[derive(Debug)]
@@ -33,7 +34,8 @@ pub enum Outcome {
     Dropped(AbortReason),
 }
 
-/// Why an attempt did not succeed, as it is stored with the attempt and shown to people.
+/// Why an attempt did not succeed, as it is stored with the attempt and shown to people. All of it but the details, which are data
+/// for programs, is text without anything that a terminal would obey; a message may have several lines.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AttemptError {
     /// The class.
@@ -245,7 +247,7 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
                 .and_then(|bytes| serde_json::from_slice(bytes).ok())
                 .map(without_nul);
             let error = AttemptError {
-                guest_kind: Some(clean(&failure.kind)),
+                guest_kind: Some(printable(&failure.kind, usize::MAX)),
                 details,
                 ..AttemptError::new(ErrorKind::GuestError, failure.message)
             };
@@ -257,7 +259,7 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
             backtrace,
         } => {
             let error = AttemptError {
-                location: Some(clean(&location)),
+                location: Some(printable(&location, usize::MAX)),
                 ..AttemptError::new(ErrorKind::Panic, message).with(&backtrace)
             };
             Judged::failed(error, When::Backoff)
@@ -274,7 +276,7 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         RunEnd::Denied { denial, then } => match judge(*then, tries) {
             Judged::Decided(outcome) => Judged::Decided(outcome),
             Judged::Failed(then, _) => {
-                let message = clean(&denied(&denial, &then.message));
+                let message = text(&denied(&denial, &then.message));
                 let error = AttemptError {
                     kind: ErrorKind::Denied,
                     message,
@@ -288,21 +290,16 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
                 false => " (`memory_mb` in rouse.toml)".into(),
                 true => left("memory_mb"),
             };
-            let needed =
-                format!("the handler needed more than its {limit_bytes} bytes of memory{setting}");
-            match tries.more_memory_bytes {
-                Some(bytes) => Judged::failed(
-                    AttemptError::new(
-                        ErrorKind::OutOfMemory,
-                        format!("{needed}; the next attempt may have {bytes}"),
-                    ),
-                    When::WithMemory(bytes),
-                ),
-                None => Judged::failed(
-                    AttemptError::new(ErrorKind::OutOfMemory, needed),
-                    When::Never,
-                ),
-            }
+            let limit = size(u64::try_from(limit_bytes).unwrap_or(u64::MAX));
+            let mut message = format!("the handler needed more than its {limit} of memory{setting}");
+            let again = match tries.more_memory_bytes {
+                Some(bytes) if tries.failed < tries.max => {
+                    message += &format!("; the next attempt may have {}", size(bytes));
+                    When::WithMemory(bytes)
+                }
+                Some(_) | None => When::Never,
+            };
+            Judged::failed(AttemptError::new(ErrorKind::OutOfMemory, message), again)
         }
         RunEnd::OutOfCpu { limit } => Judged::retried(
             ErrorKind::OutOfCpu,
@@ -317,7 +314,9 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         ),
         RunEnd::OutputTooLarge { bytes, limit_bytes } => Judged::retried(
             ErrorKind::OutputTooLarge,
-            format!("the result has {bytes} bytes; {limit_bytes} are allowed"),
+            format!(
+                "the result has {bytes} bytes; {limit_bytes} are allowed (`result_bytes` in rouse.toml)"
+            ),
         ),
         RunEnd::PayloadRefused(why) => {
             let error = AttemptError::new(ErrorKind::InvalidPayload, why);
@@ -344,6 +343,15 @@ fn denied(denial: &str, then: &str) -> String {
     format!("{denial}{between}then: {then}")
 }
 
+/// As `rouse.toml` has it, in MiB, where it comes out even.
+fn size(bytes: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    match bytes % MIB {
+        0 => format!("{} MiB", bytes / MIB),
+        _ => format!("{bytes} bytes"),
+    }
+}
+
 /// That the job itself has set this limit, behind what it ran into.
 fn left(key: &str) -> String {
     format!(
@@ -357,7 +365,7 @@ impl AttemptError {
         Self {
             kind,
             guest_kind: None,
-            message: clean(message.as_ref()),
+            message: text(message.as_ref()),
             location: None,
             backtrace: Vec::new(),
             details: None,
@@ -365,7 +373,8 @@ impl AttemptError {
     }
 
     fn with(mut self, backtrace: &[String]) -> Self {
-        self.backtrace = backtrace.iter().map(|frame| clean(frame)).collect();
+        let line = |frame: &String| printable(frame, usize::MAX);
+        self.backtrace = backtrace.iter().map(line).collect();
         self
     }
 
@@ -454,6 +463,11 @@ fn without_nul(value: Value) -> Value {
             .map(|(key, item)| (clean(&key), without_nul(item)))
             .collect(),
     }
+}
+
+/// What is wrong, in one line or more. Whoever made it has cut it.
+fn text(message: &str) -> String {
+    paragraphs(message, usize::MAX)
 }
 
 /// Postgres text cannot hold NUL; the replacement character shows where one was.

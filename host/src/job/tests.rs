@@ -216,10 +216,76 @@ fn out_of_memory_is_tried_once_more_and_only_with_more() {
     assert_eq!(again.at, RetryAt::After(Duration::ZERO));
     assert_eq!(error.kind, ErrorKind::OutOfMemory);
     assert!(matches!(decide(None, 9), Outcome::Ended { .. }), "no more");
-    assert!(
-        matches!(decide(Some(14), 1), Outcome::Ended { .. }),
-        "no try"
+    let Outcome::Ended { error, .. } = decide(Some(14), 1) else {
+        panic!("no try is left");
+    };
+    assert!(!error.message.contains("next attempt"), "{error:?}");
+}
+
+#[test]
+fn memory_is_told_as_it_is_set() {
+    let tries = Tries {
+        more_memory_bytes: Some(128 << 20),
+        ..tries(1, 2)
+    };
+    let end = RunEnd::OutOfMemory {
+        limit_bytes: 64 << 20,
+    };
+    let Outcome::Retry { error, .. } = decide(end, tries, &RetryPolicy::default(), 0.0) else {
+        panic!("it is retried");
+    };
+    assert_eq!(
+        error.message,
+        "the handler needed more than its 64 MiB of memory (`memory_mb` in rouse.toml); the next attempt may have 128 MiB"
     );
+}
+
+#[test]
+fn a_result_that_is_too_large_names_the_setting() {
+    let end = RunEnd::OutputTooLarge {
+        bytes: 25,
+        limit_bytes: 2,
+    };
+    let Outcome::Ended { error, .. } = decide(end, tries(1, 1), &RetryPolicy::default(), 0.0)
+    else {
+        panic!("no try is left");
+    };
+    assert_eq!(
+        error.message,
+        "the result has 25 bytes; 2 are allowed (`result_bytes` in rouse.toml)"
+    );
+}
+
+#[test]
+fn an_error_has_nothing_that_a_terminal_would_obey_and_keeps_its_lines() {
+    let nasty = "one\ntwo\u{1b}[2J\u{9b}\u{202e}\0";
+    let shown = "two\\u{1b}[2J\\u{9b}\\u{202e}\\u{0}";
+    let end = RunEnd::Panicked {
+        message: nasty.into(),
+        location: nasty.into(),
+        backtrace: vec![nasty.into()],
+    };
+    let Outcome::Ended { error, .. } = decide(end, tries(1, 1), &RetryPolicy::default(), 0.0)
+    else {
+        panic!("no try is left");
+    };
+    assert_eq!(error.message, format!("one\n{shown}"));
+    assert_eq!(error.location, Some(format!("one {shown}")));
+    assert_eq!(error.backtrace, [format!("one {shown}")]);
+    let end = RunEnd::Failed(Failure {
+        kind: nasty.into(),
+        message: nasty.into(),
+        details: None,
+        permanent: true,
+        retry_after: None,
+        retry_at: None,
+    });
+    let Outcome::Ended { error, .. } = decide(end, tries(1, 9), &RetryPolicy::default(), 0.0)
+    else {
+        panic!("it is permanent");
+    };
+    assert_eq!(error.guest_kind, Some(format!("one {shown}")));
+    assert_eq!(error.message, format!("one\n{shown}"));
 }
 
 #[test]

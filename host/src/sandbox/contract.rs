@@ -35,7 +35,7 @@ impl Sandbox {
             }
         }
         Some(RunEnd::PayloadRefused(format!(
-            "the payload {why}; the input_schema of {} says what it takes (`rouse handlers show`)",
+            "the payload {why}; `rouse handlers show {}` shows what it takes (input_schema)",
             handler.name
         )))
     }

@@ -7,12 +7,12 @@ use wasmtime_wasi::I32Exit;
 
 use super::Limits;
 use super::bindings::exports::rouse::handler::handlers::Failure as GuestFailure;
-use super::capability::printable;
 use super::engine::BACKTRACE_FRAMES_MAX;
 use super::lines::Lines;
 use super::memory::Denial;
 use super::stack::{Called, called};
 use super::state::AttemptState;
+use crate::harmless::{paragraphs, printable};
 use crate::job::{Failure, RunEnd};
 
 /// A class is a word, a message a paragraph; both are stored with each attempt.
@@ -96,7 +96,7 @@ pub(super) fn left_in_order(end: &RunEnd) -> bool {
 
 /// The handler's own words, as far as they are of a size that people read.
 fn failed(failure: GuestFailure, details_bytes_max: usize) -> Failure {
-    let mut message = cut(failure.message, MESSAGE_BYTES_MAX);
+    let mut message = paragraphs(&failure.message, MESSAGE_BYTES_MAX);
     let details = failure.details.filter(|details| {
         let fit = details.len() <= details_bytes_max;
         if !fit {
@@ -105,7 +105,7 @@ fn failed(failure: GuestFailure, details_bytes_max: usize) -> Failure {
         fit
     });
     Failure {
-        kind: cut(failure.kind, KIND_BYTES_MAX),
+        kind: printable(&failure.kind, KIND_BYTES_MAX),
         message,
         details,
         permanent: failure.permanent,
@@ -133,14 +133,6 @@ fn denied(end: RunEnd, state: &AttemptState) -> RunEnd {
             then: Box::new(end),
         },
     }
-}
-
-fn cut(mut text: String, bytes_max: usize) -> String {
-    if text.len() > bytes_max {
-        text.truncate(text.floor_char_boundary(bytes_max));
-        text.push('…');
-    }
-    text
 }
 
 fn out_of_memory(denial: Denial, state: &AttemptState) -> RunEnd {
@@ -201,7 +193,8 @@ pub(super) fn trap_message(error: &wasmtime::Error) -> String {
     if is_too_much_data(error) {
         return "the guest handed the host too much in one call (8 MiB are allowed)".into();
     }
-    error.root_cause().to_string()
+    // It may name what the guest imports.
+    printable(&error.root_cause().to_string(), MESSAGE_BYTES_MAX)
 }
 
 fn is_too_much_data(error: &wasmtime::Error) -> bool {
@@ -256,6 +249,20 @@ mod tests {
         );
         assert_eq!(failed.details.as_deref(), Some(&b"[1]"[..]));
         assert_eq!(failed.retry_after, Some(Duration::from_millis(20)));
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_shown_in_a_failure_and_its_lines_stay() {
+        let failed = failed(
+            GuestFailure {
+                kind: "a\nb\u{9b}".into(),
+                message: "one\n\ttwo\r\u{1b}[2J\u{202e}\0".into(),
+                ..failure()
+            },
+            3,
+        );
+        assert_eq!(failed.kind, "a b\\u{9b}");
+        assert_eq!(failed.message, "one\n\ttwo\\u{d}\\u{1b}[2J\\u{202e}\\u{0}");
     }
 
     #[test]

@@ -46,6 +46,7 @@ use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
+use crate::harmless::printable;
 use crate::job::Incarnation;
 
 pub use adopt::{Adopted, LostJob};
@@ -75,6 +76,9 @@ pub use vitals::{COUNTED_WITHIN, Depth, Vitals};
 /// How long Postgres may take to answer. No statement of a host takes long; a connection that is
 /// silent for so long leads nowhere.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
+
+/// What Postgres says of a mistake is a sentence or two, and may quote a row.
+const ERROR_BYTES_MAX: usize = 4 << 10;
 
 /// The database, as the worker and the commands see it. Cheap to clone; every verb borrows a
 /// connection for one round trip.
@@ -275,7 +279,8 @@ fn describe(error: &tokio_postgres::Error) -> String {
                      rouse_observer to read",
                 );
             }
-            text
+            // It may quote a row, and with it a guest.
+            printable(&text, ERROR_BYTES_MAX)
         }
     }
 }

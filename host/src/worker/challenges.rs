@@ -47,13 +47,19 @@ async fn answer_all(shared: &Shared) -> Result<(), crate::store::StoreError> {
         if asked.is_empty() {
             return Ok(());
         }
+        let mut failed = None;
         for challenge in asked {
             let answer = prove(shared, &challenge.handler).await;
-            info!(handler = %challenge.handler, %answer, "challenged");
-            shared
-                .store
-                .answer_challenge(&challenge.nonce, &answer)
-                .await?;
+            info!(handler = challenge.handler, %answer, "challenged");
+            let told = shared.store.answer_challenge(&challenge.nonce, &answer);
+            // Whoever has asked for another handler does not wait in vain too.
+            if let Err(error) = told.await {
+                failed = Some(error);
+            }
+        }
+        // Asked again, it would be the same challenges.
+        if let Some(error) = failed {
+            return Err(error);
         }
     }
 }

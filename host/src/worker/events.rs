@@ -2,17 +2,23 @@
 //! `attempt`, `worker.id` and, from the claim on, `elapsed_ms`; what is done from outside has no claim, and tells who did it.
 //! docs/operating.md lists them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde_json::value::RawValue;
 use tracing::{debug, error, info, warn};
 
 use super::Shared;
 use super::settler::Unsettled;
+use crate::harmless::printable;
 use crate::job::{AbortReason, Attempt, JobId, RetryAt};
 use crate::sandbox::BootTime;
 use crate::store::{Done, Fate, JsonText};
 
 const TARGET: &str = "rouse::job";
+
+/// Of an error that is no JSON object.
+const ODD_BYTES_MAX: usize = 1 << 10;
 
 /// Of which attempt an event tells.
 #[derive(Clone, Copy)]
@@ -122,10 +128,10 @@ pub(super) fn settled(of: Of<'_>, fate: &Fate) {
     match fate {
         Fate::Succeeded(_) => event!(debug, "succeeded", of),
         Fate::Ended(state, why) => {
-            event!(warn, state.as_str(), of, error = %without_backtrace(why));
+            event!(warn, state.as_str(), of, error = %in_short(why));
         }
         Fate::Retry(again, why) => {
-            let error = without_backtrace(why);
+            let error = in_short(why);
             match again.at {
                 RetryAt::After(delay) => {
                     let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
@@ -175,16 +181,18 @@ impl Unsettled {
     }
 }
 
-/// The error for the log. Its backtrace is with the attempt (`rouse job ID`), not here: it would be
-/// two thousand characters in the line of each retry.
-fn without_backtrace(error: &JsonText) -> String {
-    match serde_json::from_str::<serde_json::Map<_, _>>(&error.0) {
+/// The error for the log. Its backtrace and the handler's details are with the attempt (`rouse job ID`), not here: the one would be two
+/// thousand characters in the line of each retry, the other megabytes of whatever the guest likes.
+fn in_short(error: &JsonText) -> String {
+    // Raw, as details may be nested deeper than a value is read.
+    match serde_json::from_str::<BTreeMap<&str, &RawValue>>(&error.0) {
         Ok(mut error) => {
             error.remove("backtrace");
-            serde_json::Value::Object(error).to_string()
+            error.remove("details");
+            serde_json::to_string(&error).expect("its keys are strings")
         }
-        // Not what the host writes; all the more to be seen as it is.
-        Err(_) => error.0.clone(),
+        // Not what the host writes; all the more to be seen.
+        Err(_) => printable(&error.0, ODD_BYTES_MAX),
     }
 }
 
@@ -193,11 +201,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_has_the_error_without_its_backtrace() {
-        let error = r#"{"kind":"panic","message":"no","backtrace":["abort","main"]}"#;
-        let shown = without_backtrace(&JsonText(error.into()));
+    fn the_log_has_the_error_without_its_backtrace_and_its_details() {
+        let error =
+            r#"{"kind":"panic","message":"no","backtrace":["abort","main"],"details":{"a":[1]}}"#;
+        let shown = in_short(&JsonText(error.into()));
         assert_eq!(shown, r#"{"kind":"panic","message":"no"}"#);
-        let odd = without_backtrace(&JsonText("no JSON".into()));
+        let deep = format!(
+            r#"{{"kind":"guest_error","details":{}{}}}"#,
+            "[".repeat(127),
+            "]".repeat(127)
+        );
+        assert_eq!(in_short(&JsonText(deep)), r#"{"kind":"guest_error"}"#);
+        let odd = in_short(&JsonText("no JSON".into()));
         assert_eq!(odd, "no JSON");
     }
 }

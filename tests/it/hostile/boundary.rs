@@ -156,6 +156,13 @@ async fn no_text_of_a_guest_reaches_a_terminal_or_the_database_as_it_is() {
             "(call $return_error $at $bytes (i32.const 1))",
             Ends::Failed,
         ),
+        text(
+            "escapes in a panic and its place",
+            "the same",
+            NASTY,
+            "(call $panicked $at $bytes $at $bytes) unreachable",
+            Ends::Panics,
+        ),
         body(
             "a log line that is no UTF-8",
             "text is checked",

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rouse::job::{AbortReason, OwnLimits, RetryPolicy, RunEnd, Tries, decide};
+use rouse::job::{
+    AbortReason, AttemptError, ErrorKind, Outcome, OwnLimits, RetryPolicy, RunEnd, Tries, decide,
+};
 use rouse::sandbox::{AbortHandle, Handler};
 
 use crate::sandbox_guest::{Handlers, echo, job, sandbox};
@@ -37,6 +39,7 @@ pub(super) enum Ends {
     Trap(&'static str),
     /// Any trap.
     AnyTrap,
+    Panics,
     /// It computes or waits until it is stopped.
     Stopped,
     OutOfMemory,
@@ -144,6 +147,7 @@ fn expect(case: &Case, end: RunEnd) {
     let fits = match (&case.ends, &end) {
         (Ends::Trap(words), RunEnd::Trapped { message, .. }) => message.contains(words),
         (Ends::AnyTrap, RunEnd::Trapped { .. })
+        | (Ends::Panics, RunEnd::Panicked { .. })
         | (Ends::Stopped, RunEnd::Aborted(AbortReason::TimedOut))
         | (Ends::OutOfMemory, RunEnd::OutOfMemory { .. })
         | (Ends::StackOverflow, RunEnd::StackOverflow { .. })
@@ -164,9 +168,26 @@ fn expect(case: &Case, end: RunEnd) {
         own: OwnLimits::default(),
     };
     let outcome = decide(end, tries, &RetryPolicy::default(), 0.5);
-    let text = format!("{outcome:?}");
-    assert!(!text.contains('\u{1b}') && !text.contains('\0'), "{text:?}");
+    let error = match outcome {
+        Outcome::Retry { error, .. } | Outcome::Ended { error, .. } => Some(error),
+        Outcome::Succeeded(_) | Outcome::Released | Outcome::Dropped(_) => None,
+    };
     if matches!(case.ends, Ends::InvalidResult) {
-        assert!(text.contains("InvalidResult"), "{}: {text}", case.name);
+        let kind = error.as_ref().map(|error| error.kind);
+        assert_eq!(kind, Some(ErrorKind::InvalidResult), "{}", case.name);
+    }
+    for text in error.iter().flat_map(|error| {
+        let AttemptError {
+            guest_kind,
+            message,
+            location,
+            backtrace,
+            ..
+        } = error;
+        let once = [guest_kind.as_ref(), Some(message), location.as_ref()];
+        once.into_iter().flatten().chain(backtrace)
+    }) {
+        let obeyed = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+        assert!(!text.contains(obeyed), "{}: {text:?}", case.name);
     }
 }

@@ -12,7 +12,7 @@ use super::filter::Filter;
 use super::folder;
 use crate::cli::ago;
 use crate::cli::target::{Target, seen};
-use crate::cli::text::{digest, plain, words};
+use crate::cli::text::{as_json, digest, plain, words};
 use crate::store::Store;
 
 /// So many workers are named; a list of a hundred is no list.
@@ -56,7 +56,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut waiting = unknown(&store).await?;
     waiting.retain(|row| args.filters.iter().all(|filter| filter.passes_waiting(row)));
     if args.json {
-        println!("{}", json!({"handlers": rows, "waiting": waiting}));
+        println!("{}", as_json(json!({"handlers": rows, "waiting": waiting})));
         return Ok(ExitCode::SUCCESS);
     }
     println!("{}", table(&rows));

@@ -11,10 +11,11 @@ use serde_json::{Value, json};
 use super::held::Held;
 use super::in_force::{self, Setting};
 use super::origin::Tables;
+use super::trouble::Trouble;
 use crate::cli::compile_module::with_compiler;
 use crate::cli::host::HANDLERS_DIR;
 use crate::cli::misspelt::Named;
-use crate::cli::text::plain;
+use crate::cli::text::{as_json, plain};
 use crate::config::{Environment, File};
 use crate::sandbox::{self, Capability, Catalog, Handler, HandlerSet, Missing, Sandbox};
 use crate::worker::{Overrides, Policy};
@@ -46,10 +47,18 @@ pub(super) struct Folder {
     settings: sandbox::Settings,
     tables: Tables,
     named: Named,
+    file: File,
+    /// Where relative paths of the file start.
+    beside: PathBuf,
 }
 
 impl Folder {
-    pub(super) async fn open(dir: &Path, config: Option<&Path>) -> anyhow::Result<Self> {
+    /// `option` is the one that names another folder.
+    pub(super) async fn open(
+        dir: &Path,
+        option: &str,
+        config: Option<&Path>,
+    ) -> anyhow::Result<Self> {
         let (file, folder) = File::read(config)?;
         let path = config.unwrap_or(Path::new(File::USUAL));
         let text = std::fs::read_to_string(path);
@@ -58,7 +67,7 @@ impl Folder {
         let text = text.unwrap_or_default();
         anyhow::ensure!(
             dir.is_dir(),
-            "there is no folder {}; name another with --handlers DIR",
+            "there is no folder {}; name another with {option} DIR",
             dir.display()
         );
         let settings = file.sandbox(&folder, 1);
@@ -71,6 +80,8 @@ impl Folder {
             overrides: file.worker(Environment.hostname()).overrides,
             settings,
             named: Named::of(&file),
+            file,
+            beside: folder,
         })
     }
 
@@ -122,17 +133,17 @@ fn missing(missing: &Missing) -> Value {
     json!({"what": missing.what.to_string(), "lines": missing.lines})
 }
 
-/// Lists; exit 1 when a file is refused.
+/// Lists; exit 1 when a file is refused, or a host would not start.
 pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let folder = Folder::open(&args.handlers, args.config.as_deref()).await?;
+    let folder = Folder::open(&args.handlers, "--handlers", args.config.as_deref()).await?;
     let handlers = &folder.handlers;
     for sentence in folder.named.astray(handlers) {
         eprintln!("rouse: {}", plain(&sentence));
     }
-    let code = if handlers.refused.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    let trouble = Trouble::of(&folder.file, &folder.beside);
+    let code = match handlers.refused.is_empty() && trouble.errors.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
     };
 
     if args.json {
@@ -146,7 +157,13 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
             .iter()
             .map(|refusal| json!({"file": refusal.file, "why": refusal.why}))
             .collect();
-        println!("{}", json!({"handlers": listed, "refused": refused}));
+        let Trouble { errors, warnings } = trouble;
+        println!(
+            "{}",
+            as_json(
+                json!({"handlers": listed, "refused": refused, "errors": errors, "warnings": warnings})
+            )
+        );
         return Ok(code);
     }
 
@@ -177,6 +194,12 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     println!("{}", table.trim_fmt());
     for refusal in &handlers.refused {
         println!("refused {}: {}", refusal.file, plain(&refusal.why));
+    }
+    for error in &trouble.errors {
+        println!("a host would not start: {}", plain(error));
+    }
+    for warning in &trouble.warnings {
+        println!("warning: {}", plain(warning));
     }
     Ok(code)
 }

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
 
+use crate::cli::text::plain;
 use crate::config::File;
 use crate::sandbox::{Catalog, Digest, lock_line};
 
@@ -41,7 +42,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .collect();
     replace(&lock, &text)?;
     for line in changes(&before, &now) {
-        println!("{line}");
+        println!("{}", plain(&line));
     }
     println!("{}: {} modules", lock.display(), now.len());
     if !file.pins_to_lock() {

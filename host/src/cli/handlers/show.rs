@@ -15,7 +15,7 @@ use crate::cli::attempt_error::cell;
 use crate::cli::host::HANDLERS_DIR;
 use crate::cli::invoke::unknown;
 use crate::cli::target::{Target, seen};
-use crate::cli::text::{digest, plain, words};
+use crate::cli::text::{as_json, digest, plain, words};
 use crate::config::File;
 use crate::sandbox::{Handler, Missing};
 
@@ -55,7 +55,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             (on, waiting, beside(&args).await)
         }
         Some(dir) => {
-            let folder = Folder::open(dir, args.config.as_deref()).await?;
+            let folder = Folder::open(dir, "--folder", args.config.as_deref()).await?;
             let Some(handler) = folder.handlers.get(&args.name) else {
                 eprintln!("{}", unknown(&args.name, dir, &folder.handlers));
                 return Ok(ExitCode::from(EXIT_UNKNOWN));
@@ -74,7 +74,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         let manifest = here.map(|here| here.manifest);
         println!(
             "{}",
-            json!({"handler": args.name, "on": on, "waiting": waiting, "manifest": manifest})
+            as_json(
+                json!({"handler": args.name, "on": on, "waiting": waiting, "manifest": manifest})
+            )
         );
         return Ok(ExitCode::SUCCESS);
     }
@@ -151,7 +153,7 @@ async fn beside(args: &Args) -> Option<Here> {
     if !dir.is_dir() {
         return None;
     }
-    match Folder::open(dir, args.config.as_deref()).await {
+    match Folder::open(dir, "--folder", args.config.as_deref()).await {
         Ok(folder) => {
             let handler = folder.handlers.get(&args.name)?;
             Some(Here::of(&folder, handler))

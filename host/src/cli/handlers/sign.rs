@@ -10,6 +10,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use clap::Args as ClapArgs;
 
 use super::lock::replace;
+use crate::cli::text::plain;
 use crate::sandbox::SigningKey;
 
 /// Options of `rouse handlers keygen`.
@@ -58,7 +59,7 @@ pub(super) fn sign(args: &SignArgs) -> anyhow::Result<ExitCode> {
         path.push(".sig");
         let path = PathBuf::from(path);
         replace(&path, &format!("{}\n", key.sign(&bytes)))?;
-        println!("{}", path.display());
+        println!("{}", plain(&path.display().to_string()));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -43,7 +43,7 @@ pub(super) fn offer(
 }
 
 /// The environment's, else the file's.
-fn token(file: &File, folder: &Path) -> anyhow::Result<Option<Token>> {
+pub(in crate::cli) fn token(file: &File, folder: &Path) -> anyhow::Result<Option<Token>> {
     let (text, place) = match Environment.invoke_token()? {
         Some(text) => (text, "ROUSE_INVOKE_TOKEN".to_string()),
         None => match file.invoke_token_file(folder) {

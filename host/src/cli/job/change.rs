@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::{EXIT_UNKNOWN, unknown};
 use crate::cli::duration::duration;
 use crate::cli::target::Target;
+use crate::cli::text::as_json;
 use crate::job::JobId;
 use crate::store::{JsonText, Store, StoreError, When};
 
@@ -122,7 +123,7 @@ pub(super) async fn retry(args: Args) -> anyhow::Result<ExitCode> {
     match store.retry(JobId(args.id)).await {
         Ok(id) => {
             if args.json {
-                println!("{}", json!({"id": id.0, "retried_from": args.id}));
+                println!("{}", as_json(json!({"id": id.0, "retried_from": args.id})));
             } else {
                 println!("{id}");
             }
@@ -190,9 +191,12 @@ async fn open(target: &Target) -> anyhow::Result<Store> {
 }
 
 /// Says what the job is now.
-fn done(as_json: bool, id: i64, state: &str) -> ExitCode {
-    if as_json {
-        println!("{}", json!({"id": id, "state": Value::from(state)}));
+fn done(in_json: bool, id: i64, state: &str) -> ExitCode {
+    if in_json {
+        println!(
+            "{}",
+            as_json(json!({"id": id, "state": Value::from(state)}))
+        );
     } else {
         println!("job {id} is {state}");
     }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::cell;
 use crate::cli::served::Wanted;
 use crate::cli::target::Target;
-use crate::cli::text::plain;
+use crate::cli::text::{as_json, plain};
 use crate::store::{Listing, Store};
 
 /// Options of `rouse job ls`.
@@ -59,7 +59,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let more = jobs.len() > most;
     jobs.truncate(most);
     if args.json {
-        println!("{}", json!({"jobs": jobs, "more": more}));
+        println!("{}", as_json(json!({"jobs": jobs, "more": more})));
         return Ok(ExitCode::SUCCESS);
     }
     println!("{}", table(&jobs));

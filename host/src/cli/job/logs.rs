@@ -6,11 +6,12 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 use serde_json::json;
 
+use super::show::tell_if_nobody_takes_it;
 use super::{EXIT_UNKNOWN, unknown};
 use crate::cli::target::Target;
-use crate::cli::text::plain;
+use crate::cli::text::{as_json, plain};
 use crate::job::JobId;
-use crate::store::{LoggedLine, Store};
+use crate::store::{JobView, LoggedLine, Store};
 
 /// How often who follows looks. Workers tell what was said twice a second.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -22,7 +23,8 @@ const LOOKS_AFTER_THE_END: u32 = 4;
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Lines come from standard output (info), standard error (warn) and the handler's log, with the time (UTC) and the attempt that said
-them, half a second after they were said. An attempt may write 256 KiB.
+them, half a second after they were said. An attempt may write 256 KiB. The job's last error and, with --follow, why nobody takes it
+are on standard error.
 Exit codes: 0 the job is known · 3 no such job")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -57,19 +59,27 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         after = (0, 0);
     }
     let mut looks_left = None;
+    let mut told = false;
     loop {
         // Before its lines: what is said after the end is looked for again.
         let Some(job) = store.job(id).await? else {
             unknown(args.id);
             return Ok(ExitCode::from(EXIT_UNKNOWN));
         };
+        if args.follow && job.state == "queued" && !told {
+            told = true;
+            tell_if_nobody_takes_it(&store, &job).await?;
+        }
         let said_more = print(&store, id, &mut after, &args).await?;
         let ended = !matches!(job.state.as_str(), "queued" | "running");
         let past_it = args
             .attempt
             .is_some_and(|attempt| job.record["attempt"].as_i64() > Some(attempt.into()));
         match (args.follow, ended || past_it) {
-            (false, _) => return Ok(ExitCode::SUCCESS),
+            (false, _) => {
+                tell_the_error(&job, &args);
+                return Ok(ExitCode::SUCCESS);
+            }
             (true, false) => {}
             (true, true) => {
                 let left = match looks_left {
@@ -77,12 +87,24 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
                     _ => LOOKS_AFTER_THE_END,
                 };
                 if left == 0 {
+                    tell_the_error(&job, &args);
                     return Ok(ExitCode::SUCCESS);
                 }
                 looks_left = Some(left - 1);
             }
         }
         tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// No line of the log says why the guest panicked, or what the host did not let it do.
+fn tell_the_error(job: &JobView, args: &Args) {
+    if let (Some(message), None) = (job.record["error"]["message"].as_str(), args.attempt) {
+        let (id, state) = (args.id, plain(&job.state));
+        let first = plain(message.lines().next().unwrap_or_default());
+        eprintln!(
+            "rouse: the last error of job {id}, which is {state}: {first} (`rouse job {id}`)"
+        );
     }
 }
 
@@ -110,7 +132,7 @@ async fn print(
     }
 }
 
-fn said(line: &LoggedLine, as_json: bool) -> String {
+fn said(line: &LoggedLine, in_json: bool) -> String {
     let LoggedLine {
         attempt,
         line: number,
@@ -118,9 +140,10 @@ fn said(line: &LoggedLine, as_json: bool) -> String {
         level,
         text,
     } = line;
-    match as_json {
-        true => json!({"attempt": attempt, "line": number, "at": at, "level": level, "text": text})
-            .to_string(),
+    match in_json {
+        true => as_json(
+            json!({"attempt": attempt, "line": number, "at": at, "level": level, "text": text}),
+        ),
         false => format!("{at} {attempt} {:5} {}", level.to_uppercase(), plain(text)),
     }
 }

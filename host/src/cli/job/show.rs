@@ -12,7 +12,7 @@ use crate::cli::attempt_error::lines;
 use crate::cli::duration::duration;
 use crate::cli::served::Wanted;
 use crate::cli::target::Target;
-use crate::cli::text::plain;
+use crate::cli::text::{as_json, plain};
 use crate::cli::top::bytes;
 use crate::job::JobId;
 use crate::store::{JobView, Store};
@@ -85,7 +85,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if args.json {
-        println!("{}", job.text);
+        println!("{}", as_json(&job.text));
     } else {
         println!("{}", show(&job));
     }
@@ -93,7 +93,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// A wrong name and a worker that is not there look the same from here: the job waits.
-async fn tell_if_nobody_takes_it(store: &Store, job: &JobView) -> anyhow::Result<()> {
+pub(super) async fn tell_if_nobody_takes_it(store: &Store, job: &JobView) -> anyhow::Result<()> {
     let wanted = Wanted::of(&job.record);
     let Some(workers) = store.serving().await? else {
         return Ok(());
@@ -198,10 +198,13 @@ fn show(job: &JobView) -> String {
 fn usage(used: &Value) -> String {
     let number = |key: &str| used[key].as_u64().unwrap_or_default();
     let mut text = format!(
-        "{} ms of processor time, {} of memory, {} host calls",
+        "{} ms of processor time, {} of memory, {}",
         used["cpu_ms"],
         bytes(number("memory_bytes")),
-        number("host_calls"),
+        match number("host_calls") {
+            1 => "1 host call".to_string(),
+            calls => format!("{calls} host calls"),
+        },
     );
     if number("bytes_in") + number("bytes_out") > 0 {
         text += &format!(
@@ -214,4 +217,16 @@ fn usage(used: &Value) -> String {
         text += &format!(", module {}", plain(&digest[..digest.len().min(12)]));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_call_is_one_call() {
+        let used = |calls| usage(&json!({"cpu_ms": 1.5, "memory_bytes": 0, "host_calls": calls}));
+        assert!(used(1).ends_with(", 1 host call"), "{}", used(1));
+        assert!(used(2).ends_with(", 2 host calls"), "{}", used(2));
+    }
 }

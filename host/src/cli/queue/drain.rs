@@ -20,7 +20,7 @@ use crate::cli::duration::duration;
 use crate::cli::host::{HANDLERS_DIR, Signals, worker_id};
 use crate::cli::settings::sandbox_settings;
 use crate::cli::target::Target;
-use crate::cli::text::plain;
+use crate::cli::text::{as_json, plain};
 use crate::config::{Environment, File};
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
@@ -138,7 +138,7 @@ async fn drain(args: &Args) -> anyhow::Result<ExitCode> {
         Ok(())
     };
     let text = match args.json {
-        true => summary.to_json().to_string(),
+        true => as_json(summary.to_json()),
         false => summary.to_text(),
     };
     // Not `println!`, which panics where nobody reads.

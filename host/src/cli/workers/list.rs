@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::list;
 use crate::cli::ago;
 use crate::cli::target::{Target, seen};
-use crate::cli::text::plain;
+use crate::cli::text::{as_json, plain};
 
 /// Options of `rouse workers ls`.
 #[derive(Debug, ClapArgs)]
@@ -37,7 +37,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         false => store.workers().await?,
     })?;
     match args.json {
-        true => println!("{}", json!({"workers": workers})),
+        true => println!("{}", as_json(json!({"workers": workers}))),
         false => println!("{}", table(&workers)),
     }
     Ok(ExitCode::SUCCESS)

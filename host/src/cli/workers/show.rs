@@ -10,7 +10,7 @@ use super::{EXIT_UNKNOWN, list, unknown};
 use crate::cli::ago;
 use crate::cli::attempt_error::cell;
 use crate::cli::target::{Target, seen};
-use crate::cli::text::{digest, plain};
+use crate::cli::text::{as_json, digest, plain};
 
 /// Options of `rouse workers show`.
 #[derive(Debug, ClapArgs)]
@@ -38,7 +38,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(EXIT_UNKNOWN));
     };
     match args.json {
-        true => println!("{}", json!({"worker": newest, "earlier": &lives[1..]})),
+        true => println!(
+            "{}",
+            as_json(json!({"worker": newest, "earlier": &lives[1..]}))
+        ),
         false => println!("{}", show(newest, lives.len() - 1)),
     }
     Ok(ExitCode::SUCCESS)

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{EXIT_REFUSED, EXIT_UNKNOWN};
 use crate::cli::duration::duration;
 use crate::cli::target::Target;
-use crate::cli::text::plain;
+use crate::cli::text::{as_json, plain};
 
 /// How often the answer is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -78,7 +78,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.json {
         println!(
             "{}",
-            json!({"worker_id": args.id, "handler": args.handler, "nonce": nonce, "answer": answer})
+            as_json(
+                json!({"worker_id": args.id, "handler": args.handler, "nonce": nonce, "answer": answer})
+            )
         );
     } else if has {
         println!("{}", proven(&id, &handler, &answer));

@@ -1,5 +1,6 @@
 //! `[secrets.…]`: where secrets are read from, and what handlers may have done with them.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
@@ -9,6 +10,7 @@ use super::File;
 use super::http_table::hosts;
 use crate::config::Environment;
 use crate::config::token_file::read_text;
+use crate::job::pattern_covers;
 use crate::sandbox::{HostPattern, Secret, SecretGrant, Secrets};
 
 /// Where a secret is read from: one of the two.
@@ -120,15 +122,53 @@ impl File {
     /// # Errors
     /// When one is missing, is readable by others, or is none, or no key where it is granted as one; with its name.
     pub fn secrets(&self, folder: &Path, environment: Environment) -> anyhow::Result<Secrets> {
-        let read = |(name, table): (&String, &SecretTable)| {
-            let text = table.read(folder, environment);
-            let secret = text.and_then(|text| self.secret(name, &text).map_err(|why| anyhow!(why)));
-            secret
-                .map(|secret| (name.clone(), secret))
-                .with_context(|| format!("read the secret {name} (secrets.{name} in rouse.toml)"))
+        let names = self.secrets.keys();
+        let secrets = names.map(|name| self.read_secret(name, folder, environment));
+        Ok(Secrets(secrets.collect::<anyhow::Result<_>>()?))
+    }
+
+    /// Reads those that this handler is granted; the others are not even looked for.
+    ///
+    /// # Errors
+    /// As [`secrets`](Self::secrets).
+    pub fn secrets_of(
+        &self,
+        handler: &str,
+        folder: &Path,
+        environment: Environment,
+    ) -> anyhow::Result<Secrets> {
+        let grants = self.handlers.iter();
+        let grants = grants.filter(|(pattern, _)| pattern_covers(pattern, handler));
+        let names: BTreeSet<&String> = grants
+            .flat_map(|(_, table)| table.secrets.iter().map(|grant| &grant.name))
+            .collect();
+        let secrets = names.into_iter();
+        let secrets = secrets.map(|name| self.read_secret(name, folder, environment));
+        Ok(Secrets(secrets.collect::<anyhow::Result<_>>()?))
+    }
+
+    /// What keeps a host from starting: one error for each secret that cannot be read.
+    pub fn secret_errors(&self, folder: &Path, environment: Environment) -> Vec<anyhow::Error> {
+        let names = self.secrets.keys();
+        let read = |name: &String| self.read_secret(name, folder, environment).err();
+        names.filter_map(read).collect()
+    }
+
+    /// One secret with its name, which is that of one in the file.
+    fn read_secret(
+        &self,
+        name: &str,
+        folder: &Path,
+        environment: Environment,
+    ) -> anyhow::Result<(String, Secret)> {
+        // `check` has seen that there is one for each grant.
+        let text = match self.secrets.get(name) {
+            Some(table) => table.read(folder, environment),
+            None => Err(anyhow!("there is no [secrets.{name}]")),
         };
-        let secrets: anyhow::Result<_> = self.secrets.iter().map(read).collect();
-        Ok(Secrets(secrets?))
+        text.and_then(|text| self.secret(name, &text).map_err(|why| anyhow!(why)))
+            .map(|secret| (name.to_owned(), secret))
+            .with_context(|| format!("read the secret {name} (secrets.{name} in rouse.toml)"))
     }
 
     fn secret(&self, name: &str, text: &str) -> Result<Secret, String> {

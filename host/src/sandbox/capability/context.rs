@@ -4,16 +4,15 @@ use wasmtime::component::Resource;
 use wasmtime_wasi::async_trait;
 use wasmtime_wasi::p2::{DynPollable, Pollable, subscribe};
 
+use crate::harmless::{paragraphs, printable};
 use crate::job;
 use crate::sandbox::AbortHandle;
 use crate::sandbox::bindings::rouse::handler::context::{Host, HostAbortSignal};
 use crate::sandbox::bindings::rouse::handler::types::{self, AbortReason, Level};
 use crate::sandbox::state::{AttemptState, Panic};
 
-use super::log::printable;
-
 /// Panic messages are stored with the attempt; a longer one is cut.
-const PANIC_CHARS_MAX: usize = 4 << 10;
+const PANIC_BYTES_MAX: usize = 4 << 10;
 
 /// The step of a progress report is one line of a listing.
 const STEP_CHARS_MAX: usize = 200;
@@ -69,8 +68,8 @@ impl Host for AttemptState {
     // Answered after an abort too: it is how the host learns why the trap that follows came.
     fn panicked(&mut self, message: String, location: String) -> wasmtime::Result<()> {
         self.panic = Some(Panic {
-            message: message.chars().take(PANIC_CHARS_MAX).collect(),
-            location: printable(&location, PANIC_CHARS_MAX),
+            message: paragraphs(&message, PANIC_BYTES_MAX),
+            location: printable(&location, PANIC_BYTES_MAX),
         });
         Ok(())
     }

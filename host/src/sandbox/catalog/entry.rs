@@ -5,10 +5,14 @@ use std::time::{Duration, Instant};
 
 use super::Handler;
 use super::file::Stamp;
+use crate::harmless::printable;
 use crate::job::most_specific;
 use crate::sandbox::capability::HttpAccess;
 use crate::sandbox::grants::Granted;
 use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox, Settings};
+
+/// Why a file is refused: a sentence or two, and the lines that would help.
+const WHY_BYTES_MAX: usize = 8 << 10;
 
 /// What is known of one file of the folder.
 #[derive(Default)]
@@ -66,8 +70,9 @@ impl Entry {
     }
 
     /// Something is wrong with the file. A digest says that it is its contents, which need not be
-    /// looked at twice.
+    /// looked at twice. Why may quote what it contains, and is one line.
     pub(super) fn refuse(&mut self, file: &str, why: String, digest: Option<Digest>) {
+        let why = printable(&why, WHY_BYTES_MAX);
         tracing::warn!(
             file,
             last_good_serves = self.serving.is_some(),

@@ -7,6 +7,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use crate::harmless::is_harmful;
+
 /// How a file looks from outside. Whoever writes to a file, or puts another in its place,
 /// changes this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +107,14 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, List
 /// # Errors
 /// A sentence that begins with "it …".
 pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>, String> {
+    // It would be taken for another name in a terminal, and for more than one line in a lock.
+    let name = listed.path.file_name().unwrap_or_default();
+    if name.to_string_lossy().contains(is_harmful) {
+        return Err(
+            "its name has control characters or marks that turn the direction of writing; rename it"
+                .into(),
+        );
+    }
     if listed.path.extension().is_some_and(|end| end == "cwasm") {
         return Err(
             "it is compiled code, which cannot be trusted; put the .wasm there that it was made of"

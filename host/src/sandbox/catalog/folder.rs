@@ -11,6 +11,7 @@ use super::gate::Gate;
 use super::loading::{self, Loaded};
 use super::watch::Wake;
 use super::{HandlerSet, Refusal};
+use crate::harmless;
 use crate::sandbox::load::Refused;
 use crate::sandbox::{Digest, Module, Sandbox};
 
@@ -123,7 +124,7 @@ impl Folder {
             .filter_map(|entry| entry.serving.as_ref());
         let refused = self.entries.iter().filter_map(|(file, entry)| {
             Some(Refusal {
-                file: file.clone(),
+                file: harmless::name(file),
                 why: entry.refused.clone()?,
                 last_good_serves: entry.serving.is_some(),
             })

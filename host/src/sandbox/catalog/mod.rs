@@ -21,6 +21,7 @@ use super::grants::{Granted, held, missing};
 use super::{
     Capability, Digest, HandlerManifest, Limits, Missing, Module, Narrowing, Sandbox, StateQuota,
 };
+use crate::harmless;
 
 /// A handler that can run.
 #[derive(Debug)]
@@ -91,9 +92,9 @@ impl Handler {
 /// A file that is not served, or not in its newest version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The file's name in the folder.
+    /// The file's name in the folder, with its control characters shown.
     pub file: String,
-    /// Why; a sentence that begins with "it …".
+    /// Why; a sentence that begins with "it …", in one line.
     pub why: String,
     /// True when the last good version of the file still serves.
     pub last_good_serves: bool,
@@ -200,14 +201,14 @@ impl Catalog {
     /// The digests of the files in a folder that could be modules, by name.
     ///
     /// # Errors
-    /// When the folder, or one of them, cannot be read.
+    /// When the folder, or one of them, cannot be read, or one has a name that cannot stand in a line.
     pub fn digests(dir: &Path, bytes_max: usize) -> anyhow::Result<BTreeMap<String, Digest>> {
         let listed = file::list(dir, false)
             .map_err(|why| anyhow::anyhow!("the folder {} cannot be read: {why}", dir.display()))?;
         let digest = |(name, listed): (String, file::Listed)| match file::read(&listed, bytes_max) {
             Ok(Some(bytes)) => Ok((name, Digest::of(&bytes))),
-            Ok(None) => bail!("{name} is being written to; try again"),
-            Err(why) => bail!("{name} cannot be listed: {why}"),
+            Ok(None) => bail!("{} is being written to; try again", harmless::name(&name)),
+            Err(why) => bail!("{} cannot be listed: {why}", harmless::name(&name)),
         };
         listed.into_iter().map(digest).collect()
     }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::capability::printable;
 use super::schema::{PatternBytes, Schema};
+use crate::harmless::printable;
 use crate::job::RetryPolicy;
 
 pub use self::capability::Capability;
@@ -25,6 +25,8 @@ const HANDLERS_MAX: usize = 1_000;
 const NAME_CHARS_MAX: usize = 128;
 const VERSION_CHARS_MAX: usize = 64;
 const DESCRIPTION_BYTES_MAX: usize = 4 << 10;
+/// What is wrong with a manifest, which may quote it.
+const WHY_BYTES_MAX: usize = 4 << 10;
 const CAPABILITIES_MAX: usize = 64;
 const ATTEMPTS_MAX: u32 = 1_000;
 const MULTIPLIER_MAX: f64 = 1_000.0;
@@ -139,8 +141,12 @@ impl Manifest {
     /// Reads what `describe` returned.
     ///
     /// # Errors
-    /// A sentence for the author of the module.
+    /// A sentence for the author of the module, in one line.
     pub fn parse(text: &str) -> Result<Self, String> {
+        Self::read(text).map_err(|why| printable(&why, WHY_BYTES_MAX))
+    }
+
+    fn read(text: &str) -> Result<Self, String> {
         if text.len() > MANIFEST_BYTES_MAX {
             return Err(format!("has {} bytes; 1 MiB is allowed", text.len()));
         }

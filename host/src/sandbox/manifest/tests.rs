@@ -123,6 +123,9 @@ fn a_manifest_as_a_whole_has_limits() {
     assert!(parse("").contains("does not parse"));
     assert!(parse("[]").contains("does not parse"));
     assert!(parse(r#"{"handlers":[]}"#).contains("no handlers"));
+    let word = json!({"handlers": [{"name": "a", "instances": "re\nuse\u{202e}\u{9b}"}]});
+    let why = parse(&word.to_string());
+    assert!(why.contains("`re use\\u{202e}\\u{9b}`"), "{why}");
     assert!(parse(r#"{"handlers":[{"name":"a"},{"name":"a"}]}"#).contains("twice"));
     assert!(
         parse(&format!(

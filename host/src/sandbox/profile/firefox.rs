@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 
 use super::{Profile, Samples};
-use crate::sandbox::capability::printable;
+use crate::harmless::printable;
 
 /// The version of the format. Later ones of the profiler read it too.
 const VERSION: u32 = 55;

@@ -54,7 +54,7 @@ impl Mismatch {
         match (&self.detail, rule) {
             (Detail::Missing(name), _) => {
                 format!(
-                    "{at} is an object without \"{}\", which {pointer} requires",
+                    "the object {at} has no \"{}\", which is required ({pointer})",
                     excerpt(name)
                 )
             }

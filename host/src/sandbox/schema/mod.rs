@@ -24,10 +24,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::capability::printable;
 use evaluate::{Stop, evaluate};
 use json::Json;
 use node::Compiled;
+
+use crate::harmless::printable;
 
 /// All patterns of one module together, bytes: a thousand ordinary ones.
 const PATTERNS_BYTES_MAX: usize = 16 << 20;

@@ -55,21 +55,44 @@ impl InQuota {
     pub(super) fn charge(&self, more: Size) -> Result<Charge, ()> {
         let charge = self.ledger.charge(more, self.quota);
         if charge.is_none() && !self.told.swap(true, Ordering::Relaxed) {
-            let Quota {
-                bytes_max,
-                files_max,
-            } = self.quota;
-            let at = &self.at;
-            let why = format!(
-                "the directory {at} is full: it may hold {bytes_max} bytes in {files_max} files (bytes_max, files_max of its grant in rouse.toml)"
-            );
+            let why = full(&self.at, more, self.quota);
             self.log.message(tracing::Level::WARN, &why);
         }
         charge.ok_or(())
     }
 }
 
+/// Which of the two limits it was.
+fn full(at: &str, more: Size, quota: Quota) -> String {
+    let most = match more.files {
+        0 => format!("{} bytes (`bytes_max`", quota.bytes_max),
+        _ => format!("{} files and directories (`files_max`", quota.files_max),
+    };
+    format!("the directory {at} is full: it may hold {most} of its grant in rouse.toml)")
+}
+
 /// What a full disk says.
 pub(super) fn no_space() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOSPC)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_directory_names_the_limit_that_was_met() {
+        let quota = Quota {
+            bytes_max: 1_000,
+            files_max: 2,
+        };
+        assert_eq!(
+            full("/out", Size::bytes(1), quota),
+            "the directory /out is full: it may hold 1000 bytes (`bytes_max` of its grant in rouse.toml)"
+        );
+        assert_eq!(
+            full("/out", Size::one_file(), quota),
+            "the directory /out is full: it may hold 2 files and directories (`files_max` of its grant in rouse.toml)"
+        );
+    }
 }

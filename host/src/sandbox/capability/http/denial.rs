@@ -6,7 +6,7 @@ use http::{Method, Uri};
 
 use super::address::Place;
 use super::target::Target;
-use crate::sandbox::capability::printable;
+use crate::harmless::printable;
 use crate::sandbox::grants::lines;
 
 /// A guest may make up methods and authorities of any length.

@@ -36,7 +36,7 @@ fn a_mismatch_tells_the_place_what_is_there_and_the_rule() {
         ),
         (
             "{}",
-            r#"does not fit the schema: at the top is an object without "name", which # requires"#,
+            r#"does not fit the schema: the object at the top has no "name", which is required (#)"#,
         ),
         (
             r#"{"name": 7}"#,
@@ -57,7 +57,7 @@ fn a_mismatch_tells_the_place_what_is_there_and_the_rule() {
         ),
         (
             r#"{"name": "a", "maybe": {}}"#,
-            r#"does not fit the schema: at /maybe is an object without "x", which #/$defs/point requires"#,
+            r#"does not fit the schema: the object at /maybe has no "x", which is required (#/$defs/point)"#,
         ),
         (
             r#"{"name": "a", "maybe": 1}"#,

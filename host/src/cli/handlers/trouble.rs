@@ -1,0 +1,37 @@
+//! What of `rouse.toml` would keep a host from starting, and what it would warn of: besides modules, which it refuses one by one.
+
+use std::path::Path;
+
+use crate::cli::host::invocations;
+use crate::cli::settings::missing_dirs;
+use crate::config::{Environment, File};
+
+/// One line for each.
+pub(super) struct Trouble {
+    /// `rouse serve` does not start.
+    pub(super) errors: Vec<String>,
+    /// It starts, and says so.
+    pub(super) warnings: Vec<String>,
+}
+
+impl Trouble {
+    /// Tries what the file names, as a host does when it starts. `folder`: where relative paths start.
+    pub(super) fn of(file: &File, folder: &Path) -> Self {
+        let mut errors = file.secret_errors(folder, Environment);
+        if file.invoke_max() != Some(0) {
+            errors.extend(invocations::token(file, folder).err());
+        }
+        let settings = file.sandbox(folder, 1);
+        let missing = missing_dirs(&settings).map(|grant| {
+            format!(
+                "rouse.toml grants {} the directory {}, which is not there; attempts of the handler fail until it is",
+                grant.handler,
+                grant.dir.display()
+            )
+        });
+        Self {
+            errors: errors.iter().map(|error| format!("{error:#}")).collect(),
+            warnings: missing.collect(),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+use super::*;
+
+/// One of each kind: escape, delete, a control sequence in one character, marks of direction, a line's end.
+const HARMFUL: &str =
+    "\u{1b}\u{7f}\u{9b}\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}\0";
+
+#[test]
+fn what_a_terminal_would_obey_is_shown() {
+    assert_eq!(printable("a\u{1b}[31mred\0", 99), "a\\u{1b}[31mred\\u{0}");
+    for character in HARMFUL.chars() {
+        let shown = character.escape_unicode().to_string();
+        assert_eq!(printable(&character.to_string(), 99), shown);
+        assert_eq!(paragraphs(&character.to_string(), 99), shown);
+    }
+    for harmless in ["ümlaut 🦀", "שלום", "zero\u{200d}width"] {
+        assert_eq!(printable(harmless, 99), harmless);
+    }
+}
+
+#[test]
+fn one_line_is_one_line_and_paragraphs_keep_theirs() {
+    assert_eq!(printable("one\r\ntwo\tthree", 99), "one  two three");
+    assert_eq!(paragraphs("one\r\ntwo\tthree", 99), "one\\u{d}\ntwo\tthree");
+}
+
+#[test]
+fn a_name_keeps_nothing_that_begins_a_line() {
+    assert_eq!(name("a\nb\tc.wasm"), "a\\u{a}b\\u{9}c.wasm");
+    assert_eq!(name("a b.wasm"), "a b.wasm");
+}
+
+#[test]
+fn what_was_shown_once_stays_as_it_is() {
+    let once = paragraphs(HARMFUL, 999);
+    assert_eq!(paragraphs(&once, 999), once);
+    assert_eq!(printable(&once, 999), once);
+}
+
+#[test]
+fn a_long_text_is_cut_between_two_characters() {
+    assert_eq!(printable("abcdef", 3), "abc…");
+    assert_eq!(printable("abc", 3), "abc");
+    assert_eq!(paragraphs("üüü", 3), "üü…");
+}
+
+#[test]
+fn json_says_the_same_afterwards() {
+    let value = serde_json::json!({ HARMFUL: [HARMFUL, "ümlaut\n"], "n": 1 });
+    let written = value.to_string();
+    assert!(written.contains('\u{202e}') && written.contains('\u{9b}'));
+    let clean = json(&written);
+    assert!(!clean.contains(is_harmful), "{clean}");
+    assert!(clean.contains("\\u202e") && clean.contains("\\u009b") && clean.contains("ümlaut"));
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(&clean).expect("JSON"),
+        value
+    );
+    assert_eq!(json("[1,\r\n\t2]"), "[1, \n\t2]");
+}

@@ -1,0 +1,244 @@
+//! What guests and modules say is harmless wherever it is read: in a terminal, in a host's log, in the database.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use rouse::worker::Settings;
+use serde_json::{Value, json};
+
+use crate::sandbox_guest::{
+    Handlers, assemble, echo, guest, guest_that, manifest, returns, sandbox,
+};
+use crate::support::worker::{TestWorker, catalog_of, ended, enqueue};
+use crate::support::{TestDb, rouse, rouse_in, scratch};
+
+/// What a terminal would obey, and a line of a log that nobody has written.
+const NASTY: &str =
+    "it\n2026-11-22T12:00:00Z  WARN rouse: faked\r\u{1b}[2J\u{7f}\u{9b}31m\u{202e}\u{2028}x";
+
+/// The same as it is shown where it has several lines.
+const SHOWN: &str = "it\n2026-11-22T12:00:00Z  WARN rouse: faked\\u{d}\\u{1b}[2J\\u{7f}\\u{9b}31m\\u{202e}\\u{2028}x";
+
+/// True for what may stand in nothing that is printed; line breaks are looked at by themselves.
+fn obeyed(character: char) -> bool {
+    (character.is_control() && character != '\n') || matches!(character, '\u{202e}' | '\u{2028}')
+}
+
+/// A folder with these modules in `handlers-wasm`, and a `rouse.toml` with this text.
+fn deployment(config: &str, modules: &[(&str, &[u8])]) -> PathBuf {
+    let folder = scratch("harmless");
+    std::fs::create_dir(folder.join("handlers-wasm")).unwrap();
+    for (name, bytes) in modules {
+        std::fs::write(folder.join("handlers-wasm").join(name), bytes).unwrap();
+    }
+    std::fs::write(folder.join("rouse.toml"), config).unwrap();
+    folder
+}
+
+/// `rouse` in this folder, with these variables.
+fn run(folder: &Path, variables: &[(&str, &str)], args: &[&str]) -> Output {
+    let mut command = rouse();
+    command.args(args).current_dir(folder);
+    command.env_remove("DATABASE_URL").env_remove("ROUSE_LOG");
+    command.envs(variables.iter().copied()).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    text + std::str::from_utf8(&output.stderr).unwrap()
+}
+
+#[test]
+fn a_refused_module_writes_no_line_of_its_own_into_the_log_or_the_listing() {
+    let describe = format!(
+        "(call $panicked (i32.const 4096) (i32.const {bytes}) (i32.const 4096) (i32.const {bytes})) unreachable",
+        bytes = NASTY.len()
+    );
+    let panics = guest_that(&describe, NASTY, "unreachable");
+    let word = json!({"handlers": [{"name": "test.word", "instances": NASTY}]}).to_string();
+    let capability = json!({"handlers": [{"name": "test.asks", "capabilities": [NASTY]}]});
+    let folder = deployment(
+        "",
+        &[
+            ("asks.wasm", &guest(&capability.to_string(), "unreachable")),
+            ("panics.wasm", &panics),
+            ("word.wasm", &guest(&word, "unreachable")),
+        ],
+    );
+    let output = run(&folder, &[("ROUSE_LOG", "warn")], &["handlers"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output);
+    assert!(!said.contains(obeyed), "{said:?}");
+    for (file, why) in [
+        ("panics.wasm", "it panics when it describes itself"),
+        ("word.wasm", "unknown variant"),
+        ("asks.wasm", "capabilities are at most 64 words"),
+    ] {
+        let lines = said.lines().filter(|line| line.contains(file));
+        assert_eq!(
+            lines.filter(|line| line.contains(why)).count(),
+            2,
+            "in the log and in the listing: {said}"
+        );
+    }
+    // Whatever looks like a line of the log stands in one that says whose it is.
+    let faked: Vec<&str> = said.lines().filter(|line| line.contains("faked")).collect();
+    assert_eq!(faked.len(), 4, "{said}");
+    assert!(
+        faked.iter().all(|line| line.contains(".wasm")),
+        "{faked:#?}"
+    );
+}
+
+#[tokio::test]
+async fn what_a_handler_fails_with_is_harmless_in_the_database_and_keeps_its_lines() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let manifest = manifest("test.nasty", "1");
+    let describe = format!(
+        "(call $text (i32.const 4096) (i32.const {}))",
+        manifest.len()
+    );
+    let fails = format!(
+        "(call $return_error (i32.const {}) (i32.const {}) (i32.const 1))",
+        4096 + manifest.len(),
+        NASTY.len()
+    );
+    let module = guest_that(&describe, &format!("{manifest}{NASTY}"), &fails);
+    let catalog = catalog_of(&[("nasty.wasm", &module)]).await;
+    let worker = TestWorker::start_on(&db, Settings::default(), catalog);
+    let id = enqueue(&client, "test.nasty", json!({})).await;
+    let error = ended(&client, id).await.error.unwrap();
+    assert_eq!(error["message"], SHOWN);
+    let kind = error["guest_kind"].as_str().unwrap();
+    assert!(!kind.contains(obeyed) && !kind.contains('\n'), "{kind:?}");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_result_is_printed_as_the_same_json_without_anything_that_a_terminal_obeys() {
+    let result = serde_json::to_string(&json!({ "said": NASTY })).unwrap();
+    assert!(result.contains('\u{202e}') && result.contains('\u{9b}'));
+    let module = returns("test.nasty", &result);
+    let folder = deployment("", &[("nasty.wasm", &module)]);
+    for args in [
+        &["invoke", "test.nasty"][..],
+        &["invoke", "test.nasty", "--json"],
+    ] {
+        let output = run(&folder, &[], args);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let said = text(&output);
+        assert!(!said.contains(obeyed), "{said:?}");
+        let printed: Value = serde_json::from_str(&said).unwrap();
+        let found = printed.get("result").unwrap_or(&printed);
+        assert_eq!(found["said"], NASTY);
+    }
+
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let catalog = catalog_of(&[("nasty.wasm", &module)]).await;
+    let worker = TestWorker::start_on(&db, Settings::default(), catalog);
+    let id = enqueue(&client, "test.nasty", json!({})).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    worker.drain().await;
+    let shown = rouse_in(&db, &["job", &id.to_string(), "--json"], &folder).await;
+    assert!(!shown.exits(0).stdout.contains(obeyed), "{shown:?}");
+    assert_eq!(shown.json()["result"]["said"], NASTY);
+}
+
+#[tokio::test]
+async fn a_module_that_panics_when_it_is_asked_again_is_told_of_in_words_that_postgres_stores() {
+    let manifest = manifest("test.moody", "1");
+    let panic = "no\0\u{9b}more";
+    let (at, bytes) = (4096 + manifest.len(), panic.len());
+    // It throws a coin each time.
+    let describe = format!(
+        "(drop (call $random (i32.const 0) (i32.const 1)))
+         (if (i32.and (i32.load8_u (i32.const 0)) (i32.const 1)) (then
+             (call $panicked (i32.const {at}) (i32.const {bytes}) (i32.const {at}) (i32.const 0))
+             unreachable))
+         (call $text (i32.const 4096) (i32.const {}))",
+        manifest.len()
+    );
+    let random = r#"(import "wasi_snapshot_preview1" "random_get" (func $random (param i32 i32) (result i32)))"#;
+    let module = assemble(
+        random,
+        &describe,
+        &format!("{manifest}{panic}"),
+        "unreachable",
+    );
+    let handler = loop {
+        let handlers = Handlers::with(&[("moody.wasm", &module)]).await;
+        let set = handlers.catalog.current();
+        if let Some(handler) = set.get("test.moody") {
+            break handler.clone();
+        }
+        assert!(
+            handlers
+                .refusal("moody.wasm")
+                .starts_with("it panics when it describes itself: no\\u{0}\\u{9b}more")
+        );
+    };
+    let why = loop {
+        if let Err(why) = sandbox().verify(&handler).await {
+            break why;
+        }
+    };
+    assert!(
+        why.starts_with("it panics when it describes itself: no\\u{0}\\u{9b}more"),
+        "{why}"
+    );
+}
+
+#[test]
+fn handlers_says_what_would_keep_a_host_from_starting_and_what_it_would_warn_of() {
+    let config = r#"
+        [secrets.KEY]
+        env = "ROUSE_TEST_KEY"
+        [secrets.OTHER]
+        file = "nowhere.key"
+        [handlers."test.other"]
+        secrets = [{ name = "KEY", hosts = ["a.example"], headers = ["authorization"] },
+                   { name = "OTHER", hosts = ["a.example"], headers = ["authorization"] }]
+        dirs = [{ dir = "nowhere", at = "/data", mode = "read" }]
+    "#;
+    let folder = deployment(
+        config,
+        &[
+            ("echo.wasm", &echo("test.echo", "1")),
+            ("other.wasm", &echo("test.other", "1")),
+        ],
+    );
+    let output = run(&folder, &[], &["handlers"]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for part in [
+        "a host would not start: read the secret KEY (secrets.KEY in rouse.toml): the variable ROUSE_TEST_KEY is not set",
+        "a host would not start: read the secret OTHER (secrets.OTHER in rouse.toml)",
+        "warning: rouse.toml grants test.other the directory",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    // What only another handler is granted keeps none from being run.
+    let echoed = run(&folder, &[], &["invoke", "test.echo", "[7]"]);
+    assert_eq!(
+        (echoed.status.code(), text(&echoed).as_str()),
+        (Some(0), "[7]\n")
+    );
+    let other = run(&folder, &[], &["invoke", "test.other"]);
+    assert_eq!(other.status.code(), Some(6));
+    assert!(text(&other).contains("read the secret KEY"), "{other:?}");
+
+    // With a warning alone a host would start.
+    let key = folder.join("nowhere.key");
+    std::fs::write(&key, "correct horse battery").unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&key, mode).unwrap();
+    let variables = [("ROUSE_TEST_KEY", "correct horse battery")];
+    let output = run(&folder, &variables, &["handlers", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let listed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(listed["errors"], json!([]));
+    let warning = listed["warnings"][0].as_str().unwrap();
+    assert!(warning.contains("nowhere, which is not there"), "{warning}");
+}
