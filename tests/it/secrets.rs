@@ -15,6 +15,9 @@ use crate::support::{Host, TestDb, free_port, scratch};
 const KEY: &str = "s3cret-of-the-mail-API";
 const TOKEN: &str = "an0ther-one";
 
+/// One that signs, and goes nowhere.
+const HOOK: &str = "k3y-for-signatures";
+
 fn url(host: &str, path: &str) -> String {
     format!("http://{host}:{}{path}", web().plain)
 }
@@ -42,11 +45,22 @@ async fn guests() -> &'static Guests {
                     private: true,
                 }],
                 secrets: Secrets(
-                    [("KEY".into(), secret(KEY)), ("TOKEN".into(), secret(TOKEN))].into(),
+                    [
+                        ("KEY".into(), secret(KEY)),
+                        ("TOKEN".into(), secret(TOKEN)),
+                        ("HOOK".into(), secret(HOOK)),
+                    ]
+                    .into(),
                 ),
                 secret_grants: vec![
                     grant("KEY", "authorization", false),
                     grant("TOKEN", "x-token", true),
+                    SecretGrant {
+                        hosts: vec![],
+                        headers: vec![],
+                        sign: true,
+                        ..grant("HOOK", "", false)
+                    },
                 ],
                 ..Settings::default()
             })
@@ -142,6 +156,25 @@ async fn a_secret_goes_nowhere_else() {
     result(json!({"secrets": ["KEY"], "requests": [request]})).await;
     let seen = web().seen("/word").pop().expect("it arrived");
     assert_eq!(seen["headers"]["authorization"], other);
+}
+
+#[tokio::test]
+async fn a_server_is_not_told_whether_it_has_guessed_a_secret_that_never_goes_there() {
+    let post = |host: &str, guess: &str| json!({"method": "POST", "url": url(host, "/guess"), "headers": {"x-guess": guess}, "body": guess});
+    let result = result(json!({
+        "secrets": ["KEY"],
+        "requests": [post("127.0.0.1", KEY), post("localhost", HOOK), post("localhost", KEY)],
+    }))
+    .await;
+    let told = |at: usize| result["answers"][at]["body"].as_str().expect("a body");
+    // The key goes to this server by another name only, and the other one signs.
+    for (at, guess) in [(0, KEY), (1, HOOK)] {
+        assert_eq!(told(at).matches(guess).count(), 2, "{}", told(at));
+    }
+    // A server that may know it is not believed to say it by chance.
+    let word = result["words"]["KEY"].as_str().expect("a word");
+    assert_eq!(told(2).matches(word).count(), 2, "{}", told(2));
+    assert!(!told(2).contains(KEY), "{}", told(2));
 }
 
 #[tokio::test]

@@ -60,7 +60,22 @@ impl fmt::Debug for HttpAccess {
 /// A secret, and where it may go.
 pub(super) struct GrantedSecret {
     pub(super) secret: Secret,
-    pub(super) grants: Vec<SecretGrant>,
+    of_handler: Vec<SecretGrant>,
+    /// The handler has it, but not for this job.
+    pub(super) is_taken_away: bool,
+}
+
+impl GrantedSecret {
+    /// What may be done with it in this job.
+    pub(super) fn grants(&self) -> impl Iterator<Item = &SecretGrant> {
+        let left = !self.is_taken_away;
+        self.of_handler.iter().filter(move |_| left)
+    }
+
+    /// True where some job of the handler may have sent it there, if not this one.
+    pub(super) fn may_be_known_to(&self, host: &Host) -> bool {
+        self.of_handler.iter().any(|grant| grant.reaches(host))
+    }
 }
 
 /// A request that is granted.
@@ -80,9 +95,10 @@ impl HttpAccess {
             {
                 let granted = secrets.entry(grant.name.clone()).or_insert(GrantedSecret {
                     secret: secret.clone(),
-                    grants: Vec::new(),
+                    of_handler: Vec::new(),
+                    is_taken_away: false,
                 });
-                granted.grants.push(grant.clone());
+                granted.of_handler.push(grant.clone());
             }
         }
         let names = |which: fn(&SecretGrant) -> bool| -> BTreeSet<String> {
@@ -135,19 +151,18 @@ impl HttpAccess {
     /// True where this secret can be sent.
     pub(super) fn has_secret(&self, name: &str) -> bool {
         let granted = self.secrets.get(name);
-        granted.is_some_and(|secret| !secret.grants.is_empty())
+        granted.is_some_and(|secret| !secret.is_taken_away)
     }
 
     /// The same without what a job takes away. The connections are those of the handler.
     pub(in crate::sandbox) fn narrowed(&self, job: &Narrowing) -> Arc<Self> {
         let secrets = self.secrets.iter().map(|(name, granted)| {
-            // One that is taken away still goes out of what comes back: a server may know it from another job.
-            let grants = match job.leaves_secret(name) {
-                true => granted.grants.clone(),
-                false => Vec::new(),
+            let granted = GrantedSecret {
+                secret: granted.secret.clone(),
+                of_handler: granted.of_handler.clone(),
+                is_taken_away: granted.is_taken_away || !job.leaves_secret(name),
             };
-            let secret = granted.secret.clone();
-            (name.clone(), GrantedSecret { secret, grants })
+            (name.clone(), granted)
         });
         Arc::new(Self {
             handler: self.handler.clone(),

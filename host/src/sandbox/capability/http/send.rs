@@ -96,7 +96,7 @@ impl Http {
         Ok(Sending {
             request: Request::from_parts(parts, body),
             replacements,
-            redactor: self.placeholders.redactor(&access),
+            redactor: self.placeholders.redactor(&access, &allowed.target),
             abort: self.abort.clone(),
             tally,
             under_way,
