@@ -5,15 +5,13 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Method, Uri};
-use http_body_util::combinators::UnsyncBoxBody;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use super::Fault;
 use super::connect::{Connector, Net, Reach};
 use super::denial;
+use super::outgoing::Outgoing;
 use super::target::Target;
 use crate::job::pattern_covers;
 use crate::sandbox::grants::{Host, HostPattern, HttpGrant, Secret, SecretGrant};
@@ -32,7 +30,7 @@ const HEAD_BYTES_MAX: u32 = 64 << 10;
 const WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 
-pub(super) type HttpClient = Client<Connector, UnsyncBoxBody<Bytes, Fault>>;
+pub(super) type HttpClient = Client<Connector, Outgoing>;
 
 /// What one handler may do over HTTP. Its connections are its own: what one handler may reach, another does not find
 /// open.

@@ -13,7 +13,7 @@ pub(super) use redactor::Redactor;
 use super::access::HttpAccess;
 use super::denial;
 use super::target::Target;
-use crate::sandbox::grants::SecretGrant;
+use crate::sandbox::grants::{Secret, SecretGrant};
 
 /// How placeholders begin, so that people who meet one know what it is.
 const PREFIX: &str = "rouse-secret-";
@@ -149,16 +149,21 @@ pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Ve
 }
 
 /// What is put into a body: for each word the secret.
-pub(super) struct Replacements(Vec<(String, crate::sandbox::grants::Secret)>);
+pub(super) struct Replacements(Vec<(String, Secret)>);
 
 impl Replacements {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(super) fn put_into(&self, body: Vec<u8>) -> Vec<u8> {
-        self.0.iter().fold(body, |body, (word, secret)| {
-            replace_all(&body, word.as_bytes(), secret.reveal()).unwrap_or(body)
+    /// The body with the secrets in it; none where it has more bytes then.
+    pub(super) fn put_into(&self, body: Vec<u8>, bytes_max: usize) -> Option<Vec<u8>> {
+        self.0.iter().try_fold(body, |body, (word, secret)| {
+            let (word, secret) = (word.as_bytes(), secret.reveal());
+            let times = count(&body, word);
+            // Looked at before it is made: a short word may stand for a long secret, a thousand times.
+            let bytes = body.len() - times * word.len() + times * secret.len();
+            (bytes <= bytes_max).then(|| replace_all(&body, word, secret).unwrap_or(body))
         })
     }
 }
@@ -177,6 +182,15 @@ fn replace_all(text: &[u8], word: &[u8], with: &str) -> Option<Vec<u8>> {
     }
     replaced.extend_from_slice(rest);
     Some(replaced)
+}
+
+fn count(text: &[u8], word: &[u8]) -> usize {
+    let (mut times, mut rest) = (0, text);
+    while let Some(at) = find(rest, word) {
+        times += 1;
+        rest = &rest[at + word.len()..];
+    }
+    times
 }
 
 fn find(text: &[u8], word: &[u8]) -> Option<usize> {
@@ -207,5 +221,14 @@ mod tests {
         assert_eq!(replace("wordword w").as_deref(), Some("a secreta secret w"));
         assert_eq!(replace("wor"), None);
         assert_eq!(replace(""), None);
+    }
+
+    #[test]
+    fn a_body_is_as_long_as_it_is_with_its_secrets() {
+        let secret = Secret::new("0123456789").expect("a secret");
+        let replacements = Replacements(vec![("word".into(), secret)]);
+        let put = |bytes_max| replacements.put_into(b"word, word".to_vec(), bytes_max);
+        assert_eq!(put(22).as_deref(), Some(&b"0123456789, 0123456789"[..]));
+        assert_eq!(put(21), None);
     }
 }

@@ -6,11 +6,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderMap};
 use http::{Method, Request, Response, Uri};
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use tokio::time::Instant;
 use wasmtime_wasi_http::{RequestOptions, WasiBody};
 
@@ -30,14 +28,15 @@ const FIRST_BYTE: Duration = Duration::from_secs(60);
 /// From one part of the response to the next, where the guest does not say otherwise.
 const BETWEEN_BYTES: Duration = Duration::from_secs(60);
 
-/// A body into which a secret is put is held as a whole, because its length is sent before it.
+/// A body into which a secret is put is held as a whole, because its length is sent before it. Of what goes out: a
+/// secret may be longer than the word for it, and stand there a thousand times.
 const SECRET_BODY_BYTES_MAX: usize = 1 << 20;
 
 /// A request that is granted, and ready to be sent.
 pub(super) struct Sending {
     access: Arc<HttpAccess>,
     allowed: Allowed,
-    request: Request<Outgoing>,
+    request: Request<WasiBody>,
     replacements: Replacements,
     redactor: Option<Redactor>,
     abort: AbortHandle,
@@ -92,7 +91,6 @@ impl Http {
         let head = connect.saturating_add(first_byte).min(settings.timeout);
         let between_bytes = options.between_bytes_timeout.unwrap_or(BETWEEN_BYTES);
         let body_bytes_max = self.limits.body_bytes;
-        let body = Outgoing::new(body, self.abort.clone(), tally.clone(), body_bytes_max);
         Ok(Sending {
             request: Request::from_parts(parts, body),
             replacements,
@@ -118,7 +116,15 @@ impl Sending {
     pub(super) async fn send(self) -> Result<Response<WasiBody>, Fault> {
         let method = self.request.method().clone();
         let is_head = method == Method::HEAD;
-        let asked = ask(&self.access, &self.allowed, self.request, self.replacements);
+        // Counted as it goes out.
+        let (abort, tally) = (self.abort.clone(), self.tally.clone());
+        let outgoing = |body| Outgoing::new(body, abort, tally, self.limits.bytes_max);
+        let asked = async {
+            let request = with_secrets(self.request, self.replacements).await?;
+            let client = self.access.client(self.allowed.reach);
+            let asked = client.request(request.map(outgoing)).await;
+            asked.map_err(|error| Fault::of(&error))
+        };
         let answered = tokio::select! {
             biased;
             () = self.abort.turned() => Err(Fault::Stopped),
@@ -158,32 +164,30 @@ impl Sending {
     }
 }
 
-async fn ask(
-    access: &HttpAccess,
-    allowed: &Allowed,
-    request: Request<Outgoing>,
+/// The request with secrets in its body.
+async fn with_secrets(
+    request: Request<WasiBody>,
     replacements: Replacements,
-) -> Result<Response<hyper::body::Incoming>, Fault> {
-    let (parts, body) = request.into_parts();
-    let body: UnsyncBoxBody<Bytes, Fault> = if replacements.is_empty() {
-        body.boxed_unsync()
-    } else {
-        let body = Limited::new(body, SECRET_BODY_BYTES_MAX).collect().await;
-        let body = body.map_err(|error| match error.downcast::<Fault>() {
-            Ok(fault) => *fault,
-            Err(_) => Fault::Limit(format!(
-                "a body into which a secret may be put has at most {SECRET_BODY_BYTES_MAX} bytes"
-            )),
-        })?;
-        let body = replacements.put_into(body.to_bytes().into());
-        Full::from(body)
-            .map_err(|never| match never {})
-            .boxed_unsync()
+) -> Result<Request<WasiBody>, Fault> {
+    if replacements.is_empty() {
+        return Ok(request);
+    }
+    let too_large = || {
+        Fault::Limit(format!(
+            "a body into which a secret may be put has at most {SECRET_BODY_BYTES_MAX} bytes, with the secrets in it"
+        ))
     };
-    let asked = access
-        .client(allowed.reach)
-        .request(Request::from_parts(parts, body));
-    asked.await.map_err(|error| Fault::of(&error))
+    let (parts, body) = request.into_parts();
+    let body = Limited::new(body, SECRET_BODY_BYTES_MAX).collect().await;
+    let body = body.map_err(|error| match error.is::<LengthLimitError>() {
+        true => too_large(),
+        false => Fault::Unfinished,
+    })?;
+    let body = replacements
+        .put_into(body.to_bytes().into(), SECRET_BODY_BYTES_MAX)
+        .ok_or_else(too_large)?;
+    let body = Full::from(body).map_err(|never| match never {});
+    Ok(Request::from_parts(parts, body.boxed_unsync()))
 }
 
 /// Goes on with it only as long as the attempt may: looks before each step, since a process that was frozen may have
