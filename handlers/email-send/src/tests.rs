@@ -136,6 +136,13 @@ fn what_the_provider_refuses_fails_for_good_and_the_rest_is_tried_again() {
 }
 
 #[test]
+fn a_provider_puts_a_mail_off_for_a_day_at_most() {
+    let busy = provider(|_| Ok(Response::new(429, "").with_header("retry-after", "99999999999")));
+    let error = busy.run::<super::send>(mail(json!({}))).unwrap_err();
+    assert_eq!(error.retry_after, Some(RETRY_AFTER_MAX));
+}
+
+#[test]
 fn what_the_types_cannot_say_is_checked_before_anything_is_sent() {
     let ctx = answering(200, "{}");
     for (change, says) in [

@@ -74,6 +74,9 @@ const ID_CHARS_MAX: usize = 64;
 /// Of an answer, as much as tells what the receiver made of it.
 const RESPONSE_BYTES_MAX: usize = 4 << 10;
 
+/// How far `retry-after` may put a job off: whoever asks for a year means no.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Headers that are the delivery's own, lower case.
 const OWN_HEADERS: [&str; 4] = [
     "webhook-id",
@@ -204,7 +207,8 @@ fn accepted(response: Response) -> Result<Response, Error> {
         ))
         .kind("redirected"));
     }
-    response.error_for_status()
+    let response = response.error_for_status();
+    response.map_err(|error| error.retry_within(RETRY_AFTER_MAX))
 }
 
 export!(deliver);

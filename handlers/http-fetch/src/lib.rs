@@ -54,6 +54,9 @@ const REDIRECTS_MAX: u32 = 20;
 /// Less than the timeout of the attempt, so that it is the server that is named.
 const TIMEOUT_MS_MAX: u64 = 540_000;
 
+/// How far `retry-after` may put a job off: whoever asks for a year means no.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// What is in the result is kept with the job; base64 and escapes make it larger, and 4 MiB is a host's limit.
 const RESULT_BYTES: usize = 1 << 20;
 const RESULT_BYTES_MAX: usize = 2 << 20;
@@ -178,7 +181,10 @@ fn found(response: Response) -> Result<Vec<u8>, Error> {
         ))
         .kind("redirected"));
     }
-    Ok(response.error_for_status()?.body)
+    let response = response.error_for_status();
+    Ok(response
+        .map_err(|error| error.retry_within(RETRY_AFTER_MAX))?
+        .body)
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

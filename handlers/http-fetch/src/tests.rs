@@ -159,6 +159,13 @@ fn what_may_pass_is_tried_again_and_what_will_not_fails_for_good() {
 }
 
 #[test]
+fn a_server_puts_a_job_off_for_a_day_at_most() {
+    let busy = server(|_| Ok(Response::new(503, "").with_header("retry-after", "99999999999")));
+    let error = refused(&busy, json!({"url": URL}));
+    assert_eq!(error.retry_after, Some(RETRY_AFTER_MAX));
+}
+
+#[test]
 fn what_is_too_large_is_refused() {
     let payload = json!({"url": URL, "bytes_max": 2});
     let error = refused(&answering(200, b"123"), payload);
