@@ -120,6 +120,16 @@ impl Ready {
     }
 }
 
+/// Asserts that a request says which handler has sent it.
+fn is_of(handler: &str, request: &Value) {
+    let agent = request["headers"]["user-agent"].as_str();
+    let version = agent.and_then(|agent| agent.strip_prefix(&format!("rouse-{handler}/")));
+    assert!(
+        version.is_some_and(|version| !version.is_empty()),
+        "{request}"
+    );
+}
+
 fn http(path: &str) -> String {
     format!("http://localhost:{}{path}", web().plain)
 }
@@ -167,6 +177,7 @@ async fn a_delivery_is_signed_and_tried_again_under_the_same_key_until_it_is_tak
         // As jsonb has it.
         assert_eq!(request["body"], "{\"text\": \"ü\", \"order\": 17}");
         assert!(is_signed(request), "{request}");
+        is_of("http-deliver", request);
         for key in ["webhook-id", "idempotency-key"] {
             assert_eq!(
                 request["headers"][key],
@@ -286,6 +297,8 @@ async fn what_is_fetched_is_in_the_result_or_in_a_file() {
         .succeeds("http.fetch", json!({"url": http("/page/bytes")}))
         .await;
     assert_eq!(bytes["base64"], STANDARD.encode(b"\xff\0\xfe"));
+    let asked = arrived("/page/bytes").pop().expect("it arrived");
+    is_of("http-fetch", &asked);
 
     let to = "/fetched/of/today.json";
     let redirected = http(&format!("/redirect/302?to={url}"));
@@ -333,6 +346,7 @@ async fn a_mail_is_sent_once_more_under_the_same_key_where_the_provider_fails() 
         let headers = &request["headers"];
         assert_eq!(headers["authorization"], format!("Bearer {MAIL_KEY}"));
         assert_eq!(headers["idempotency-key"], result["id"]);
+        is_of("email-send", &request);
         let body: Value = serde_json::from_str(request["body"].as_str().unwrap()).unwrap();
         assert_eq!(body["to"], json!(["b@b.example", "c@c.example"]));
     }

@@ -57,6 +57,7 @@ fn resend_is_asked_in_its_words() {
     assert!(has(&request, "authorization", "Bearer rouse-secret-KEY"));
     assert!(has(&request, "idempotency-key", "job_5_7"));
     assert!(has(&request, "content-type", "application/json"));
+    assert!(has(&request, "user-agent", USER_AGENT));
     assert_eq!(
         body,
         json!({

@@ -48,6 +48,9 @@ fn default_timeout_ms() -> u64 {
     60_000
 }
 
+/// Where the payload has none: some servers refuse whoever does not say who it is.
+const USER_AGENT: &str = concat!("rouse-http-fetch/", env!("CARGO_PKG_VERSION"));
+
 /// Browsers give up after 20.
 const REDIRECTS_MAX: u32 = 20;
 
@@ -112,6 +115,10 @@ pub async fn fetch(ctx: &Ctx, input: Input) -> Result<Fetched, Error> {
         .timeout(Duration::from_millis(input.timeout_ms))
         .redirects(input.redirects)
         .response_bytes_max(bytes_max);
+    let mut names = input.headers.keys();
+    if !names.any(|name| name.eq_ignore_ascii_case("user-agent")) {
+        request = request.header("user-agent", USER_AGENT);
+    }
     for (name, value) in &input.headers {
         request = request.header(name, value);
     }

@@ -43,10 +43,22 @@ fn what_is_there_comes_with_what_is_known_of_it() {
     );
     let sent = ctx.requests().pop().unwrap();
     assert_eq!(sent.method, "GET");
+    let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     assert_eq!(
         sent.headers,
-        [("accept".to_owned(), "application/json".to_owned())]
+        [
+            header("user-agent", USER_AGENT),
+            header("accept", "application/json")
+        ]
     );
+}
+
+#[test]
+fn the_payload_may_say_who_asks() {
+    let ctx = answering(200, b"1");
+    of(&ctx, json!({"url": URL, "headers": {"User-Agent": "me"}}));
+    let sent = ctx.requests().pop().unwrap();
+    assert_eq!(sent.headers, [("User-Agent".to_owned(), "me".to_owned())]);
 }
 
 #[test]
