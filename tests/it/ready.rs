@@ -409,6 +409,21 @@ async fn keys_are_in_nothing_that_a_host_keeps_or_says_and_sign_only_for_whom_th
     holds_none_of(&all, &[HOOK_KEY_BYTES, MAIL_KEY]);
 }
 
+#[tokio::test]
+async fn a_password_in_a_url_is_in_no_error() {
+    let ready = Ready::start().await;
+    let url = http("/never").replace("localhost", "ada:hunter2@localhost");
+    for handler in ["http.deliver", "http.fetch"] {
+        let denied = ready.ends(handler, json!({"url": url})).await;
+        let error = denied.error.expect("an error").to_string();
+        assert!(
+            error.contains("denied") && error.contains(&http("/never")),
+            "{error}"
+        );
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}
+
 /// What stands between ```` ```kind ```` and the end of the block, for each block of this kind.
 fn blocks(page: &str, kind: &str) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

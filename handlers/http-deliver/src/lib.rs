@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use rouse_sdk::http::{Request, Response};
+use rouse_sdk::http::{self, Request, Response};
 use rouse_sdk::{Ctx, Error, export, handler};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -199,7 +199,7 @@ fn request(ctx: &Ctx, input: Input, id: &str) -> Result<Request, Error> {
 /// The response where it means that the delivery was taken.
 fn accepted(response: Response) -> Result<Response, Error> {
     if (300..400).contains(&response.status) {
-        let to = response.header("location").unwrap_or("nowhere");
+        let to = http::without_user(response.header("location").unwrap_or("nowhere"));
         return Err(Error::permanent(format_args!(
             "{} answered {} to {to}; a delivery goes to the address that it was given: enqueue it for the other one, \
              if that is the receiver's",

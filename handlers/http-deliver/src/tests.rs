@@ -1,5 +1,5 @@
 use rouse_sdk::http::Request;
-use rouse_sdk::{Handler, TestCtx, http};
+use rouse_sdk::{Handler, TestCtx};
 
 use super::*;
 
@@ -192,6 +192,18 @@ fn a_redirect_is_not_followed_and_not_tried_again() {
         "{error}"
     );
     assert_eq!(ctx.requests().len(), 1);
+}
+
+#[test]
+fn a_password_in_a_url_is_in_no_error() {
+    let url = "https://ada:hunter2@hooks.example/in";
+    for status in [404, 308] {
+        let ctx =
+            receiver(move |_| Ok(http::Response::new(status, "no").with_header("location", url)));
+        let message = refused(&ctx, json!({"url": url})).message;
+        assert!(message.contains("https://hooks.example/in"), "{message}");
+        assert!(!message.contains("hunter2"), "{message}");
+    }
 }
 
 #[test]

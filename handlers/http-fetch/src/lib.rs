@@ -182,7 +182,7 @@ fn check(input: &Input) -> Result<usize, Error> {
 fn found(response: Response) -> Result<Vec<u8>, Error> {
     if (300..400).contains(&response.status) {
         let (url, status) = (&response.url, response.status);
-        let to = response.header("location").unwrap_or("nowhere");
+        let to = http::without_user(response.header("location").unwrap_or("nowhere"));
         return Err(Error::permanent(format_args!(
             "{url} answered {status} to {to}, after as many redirects as `redirects` in the payload allows"
         ))

@@ -171,6 +171,17 @@ fn what_may_pass_is_tried_again_and_what_will_not_fails_for_good() {
 }
 
 #[test]
+fn a_password_in_a_url_is_in_no_error() {
+    let url = "https://ada:hunter2@data.example/rates";
+    for status in [404, 308] {
+        let ctx = server(move |_| Ok(Response::new(status, "no").with_header("location", url)));
+        let message = refused(&ctx, json!({"url": url, "redirects": 0})).message;
+        assert!(message.contains("https://data.example/rates"), "{message}");
+        assert!(!message.contains("hunter2"), "{message}");
+    }
+}
+
+#[test]
 fn a_server_puts_a_job_off_for_a_day_at_most() {
     let busy = server(|_| Ok(Response::new(503, "").with_header("retry-after", "99999999999")));
     let error = refused(&busy, json!({"url": URL}));
