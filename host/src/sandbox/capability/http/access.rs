@@ -11,6 +11,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::connect::{Connector, Net, Reach};
 use super::denial;
+use super::lookups::Line;
 use super::outgoing::Outgoing;
 use super::target::Target;
 use crate::job::pattern_covers;
@@ -45,6 +46,7 @@ pub(in crate::sandbox) struct HttpAccess {
     pub(super) net: Arc<Net>,
     /// One for each reach: a connection to a private address is not there for a request that may not go to one.
     clients: Arc<[OnceLock<HttpClient>; 3]>,
+    line: Line,
 }
 
 impl fmt::Debug for HttpAccess {
@@ -118,6 +120,7 @@ impl HttpAccess {
             secrets,
             net,
             clients: Arc::default(),
+            line: Line::default(),
         })
     }
 
@@ -171,6 +174,7 @@ impl HttpAccess {
             secrets: secrets.collect(),
             net: self.net.clone(),
             clients: self.clients.clone(),
+            line: self.line.clone(),
         })
     }
 
@@ -210,7 +214,11 @@ impl HttpAccess {
                 .http2_max_header_list_size(HEAD_BYTES_MAX)
                 .http2_initial_stream_window_size(WINDOW_BYTES)
                 .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-                .build(Connector::new(self.net.clone(), reach))
+                .build(Connector::new(
+                    self.net.clone(),
+                    reach,
+                    self.line.clone(),
+                ))
         })
     }
 }

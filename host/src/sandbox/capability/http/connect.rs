@@ -2,7 +2,6 @@
 //! connects to one of the others. Nobody looks the name up a second time, so an answer that changes in between
 //! (rebinding) changes nothing.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -19,6 +18,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::address::{Place, place};
+use super::lookups::{Line, Lookups};
 use super::target::Target;
 use super::{Fault, HttpSettings, tls};
 use crate::sandbox::grants::{Host, HttpScheme};
@@ -32,32 +32,10 @@ const ADDRESS_MAX: Duration = Duration::from_secs(3);
 /// Addresses that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-/// Finds the addresses of a name.
-pub trait Resolver: fmt::Debug + Send + Sync {
-    /// All of them, in the order in which they should be tried.
-    fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a>;
-}
-
-/// What a resolver is asked for.
-pub type Addresses<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>>;
-
-/// The system's: files, DNS, and whatever else it is set up for.
-#[derive(Debug, Clone, Copy)]
-pub struct SystemResolver;
-
-impl Resolver for SystemResolver {
-    fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a> {
-        Box::pin(async move {
-            let addresses = tokio::net::lookup_host((name, 0)).await?;
-            Ok(addresses.map(|address| address.ip()).collect())
-        })
-    }
-}
-
-/// What all handlers of a host share: settings, and whom they trust.
-#[derive(Debug)]
+/// What all handlers of a host share: settings, names, and whom they trust.
 pub(in crate::sandbox) struct Net {
     pub(super) settings: HttpSettings,
+    lookups: Lookups,
     /// Authorities of the operator's own.
     authorities: Vec<tls::Authority>,
     /// Made with the first connection that needs it: reading the system's takes some milliseconds.
@@ -73,6 +51,7 @@ impl Net {
             None => Vec::new(),
         };
         Ok(Arc::new(Self {
+            lookups: Lookups::new(settings.resolver.clone()),
             settings,
             authorities,
             tls: OnceLock::new(),
@@ -110,11 +89,13 @@ impl Reach {
 pub(super) struct Connector {
     net: Arc<Net>,
     reach: Reach,
+    /// Of the handler.
+    line: Line,
 }
 
 impl Connector {
-    pub(super) fn new(net: Arc<Net>, reach: Reach) -> Self {
-        Self { net, reach }
+    pub(super) fn new(net: Arc<Net>, reach: Reach, line: Line) -> Self {
+        Self { net, reach, line }
     }
 
     async fn connect(self, uri: Uri) -> Result<Wire, Fault> {
@@ -141,7 +122,7 @@ impl Connector {
         let mut addresses = match host {
             Host::Ip(address) => vec![*address],
             Host::Name(name) => {
-                let resolved = self.net.settings.resolver.resolve(name).await;
+                let resolved = self.net.lookups.look_up(&self.line, name).await;
                 resolved.map_err(|error| Fault::Unknown(error.to_string()))?
             }
         };

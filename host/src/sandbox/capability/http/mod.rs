@@ -11,6 +11,7 @@ mod connect;
 mod denial;
 mod fault;
 mod incoming;
+mod lookups;
 mod outgoing;
 mod secrets;
 mod send;
@@ -31,7 +32,7 @@ use wasmtime_wasi_http::{
 
 pub(in crate::sandbox) use access::HttpAccess;
 pub(in crate::sandbox) use connect::Net;
-pub use connect::{Addresses, Resolver, SystemResolver};
+pub use lookups::{Addresses, Resolver, SystemResolver};
 pub use settings::HttpSettings;
 
 use crate::sandbox::state::AttemptState;
