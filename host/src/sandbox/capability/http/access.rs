@@ -1,40 +1,21 @@
-//! What one handler may do over HTTP, and the connections that it keeps.
+//! What one handler may do over HTTP.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
 
 use http::{Method, Uri};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use super::connect::{Connector, Net, Reach};
+use super::connect::Reach;
 use super::denial;
 use super::lookups::Line;
-use super::outgoing::Outgoing;
+use super::net::{HttpClient, Net};
 use super::target::Target;
 use crate::job::pattern_covers;
 use crate::sandbox::grants::{Host, HostPattern, HttpGrant, Secret, SecretGrant};
 use crate::sandbox::{Narrowing, Settings};
 
-/// A connection that nobody uses for so long is closed; servers close theirs after 5 to 120 s.
-const IDLE_MAX: Duration = Duration::from_secs(30);
-
-/// Idle connections to one server.
-const IDLE_COUNT_MAX: usize = 8;
-
-/// The head of a response, bytes; servers send 1 to 16 KiB. It is also what a connection of HTTP/1.1 buffers.
-const HEAD_BYTES_MAX: u32 = 64 << 10;
-
-/// What a server may send over HTTP/2 before the guest has read it: of one response, and over one connection.
-const WINDOW_BYTES: u32 = 256 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
-
-pub(super) type HttpClient = Client<Connector, Outgoing>;
-
-/// What one handler may do over HTTP. Its connections are its own: what one handler may reach, another does not find
-/// open.
+/// What one handler may do over HTTP.
 pub(in crate::sandbox) struct HttpAccess {
     pub(super) handler: Arc<str>,
     grants: Vec<HttpGrant>,
@@ -44,8 +25,6 @@ pub(in crate::sandbox) struct HttpAccess {
     signing_names: BTreeSet<String>,
     pub(super) secrets: BTreeMap<String, GrantedSecret>,
     pub(super) net: Arc<Net>,
-    /// One for each reach: a connection to a private address is not there for a request that may not go to one.
-    clients: Arc<[OnceLock<HttpClient>; 3]>,
     line: Line,
 }
 
@@ -119,7 +98,6 @@ impl HttpAccess {
             signing_names: names(|grant| grant.sign),
             secrets,
             net,
-            clients: Arc::default(),
             line: Line::default(),
         })
     }
@@ -173,7 +151,6 @@ impl HttpAccess {
             signing_names: self.signing_names.clone(),
             secrets: secrets.collect(),
             net: self.net.clone(),
-            clients: self.clients.clone(),
             line: self.line.clone(),
         })
     }
@@ -203,23 +180,8 @@ impl HttpAccess {
         }
     }
 
-    pub(super) fn client(&self, reach: Reach) -> &HttpClient {
-        self.clients[reach as usize].get_or_init(|| {
-            Client::builder(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .pool_timer(TokioTimer::new())
-                .pool_idle_timeout(IDLE_MAX)
-                .pool_max_idle_per_host(IDLE_COUNT_MAX)
-                .http1_max_buf_size(HEAD_BYTES_MAX as usize)
-                .http2_max_header_list_size(HEAD_BYTES_MAX)
-                .http2_initial_stream_window_size(WINDOW_BYTES)
-                .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-                .build(Connector::new(
-                    self.net.clone(),
-                    reach,
-                    self.line.clone(),
-                ))
-        })
+    pub(super) fn client(&self, reach: Reach) -> HttpClient {
+        self.net.client(&self.handler, reach, &self.line)
     }
 }
 

@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use super::address::{Place, place};
 use super::lookups::{Line, Lookups};
+use super::net::{Open, OpenCount};
 use super::target::Target;
 use super::{Fault, HttpSettings, tls};
 use crate::sandbox::grants::{Host, HttpScheme};
@@ -32,9 +33,8 @@ const ADDRESS_MAX: Duration = Duration::from_secs(3);
 /// Addresses that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-/// What all handlers of a host share: settings, names, and whom they trust.
-pub(in crate::sandbox) struct Net {
-    pub(super) settings: HttpSettings,
+/// What connections need that all handlers of a host share: names, and whom the host trusts.
+pub(super) struct Dialer {
     lookups: Lookups,
     /// Authorities of the operator's own.
     authorities: Vec<tls::Authority>,
@@ -42,17 +42,16 @@ pub(in crate::sandbox) struct Net {
     tls: OnceLock<Arc<ClientConfig>>,
 }
 
-impl Net {
+impl Dialer {
     /// # Errors
     /// When the file with the operator's authorities cannot be read.
-    pub(in crate::sandbox) fn new(settings: HttpSettings) -> anyhow::Result<Arc<Self>> {
+    pub(super) fn new(settings: &HttpSettings) -> anyhow::Result<Arc<Self>> {
         let authorities = match &settings.ca_file {
             Some(path) => tls::read_authorities(path)?,
             None => Vec::new(),
         };
         Ok(Arc::new(Self {
             lookups: Lookups::new(settings.resolver.clone()),
-            settings,
             authorities,
             tls: OnceLock::new(),
         }))
@@ -65,7 +64,7 @@ impl Net {
 }
 
 /// How far connections go. Each reaches what those before it reach.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Reach {
     Public,
     Private,
@@ -87,29 +86,35 @@ impl Reach {
 /// Makes connections for the client.
 #[derive(Clone)]
 pub(super) struct Connector {
-    net: Arc<Net>,
-    reach: Reach,
+    pub(super) dialer: Arc<Dialer>,
+    pub(super) reach: Reach,
     /// Of the handler.
-    line: Line,
+    pub(super) line: Line,
+    /// Those that it has made.
+    pub(super) open: OpenCount,
 }
 
 impl Connector {
-    pub(super) fn new(net: Arc<Net>, reach: Reach, line: Line) -> Self {
-        Self { net, reach, line }
-    }
-
     async fn connect(self, uri: Uri) -> Result<Wire, Fault> {
         let target = Target::of(&uri).map_err(Fault::Unreachable)?;
         let connect = async {
             let addresses = self.addresses(&target.host).await?;
             let stream = reach_one_of(&addresses, target.port).await?;
-            match target.scheme {
-                HttpScheme::Http => Ok(Wire::plain(stream)),
+            let open = self.open.one();
+            let (stream, h2): (Box<dyn Stream>, bool) = match target.scheme {
+                HttpScheme::Http => (Box::new(stream), false),
                 HttpScheme::Https => {
-                    let (stream, h2) = tls::handshake(self.net.tls(), &target.host, stream).await?;
-                    Ok(Wire::new(Box::new(stream), h2))
+                    let config = self.dialer.tls();
+                    let (stream, h2) = tls::handshake(config, &target.host, stream).await?;
+                    (Box::new(stream), h2)
                 }
-            }
+            };
+            let io = TokioIo::new(stream);
+            Ok(Wire {
+                io,
+                h2,
+                _open: open,
+            })
         };
         match timeout(CONNECT_MAX, connect).await {
             Ok(connected) => connected,
@@ -122,7 +127,7 @@ impl Connector {
         let mut addresses = match host {
             Host::Ip(address) => vec![*address],
             Host::Name(name) => {
-                let resolved = self.net.lookups.look_up(&self.line, name).await;
+                let resolved = self.dialer.lookups.look_up(&self.line, name).await;
                 resolved.map_err(|error| Fault::Unknown(error.to_string()))?
             }
         };
@@ -178,17 +183,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 pub(super) struct Wire {
     io: TokioIo<Box<dyn Stream>>,
     h2: bool,
-}
-
-impl Wire {
-    fn plain(stream: TcpStream) -> Self {
-        Self::new(Box::new(stream), false)
-    }
-
-    fn new(stream: Box<dyn Stream>, h2: bool) -> Self {
-        let io = TokioIo::new(stream);
-        Self { io, h2 }
-    }
+    _open: Open,
 }
 
 impl Connection for Wire {

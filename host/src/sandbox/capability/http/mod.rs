@@ -12,6 +12,7 @@ mod denial;
 mod fault;
 mod incoming;
 mod lookups;
+mod net;
 mod outgoing;
 mod secrets;
 mod send;
@@ -31,8 +32,8 @@ use wasmtime_wasi_http::{
 };
 
 pub(in crate::sandbox) use access::HttpAccess;
-pub(in crate::sandbox) use connect::Net;
 pub use lookups::{Addresses, Resolver, SystemResolver};
+pub(in crate::sandbox) use net::Net;
 pub use settings::HttpSettings;
 
 use crate::sandbox::state::AttemptState;
