@@ -96,6 +96,18 @@ impl Error {
         self.retry_at = Some(time);
         self
     }
+
+    /// Where a next attempt was asked for, brings it forward to this long from now at the latest: for wishes of servers,
+    /// which are anybody's.
+    #[must_use]
+    pub fn retry_within(mut self, longest: Duration) -> Self {
+        self.retry_after = self.retry_after.map(|wait| wait.min(longest));
+        let latest = SystemTime::now().checked_add(longest);
+        self.retry_at = self
+            .retry_at
+            .map(|time| latest.map_or(time, |latest| time.min(latest)));
+        self
+    }
 }
 
 impl fmt::Display for Error {
@@ -172,5 +184,26 @@ mod tests {
         let at = SystemTime::UNIX_EPOCH;
         let error = error.retry_at(at);
         assert_eq!((error.retry_at, error.retry_after), (Some(at), None));
+    }
+
+    #[test]
+    fn an_attempt_that_was_asked_for_too_late_is_brought_forward() {
+        let hour = Duration::from_secs(3600);
+        let after = |wait| {
+            Error::retryable("busy")
+                .retry_after(wait)
+                .retry_within(hour)
+        };
+        assert_eq!(after(hour / 2).retry_after, Some(hour / 2));
+        assert_eq!(after(hour * 9).retry_after, Some(hour));
+
+        let now = SystemTime::now();
+        let at = |time| Error::retryable("busy").retry_at(time).retry_within(hour);
+        assert_eq!(at(now + hour / 2).retry_at, Some(now + hour / 2));
+        let brought = at(now + hour * 9).retry_at.expect("it is still asked for");
+        assert!((now + hour..now + hour * 2).contains(&brought));
+
+        let error = Error::permanent("no").retry_within(hour);
+        assert!(error.permanent && error.retry_after.is_none() && error.retry_at.is_none());
     }
 }

@@ -34,6 +34,7 @@ use crate::{Ctx, Either, Error, Result, race, sleep};
 
 pub use response::Response;
 pub(crate) use url::Url;
+pub use url::without_user;
 
 /// The largest response where nothing else is said, bytes: an attempt has 128 MiB of memory by default.
 const RESPONSE_BYTES_MAX: usize = 16 << 20;
@@ -167,7 +168,7 @@ impl Request {
             let Some(timeout) = timeout else {
                 return self.follow(ctx).await;
             };
-            let what = format!("{} {}", self.method, self.url);
+            let what = self.what();
             match race(self.follow(ctx), sleep(timeout)).await {
                 Either::First(answered) => answered,
                 Either::Second(()) => Err(Error::retryable(format_args!(
@@ -184,6 +185,11 @@ impl Request {
         }
     }
 
+    /// What it asks for where, for messages.
+    pub(crate) fn what(&self) -> String {
+        format!("{} {}", self.method, without_user(&self.url))
+    }
+
     /// Cuts what has come of a body to what the request takes; true where something was cut off, and no more is to be
     /// read.
     pub(crate) fn fit(&self, body: &mut Vec<u8>) -> Result<bool> {
@@ -192,9 +198,9 @@ impl Request {
             return Ok(false);
         }
         if !self.cuts_response {
-            let (method, url) = (&self.method, &self.url);
+            let what = self.what();
             return Err(Error::permanent(format_args!(
-                "{method} {url}: the response has more than {most} bytes"
+                "{what}: the response has more than {most} bytes"
             ))
             .kind("too-large"));
         }
@@ -206,7 +212,7 @@ impl Request {
         loop {
             let url = Url::parse(&self.url)?;
             let mut response = ctx.http(&self).await?;
-            response.url.clone_from(&self.url);
+            response.url = without_user(&self.url);
             let location = match response.status {
                 301 | 302 | 303 | 307 | 308 if self.redirects > 0 => response.header("location"),
                 _ => None,

@@ -368,9 +368,9 @@ impl Host for Recorder {
                     Ok(response)
                 }
                 None => {
-                    let (method, url) = (&request.method, &request.url);
+                    let what = request.what();
                     let why = format_args!(
-                        "{method} {url}: nothing answers requests in this test; TestCtx::on_http does"
+                        "{what}: nothing answers requests in this test; TestCtx::on_http does"
                     );
                     Err(Error::permanent(why).kind("denied"))
                 }

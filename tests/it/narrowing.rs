@@ -120,6 +120,14 @@ async fn a_job_takes_servers_secrets_and_variables_from_its_handler() {
         message(&job).contains("the secret KEY, which the grants of this job leave out"),
         "{job:?}"
     );
+    // The server may know it from another job, and says it in vain.
+    let told = json!({"requests": [{"method": "POST", "url": url("localhost"), "body": "s3cret-of-mine"}]});
+    let job = run(&client, "test.http.secret", told, json!({"secrets": []})).await;
+    let result = job.result.expect("it is sent").to_string();
+    assert!(
+        result.contains("rouse-secret-") && !result.contains("s3cret-of-mine"),
+        "{result}"
+    );
     // It adds nothing to what the handler has.
     let job = run(
         &client,

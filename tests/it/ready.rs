@@ -120,6 +120,16 @@ impl Ready {
     }
 }
 
+/// Asserts that a request says which handler has sent it.
+fn is_of(handler: &str, request: &Value) {
+    let agent = request["headers"]["user-agent"].as_str();
+    let version = agent.and_then(|agent| agent.strip_prefix(&format!("rouse-{handler}/")));
+    assert!(
+        version.is_some_and(|version| !version.is_empty()),
+        "{request}"
+    );
+}
+
 fn http(path: &str) -> String {
     format!("http://localhost:{}{path}", web().plain)
 }
@@ -167,6 +177,7 @@ async fn a_delivery_is_signed_and_tried_again_under_the_same_key_until_it_is_tak
         // As jsonb has it.
         assert_eq!(request["body"], "{\"text\": \"ü\", \"order\": 17}");
         assert!(is_signed(request), "{request}");
+        is_of("http-deliver", request);
         for key in ["webhook-id", "idempotency-key"] {
             assert_eq!(
                 request["headers"][key],
@@ -286,6 +297,8 @@ async fn what_is_fetched_is_in_the_result_or_in_a_file() {
         .succeeds("http.fetch", json!({"url": http("/page/bytes")}))
         .await;
     assert_eq!(bytes["base64"], STANDARD.encode(b"\xff\0\xfe"));
+    let asked = arrived("/page/bytes").pop().expect("it arrived");
+    is_of("http-fetch", &asked);
 
     let to = "/fetched/of/today.json";
     let redirected = http(&format!("/redirect/302?to={url}"));
@@ -333,6 +346,7 @@ async fn a_mail_is_sent_once_more_under_the_same_key_where_the_provider_fails() 
         let headers = &request["headers"];
         assert_eq!(headers["authorization"], format!("Bearer {MAIL_KEY}"));
         assert_eq!(headers["idempotency-key"], result["id"]);
+        is_of("email-send", &request);
         let body: Value = serde_json::from_str(request["body"].as_str().unwrap()).unwrap();
         assert_eq!(body["to"], json!(["b@b.example", "c@c.example"]));
     }
@@ -393,6 +407,21 @@ async fn keys_are_in_nothing_that_a_host_keeps_or_says_and_sign_only_for_whom_th
     let all = [rows(&ready.client).await, ready.host.output()].join("\n");
     assert!(all.contains("http.deliver") && all.contains("email.send"));
     holds_none_of(&all, &[HOOK_KEY_BYTES, MAIL_KEY]);
+}
+
+#[tokio::test]
+async fn a_password_in_a_url_is_in_no_error() {
+    let ready = Ready::start().await;
+    let url = http("/never").replace("localhost", "ada:hunter2@localhost");
+    for handler in ["http.deliver", "http.fetch"] {
+        let denied = ready.ends(handler, json!({"url": url})).await;
+        let error = denied.error.expect("an error").to_string();
+        assert!(
+            error.contains("denied") && error.contains(&http("/never")),
+            "{error}"
+        );
+        assert!(!error.contains("hunter2"), "{error}");
+    }
 }
 
 /// What stands between ```` ```kind ```` and the end of the block, for each block of this kind.

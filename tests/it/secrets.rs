@@ -1,7 +1,11 @@
 //! Secrets that handlers have sent and never hold.
 
+use std::collections::BTreeMap;
+
 use rouse::job::RunEnd;
-use rouse::sandbox::{HttpGrant, HttpScheme, Secret, SecretGrant, Secrets, Settings};
+use rouse::sandbox::{
+    AbortHandle, HttpGrant, HttpScheme, LimitsSet, Secret, SecretGrant, Secrets, Settings,
+};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio_postgres::Client;
@@ -14,6 +18,14 @@ use crate::support::{Host, TestDb, free_port, scratch};
 
 const KEY: &str = "s3cret-of-the-mail-API";
 const TOKEN: &str = "an0ther-one";
+
+/// One that signs, and goes nowhere.
+const HOOK: &str = "k3y-for-signatures";
+
+/// One that is ninety times as long as its placeholder.
+fn long() -> String {
+    "0123456789abcdef".repeat(256)
+}
 
 fn url(host: &str, path: &str) -> String {
     format!("http://{host}:{}{path}", web().plain)
@@ -42,12 +54,35 @@ async fn guests() -> &'static Guests {
                     private: true,
                 }],
                 secrets: Secrets(
-                    [("KEY".into(), secret(KEY)), ("TOKEN".into(), secret(TOKEN))].into(),
+                    [
+                        ("KEY".into(), secret(KEY)),
+                        ("TOKEN".into(), secret(TOKEN)),
+                        ("HOOK".into(), secret(HOOK)),
+                        ("LONG".into(), secret(&long())),
+                    ]
+                    .into(),
                 ),
                 secret_grants: vec![
                     grant("KEY", "authorization", false),
                     grant("TOKEN", "x-token", true),
+                    SecretGrant {
+                        hosts: vec![],
+                        headers: vec![],
+                        sign: true,
+                        ..grant("HOOK", "", false)
+                    },
+                    SecretGrant {
+                        hosts: vec!["127.0.0.1".parse().expect("a host")],
+                        ..grant("LONG", "x-long", true)
+                    },
                 ],
+                limits_of: BTreeMap::from([(
+                    "test.http.secret".to_owned(),
+                    LimitsSet {
+                        http_body_bytes: Some(500_000),
+                        ..LimitsSet::default()
+                    },
+                )]),
                 ..Settings::default()
             })
             .await
@@ -142,6 +177,58 @@ async fn a_secret_goes_nowhere_else() {
     result(json!({"secrets": ["KEY"], "requests": [request]})).await;
     let seen = web().seen("/word").pop().expect("it arrived");
     assert_eq!(seen["headers"]["authorization"], other);
+}
+
+#[tokio::test]
+async fn a_server_is_not_told_whether_it_has_guessed_a_secret_that_never_goes_there() {
+    let post = |host: &str, guess: &str| json!({"method": "POST", "url": url(host, "/guess"), "headers": {"x-guess": guess}, "body": guess});
+    let result = result(json!({
+        "secrets": ["KEY"],
+        "requests": [post("127.0.0.1", KEY), post("localhost", HOOK), post("localhost", KEY)],
+    }))
+    .await;
+    let told = |at: usize| result["answers"][at]["body"].as_str().expect("a body");
+    // The key goes to this server by another name only, and the other one signs.
+    for (at, guess) in [(0, KEY), (1, HOOK)] {
+        assert_eq!(told(at).matches(guess).count(), 2, "{}", told(at));
+    }
+    // A server that may know it is not believed to say it by chance.
+    let word = result["words"]["KEY"].as_str().expect("a word");
+    assert_eq!(told(2).matches(word).count(), 2, "{}", told(2));
+    assert!(!told(2).contains(KEY), "{}", told(2));
+}
+
+#[tokio::test]
+async fn a_body_is_measured_and_counted_with_the_secrets_in_it() {
+    let send = async |times: usize| {
+        let body = "{LONG}".repeat(times);
+        let request =
+            json!({"method": "POST", "url": url("127.0.0.1", "/multiplied"), "body": body});
+        let payload = json!({"secrets": ["LONG"], "requests": [request], "regardless": true});
+        let run = guests()
+            .await
+            .run_with("test.http.secret", payload, AbortHandle::new())
+            .await;
+        let RunEnd::Returned(bytes) = run.end else {
+            panic!("a result, not {:?}", run.end);
+        };
+        let mut result: Value = serde_json::from_slice(&bytes).expect("JSON");
+        let used = run.used.expect("there was a guest");
+        (result["answers"][0].take(), used.bytes_out)
+    };
+    let (answer, bytes_out) = send(10).await;
+    assert_eq!(answer["status"], 200, "{answer}");
+    let arrived = web().seen("/multiplied").pop().expect("it arrived");
+    assert_eq!(arrived["body"], long().repeat(10));
+    assert!((40_960..42_000).contains(&bytes_out), "{bytes_out}");
+
+    // Of placeholders these are 7 and 14 KB.
+    for (times, most) in [(150, "500000 bytes"), (300, "1048576 bytes")] {
+        let (answer, bytes_out) = send(times).await;
+        let error = answer["error"].as_str().expect("an error");
+        assert!(error.contains(most), "{error}");
+        assert!(bytes_out < 1000, "{bytes_out}");
+    }
 }
 
 #[tokio::test]

@@ -68,6 +68,12 @@ const ID_CHARS_MAX: usize = 64;
 /// Providers answer within a second or two, once they have the mail.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How far `retry-after` may put a job off: whoever asks for a year means no.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Some providers refuse whoever has none.
+const USER_AGENT: &str = concat!("rouse-email-send/", env!("CARGO_PKG_VERSION"));
+
 /// An answer is an id and a few words.
 const RESPONSE_BYTES_MAX: usize = 64 << 10;
 
@@ -97,6 +103,7 @@ pub async fn send(ctx: &Ctx, input: Input) -> Result<Sent, Error> {
     let (name, value) = input.provider.credential(&ctx.secret(&input.secret)?);
     let response = http::post(url)
         .header("accept", "application/json")
+        .header("user-agent", USER_AGENT)
         .header(name, value)
         .header("idempotency-key", &id)
         .json(&input.provider.body(&input, &id))?
@@ -111,7 +118,8 @@ pub async fn send(ctx: &Ctx, input: Input) -> Result<Sent, Error> {
         ))
         .kind("redirected"));
     }
-    let response = response.error_for_status()?;
+    let response = response.error_for_status();
+    let response = response.map_err(|error| error.retry_within(RETRY_AFTER_MAX))?;
     let answer: Value = response.json().unwrap_or_default();
     ctx.info(format_args!("sent as {id}: {}", response.status));
     Ok(Sent {

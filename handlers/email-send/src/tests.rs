@@ -57,6 +57,7 @@ fn resend_is_asked_in_its_words() {
     assert!(has(&request, "authorization", "Bearer rouse-secret-KEY"));
     assert!(has(&request, "idempotency-key", "job_5_7"));
     assert!(has(&request, "content-type", "application/json"));
+    assert!(has(&request, "user-agent", USER_AGENT));
     assert_eq!(
         body,
         json!({
@@ -133,6 +134,13 @@ fn what_the_provider_refuses_fails_for_good_and_the_rest_is_tried_again() {
         let error = ctx.run::<super::send>(mail(json!({}))).unwrap_err();
         assert_eq!(error.permanent, permanent, "{status}");
     }
+}
+
+#[test]
+fn a_provider_puts_a_mail_off_for_a_day_at_most() {
+    let busy = provider(|_| Ok(Response::new(429, "").with_header("retry-after", "99999999999")));
+    let error = busy.run::<super::send>(mail(json!({}))).unwrap_err();
+    assert_eq!(error.retry_after, Some(RETRY_AFTER_MAX));
 }
 
 #[test]

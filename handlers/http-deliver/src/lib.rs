@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use rouse_sdk::http::{Request, Response};
+use rouse_sdk::http::{self, Request, Response};
 use rouse_sdk::{Ctx, Error, export, handler};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -73,6 +73,9 @@ const ID_CHARS_MAX: usize = 64;
 
 /// Of an answer, as much as tells what the receiver made of it.
 const RESPONSE_BYTES_MAX: usize = 4 << 10;
+
+/// How far `retry-after` may put a job off: whoever asks for a year means no.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Headers that are the delivery's own, lower case.
 const OWN_HEADERS: [&str; 4] = [
@@ -196,7 +199,7 @@ fn request(ctx: &Ctx, input: Input, id: &str) -> Result<Request, Error> {
 /// The response where it means that the delivery was taken.
 fn accepted(response: Response) -> Result<Response, Error> {
     if (300..400).contains(&response.status) {
-        let to = response.header("location").unwrap_or("nowhere");
+        let to = http::without_user(response.header("location").unwrap_or("nowhere"));
         return Err(Error::permanent(format_args!(
             "{} answered {} to {to}; a delivery goes to the address that it was given: enqueue it for the other one, \
              if that is the receiver's",
@@ -204,7 +207,8 @@ fn accepted(response: Response) -> Result<Response, Error> {
         ))
         .kind("redirected"));
     }
-    response.error_for_status()
+    let response = response.error_for_status();
+    response.map_err(|error| error.retry_within(RETRY_AFTER_MAX))
 }
 
 export!(deliver);

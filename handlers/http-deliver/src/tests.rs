@@ -1,5 +1,5 @@
 use rouse_sdk::http::Request;
-use rouse_sdk::{Handler, TestCtx, http};
+use rouse_sdk::{Handler, TestCtx};
 
 use super::*;
 
@@ -167,9 +167,16 @@ fn the_receiver_says_when_to_come_again() {
     };
     let error = refused(&busy("120"), json!({"url": URL}));
     assert_eq!(error.retry_after, Some(Duration::from_secs(120)));
-    let error = refused(&busy("Sat, 06 Nov 2094 08:49:37 GMT"), json!({"url": URL}));
-    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(3_939_871_777);
+    let error = refused(&busy("Sun, 06 Nov 1994 08:49:37 GMT"), json!({"url": URL}));
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
     assert_eq!(error.retry_at, Some(at));
+    // It is not put off for longer than a day.
+    let error = refused(&busy("99999999999"), json!({"url": URL}));
+    assert_eq!(error.retry_after, Some(RETRY_AFTER_MAX));
+    let now = SystemTime::now();
+    let error = refused(&busy("Sat, 06 Nov 2094 08:49:37 GMT"), json!({"url": URL}));
+    let at = error.retry_at.unwrap();
+    assert!((now..now + 2 * RETRY_AFTER_MAX).contains(&at), "{at:?}");
 }
 
 #[test]
@@ -185,6 +192,18 @@ fn a_redirect_is_not_followed_and_not_tried_again() {
         "{error}"
     );
     assert_eq!(ctx.requests().len(), 1);
+}
+
+#[test]
+fn a_password_in_a_url_is_in_no_error() {
+    let url = "https://ada:hunter2@hooks.example/in";
+    for status in [404, 308] {
+        let ctx =
+            receiver(move |_| Ok(http::Response::new(status, "no").with_header("location", url)));
+        let message = refused(&ctx, json!({"url": url})).message;
+        assert!(message.contains("https://hooks.example/in"), "{message}");
+        assert!(!message.contains("hunter2"), "{message}");
+    }
 }
 
 #[test]

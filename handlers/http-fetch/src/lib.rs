@@ -48,11 +48,17 @@ fn default_timeout_ms() -> u64 {
     60_000
 }
 
+/// Where the payload has none: some servers refuse whoever does not say who it is.
+const USER_AGENT: &str = concat!("rouse-http-fetch/", env!("CARGO_PKG_VERSION"));
+
 /// Browsers give up after 20.
 const REDIRECTS_MAX: u32 = 20;
 
 /// Less than the timeout of the attempt, so that it is the server that is named.
 const TIMEOUT_MS_MAX: u64 = 540_000;
+
+/// How far `retry-after` may put a job off: whoever asks for a year means no.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What is in the result is kept with the job; base64 and escapes make it larger, and 4 MiB is a host's limit.
 const RESULT_BYTES: usize = 1 << 20;
@@ -109,6 +115,10 @@ pub async fn fetch(ctx: &Ctx, input: Input) -> Result<Fetched, Error> {
         .timeout(Duration::from_millis(input.timeout_ms))
         .redirects(input.redirects)
         .response_bytes_max(bytes_max);
+    let mut names = input.headers.keys();
+    if !names.any(|name| name.eq_ignore_ascii_case("user-agent")) {
+        request = request.header("user-agent", USER_AGENT);
+    }
     for (name, value) in &input.headers {
         request = request.header(name, value);
     }
@@ -172,13 +182,16 @@ fn check(input: &Input) -> Result<usize, Error> {
 fn found(response: Response) -> Result<Vec<u8>, Error> {
     if (300..400).contains(&response.status) {
         let (url, status) = (&response.url, response.status);
-        let to = response.header("location").unwrap_or("nowhere");
+        let to = http::without_user(response.header("location").unwrap_or("nowhere"));
         return Err(Error::permanent(format_args!(
             "{url} answered {status} to {to}, after as many redirects as `redirects` in the payload allows"
         ))
         .kind("redirected"));
     }
-    Ok(response.error_for_status()?.body)
+    let response = response.error_for_status();
+    Ok(response
+        .map_err(|error| error.retry_within(RETRY_AFTER_MAX))?
+        .body)
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

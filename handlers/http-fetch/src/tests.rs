@@ -43,10 +43,22 @@ fn what_is_there_comes_with_what_is_known_of_it() {
     );
     let sent = ctx.requests().pop().unwrap();
     assert_eq!(sent.method, "GET");
+    let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     assert_eq!(
         sent.headers,
-        [("accept".to_owned(), "application/json".to_owned())]
+        [
+            header("user-agent", USER_AGENT),
+            header("accept", "application/json")
+        ]
     );
+}
+
+#[test]
+fn the_payload_may_say_who_asks() {
+    let ctx = answering(200, b"1");
+    of(&ctx, json!({"url": URL, "headers": {"User-Agent": "me"}}));
+    let sent = ctx.requests().pop().unwrap();
+    assert_eq!(sent.headers, [("User-Agent".to_owned(), "me".to_owned())]);
 }
 
 #[test]
@@ -156,6 +168,24 @@ fn what_may_pass_is_tried_again_and_what_will_not_fails_for_good() {
         let error = refused(&answering(status, b"no"), json!({"url": URL}));
         assert_eq!(error.permanent, permanent, "{status}");
     }
+}
+
+#[test]
+fn a_password_in_a_url_is_in_no_error() {
+    let url = "https://ada:hunter2@data.example/rates";
+    for status in [404, 308] {
+        let ctx = server(move |_| Ok(Response::new(status, "no").with_header("location", url)));
+        let message = refused(&ctx, json!({"url": url, "redirects": 0})).message;
+        assert!(message.contains("https://data.example/rates"), "{message}");
+        assert!(!message.contains("hunter2"), "{message}");
+    }
+}
+
+#[test]
+fn a_server_puts_a_job_off_for_a_day_at_most() {
+    let busy = server(|_| Ok(Response::new(503, "").with_header("retry-after", "99999999999")));
+    let error = refused(&busy, json!({"url": URL}));
+    assert_eq!(error.retry_after, Some(RETRY_AFTER_MAX));
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub struct Response {
     pub body: Vec<u8>,
     /// True where the request took no more of the body ([`Request::cut_response`](super::Request::cut_response)).
     pub cut: bool,
-    /// Whose response it is: the URL after all redirects that were followed.
+    /// Whose response it is: the URL after all redirects that were followed, without a user name and a password.
     pub url: String,
 }
 

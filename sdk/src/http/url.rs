@@ -18,6 +18,7 @@ pub(crate) struct Url {
 impl Url {
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let wrong = |why: &str| {
+            let text = without_user(text);
             Error::permanent(format_args!("{text:?} is no URL for a request: {why}"))
                 .kind("bad-request")
         };
@@ -89,6 +90,23 @@ impl fmt::Display for Url {
         } = self;
         write!(f, "{scheme}://{authority}{path_with_query}")
     }
+}
+
+/// A URL, or what was meant to be one, without what stands before an `@` in it: for messages, since that may be a password,
+/// and messages are kept.
+///
+/// ```
+/// use rouse_sdk::http::without_user;
+///
+/// assert_eq!(without_user("https://ada:pw@a.example/@b"), "https://a.example/@b");
+/// ```
+pub fn without_user(url: &str) -> String {
+    let scheme = url.find(":/").map_or(0, |end| end + 1);
+    let rest = url[scheme..].trim_start_matches(['/', '\\']);
+    let begin = &url[..url.len() - rest.len()];
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let host = rest[..end].rfind('@').map_or(0, |at| at + 1);
+    format!("{begin}{}", &rest[host..])
 }
 
 /// Takes `.` and `..` out of a path, and leaves a query as it is.
@@ -163,6 +181,33 @@ mod tests {
         ] {
             let error = Url::parse(bad).unwrap_err();
             assert!(error.permanent && error.kind == "bad-request", "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_in_no_message() {
+        for (url, shown) in [
+            ("https://a.example/x?to=me@b", "https://a.example/x?to=me@b"),
+            (
+                "https://user:p@w@a.example:8443/x",
+                "https://a.example:8443/x",
+            ),
+            ("https:///user:pw@a.example", "https:///a.example"),
+            ("https:/user:pw@a.example", "https:/a.example"),
+            ("//user:pw@a.example/x", "//a.example/x"),
+            ("user:pw@a.example/@x", "a.example/@x"),
+            ("/x/@y", "/x/@y"),
+            ("", ""),
+        ] {
+            assert_eq!(without_user(url), shown);
+        }
+        for bad in [
+            "ftp://user:pw@a/",
+            "user:pw@a",
+            "https://user:pw@bücher.example/",
+        ] {
+            let message = Url::parse(bad).unwrap_err().message;
+            assert!(!message.contains("pw"), "{message}");
         }
     }
 

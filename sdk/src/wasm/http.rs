@@ -16,9 +16,9 @@ const READ_BYTES: u64 = 64 << 10;
 
 /// Sends a request, and reads the whole response.
 pub(super) async fn send(request: &Request) -> Result<Response> {
-    let what = || format!("{} {}", request.method, request.url);
     let (outgoing, body) = outgoing(request)?;
-    let answer = outgoing_handler::handle(outgoing, None).map_err(|code| failed(&what(), code))?;
+    let answer =
+        outgoing_handler::handle(outgoing, None).map_err(|code| failed(&request.what(), code))?;
     // A server may answer before it has read all of it; then the rest is kept until the answer is here, since
     // dropping it ends the connection.
     let mut rest = None;
@@ -34,7 +34,7 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
         .get()
         .expect("it is ready")
         .expect("it is asked for once")
-        .map_err(|code| failed(&what(), code))?;
+        .map_err(|code| failed(&request.what(), code))?;
     let fields = response.headers().entries();
     let headers = fields.into_iter().map(|(name, value)| {
         (
@@ -51,10 +51,8 @@ pub(super) async fn send(request: &Request) -> Result<Response> {
 }
 
 fn outgoing(request: &Request) -> Result<(OutgoingRequest, Option<OutgoingBody>)> {
-    let bad = |why: &str| {
-        let (method, url) = (&request.method, &request.url);
-        Error::permanent(format_args!("{method} {url}: {why}")).kind("bad-request")
-    };
+    let bad =
+        |why: &str| Error::permanent(format_args!("{}: {why}", request.what())).kind("bad-request");
     let url = Url::parse(&request.url)?;
     let mut entries: Vec<(String, Vec<u8>)> = request
         .headers
@@ -137,8 +135,7 @@ async fn read(body: &IncomingBody, request: &Request) -> Result<(Vec<u8>, bool)>
             }
             Err(StreamError::Closed) => return Ok((bytes, false)),
             Err(StreamError::LastOperationFailed(error)) => {
-                let (method, url, why) = (&request.method, &request.url, error.to_debug_string());
-                let what = format_args!("{method} {url}");
+                let (what, why) = (request.what(), error.to_debug_string());
                 return Err(Error::retryable(format_args!("{what}: {why}")).kind("http"));
             }
         }

@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ring::hmac;
 
-use super::HostPattern;
+use super::{Host, HostPattern};
 
 /// Shorter ones would be found, and taken out, in answers that have nothing to do with them.
 const SECRET_BYTES_MIN: usize = 8;
@@ -90,6 +90,13 @@ pub struct SecretGrant {
     pub body: bool,
     /// As the key of signatures, which may go anywhere.
     pub sign: bool,
+}
+
+impl SecretGrant {
+    /// True where the secret may be sent to this server.
+    pub(in crate::sandbox) fn reaches(&self, host: &Host) -> bool {
+        self.hosts.iter().any(|pattern| pattern.covers(host))
+    }
 }
 
 #[cfg(test)]

@@ -1,41 +1,21 @@
-//! What one handler may do over HTTP, and the connections that it keeps.
+//! What one handler may do over HTTP.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
 
-use bytes::Bytes;
 use http::{Method, Uri};
-use http_body_util::combinators::UnsyncBoxBody;
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use super::Fault;
-use super::connect::{Connector, Net, Reach};
+use super::connect::Reach;
 use super::denial;
+use super::lookups::Line;
+use super::net::{HttpClient, Net};
 use super::target::Target;
 use crate::job::pattern_covers;
 use crate::sandbox::grants::{Host, HostPattern, HttpGrant, Secret, SecretGrant};
 use crate::sandbox::{Narrowing, Settings};
 
-/// A connection that nobody uses for so long is closed; servers close theirs after 5 to 120 s.
-const IDLE_MAX: Duration = Duration::from_secs(30);
-
-/// Idle connections to one server.
-const IDLE_COUNT_MAX: usize = 8;
-
-/// The head of a response, bytes; servers send 1 to 16 KiB. It is also what a connection of HTTP/1.1 buffers.
-const HEAD_BYTES_MAX: u32 = 64 << 10;
-
-/// What a server may send over HTTP/2 before the guest has read it: of one response, and over one connection.
-const WINDOW_BYTES: u32 = 256 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
-
-pub(super) type HttpClient = Client<Connector, UnsyncBoxBody<Bytes, Fault>>;
-
-/// What one handler may do over HTTP. Its connections are its own: what one handler may reach, another does not find
-/// open.
+/// What one handler may do over HTTP.
 pub(in crate::sandbox) struct HttpAccess {
     pub(super) handler: Arc<str>,
     grants: Vec<HttpGrant>,
@@ -45,8 +25,7 @@ pub(in crate::sandbox) struct HttpAccess {
     signing_names: BTreeSet<String>,
     pub(super) secrets: BTreeMap<String, GrantedSecret>,
     pub(super) net: Arc<Net>,
-    /// One for each reach: a connection to a private address is not there for a request that may not go to one.
-    clients: Arc<[OnceLock<HttpClient>; 3]>,
+    line: Line,
 }
 
 impl fmt::Debug for HttpAccess {
@@ -60,7 +39,22 @@ impl fmt::Debug for HttpAccess {
 /// A secret, and where it may go.
 pub(super) struct GrantedSecret {
     pub(super) secret: Secret,
-    pub(super) grants: Vec<SecretGrant>,
+    of_handler: Vec<SecretGrant>,
+    /// The handler has it, but not for this job.
+    pub(super) is_taken_away: bool,
+}
+
+impl GrantedSecret {
+    /// What may be done with it in this job.
+    pub(super) fn grants(&self) -> impl Iterator<Item = &SecretGrant> {
+        let left = !self.is_taken_away;
+        self.of_handler.iter().filter(move |_| left)
+    }
+
+    /// True where some job of the handler may have sent it there, if not this one.
+    pub(super) fn may_be_known_to(&self, host: &Host) -> bool {
+        self.of_handler.iter().any(|grant| grant.reaches(host))
+    }
 }
 
 /// A request that is granted.
@@ -80,9 +74,10 @@ impl HttpAccess {
             {
                 let granted = secrets.entry(grant.name.clone()).or_insert(GrantedSecret {
                     secret: secret.clone(),
-                    grants: Vec::new(),
+                    of_handler: Vec::new(),
+                    is_taken_away: false,
                 });
-                granted.grants.push(grant.clone());
+                granted.of_handler.push(grant.clone());
             }
         }
         let names = |which: fn(&SecretGrant) -> bool| -> BTreeSet<String> {
@@ -103,7 +98,7 @@ impl HttpAccess {
             signing_names: names(|grant| grant.sign),
             secrets,
             net,
-            clients: Arc::default(),
+            line: Line::default(),
         })
     }
 
@@ -135,19 +130,18 @@ impl HttpAccess {
     /// True where this secret can be sent.
     pub(super) fn has_secret(&self, name: &str) -> bool {
         let granted = self.secrets.get(name);
-        granted.is_some_and(|secret| !secret.grants.is_empty())
+        granted.is_some_and(|secret| !secret.is_taken_away)
     }
 
     /// The same without what a job takes away. The connections are those of the handler.
     pub(in crate::sandbox) fn narrowed(&self, job: &Narrowing) -> Arc<Self> {
         let secrets = self.secrets.iter().map(|(name, granted)| {
-            // One that is taken away still goes out of what comes back: a server may know it from another job.
-            let grants = match job.leaves_secret(name) {
-                true => granted.grants.clone(),
-                false => Vec::new(),
+            let granted = GrantedSecret {
+                secret: granted.secret.clone(),
+                of_handler: granted.of_handler.clone(),
+                is_taken_away: granted.is_taken_away || !job.leaves_secret(name),
             };
-            let secret = granted.secret.clone();
-            (name.clone(), GrantedSecret { secret, grants })
+            (name.clone(), granted)
         });
         Arc::new(Self {
             handler: self.handler.clone(),
@@ -157,7 +151,7 @@ impl HttpAccess {
             signing_names: self.signing_names.clone(),
             secrets: secrets.collect(),
             net: self.net.clone(),
-            clients: self.clients.clone(),
+            line: self.line.clone(),
         })
     }
 
@@ -186,19 +180,8 @@ impl HttpAccess {
         }
     }
 
-    pub(super) fn client(&self, reach: Reach) -> &HttpClient {
-        self.clients[reach as usize].get_or_init(|| {
-            Client::builder(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .pool_timer(TokioTimer::new())
-                .pool_idle_timeout(IDLE_MAX)
-                .pool_max_idle_per_host(IDLE_COUNT_MAX)
-                .http1_max_buf_size(HEAD_BYTES_MAX as usize)
-                .http2_max_header_list_size(HEAD_BYTES_MAX)
-                .http2_initial_stream_window_size(WINDOW_BYTES)
-                .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-                .build(Connector::new(self.net.clone(), reach))
-        })
+    pub(super) fn client(&self, reach: Reach) -> HttpClient {
+        self.net.client(&self.handler, reach, &self.line)
     }
 }
 

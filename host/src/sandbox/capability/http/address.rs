@@ -9,22 +9,25 @@ pub(super) enum Place {
     Public,
     /// This machine, its network, or one that is set aside for a purpose (RFC 6890 and what it lists).
     Private,
-    /// A cloud's service that gives its secrets to whoever asks from this machine.
+    /// A cloud's service that gives its secrets to whoever asks from this machine, or where such services are: link-local.
     Metadata,
     /// No server: all of a group, or none in particular (which Linux takes for this machine).
     Nowhere,
 }
 
-/// Addresses at which clouds tell a machine its credentials, besides those that a whole range covers.
-const METADATA_V4: [Ipv4Addr; 4] = [
-    Ipv4Addr::new(169, 254, 169, 254), // most of them
-    Ipv4Addr::new(169, 254, 170, 2),   // containers of AWS
+/// Addresses at which clouds tell a machine its credentials, besides those that are link-local: that is most of them
+/// (169.254.169.254), containers of AWS (169.254.170.2, .23), Tencent (169.254.0.23), Scaleway (169.254.42.42) and
+/// OpenStack (fe80::a9fe:a9fe), and nobody knows all of them.
+const METADATA_V4: [Ipv4Addr; 3] = [
     Ipv4Addr::new(100, 100, 100, 200), // Alibaba
     Ipv4Addr::new(168, 63, 129, 16),   // Azure
+    Ipv4Addr::new(192, 0, 0, 192),     // Oracle
 ];
-const METADATA_V6: [Ipv6Addr; 2] = [
+const METADATA_V6: [Ipv6Addr; 4] = [
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), // AWS
+    Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23),  // containers of AWS
     Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),  // Google
+    Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),   // Scaleway
 ];
 
 /// Where this address leads.
@@ -41,9 +44,9 @@ fn place_v4(address: Ipv4Addr) -> Place {
     }
     match address.octets() {
         [0, ..] | [224..=239, ..] | [255, 255, 255, 255] => Place::Nowhere,
+        [169, 254, ..] => Place::Metadata, // link-local
         [10 | 127, ..]
         | [100, 64..=127, ..]    // shared by customers of one provider (RFC 6598)
-        | [169, 254, ..]         // link-local
         | [172, 16..=31, ..]
         | [192, 0, 0, _]         // IETF protocols
         | [192, 0, 2, _]         // documentation
@@ -73,6 +76,7 @@ fn place_v6(address: Ipv6Addr) -> Place {
         };
     }
     match address.segments() {
+        [0xfe80..=0xfebf, ..] => Place::Metadata, // link-local
         [0x2001, 0..=0x1ff, ..]       // IETF protocols: Teredo, ORCHID, benchmarks …
         | [0x2001, 0xdb8, ..]         // documentation
         | [0x3fff, 0..=0xfff, ..] => Place::Private, // documentation
@@ -143,8 +147,7 @@ mod tests {
                 "172.31.255.255",
                 "192.168.1.1",
                 "100.64.0.1",
-                "169.254.0.1",
-                "192.0.0.192",
+                "192.0.0.191",
                 "192.0.2.1",
                 "198.51.100.1",
                 "203.0.113.1",
@@ -154,12 +157,38 @@ mod tests {
                 "::1",
                 "fc00::1",
                 "fd12:3456::1",
-                "fe80::1",
+                "fd00:ec2::253",
                 "fec0::1",
                 "2001:db8::1",
                 "3fff::1",
                 "100::1",
                 "5f00::1",
+            ],
+        );
+    }
+
+    #[test]
+    fn whatever_is_link_local_may_give_out_credentials_and_some_other_addresses_do() {
+        all_are(
+            Place::Metadata,
+            &[
+                "169.254.169.254",
+                "169.254.170.2",
+                "169.254.170.23",
+                "169.254.0.23",
+                "169.254.42.42",
+                "169.254.0.0",
+                "169.254.255.255",
+                "168.63.129.16",
+                "100.100.100.200",
+                "192.0.0.192",
+                "fd00:ec2::254",
+                "fd00:ec2::23",
+                "fd20:ce::254",
+                "fd00:42::42",
+                "fe80::a9fe:a9fe",
+                "fe80::1",
+                "febf:ffff::1",
             ],
         );
     }
@@ -185,13 +214,10 @@ mod tests {
         all_are(
             Place::Metadata,
             &[
-                "169.254.169.254",
-                "168.63.129.16",
-                "100.100.100.200",
-                "fd00:ec2::254",
                 "::ffff:169.254.169.254",
                 "64:ff9b::a9fe:a9fe",
                 "2002:a9fe:a9fe::1",
+                "::ffff:192.0.0.192",
             ],
         );
         all_are(

@@ -2,7 +2,6 @@
 //! connects to one of the others. Nobody looks the name up a second time, so an answer that changes in between
 //! (rebinding) changes nothing.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -19,6 +18,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::address::{Place, place};
+use super::lookups::{Line, Lookups};
+use super::net::{Open, OpenCount};
 use super::target::Target;
 use super::{Fault, HttpSettings, tls};
 use crate::sandbox::grants::{Host, HttpScheme};
@@ -32,48 +33,25 @@ const ADDRESS_MAX: Duration = Duration::from_secs(3);
 /// Addresses that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-/// Finds the addresses of a name.
-pub trait Resolver: fmt::Debug + Send + Sync {
-    /// All of them, in the order in which they should be tried.
-    fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a>;
-}
-
-/// What a resolver is asked for.
-pub type Addresses<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>>;
-
-/// The system's: files, DNS, and whatever else it is set up for.
-#[derive(Debug, Clone, Copy)]
-pub struct SystemResolver;
-
-impl Resolver for SystemResolver {
-    fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a> {
-        Box::pin(async move {
-            let addresses = tokio::net::lookup_host((name, 0)).await?;
-            Ok(addresses.map(|address| address.ip()).collect())
-        })
-    }
-}
-
-/// What all handlers of a host share: settings, and whom they trust.
-#[derive(Debug)]
-pub(in crate::sandbox) struct Net {
-    pub(super) settings: HttpSettings,
+/// What connections need that all handlers of a host share: names, and whom the host trusts.
+pub(super) struct Dialer {
+    lookups: Lookups,
     /// Authorities of the operator's own.
     authorities: Vec<tls::Authority>,
     /// Made with the first connection that needs it: reading the system's takes some milliseconds.
     tls: OnceLock<Arc<ClientConfig>>,
 }
 
-impl Net {
+impl Dialer {
     /// # Errors
     /// When the file with the operator's authorities cannot be read.
-    pub(in crate::sandbox) fn new(settings: HttpSettings) -> anyhow::Result<Arc<Self>> {
+    pub(super) fn new(settings: &HttpSettings) -> anyhow::Result<Arc<Self>> {
         let authorities = match &settings.ca_file {
             Some(path) => tls::read_authorities(path)?,
             None => Vec::new(),
         };
         Ok(Arc::new(Self {
-            settings,
+            lookups: Lookups::new(settings.resolver.clone()),
             authorities,
             tls: OnceLock::new(),
         }))
@@ -86,7 +64,7 @@ impl Net {
 }
 
 /// How far connections go. Each reaches what those before it reach.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Reach {
     Public,
     Private,
@@ -108,27 +86,35 @@ impl Reach {
 /// Makes connections for the client.
 #[derive(Clone)]
 pub(super) struct Connector {
-    net: Arc<Net>,
-    reach: Reach,
+    pub(super) dialer: Arc<Dialer>,
+    pub(super) reach: Reach,
+    /// Of the handler.
+    pub(super) line: Line,
+    /// Those that it has made.
+    pub(super) open: OpenCount,
 }
 
 impl Connector {
-    pub(super) fn new(net: Arc<Net>, reach: Reach) -> Self {
-        Self { net, reach }
-    }
-
     async fn connect(self, uri: Uri) -> Result<Wire, Fault> {
         let target = Target::of(&uri).map_err(Fault::Unreachable)?;
         let connect = async {
             let addresses = self.addresses(&target.host).await?;
             let stream = reach_one_of(&addresses, target.port).await?;
-            match target.scheme {
-                HttpScheme::Http => Ok(Wire::plain(stream)),
+            let open = self.open.one();
+            let (stream, h2): (Box<dyn Stream>, bool) = match target.scheme {
+                HttpScheme::Http => (Box::new(stream), false),
                 HttpScheme::Https => {
-                    let (stream, h2) = tls::handshake(self.net.tls(), &target.host, stream).await?;
-                    Ok(Wire::new(Box::new(stream), h2))
+                    let config = self.dialer.tls();
+                    let (stream, h2) = tls::handshake(config, &target.host, stream).await?;
+                    (Box::new(stream), h2)
                 }
-            }
+            };
+            let io = TokioIo::new(stream);
+            Ok(Wire {
+                io,
+                h2,
+                _open: open,
+            })
         };
         match timeout(CONNECT_MAX, connect).await {
             Ok(connected) => connected,
@@ -141,7 +127,7 @@ impl Connector {
         let mut addresses = match host {
             Host::Ip(address) => vec![*address],
             Host::Name(name) => {
-                let resolved = self.net.settings.resolver.resolve(name).await;
+                let resolved = self.dialer.lookups.look_up(&self.line, name).await;
                 resolved.map_err(|error| Fault::Unknown(error.to_string()))?
             }
         };
@@ -197,17 +183,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 pub(super) struct Wire {
     io: TokioIo<Box<dyn Stream>>,
     h2: bool,
-}
-
-impl Wire {
-    fn plain(stream: TcpStream) -> Self {
-        Self::new(Box::new(stream), false)
-    }
-
-    fn new(stream: Box<dyn Stream>, h2: bool) -> Self {
-        let io = TokioIo::new(stream);
-        Self { io, h2 }
-    }
+    _open: Open,
 }
 
 impl Connection for Wire {

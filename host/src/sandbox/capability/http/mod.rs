@@ -11,6 +11,8 @@ mod connect;
 mod denial;
 mod fault;
 mod incoming;
+mod lookups;
+mod net;
 mod outgoing;
 mod secrets;
 mod send;
@@ -30,8 +32,8 @@ use wasmtime_wasi_http::{
 };
 
 pub(in crate::sandbox) use access::HttpAccess;
-pub(in crate::sandbox) use connect::Net;
-pub use connect::{Addresses, Resolver, SystemResolver};
+pub use lookups::{Addresses, Resolver, SystemResolver};
+pub(in crate::sandbox) use net::Net;
 pub use settings::HttpSettings;
 
 use crate::sandbox::state::AttemptState;

@@ -1,6 +1,6 @@
 //! Secrets that the guest never holds. It has a placeholder, a random word of its attempt; on its way to a server to
-//! which the grant lets it go, the host puts the secret in its place. In what comes back, the secret is replaced by the
-//! placeholder again, where it stands as it is; encoded or compressed it is not recognised.
+//! which the grant lets it go, the host puts the secret in its place. In what comes back from there, the secret is replaced
+//! by the placeholder again, where it stands as it is; encoded or compressed it is not recognised.
 
 mod redactor;
 
@@ -10,10 +10,10 @@ use http::{HeaderMap, HeaderValue};
 
 pub(super) use redactor::Redactor;
 
-use super::access::{GrantedSecret, HttpAccess};
+use super::access::HttpAccess;
 use super::denial;
 use super::target::Target;
-use crate::sandbox::grants::SecretGrant;
+use crate::sandbox::grants::{Secret, SecretGrant};
 
 /// How placeholders begin, so that people who meet one know what it is.
 const PREFIX: &str = "rouse-secret-";
@@ -67,15 +67,16 @@ impl Placeholders {
     ) -> Result<Replacements, String> {
         let mut in_body = Vec::new();
         for Placeholder { name, word } in &self.0 {
-            let Some(GrantedSecret { secret, grants }) = access.secrets.get(name) else {
+            let Some(granted) = access.secrets.get(name) else {
                 continue;
             };
+            let secret = &granted.secret;
             if request.uri.to_string().contains(word.as_str()) {
                 return Err(denial::secret_in_path(&access.handler, name, target));
             }
-            let here: Vec<&SecretGrant> = grants
-                .iter()
-                .filter(|grant| grant.hosts.iter().any(|host| host.covers(&target.host)))
+            let here: Vec<&SecretGrant> = granted
+                .grants()
+                .filter(|grant| grant.reaches(&target.host))
                 .collect();
             for (header, value) in &mut request.headers {
                 let Some(replaced) =
@@ -111,12 +112,16 @@ impl Placeholders {
         Ok(Replacements(in_body))
     }
 
-    /// Takes the handler's secrets out of what comes back; none where it has none.
-    pub(super) fn redactor(&mut self, access: &HttpAccess) -> Option<Redactor> {
-        // A server may still know those that an earlier attempt has sent.
-        let pairs: Vec<_> = access
+    /// Takes out of what this server answers the secrets that it may know; none where there are none.
+    ///
+    /// Those that never go there stay out of it: the server has them not from here, and by what is replaced it would
+    /// be told whether it has guessed one.
+    pub(super) fn redactor(&mut self, access: &HttpAccess, target: &Target) -> Option<Redactor> {
+        let known = access
             .secrets
             .iter()
+            .filter(|(_, granted)| granted.may_be_known_to(&target.host));
+        let pairs: Vec<_> = known
             .map(|(name, granted)| (granted.secret.clone(), self.word(name)))
             .collect();
         (!pairs.is_empty()).then(|| Redactor::new(pairs))
@@ -129,14 +134,14 @@ impl Placeholders {
 /// That it is not, with what the operator can do.
 pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Vec<u8>, String> {
     let granted = access.secrets.get(name);
-    match granted.filter(|granted| granted.grants.iter().any(|grant| grant.sign)) {
+    match granted.filter(|granted| granted.grants().any(|grant| grant.sign)) {
         Some(granted) => granted
             .secret
             .hmac_sha256(message)
             .map(Vec::from)
             .map_err(|why| format!("the secret {name} is no key: {why}")),
         // It has it, but not for this job.
-        None if granted.is_some_and(|granted| granted.grants.is_empty()) => {
+        None if granted.is_some_and(|granted| granted.is_taken_away) => {
             Err(denial::secret_taken_away(&access.handler, name))
         }
         None => Err(denial::no_signing(&access.handler, name)),
@@ -144,16 +149,21 @@ pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Ve
 }
 
 /// What is put into a body: for each word the secret.
-pub(super) struct Replacements(Vec<(String, crate::sandbox::grants::Secret)>);
+pub(super) struct Replacements(Vec<(String, Secret)>);
 
 impl Replacements {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(super) fn put_into(&self, body: Vec<u8>) -> Vec<u8> {
-        self.0.iter().fold(body, |body, (word, secret)| {
-            replace_all(&body, word.as_bytes(), secret.reveal()).unwrap_or(body)
+    /// The body with the secrets in it; none where it has more bytes then.
+    pub(super) fn put_into(&self, body: Vec<u8>, bytes_max: usize) -> Option<Vec<u8>> {
+        self.0.iter().try_fold(body, |body, (word, secret)| {
+            let (word, secret) = (word.as_bytes(), secret.reveal());
+            let times = count(&body, word);
+            // Looked at before it is made: a short word may stand for a long secret, a thousand times.
+            let bytes = body.len() - times * word.len() + times * secret.len();
+            (bytes <= bytes_max).then(|| replace_all(&body, word, secret).unwrap_or(body))
         })
     }
 }
@@ -172,6 +182,15 @@ fn replace_all(text: &[u8], word: &[u8], with: &str) -> Option<Vec<u8>> {
     }
     replaced.extend_from_slice(rest);
     Some(replaced)
+}
+
+fn count(text: &[u8], word: &[u8]) -> usize {
+    let (mut times, mut rest) = (0, text);
+    while let Some(at) = find(rest, word) {
+        times += 1;
+        rest = &rest[at + word.len()..];
+    }
+    times
 }
 
 fn find(text: &[u8], word: &[u8]) -> Option<usize> {
@@ -202,5 +221,14 @@ mod tests {
         assert_eq!(replace("wordword w").as_deref(), Some("a secreta secret w"));
         assert_eq!(replace("wor"), None);
         assert_eq!(replace(""), None);
+    }
+
+    #[test]
+    fn a_body_is_as_long_as_it_is_with_its_secrets() {
+        let secret = Secret::new("0123456789").expect("a secret");
+        let replacements = Replacements(vec![("word".into(), secret)]);
+        let put = |bytes_max| replacements.put_into(b"word, word".to_vec(), bytes_max);
+        assert_eq!(put(22).as_deref(), Some(&b"0123456789, 0123456789"[..]));
+        assert_eq!(put(21), None);
     }
 }

@@ -6,11 +6,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderMap};
 use http::{Method, Request, Response, Uri};
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use tokio::time::Instant;
 use wasmtime_wasi_http::{RequestOptions, WasiBody};
 
@@ -30,14 +28,15 @@ const FIRST_BYTE: Duration = Duration::from_secs(60);
 /// From one part of the response to the next, where the guest does not say otherwise.
 const BETWEEN_BYTES: Duration = Duration::from_secs(60);
 
-/// A body into which a secret is put is held as a whole, because its length is sent before it.
+/// A body into which a secret is put is held as a whole, because its length is sent before it. Of what goes out: a
+/// secret may be longer than the word for it, and stand there a thousand times.
 const SECRET_BODY_BYTES_MAX: usize = 1 << 20;
 
 /// A request that is granted, and ready to be sent.
 pub(super) struct Sending {
     access: Arc<HttpAccess>,
     allowed: Allowed,
-    request: Request<Outgoing>,
+    request: Request<WasiBody>,
     replacements: Replacements,
     redactor: Option<Redactor>,
     abort: AbortHandle,
@@ -92,11 +91,10 @@ impl Http {
         let head = connect.saturating_add(first_byte).min(settings.timeout);
         let between_bytes = options.between_bytes_timeout.unwrap_or(BETWEEN_BYTES);
         let body_bytes_max = self.limits.body_bytes;
-        let body = Outgoing::new(body, self.abort.clone(), tally.clone(), body_bytes_max);
         Ok(Sending {
             request: Request::from_parts(parts, body),
             replacements,
-            redactor: self.placeholders.redactor(&access),
+            redactor: self.placeholders.redactor(&access, &allowed.target),
             abort: self.abort.clone(),
             tally,
             under_way,
@@ -118,7 +116,15 @@ impl Sending {
     pub(super) async fn send(self) -> Result<Response<WasiBody>, Fault> {
         let method = self.request.method().clone();
         let is_head = method == Method::HEAD;
-        let asked = ask(&self.access, &self.allowed, self.request, self.replacements);
+        // Counted as it goes out.
+        let (abort, tally) = (self.abort.clone(), self.tally.clone());
+        let outgoing = |body| Outgoing::new(body, abort, tally, self.limits.bytes_max);
+        let asked = async {
+            let request = with_secrets(self.request, self.replacements).await?;
+            let client = self.access.client(self.allowed.reach);
+            let asked = client.request(request.map(outgoing)).await;
+            asked.map_err(|error| Fault::of(&error))
+        };
         let answered = tokio::select! {
             biased;
             () = self.abort.turned() => Err(Fault::Stopped),
@@ -158,32 +164,30 @@ impl Sending {
     }
 }
 
-async fn ask(
-    access: &HttpAccess,
-    allowed: &Allowed,
-    request: Request<Outgoing>,
+/// The request with secrets in its body.
+async fn with_secrets(
+    request: Request<WasiBody>,
     replacements: Replacements,
-) -> Result<Response<hyper::body::Incoming>, Fault> {
-    let (parts, body) = request.into_parts();
-    let body: UnsyncBoxBody<Bytes, Fault> = if replacements.is_empty() {
-        body.boxed_unsync()
-    } else {
-        let body = Limited::new(body, SECRET_BODY_BYTES_MAX).collect().await;
-        let body = body.map_err(|error| match error.downcast::<Fault>() {
-            Ok(fault) => *fault,
-            Err(_) => Fault::Limit(format!(
-                "a body into which a secret may be put has at most {SECRET_BODY_BYTES_MAX} bytes"
-            )),
-        })?;
-        let body = replacements.put_into(body.to_bytes().into());
-        Full::from(body)
-            .map_err(|never| match never {})
-            .boxed_unsync()
+) -> Result<Request<WasiBody>, Fault> {
+    if replacements.is_empty() {
+        return Ok(request);
+    }
+    let too_large = || {
+        Fault::Limit(format!(
+            "a body into which a secret may be put has at most {SECRET_BODY_BYTES_MAX} bytes, with the secrets in it"
+        ))
     };
-    let asked = access
-        .client(allowed.reach)
-        .request(Request::from_parts(parts, body));
-    asked.await.map_err(|error| Fault::of(&error))
+    let (parts, body) = request.into_parts();
+    let body = Limited::new(body, SECRET_BODY_BYTES_MAX).collect().await;
+    let body = body.map_err(|error| match error.is::<LengthLimitError>() {
+        true => too_large(),
+        false => Fault::Unfinished,
+    })?;
+    let body = replacements
+        .put_into(body.to_bytes().into(), SECRET_BODY_BYTES_MAX)
+        .ok_or_else(too_large)?;
+    let body = Full::from(body).map_err(|never| match never {});
+    Ok(Request::from_parts(parts, body.boxed_unsync()))
 }
 
 /// Goes on with it only as long as the attempt may: looks before each step, since a process that was frozen may have
@@ -229,7 +233,8 @@ fn head_bytes(method: &Method, uri: &Uri, fields: &HeaderMap) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
+    use std::io::ErrorKind;
+    use std::net::{IpAddr, Ipv4Addr, TcpListener};
 
     use http_body_util::Empty;
     use tokio::sync::Notify;
@@ -239,11 +244,12 @@ mod tests {
     use crate::job::AbortReason;
     use crate::sandbox::{BootTime, HttpGrant, HttpScheme, Settings};
 
-    /// Says where a name is once it is told to; nobody listens there.
+    /// Says where a name is once it is told to.
     #[derive(Debug, Default)]
     struct Gate {
         asked: Notify,
         open: Notify,
+        passed: Notify,
     }
 
     #[derive(Debug)]
@@ -254,18 +260,19 @@ mod tests {
             Box::pin(async move {
                 self.0.asked.notify_one();
                 self.0.open.notified().await;
+                self.0.passed.notify_one();
                 Ok(vec![IpAddr::V4(Ipv4Addr::LOCALHOST)])
             })
         }
     }
 
-    fn http(gate: &Arc<Gate>, abort: &AbortHandle) -> Http {
+    fn http(gate: &Arc<Gate>, abort: &AbortHandle, port: u16) -> Http {
         let settings = Settings {
             http_grants: vec![HttpGrant {
                 handler: "x".into(),
                 hosts: vec!["a.test".parse().expect("a host")],
                 schemes: vec![HttpScheme::Http],
-                ports: vec![1],
+                ports: vec![port],
                 methods: vec![],
                 private: true,
             }],
@@ -285,61 +292,65 @@ mod tests {
         )
     }
 
-    fn request() -> Request<WasiBody> {
+    /// A request to a server that nobody connects to, unless it is sent.
+    fn prepared(
+        gate: &Arc<Gate>,
+        abort: &AbortHandle,
+        server: &TcpListener,
+    ) -> Result<Sending, Fault> {
+        let port = server.local_addr().expect("it is bound").port();
         let body = Empty::new().map_err(|never| match never {});
         let mut request = Request::new(body.boxed_unsync());
-        *request.uri_mut() = Uri::from_static("http://a.test:1/");
-        request
+        *request.uri_mut() = format!("http://a.test:{port}/").parse().expect("a URI");
+        http(gate, abort, port).prepare(request, RequestOptions::default())
     }
 
-    fn prepared(gate: &Arc<Gate>, abort: &AbortHandle) -> Result<Sending, Fault> {
-        http(gate, abort).prepare(request(), RequestOptions::default())
+    fn start() -> (Arc<Gate>, AbortHandle, TcpListener) {
+        let server = TcpListener::bind("127.0.0.1:0").expect("a port");
+        server.set_nonblocking(true).expect("it can be asked");
+        (Arc::default(), AbortHandle::new(), server)
     }
 
     #[tokio::test]
     async fn after_the_abort_nothing_is_sent_any_more() {
-        let (gate, abort) = (Arc::new(Gate::default()), AbortHandle::new());
+        let (gate, abort, server) = start();
         abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
-        let refused = prepared(&gate, &abort).err().expect("it is refused");
+        let refused = prepared(&gate, &abort, &server)
+            .err()
+            .expect("it is refused");
         assert!(matches!(refused, Fault::Stopped), "{refused:?}");
     }
 
     #[tokio::test]
     async fn a_request_without_a_connection_at_the_abort_never_gets_one() {
-        let (gate, abort) = (Arc::new(Gate::default()), AbortHandle::new());
-        let sending = prepared(&gate, &abort).expect("it is granted");
+        let (gate, abort, server) = start();
+        let sending = prepared(&gate, &abort, &server).expect("it is granted");
         let sent = tokio::spawn(sending.send());
         gate.asked.notified().await;
         abort.abort(AbortReason::Cancelled, Duration::from_secs(60));
         let sent = sent.await.expect("it does not panic");
         assert!(matches!(sent, Err(Fault::Stopped)));
-        // Who looks the name up is gone with it; only the test has the gate, and the resolver.
+        // The name is found after all, and nobody waits for it.
         gate.open.notify_one();
-        assert!(
-            timeout_now(gate.open.notified()).await,
-            "nobody waits there"
-        );
+        gate.passed.notified().await;
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        let connected = server.accept().map(|(_, from)| from);
+        let nobody = connected.expect_err("nobody connects").kind();
+        assert_eq!(nobody, ErrorKind::WouldBlock);
     }
 
     #[tokio::test]
     async fn an_attempt_that_cannot_be_trusted_any_more_sends_nothing_before_it_is_told() {
-        let (gate, abort) = (Arc::new(Gate::default()), AbortHandle::new());
-        let sending = prepared(&gate, &abort).expect("it is granted");
+        let (gate, abort, server) = start();
+        let sending = prepared(&gate, &abort, &server).expect("it is granted");
         let sent = tokio::spawn(sending.send());
         gate.asked.notified().await;
         abort.trust_until(BootTime::now(), Duration::ZERO);
         gate.open.notify_one();
         let sent = sent.await.expect("it does not panic");
         assert!(matches!(sent, Err(Fault::Stopped)));
-    }
-
-    /// True where it is ready at once.
-    async fn timeout_now(ready: impl Future<Output = ()>) -> bool {
-        tokio::select! {
-            biased;
-            () = ready => true,
-            () = std::future::ready(()) => false,
-        }
     }
 
     #[tokio::test]

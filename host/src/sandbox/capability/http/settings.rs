@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::connect::{Resolver, SystemResolver};
+use super::lookups::{Resolver, SystemResolver};
 
 /// The longest request that people wait for elsewhere (proxies, load balancers), and then some.
 const TIMEOUT: Duration = Duration::from_secs(10 * 60);

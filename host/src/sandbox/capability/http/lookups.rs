@@ -1,0 +1,92 @@
+//! From a name to its addresses. The system looks names up on a thread that nobody can call back: it goes on when nobody
+//! waits for it any more. So a look-up counts until it has ended, and no guest can have the host begin more and more.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Look-ups of the whole host at a time. Each takes a thread, for half a minute where no name server answers; the
+/// runtime has 512 such threads, which files of guests need too.
+const LOOKUPS_MAX: usize = 32;
+
+/// Those of one handler: who asks for names whose servers never answer waits for himself.
+const LOOKUPS_OF_ONE_MAX: usize = 8;
+
+/// Finds the addresses of a name.
+pub trait Resolver: fmt::Debug + Send + Sync {
+    /// All of them, in the order in which they should be tried.
+    fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a>;
+}
+
+/// What a resolver is asked for.
+pub type Addresses<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>>;
+
+/// The system's: files, DNS, and whatever else it is set up for.
+#[derive(Debug, Clone, Copy)]
+pub struct SystemResolver;
+
+impl Resolver for SystemResolver {
+    fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a> {
+        Box::pin(async move {
+            let addresses = tokio::net::lookup_host((name, 0)).await?;
+            Ok(addresses.map(|address| address.ip()).collect())
+        })
+    }
+}
+
+/// The look-ups of a host.
+pub(super) struct Lookups {
+    resolver: Arc<dyn Resolver>,
+    under_way: Arc<Semaphore>,
+}
+
+/// Where the look-ups of one handler wait for each other.
+#[derive(Clone)]
+pub(super) struct Line(Arc<Semaphore>);
+
+impl Default for Line {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(LOOKUPS_OF_ONE_MAX)))
+    }
+}
+
+impl Lookups {
+    pub(super) fn new(resolver: Arc<dyn Resolver>) -> Self {
+        Self {
+            resolver,
+            under_way: Arc::new(Semaphore::new(LOOKUPS_MAX)),
+        }
+    }
+
+    /// All addresses of this name, in the order in which they should be tried. Who stops waiting before it is begun has
+    /// asked for nothing.
+    ///
+    /// # Errors
+    /// What the resolver says.
+    pub(super) async fn look_up(&self, line: &Line, name: &str) -> io::Result<Vec<IpAddr>> {
+        // In the handler's own line first: what waits there is in nobody else's way.
+        let places = (enter(&line.0).await, enter(&self.under_way).await);
+        let (resolver, name) = (self.resolver.clone(), name.to_owned());
+        let looking = tokio::spawn(async move {
+            let found = resolver.resolve(&name).await;
+            drop(places);
+            found
+        });
+        match looking.await {
+            Ok(found) => found,
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+}
+
+async fn enter(line: &Arc<Semaphore>) -> OwnedSemaphorePermit {
+    let place = line.clone().acquire_owned().await;
+    place.expect("nobody closes it")
+}
+
+#[cfg(test)]
+mod tests;

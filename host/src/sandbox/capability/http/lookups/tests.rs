@@ -1,0 +1,152 @@
+use std::net::Ipv4Addr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+use tokio::runtime::Builder;
+use tokio::task::{JoinHandle, spawn_blocking, yield_now};
+
+use super::*;
+
+/// Holds a thread for each look-up, as the system does, until the test lets go of `gate`.
+#[derive(Debug)]
+struct Slow {
+    gate: Arc<Mutex<mpsc::Receiver<()>>>,
+    now: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+impl Resolver for Slow {
+    fn resolve<'a>(&'a self, name: &'a str) -> Addresses<'a> {
+        Box::pin(async move {
+            assert_ne!(name, "panic.test", "as the test wants it");
+            if name == "fast.test" {
+                return Ok(vec![Ipv4Addr::LOCALHOST.into()]);
+            }
+            let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most.fetch_max(now, Ordering::SeqCst);
+            let gate = self.gate.clone();
+            let looked = spawn_blocking(move || {
+                // Nothing is sent; that nobody can any more is what opens it.
+                gate.lock().unwrap().recv().unwrap_err();
+            });
+            looked.await.unwrap();
+            self.now.fetch_sub(1, Ordering::SeqCst);
+            Err(io::Error::other("no such name"))
+        })
+    }
+}
+
+/// Look-ups that are stuck until the gate opens.
+struct Stuck {
+    lookups: Arc<Lookups>,
+    gate: Option<mpsc::Sender<()>>,
+    now: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+impl Stuck {
+    fn new() -> Self {
+        let (gate, opened) = mpsc::channel();
+        let (now, most) = (Arc::default(), Arc::default());
+        let resolver = Slow {
+            gate: Arc::new(Mutex::new(opened)),
+            now: Arc::clone(&now),
+            most: Arc::clone(&most),
+        };
+        Self {
+            lookups: Arc::new(Lookups::new(Arc::new(resolver))),
+            gate: Some(gate),
+            now,
+            most,
+        }
+    }
+
+    fn begin(&self, line: &Line) -> JoinHandle<io::Result<Vec<IpAddr>>> {
+        let (lookups, line) = (self.lookups.clone(), line.clone());
+        tokio::spawn(async move { lookups.look_up(&line, "slow.test").await })
+    }
+
+    /// Begins some, and gives all of them up once no more can begin.
+    async fn begin_and_give_up(&self, line: &Line, count: usize) {
+        let begun: Vec<_> = (0..count).map(|_| self.begin(line)).collect();
+        settle().await;
+        for one in begun {
+            one.abort();
+            one.await.expect_err("it is given up");
+        }
+    }
+
+    fn now(&self) -> usize {
+        self.now.load(Ordering::SeqCst)
+    }
+
+    async fn open(mut self) {
+        self.gate = None;
+        // Once all places are free, nothing is under way.
+        let all = u32::try_from(LOOKUPS_MAX).unwrap();
+        let under_way = &self.lookups.under_way;
+        drop(under_way.acquire_many(all).await.expect("it is open"));
+        assert_eq!(self.now(), 0);
+    }
+}
+
+/// Lets each task go as far as it can without anything from outside.
+async fn settle() {
+    for _ in 0..1000 {
+        yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_lookup_counts_until_it_has_ended_also_when_nobody_waits_for_it() {
+    let (stuck, line) = (Stuck::new(), Line::default());
+    for _ in 0..5 {
+        stuck.begin_and_give_up(&line, 20).await;
+        assert_eq!(stuck.now(), LOOKUPS_OF_ONE_MAX);
+    }
+    let most = stuck.most.clone();
+    stuck.open().await;
+    assert_eq!(most.load(Ordering::SeqCst), LOOKUPS_OF_ONE_MAX);
+}
+
+#[tokio::test]
+async fn a_handler_whose_names_are_not_found_leaves_room_to_the_others() {
+    let (stuck, line) = (Stuck::new(), Line::default());
+    stuck.begin_and_give_up(&line, 20).await;
+    let waits = stuck.begin(&line);
+    let found = stuck.lookups.look_up(&Line::default(), "fast.test").await;
+    assert_eq!(found.unwrap(), [IpAddr::V4(Ipv4Addr::LOCALHOST)]);
+    assert!(!waits.is_finished());
+    stuck.open().await;
+    let found = waits.await.expect("it is not given up");
+    assert!(found.unwrap_err().to_string().contains("no such name"));
+}
+
+#[test]
+fn lookups_take_no_more_threads_than_are_theirs() {
+    // One is left for whoever else needs one, for a file say.
+    let runtime = Builder::new_current_thread()
+        .max_blocking_threads(LOOKUPS_MAX + 1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let stuck = Stuck::new();
+        for _ in 0..10 {
+            stuck.begin_and_give_up(&Line::default(), 60).await;
+        }
+        assert_eq!(stuck.now(), LOOKUPS_MAX);
+        assert_eq!(spawn_blocking(|| 7).await.unwrap(), 7);
+        stuck.open().await;
+    });
+}
+
+#[tokio::test]
+async fn a_resolver_that_panics_fails_its_request_alone() {
+    let (stuck, line) = (Stuck::new(), Line::default());
+    for _ in 0..=LOOKUPS_MAX {
+        let looked = stuck.lookups.look_up(&line, "panic.test").await;
+        assert!(looked.unwrap_err().to_string().contains("panicked"));
+    }
+    stuck.open().await;
+}

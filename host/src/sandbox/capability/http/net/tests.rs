@@ -1,0 +1,85 @@
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Instant;
+
+use http::Request;
+use http_body_util::{BodyExt as _, Empty};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{
+    UnboundedReceiver, UnboundedSender, error::TryRecvError, unbounded_channel,
+};
+
+use super::super::tally::Tally;
+use super::super::{Addresses, Resolver};
+use super::*;
+use crate::sandbox::AbortHandle;
+
+/// All names are here.
+#[derive(Debug)]
+struct Here;
+
+impl Resolver for Here {
+    fn resolve<'a>(&'a self, _: &'a str) -> Addresses<'a> {
+        Box::pin(async { Ok(vec![IpAddr::V4(Ipv4Addr::LOCALHOST)]) })
+    }
+}
+
+/// Answers whatever it is asked, and says of each connection when it has ended; its port.
+async fn server() -> (u16, UnboundedReceiver<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (ended, ends) = unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(answer(stream, ended.clone()));
+        }
+    });
+    (port, ends)
+}
+
+async fn answer(mut stream: TcpStream, ended: UnboundedSender<()>) {
+    let mut request = [0; 1024];
+    // A request comes in one piece here.
+    while stream.read(&mut request).await.is_ok_and(|bytes| bytes > 0) {
+        let response = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+        stream.write_all(response).await.unwrap();
+    }
+    ended.send(()).unwrap();
+}
+
+#[tokio::test]
+async fn a_host_keeps_so_many_connections_and_no_more_to_however_many_servers() {
+    let (port, mut ends) = server().await;
+    let net = Net::new(HttpSettings {
+        resolver: Arc::new(Here),
+        ..HttpSettings::default()
+    })
+    .unwrap();
+    let (handlers, line): ([Arc<str>; 2], _) = (["a".into(), "b".into()], Line::default());
+    let ask = async |at: usize| {
+        let body = Empty::new().map_err(|never| match never {});
+        let tally = Tally::new(Arc::default(), u64::MAX);
+        let body = Outgoing::new(body.boxed_unsync(), AbortHandle::new(), tally, 0);
+        let request = Request::get(format!("http://server-{at}.test:{port}/")).body(body);
+        let client = net.client(&handlers[at % 2], Reach::Private, &line);
+        let response = client.request(request.unwrap()).await.expect("an answer");
+        response.into_body().collect().await.expect("its end");
+    };
+
+    let begun = Instant::now();
+    for at in 0..KEPT_MAX {
+        ask(at).await;
+    }
+    assert_eq!(ends.try_recv(), Err(TryRecvError::Empty), "all are kept");
+    ask(KEPT_MAX).await;
+    for _ in 0..KEPT_MAX {
+        ends.recv().await.expect("the server goes on");
+    }
+    assert!(
+        begun.elapsed() < IDLE_MAX,
+        "it was their age that ended them"
+    );
+    // The last one is of those that are kept now.
+    ask(KEPT_MAX).await;
+    assert_eq!(ends.try_recv(), Err(TryRecvError::Empty));
+}
