@@ -4,6 +4,7 @@
 //! wasmtime-wasi does the work; this stands before it so that an attempt which may have lost its
 //! lease changes nothing any more, not even through a stream that it opened before.
 
+mod denial;
 mod fds;
 mod stream;
 
@@ -21,11 +22,12 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{
 };
 use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
+use self::denial::denial;
 use self::fds::InQuota;
 use self::stream::{Counted, GuardedStream};
 use super::GuestLog;
 use crate::sandbox::AbortHandle;
-use crate::sandbox::grants::{Grant, Granted, Mode};
+use crate::sandbox::grants::Granted;
 use crate::sandbox::quota::{Charge, Size};
 use crate::sandbox::state::AttemptState;
 
@@ -53,23 +55,6 @@ fn files(state: &mut AttemptState) -> Files<'_> {
         fds,
         denial,
     }
-}
-
-/// What was denied, with whoever can change it: the operator, or whoever enqueues the job where it was the job that left reading only.
-fn denial(granted: &Granted) -> String {
-    let taken = &granted.only_read_for_job;
-    let by_operator = |grant: &Grant| grant.mode == Mode::Read && !taken.contains(&grant.at);
-    let mut why = Vec::new();
-    if taken.is_empty() || granted.dirs.iter().any(|(grant, _)| by_operator(grant)) {
-        why.push("directories are granted for reading only unless rouse.toml has mode = \"read-write\" there".to_owned());
-    }
-    why.extend(taken.iter().map(|at| {
-        format!("the grants of this job leave only reading of {at} (enqueue it with \"{at}\" under \"dirs\" of its grants, or without)")
-    }));
-    format!(
-        "the handler did something to a file that is not permitted: {}, and no path leads out of a directory",
-        why.join("; ")
-    )
 }
 
 struct GuardedFiles;
@@ -427,15 +412,17 @@ impl HostDirectoryEntryStream for Files<'_> {
 
 impl preopens::Host for Files<'_> {
     fn get_directories(&mut self) -> wasmtime::Result<Vec<(Fd, String)>> {
-        let opened = preopens::Host::get_directories(&mut self.inner)?;
-        // They come in the order in which they were opened.
-        for ((fd, _), (grant, ledger)) in opened.iter().zip(&self.granted.dirs) {
-            if let (Some(quota), Some(ledger)) = (grant.quota, ledger) {
-                let quota = InQuota::new(ledger.clone(), quota, &grant.at, self.log.clone());
-                self.fds.insert(fd, Arc::new(quota));
+        let mut given = Vec::with_capacity(self.granted.dirs.len());
+        for dir in &self.granted.dirs {
+            let opened = dir.opened().map_err(wasmtime::Error::msg)?;
+            let fd = self.inner.table.push(Descriptor::Dir(opened))?;
+            if let (Some(quota), Some(ledger)) = (dir.grant.quota, &dir.ledger) {
+                let quota = InQuota::new(ledger.clone(), quota, &dir.grant.at, self.log.clone());
+                self.fds.insert(&fd, Arc::new(quota));
             }
+            given.push((fd, dir.grant.at.clone()));
         }
-        Ok(opened)
+        Ok(given)
     }
 }
 
@@ -449,39 +436,5 @@ impl Host for Files<'_> {
         error: Resource<wasmtime::Error>,
     ) -> wasmtime::Result<Option<ErrorCode>> {
         self.inner.filesystem_error_code(error)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn dir(at: &str, mode: Mode) -> (Grant, Option<Arc<crate::sandbox::quota::Ledger>>) {
-        let grant = Grant {
-            handler: "x".into(),
-            dir: "/tmp".into(),
-            at: at.into(),
-            mode,
-            quota: None,
-        };
-        (grant, None)
-    }
-
-    #[test]
-    fn a_denial_names_who_can_change_it() {
-        let said = |dirs, taken: &[&str]| {
-            denial(&Granted {
-                dirs,
-                only_read_for_job: taken.iter().map(|at| (*at).to_owned()).collect(),
-                ..Granted::default()
-            })
-        };
-        let by_operator = said(vec![dir("/in", Mode::Read)], &[]);
-        assert!(by_operator.contains("rouse.toml") && !by_operator.contains("this job"));
-        let by_job = said(vec![dir("/out", Mode::Read)], &["/out"]);
-        assert!(by_job.contains("reading of /out") && !by_job.contains("rouse.toml"));
-        let by_either = vec![dir("/in", Mode::Read), dir("/out", Mode::Read)];
-        let either = said(by_either, &["/out"]);
-        assert!(either.contains("reading of /out") && either.contains("rouse.toml"));
     }
 }
