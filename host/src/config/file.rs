@@ -11,6 +11,7 @@ mod own_settings;
 mod secret_table;
 mod settings;
 mod state_table;
+mod way;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
