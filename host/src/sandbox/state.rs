@@ -25,12 +25,14 @@ pub(super) struct AttemptState {
     pub(super) granted: Arc<Granted>,
     /// WASI knows of no directory: a guest gets those of its grants.
     no_dirs: WasiFilesystemCtx,
-    /// Which descriptors of the guest lie in directories with a quota.
+    /// What is known of the descriptors of the guest.
     fds: Fds,
     pub(super) table: ResourceTable,
     pub(super) limiter: AttemptLimiter,
     /// Of one request for random numbers.
     random_bytes: u64,
+    /// Open at once.
+    files_max: usize,
     pub(super) meter: Arc<Meter>,
     pub(super) abort: AbortHandle,
     pub(super) log: Arc<GuestLog>,
@@ -100,8 +102,9 @@ impl AttemptState {
             wasi: None,
             granted,
             no_dirs: WasiFilesystemCtx::default(),
-            fds: Fds::default(),
+            fds: Fds::new(limits.files),
             random_bytes: limits.random_bytes,
+            files_max: limits.files,
             table: ResourceTable::new(),
             limiter,
             abort,
@@ -137,7 +140,7 @@ impl AttemptState {
         self.limiter.tell(meter.clone());
         self.meter = meter;
         self.wasi = None;
-        self.fds = Fds::default();
+        self.fds = Fds::new(self.files_max);
         self.abort = abort;
         self.log = log;
         self.panic = None;

@@ -83,8 +83,8 @@ impl Root {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = File::from(openat(CWD, &self.path, flags, FileMode::empty())?);
-        // Of two that open it at once, one counts for both.
-        let new = || Dir::new(dir, FsPerms::ReadOnly, OpenMode::READ, false);
+        // Of two that open it at once, one counts for both. Guests use it where a thread may wait.
+        let new = || Dir::new(dir, FsPerms::ReadOnly, OpenMode::READ, true);
         Ok(self.opened.get_or_init(new))
     }
 }
