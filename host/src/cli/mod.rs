@@ -13,6 +13,7 @@ mod invoke;
 mod job;
 mod migrate;
 pub mod new;
+mod open_files;
 mod payload;
 mod postgres;
 mod queue;
@@ -166,6 +167,7 @@ pub fn main() -> ExitCode {
         eprintln!("rouse: {error}");
         return ExitCode::FAILURE;
     }
+    open_files::take_as_many_as_allowed();
     if !cli.command.works() {
         end_quietly_with_the_reader();
     }
