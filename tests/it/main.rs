@@ -29,6 +29,7 @@ mod workers;
 mod code_cache;
 mod compiling;
 mod contract;
+mod files;
 mod folder;
 mod grants;
 mod harmless;

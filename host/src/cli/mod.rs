@@ -14,6 +14,7 @@ mod job;
 mod migrate;
 mod misspelt;
 pub mod new;
+mod open_files;
 mod payload;
 mod postgres;
 mod queue;
@@ -167,6 +168,7 @@ pub fn main() -> ExitCode {
         eprintln!("rouse: {error}");
         return ExitCode::FAILURE;
     }
+    open_files::take_as_many_as_allowed();
     if !cli.command.works() {
         end_quietly_with_the_reader();
     }

@@ -14,6 +14,7 @@ mod secret_table;
 mod settings;
 mod state_table;
 mod unquoted;
+mod way;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -15,6 +15,7 @@ use wasmtime::{
 
 use super::cache::CodeCache;
 use super::capability::{Net, guard_files, guard_sockets, link_http};
+use super::grants::Roots;
 use super::idle::Idle;
 use super::instance::{Instance, Serves};
 use super::limits::{TABLE_ELEMENTS, WASM_STACK_BYTES_MAX};
@@ -77,6 +78,7 @@ pub struct Sandbox {
     pub(super) idle: Arc<Idle<Serves, Instance>>,
     pub(super) cache: Option<CodeCache>,
     pub(super) net: Arc<Net>,
+    pub(super) roots: Roots,
     pub(super) ledgers: Ledgers,
     attempts_max: usize,
     /// Where less is free, nothing new is claimed.
@@ -128,6 +130,7 @@ impl Sandbox {
             engine,
             idle: Idle::new(idle_max(attempts_max, &settings)),
             net: Net::new(settings.http.clone())?,
+            roots: Roots::open(&settings.grants),
             settings,
             ledgers: Ledgers::default(),
             budget: MemoryBudget::new(size.memory_bytes_total_max),

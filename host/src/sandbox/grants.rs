@@ -5,6 +5,7 @@ mod http;
 pub(super) mod lines;
 mod missing;
 mod narrowing;
+mod root;
 mod secrets;
 mod state;
 
@@ -12,11 +13,12 @@ use std::path::PathBuf;
 
 use crate::job::pattern_covers;
 
-pub(super) use self::granted::Granted;
+pub(super) use self::granted::{Granted, GrantedDir};
 pub use self::http::{Host, HostPattern, HttpGrant, HttpScheme};
 pub use self::missing::Missing;
 pub(super) use self::missing::{held, missing};
 pub use self::narrowing::Narrowing;
+pub(super) use self::root::{Root, Roots};
 pub use self::secrets::{Secret, SecretGrant, Secrets};
 pub use self::state::StateQuota;
 

@@ -41,7 +41,7 @@ impl Sandbox {
     /// served this tenant before. `memory_bytes`: instead of the usual limit.
     ///
     /// # Errors
-    /// When a granted directory cannot be opened.
+    /// When a granted directory was never there.
     pub(super) fn instance(
         &self,
         handler: &Arc<Handler>,

@@ -34,7 +34,11 @@ pub(super) const TABLE_ELEMENTS: usize = 20_000;
 /// As much as the host copies for one call of the guest.
 const HOSTCALL_BYTES: usize = 8 << 20;
 
-/// A program that holds a thousand open files has forgotten to close them.
+/// The host has some thousands for all attempts and for itself (1,024 on many machines, of which it takes as many as it may). Who works
+/// through a directory has one or two open, who merges what was sorted some dozens.
+const FILES: usize = 64;
+
+/// A program that holds a thousand streams and pollables has forgotten to drop them.
 const RESOURCES: usize = 1_024;
 
 /// Its own resources included, which a language's runtime may have some of.
@@ -87,6 +91,8 @@ pub struct Limits {
     pub table_elements: usize,
     /// Bytes that one host call may carry from the guest to the host. Default: 8 MiB, and at least twice a result.
     pub hostcall_bytes: usize,
+    /// Files that it has open at once, and directories that it lists, but for those that it is granted. Default: 64.
+    pub files: usize,
     /// Things of the host (open files, streams, pollables) that it holds at once. Default: 1,024.
     pub resources: usize,
     /// Handles, its own resources included, that it holds at once. Default: 4,096.
@@ -122,6 +128,7 @@ impl Default for Limits {
             log_lines_per_second: LOG_LINES_PER_SECOND,
             table_elements: TABLE_ELEMENTS,
             hostcall_bytes: HOSTCALL_BYTES,
+            files: FILES,
             resources: RESOURCES,
             handles: HANDLES,
             random_bytes: RANDOM_BYTES,
@@ -178,6 +185,8 @@ pub struct LimitsSet {
     pub table_elements: Option<usize>,
     /// See [`Limits::hostcall_bytes`].
     pub hostcall_bytes: Option<usize>,
+    /// See [`Limits::files`].
+    pub files: Option<usize>,
     /// See [`Limits::resources`].
     pub resources: Option<usize>,
     /// See [`Limits::handles`].
@@ -222,6 +231,7 @@ impl LimitsSet {
                 .unwrap_or(other.log_lines_per_second),
             table_elements: self.table_elements.unwrap_or(other.table_elements),
             hostcall_bytes: self.hostcall_bytes.unwrap_or(other.hostcall_bytes),
+            files: self.files.unwrap_or(other.files),
             resources: self.resources.unwrap_or(other.resources),
             handles: self.handles.unwrap_or(other.handles),
             random_bytes: self.random_bytes.unwrap_or(other.random_bytes),

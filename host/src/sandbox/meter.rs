@@ -40,6 +40,14 @@ impl Meter {
         self.cpu_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
+    /// Does this, and counts its processor time: for what is not polled.
+    pub(super) fn computing<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = thread_cpu();
+        let done = work();
+        self.computed(thread_cpu().saturating_sub(before));
+        done
+    }
+
     fn cpu(&self) -> Duration {
         Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed))
     }

@@ -8,11 +8,11 @@ mod measure;
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::grants::Quota;
+use super::grants::{Quota, Root};
 
 /// A measurement takes some microseconds for each file; for so long the count is good without another.
 const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
@@ -30,12 +30,13 @@ const FULL_AGE_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Ledgers(Mutex<HashMap<PathBuf, Arc<Ledger>>>);
 
 impl Ledgers {
-    pub(super) fn of(&self, dir: &Path) -> Arc<Ledger> {
+    pub(super) fn of(&self, root: &Arc<Root>) -> Arc<Ledger> {
         // Under one name, however it is written.
+        let dir = root.path();
         let dir = dir.canonicalize().unwrap_or_else(|_| dir.into());
         let mut ledgers = lock(&self.0);
-        let new = || Arc::new(Ledger::new(&dir));
-        ledgers.entry(dir.clone()).or_insert_with(new).clone()
+        let new = || Arc::new(Ledger::new(root.clone()));
+        ledgers.entry(dir).or_insert_with(new).clone()
     }
 }
 
@@ -87,7 +88,7 @@ impl Size {
 /// What is in one directory.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    dir: PathBuf,
+    root: Arc<Root>,
     counts: Mutex<Counts>,
     /// Files that guests have opened: those that are removed take room until they are closed.
     opened: Mutex<Vec<Weak<File>>>,
@@ -132,9 +133,9 @@ impl Counts {
 }
 
 impl Ledger {
-    fn new(dir: &Path) -> Self {
+    fn new(root: Arc<Root>) -> Self {
         Self {
-            dir: dir.into(),
+            root,
             counts: Mutex::default(),
             opened: Mutex::default(),
         }
@@ -196,10 +197,11 @@ impl Ledger {
         };
         let found = tokio::task::block_in_place(|| {
             let unlinked = measure::unlinked(&lock(&self.opened));
-            match measure::walk(&self.dir) {
+            let walked = self.root.opened().map_err(|error| error.to_string());
+            match walked.and_then(measure::walk) {
                 Ok(found) => found.plus(unlinked),
                 Err(error) => {
-                    let dir = self.dir.display();
+                    let dir = self.root.path().display();
                     if !lock(&self.counts).failed {
                         tracing::warn!(%dir, "the quota of a directory cannot be kept to, so nothing more is written there: {error}");
                     }
@@ -257,7 +259,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("rouse-quota-{}", rand::random::<u64>()));
         std::fs::create_dir_all(dir.join("under")).unwrap();
         std::fs::write(dir.join("under/a"), [0; 60]).unwrap();
-        let ledger = Ledgers::default().of(&dir);
+        let ledger = Ledgers::default().of(&Root::new(&dir));
         assert!(ledger.charge(Size::bytes(41), QUOTA).is_none());
         assert!(ledger.charge(Size::bytes(40), QUOTA).is_some());
         // It was never written.
@@ -284,7 +286,7 @@ mod tests {
     async fn a_full_directory_is_measured_again_only_where_that_may_find_room() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a"), [0; 100]).unwrap();
-        let ledger = Ledgers::default().of(dir.path());
+        let ledger = Ledgers::default().of(&Root::new(dir.path()));
         let writes = || ledger.charge(Size::bytes(10), QUOTA).is_some();
         let measured_at = || lock(&ledger.counts).measured_at;
         assert!(!writes());

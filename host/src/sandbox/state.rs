@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use wasmtime::component::ResourceTable;
-use wasmtime_wasi::filesystem::WasiFilesystemCtxView;
-use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
+use wasmtime_wasi::filesystem::{WasiFilesystemCtx, WasiFilesystemCtxView};
+use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 use wasmtime_wasi_http::WasiHttpCtx;
 
 use super::capability::{
@@ -15,7 +15,7 @@ use super::grants::Granted;
 use super::lines::Lines;
 use super::memory::AttemptLimiter;
 use super::meter::Meter;
-use super::{AbortHandle, Limits, Mode, Profile};
+use super::{AbortHandle, Limits, Profile};
 
 /// What the host keeps beside one running instance.
 pub(super) struct AttemptState {
@@ -23,12 +23,16 @@ pub(super) struct AttemptState {
     /// the rest of this.
     wasi: Option<WasiCtx>,
     pub(super) granted: Arc<Granted>,
-    /// Which descriptors of the guest lie in directories with a quota.
+    /// WASI knows of no directory: a guest gets those of its grants.
+    no_dirs: WasiFilesystemCtx,
+    /// What is known of the descriptors of the guest.
     fds: Fds,
     pub(super) table: ResourceTable,
     pub(super) limiter: AttemptLimiter,
     /// Of one request for random numbers.
     random_bytes: u64,
+    /// Open at once.
+    files_max: usize,
     pub(super) meter: Arc<Meter>,
     pub(super) abort: AbortHandle,
     pub(super) log: Arc<GuestLog>,
@@ -68,11 +72,11 @@ pub(super) struct Panic {
 }
 
 impl AttemptState {
-    /// Opens the granted directories, and nothing else: no arguments, no standard input, no sockets, and of an environment only
+    /// Has the granted directories, and nothing else: no arguments, no standard input, no sockets, and of an environment only
     /// what is granted. Coarse clocks and random numbers are there for everyone.
     ///
     /// # Errors
-    /// When a granted directory cannot be opened.
+    /// When a granted directory was never there.
     pub(super) fn new(
         granted: Arc<Granted>,
         lines: Arc<Lines>,
@@ -89,15 +93,18 @@ impl AttemptState {
             http,
             profile,
         } = of;
+        granted.open()?;
         limiter.tell(meter.clone());
         let mut http_fields = WasiHttpCtx::new();
         http_fields.set_field_size_limit(FIELDS_BYTES_MAX);
         Ok(Self {
             meter,
-            wasi: prepared(&granted, &log, limits.random_bytes)?,
+            wasi: None,
             granted,
-            fds: Fds::default(),
+            no_dirs: WasiFilesystemCtx::default(),
+            fds: Fds::new(limits.files),
             random_bytes: limits.random_bytes,
+            files_max: limits.files,
             table: ResourceTable::new(),
             limiter,
             abort,
@@ -118,7 +125,7 @@ impl AttemptState {
     /// memory is counted on.
     ///
     /// # Errors
-    /// When a granted directory cannot be opened.
+    /// When a granted directory was never there.
     pub(super) fn next(&mut self, of: OfAttempt) -> Result<(), String> {
         let OfAttempt {
             meter,
@@ -129,10 +136,11 @@ impl AttemptState {
             http,
             profile,
         } = of;
+        self.granted.open()?;
         self.limiter.tell(meter.clone());
         self.meter = meter;
-        self.wasi = prepared(&self.granted, &log, self.random_bytes)?;
-        self.fds = Fds::default();
+        self.wasi = None;
+        self.fds = Fds::new(self.files_max);
         self.abort = abort;
         self.log = log;
         self.panic = None;
@@ -146,24 +154,11 @@ impl AttemptState {
     }
 }
 
-/// Directories are opened before the guest runs, so that what is missing can be named; without any,
-/// nothing is made yet.
-fn prepared(
-    granted: &Granted,
-    log: &Arc<GuestLog>,
-    random_bytes: u64,
-) -> Result<Option<WasiCtx>, String> {
-    match granted.dirs.is_empty() {
-        true => Ok(None),
-        false => with_dirs(wasi(granted, log, random_bytes), granted).map(Some),
-    }
-}
-
-/// All but directories: clocks, random numbers, granted variables, and standard streams that end in the log.
-fn wasi(granted: &Granted, log: &Arc<GuestLog>, random_bytes: u64) -> WasiCtxBuilder {
+/// Clocks, random numbers, granted variables, and standard streams that end in the log.
+fn wasi(granted: &Granted, log: &Arc<GuestLog>, random_bytes: u64) -> WasiCtx {
     let clock = Clock::new(granted.fine_clocks);
-    let mut wasi = WasiCtx::builder();
-    wasi.allow_tcp(false)
+    WasiCtx::builder()
+        .allow_tcp(false)
         .allow_udp(false)
         .allow_ip_name_lookup(false)
         .max_random_size(random_bytes)
@@ -171,38 +166,15 @@ fn wasi(granted: &Granted, log: &Arc<GuestLog>, random_bytes: u64) -> WasiCtxBui
         .monotonic_clock(clock)
         .envs(&granted.env)
         .stdout(GuestOutput::new(log.clone(), Stream::Output))
-        .stderr(GuestOutput::new(log.clone(), Stream::Error));
-    wasi
-}
-
-/// The same with granted directories.
-fn with_dirs(mut wasi: WasiCtxBuilder, granted: &Granted) -> Result<WasiCtx, String> {
-    for (grant, _) in &granted.dirs {
-        let perms = match grant.mode {
-            Mode::Read => FsPerms::ReadOnly,
-            Mode::ReadWrite => FsPerms::ReadWrite,
-        };
-        wasi.preopened_dir(&grant.dir, &grant.at, perms)
-            .map_err(|error| {
-                format!(
-                    "the directory {} that is granted at {} cannot be opened: {error:#}; \
-                     create it or change the grant",
-                    grant.dir.display(),
-                    grant.at
-                )
-            })?;
-    }
-    Ok(wasi.build())
+        .stderr(GuestOutput::new(log.clone(), Stream::Error))
+        .build()
 }
 
 impl AttemptState {
     /// The files of the guest, with what is known of its descriptors, and where their denials are noted.
     pub(super) fn files(&mut self) -> (WasiFilesystemCtxView<'_>, &mut Fds, &mut Option<String>) {
-        let wasi = self
-            .wasi
-            .get_or_insert_with(|| wasi(&self.granted, &self.log, self.random_bytes).build());
         let files = WasiFilesystemCtxView {
-            ctx: wasi.filesystem(),
+            ctx: &mut self.no_dirs,
             table: &mut self.table,
         };
         (files, &mut self.fds, &mut self.denial)
@@ -214,7 +186,7 @@ impl WasiView for AttemptState {
         WasiCtxView {
             ctx: self
                 .wasi
-                .get_or_insert_with(|| wasi(&self.granted, &self.log, self.random_bytes).build()),
+                .get_or_insert_with(|| wasi(&self.granted, &self.log, self.random_bytes)),
             table: &mut self.table,
         }
     }

@@ -63,6 +63,15 @@ async fn guests_that_compute_for_ever_are_stopped_wherever_they_are() {
             Ends::Stopped,
         ),
         with(
+            "empty lines without end",
+            "those of one write that are too many are counted together, and all of them have an end; the loop is stopped",
+            "(import \"wasi_snapshot_preview1\" \"fd_write\" (func $fd_write (param i32 i32 i32 i32) (result i32)))",
+            "(memory.fill (i32.const 200000) (i32.const 10) (i32.const 60000))
+             (i32.store (i32.const 300) (i32.const 200000)) (i32.store (i32.const 304) (i32.const 60000))
+             (loop $ever (drop (call $fd_write (i32.const 1) (i32.const 300) (i32.const 1) (i32.const 320))) (br $ever)) unreachable",
+            Ends::Stopped,
+        ),
+        with(
             "an allocator that never returns",
             "it runs in the guest, and is stopped there, also before the handler was called",
             "(import \"wasi_snapshot_preview1\" \"random_get\" (func $random (param i32 i32) (result i32)))",

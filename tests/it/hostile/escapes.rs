@@ -1,7 +1,11 @@
 //! Guests that look for a way out of the directory that they are granted.
 
+use rouse::job::RunEnd;
+use rouse::sandbox::{AbortHandle, Grant, Grants, Limits, Mode, Sandbox, Settings};
+
 use super::{Case, Ends, run};
-use crate::sandbox_guest::{granted_dir, guest_of_wasip1, manifest};
+use crate::sandbox_guest::{Handlers, granted_dir, guest_of_wasip1, job, manifest};
+use crate::support::{attempt, rouse_binary};
 
 const OPEN: &str = r#"(import "wasi_snapshot_preview1" "path_open" (func $open
     (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))"#;
@@ -162,4 +166,82 @@ async fn no_path_leads_out_of_a_granted_directory() {
     assert!(std::path::Path::new("/etc/passwd").exists());
     assert!(granted_dir().join("greeting.txt").exists());
     assert!(!granted_dir().join("../stolen").exists() && !granted_dir().join("../made").exists());
+}
+
+#[tokio::test]
+async fn a_link_in_the_place_of_a_granted_directory_is_not_followed() {
+    println!(
+        "a link to the outside in the place of another grant: what was opened at the start is what counts"
+    );
+    let folder = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| folder.path().join(name);
+    std::fs::create_dir_all(at("work/in")).unwrap();
+    std::fs::create_dir(at("outside")).unwrap();
+    std::fs::write(at("work/in/mine"), "").unwrap();
+    std::fs::write(at("outside/shadow"), "").unwrap();
+    let grant = |handler: &str, dir: &str, mode| Grant {
+        handler: handler.into(),
+        dir: at(dir),
+        at: "/dir".into(),
+        mode,
+        quota: None,
+    };
+    // No rouse.toml with these is accepted: this is the second wall.
+    let settings = Settings {
+        attempts_max: 2,
+        limits: Limits {
+            memory_bytes: 16 << 20,
+            ..Limits::default()
+        },
+        grants: Grants(vec![
+            grant("test.moves", "work", Mode::ReadWrite),
+            grant("test.reads", "work/in", Mode::Read),
+        ]),
+        compiler: Some(rouse_binary()),
+        ..Settings::default()
+    };
+    let sandbox = Sandbox::start(settings).expect("a sandbox");
+
+    let moves_imports = r#"
+        (import "wasi_snapshot_preview1" "path_rename" (func $rename (param i32 i32 i32 i32 i32 i32) (result i32)))
+        (import "wasi_snapshot_preview1" "path_symlink" (func $symlink (param i32 i32 i32 i32 i32) (result i32)))"#;
+    let moves = format!(
+        "{}{}{}
+         (if (call $rename (i32.const 3) (i32.const 300) (i32.const 2) (i32.const 3) (i32.const 400) (i32.const 5))
+            (then unreachable))
+         (if (call $symlink (i32.const 500) (i32.const 10) (i32.const 3) (i32.const 300) (i32.const 2))
+            (then unreachable))
+         (call $return_ok (local.get $payload) (local.get $payload_len))",
+        put(300, "in"),
+        put(400, "moved"),
+        put(500, "../outside"),
+    );
+    let open = |at: u32, bytes: usize| {
+        format!(
+            "(call $open (i32.const 3) (i32.const 1) (i32.const {at}) (i32.const {bytes}) (i32.const 0) (i64.const 2) (i64.const 0) (i32.const 0) (i32.const 1000))"
+        )
+    };
+    let reads = format!(
+        "{}{}
+         (if (i32.eqz {}) (then unreachable))
+         (if {} (then unreachable))
+         (call $return_ok (local.get $payload) (local.get $payload_len))",
+        put(300, "shadow"),
+        put(400, "mine"),
+        open(300, 6),
+        open(400, 4),
+    );
+    let moves = guest_of_wasip1(moves_imports, &manifest("test.moves", "1"), &moves);
+    let reads = guest_of_wasip1(OPEN, &manifest("test.reads", "1"), &reads);
+    let files = [
+        ("moves.wasm", moves.as_slice()),
+        ("reads.wasm", reads.as_slice()),
+    ];
+    let handlers = Handlers::on(sandbox.clone(), &files).await;
+    for name in ["test.reads", "test.moves", "test.reads"] {
+        let handler = handlers.handler(name);
+        let run = attempt(&sandbox, &handler, job("{}"), AbortHandle::new()).await;
+        assert_eq!(run.end, RunEnd::Returned(b"{}".into()), "{name}");
+    }
+    assert!(at("work/in/shadow").exists(), "the link leads there");
 }

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::checks::within;
 use super::handler_table::HandlerTable;
+use super::way::Way;
 use crate::job::pattern_covers;
 use crate::sandbox::{Grant, Mode, Quota};
 
@@ -42,6 +43,13 @@ enum ModeWord {
 impl DirTable {
     /// Says what is wrong. `name`: of a key.
     pub(super) fn check(&self, name: &str) -> Result<(), String> {
+        if !is_place(&self.at) {
+            return Err(format!(
+                "{name}: at = {:?} is no path under which a handler can see a directory: write it like \"/photos\", from /, without \".\", \
+                 \"..\", and a / that is doubled or at the end",
+                self.at
+            ));
+        }
         if self.quota().is_some() && self.mode == ModeWord::Read {
             return Err(format!(
                 "{name}: {} has bytes_max or files_max, which hold for mode = \"read-write\"",
@@ -77,63 +85,94 @@ impl DirTable {
     }
 }
 
-/// Says which two entries cannot stand in one file: a handler sees one directory at a path, and a directory has one quota, whoever
-/// writes there.
+/// An entry, with whose it is and where its directory is.
+struct Entry<'a> {
+    handler: &'a str,
+    table: &'a DirTable,
+    way: Way,
+}
+
+/// Says which two entries cannot stand in one file: a handler sees one directory at a path, a directory has one quota, whoever
+/// writes there, and none lies in another one that handlers may change.
 pub(super) fn check_together(
     handlers: &BTreeMap<String, HandlerTable>,
     folder: &Path,
 ) -> Result<(), String> {
-    let mut before: Vec<(&str, &DirTable)> = Vec::new();
+    let mut before: Vec<Entry<'_>> = Vec::new();
     for (handler, table) in handlers {
         for dir in &table.dirs {
-            for (other_handler, other) in &before {
-                let both = || {
-                    format!(
-                        "handlers.\"{other_handler}\".dirs at {} and handlers.\"{handler}\".dirs at {}",
-                        other.at, dir.at
-                    )
-                };
-                let one_handler = pattern_covers(other_handler, handler)
-                    || pattern_covers(handler, other_handler);
-                // The same twice is no harm: for a pattern, and for a handler that fits it.
-                let same = other.mode == dir.mode && other.named(folder) == dir.named(folder);
-                if one_handler && other.place() == dir.place() && !same {
-                    return Err(format!(
-                        "{}: a handler can see one directory there; give one of them another path",
-                        both()
-                    ));
-                }
-                if other.writes_where(dir, folder) && other.quota() != dir.quota() {
-                    return Err(format!(
-                        "{}: both are {}, with different quotas; a directory has one for all who write there, so give both the same \
-                         bytes_max and files_max",
-                        both(),
-                        dir.dir.display()
-                    ));
-                }
+            let entry = Entry {
+                handler,
+                table: dir,
+                way: Way::of(&folder.join(&dir.dir)),
+            };
+            for other in &before {
+                other.check_with(&entry)?;
+                other.check_above(&entry)?;
+                entry.check_above(other)?;
             }
-            before.push((handler, dir));
+            before.push(entry);
         }
     }
     Ok(())
 }
 
+impl Entry<'_> {
+    /// In the words of the file.
+    fn name(&self) -> String {
+        format!("handlers.\"{}\".dirs at {}", self.handler, self.table.at)
+    }
+
+    fn check_with(&self, other: &Self) -> Result<(), String> {
+        let both = || format!("{} and {}", self.name(), other.name());
+        let one_handler = pattern_covers(self.handler, other.handler)
+            || pattern_covers(other.handler, self.handler);
+        // The same twice is no harm: for a pattern, and for a handler that fits it.
+        let same = self.table.mode == other.table.mode && self.way.end == other.way.end;
+        if one_handler && self.table.at == other.table.at && !same {
+            return Err(format!(
+                "{}: a handler can see one directory there; give one of them another path",
+                both()
+            ));
+        }
+        let both_write = self.table.writes() && other.table.writes();
+        if both_write && self.way.end == other.way.end && self.table.quota() != other.table.quota()
+        {
+            return Err(format!(
+                "{}: both are {}, with different quotas; a directory has one for all who write there, so give both the same \
+                 bytes_max and files_max",
+                both(),
+                other.table.dir.display()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whoever may change a directory could put another one, or a link to one, in the place of what is in it.
+    fn check_above(&self, beneath: &Self) -> Result<(), String> {
+        if !self.table.writes() || !beneath.way.is_beneath(&self.way.end) {
+            return Ok(());
+        }
+        Err(format!(
+            "{} is {}, to which the way leads through {}, where {} lets handlers write: they could put something else in its place, and \
+             write there around a quota; grant directories that lie beside each other, or {} with mode = \"read\"",
+            beneath.name(),
+            beneath.table.dir.display(),
+            self.table.dir.display(),
+            self.name(),
+            self.table.dir.display()
+        ))
+    }
+}
+
 impl DirTable {
-    /// Where the handler sees it, in one spelling.
-    fn place(&self) -> &str {
-        self.at.trim_end_matches('/')
-    }
-
-    /// True where handlers may write to this directory through both.
-    fn writes_where(&self, other: &Self, folder: &Path) -> bool {
+    fn writes(&self) -> bool {
         self.mode == ModeWord::ReadWrite
-            && other.mode == ModeWord::ReadWrite
-            && self.named(folder) == other.named(folder)
     }
+}
 
-    /// The directory under one name, however it is written.
-    fn named(&self, folder: &Path) -> PathBuf {
-        let dir = folder.join(&self.dir);
-        dir.canonicalize().unwrap_or(dir)
-    }
+/// Where a handler sees a directory is a path in one spelling: another spelling of it would hide the directory, or be hidden.
+fn is_place(at: &str) -> bool {
+    let parts = at.strip_prefix('/').map(|rest| rest.split('/'));
+    at == "/" || parts.is_some_and(|mut parts| parts.all(|part| !matches!(part, "" | "." | "..")))
 }

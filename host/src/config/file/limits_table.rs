@@ -28,6 +28,8 @@ pub(super) struct LimitsTable {
     table_elements: Option<usize>,
     /// What one call may carry to the host; default 8 MiB.
     hostcall_bytes: Option<usize>,
+    /// Open files at once; default 64.
+    files: Option<usize>,
     /// Open files, streams and pollables at once; default 1,024.
     resources: Option<usize>,
     /// Handles at once; default 4,096.
@@ -64,6 +66,7 @@ impl LimitsTable {
             log_lines_per_second: self.log_lines_per_second,
             table_elements: self.table_elements,
             hostcall_bytes: self.hostcall_bytes,
+            files: self.files,
             resources: self.resources,
             handles: self.handles,
             random_bytes: self.random_bytes,
@@ -110,6 +113,7 @@ impl LimitsTable {
                 64 << 10,
                 128 << 20,
             ),
+            ("files", count(self.files), 0, 100_000),
             ("resources", count(self.resources), 1, 100_000),
             ("handles", count(self.handles), 16, 1_000_000),
             ("random_bytes", self.random_bytes, 32, 64 << 20),

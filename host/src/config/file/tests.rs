@@ -77,7 +77,7 @@ fn a_directory_has_one_quota_and_a_handler_sees_one_directory_at_a_path() {
     let reads = granted("a", &at("one"), "/in", "");
     assert!(read(&(reads.clone() + &same)).is_ok());
 
-    let two = granted("*", "two", "/in/", "");
+    let two = granted("*", "two", "/in", "");
     let error = read(&(reads.clone() + &two)).unwrap_err();
     for part in ["handlers.\"*\".dirs", "handlers.\"a\".dirs", "/in"] {
         assert!(error.contains(part), "{part}: {error}");
@@ -88,6 +88,71 @@ fn a_directory_has_one_quota_and_a_handler_sees_one_directory_at_a_path() {
     let as_all = granted("*", &at("same"), "/in", "");
     assert!(read(&(reads.clone() + &as_all)).is_ok(), "the same twice");
     assert!(read(&(granted("b", "two", "/in", "") + &reads)).is_ok());
+}
+
+#[test]
+fn no_directory_lies_in_another_that_handlers_may_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |of: &str| folder.path().join(of).display().to_string();
+    std::fs::create_dir_all(at("work/in")).unwrap();
+    std::os::unix::fs::symlink("/etc", at("work/link")).unwrap();
+    let granted = |handler: &str, dir: &str, place: &str, mode: &str| {
+        let dir = at(dir);
+        format!(
+            "[[handlers.\"{handler}\".dirs]]\ndir = \"{dir}\"\nat = \"{place}\"\nmode = \"{mode}\"\n"
+        )
+    };
+    let outer = granted("a", "work", "/work", "read-write");
+    for beneath in ["work/in", "work/later", "work/in/..", "work/link"] {
+        for handler in ["a", "b"] {
+            for mode in ["read", "read-write"] {
+                let inner = granted(handler, beneath, "/in", mode);
+                let error = read(&(outer.clone() + &inner)).unwrap_err();
+                for part in [&at("work"), &at(beneath), "at /work", "at /in", "beside"] {
+                    assert!(error.contains(part), "{part}: {error}");
+                }
+                // In whichever order they stand.
+                let error = read(&(inner + &granted("z", "work", "/work", "read-write")));
+                assert!(error.unwrap_err().contains("beside"), "{beneath}");
+            }
+        }
+    }
+    let same = granted("b", "work", "/else", "read");
+    assert!(read(&(outer.clone() + &same)).is_ok(), "the same directory");
+    let beside = granted("b", "workshop", "/in", "read-write");
+    assert!(read(&(outer + &beside)).is_ok());
+    let reads = granted("a", "work", "/work", "read");
+    let within = granted("b", "work/in", "/in", "read-write");
+    assert!(read(&(reads + &within)).is_ok(), "nobody can move it");
+}
+
+#[test]
+fn a_handler_sees_a_directory_under_a_path_in_one_spelling() {
+    let at = |at: &str| {
+        read(&format!(
+            "[handlers.x]\ndirs = [{{ dir = \"a\", at = {at:?} }}]"
+        ))
+    };
+    for place in ["/", "/out", "/out/a.b", "/..out", "/ö"] {
+        assert!(at(place).is_ok(), "{place}");
+    }
+    for place in [
+        "",
+        ".",
+        "out",
+        "../x",
+        "//",
+        "//out",
+        "/out/",
+        "/out//in",
+        "/./out",
+        "/out/../out",
+        "/..",
+    ] {
+        let error = at(place).unwrap_err();
+        assert!(error.contains(&format!("at = {place:?}")), "{error}");
+        assert!(error.contains("like \"/photos\""), "{error}");
+    }
 }
 
 #[test]

@@ -2,30 +2,38 @@
 //! directory.
 //!
 //! wasmtime-wasi does the work; this stands before it so that an attempt which may have lost its
-//! lease changes nothing any more, not even through a stream that it opened before.
+//! lease changes nothing any more, not even through a stream that it opened before or while it waits for a thread; and so that
+//! whatever a directory has in it, no guest makes the host wait, or keep more than a little of it.
 
+mod denial;
+mod disk;
 mod fds;
-mod stream;
+mod input;
+mod listing;
+mod open;
+mod output;
 
-use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
-use wasmtime::component::{HasData, Linker, Resource};
+use wasmtime::component::{HasData, Linker, Resource, ResourceTableError};
 use wasmtime_wasi::filesystem::WasiFilesystemCtxView;
 use wasmtime_wasi::p2::bindings::filesystem::preopens;
 use wasmtime_wasi::p2::bindings::filesystem::types::{
-    Advice, Descriptor, DescriptorFlags, DescriptorStat, DescriptorType, DirectoryEntry,
-    DirectoryEntryStream, ErrorCode, Filesize, Host, HostDescriptor, HostDirectoryEntryStream,
-    MetadataHashValue, NewTimestamp, OpenFlags, PathFlags, add_to_linker,
+    Advice, Descriptor, DescriptorFlags, DescriptorStat, DescriptorType, DirectoryEntryStream,
+    ErrorCode, Filesize, Host, HostDescriptor, MetadataHashValue, NewTimestamp, OpenFlags,
+    PathFlags, add_to_linker,
 };
 use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
-use self::fds::InQuota;
-use self::stream::{Counted, GuardedStream};
+use self::denial::denial;
+use self::disk::{Disk, with};
+use self::fds::{Held, InQuota};
+use self::input::FileInput;
+use self::open::Ask;
+use self::output::FileOutput;
 use super::GuestLog;
-use crate::sandbox::AbortHandle;
-use crate::sandbox::grants::{Grant, Granted, Mode};
+use crate::sandbox::grants::Granted;
 use crate::sandbox::quota::{Charge, Size};
 use crate::sandbox::state::AttemptState;
 
@@ -42,34 +50,20 @@ pub(in crate::sandbox) fn guard_files(linker: &mut Linker<AttemptState>) -> wasm
 
 fn files(state: &mut AttemptState) -> Files<'_> {
     state.meter.called();
-    let abort = state.abort.clone();
+    let disk = Disk {
+        abort: state.abort.clone(),
+        meter: state.meter.clone(),
+    };
     let (granted, log) = (state.granted.clone(), state.log.clone());
     let (inner, fds, denial) = state.files();
     Files {
-        abort,
+        disk,
         granted,
         log,
         inner,
         fds,
         denial,
     }
-}
-
-/// What was denied, with whoever can change it: the operator, or whoever enqueues the job where it was the job that left reading only.
-fn denial(granted: &Granted) -> String {
-    let taken = &granted.only_read_for_job;
-    let by_operator = |grant: &Grant| grant.mode == Mode::Read && !taken.contains(&grant.at);
-    let mut why = Vec::new();
-    if taken.is_empty() || granted.dirs.iter().any(|(grant, _)| by_operator(grant)) {
-        why.push("directories are granted for reading only unless rouse.toml has mode = \"read-write\" there".to_owned());
-    }
-    why.extend(taken.iter().map(|at| {
-        format!("the grants of this job leave only reading of {at} (enqueue it with \"{at}\" under \"dirs\" of its grants, or without)")
-    }));
-    format!(
-        "the handler did something to a file that is not permitted: {}, and no path leads out of a directory",
-        why.join("; ")
-    )
 }
 
 struct GuardedFiles;
@@ -79,7 +73,7 @@ impl HasData for GuardedFiles {
 }
 
 struct Files<'a> {
-    abort: AbortHandle,
+    disk: Disk,
     granted: Arc<Granted>,
     log: Arc<GuestLog>,
     inner: WasiFilesystemCtxView<'a>,
@@ -90,7 +84,7 @@ struct Files<'a> {
 impl Files<'_> {
     /// Refuses what changes something once the attempt has to stop.
     fn changes(&self) -> FsResult<()> {
-        match self.abort.reason() {
+        match self.disk.abort.reason() {
             Some(_) => Err(ErrorCode::NotPermitted.into()),
             None => Ok(()),
         }
@@ -106,12 +100,15 @@ impl Files<'_> {
         done
     }
 
-    /// What is given back of a change that was counted. What came to nothing is not.
-    fn counted<T>(&mut self, charge: Option<Charge>, done: FsResult<T>) -> FsResult<T> {
-        if let (Err(_), Some(charge)) = (&done, charge) {
-            charge.undo();
+    /// Does what changes something where waiting for the disk holds up no guest, unless the attempt has to stop by then.
+    async fn change<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce() -> FsResult<T> + Send + 'static,
+    ) -> FsResult<T> {
+        match self.disk.change(work).await {
+            Some(done) => self.noted(done),
+            None => Err(ErrorCode::NotPermitted.into()),
         }
-        self.noted(done)
     }
 
     /// Counts what is about to be made in the directory of this descriptor, where that has a quota.
@@ -130,7 +127,7 @@ impl Files<'_> {
         if self.fds.of(fd).is_none() {
             return Ok(0);
         }
-        let about = HostDescriptor::stat(&mut self.inner, borrowed(fd)).await?;
+        let about = HostDescriptor::stat(self, borrowed(fd)).await?;
         Ok(about.size)
     }
 
@@ -140,40 +137,43 @@ impl Files<'_> {
             return Size::default();
         }
         let path = path.to_owned();
-        match self.inner.stat_at(borrowed(fd), how, path).await {
+        match HostDescriptor::stat_at(self, borrowed(fd), how, path).await {
             Ok(about) => Size::one_file().plus(Size::bytes(about.size)),
             Err(_) => Size::default(),
         }
     }
 
-    /// The file behind a descriptor; none: it is a directory.
-    fn file(&self, fd: &Fd) -> FsResult<Option<Arc<File>>> {
-        Ok(match self.inner.table.get(fd)? {
-            Descriptor::File(file) => Some(file.file.clone()),
-            Descriptor::Dir(_) => None,
-        })
+    /// What stands behind a number of the guest.
+    fn descriptor(&self, fd: &Fd) -> Result<Descriptor, ResourceTableError> {
+        self.inner.table.get(fd).cloned()
     }
 
     /// `position`: none, to the end of the file.
-    fn guard(
+    fn output(
         &mut self,
         fd: &Fd,
-        stream: Resource<DynOutputStream>,
         position: Option<Filesize>,
     ) -> FsResult<Resource<DynOutputStream>> {
-        let counted = match (self.fds.of(fd), self.file(fd)?) {
-            (Some(quota), Some(file)) => Some(Counted::new(quota, file, position)),
-            (None, _) | (_, None) => None,
+        let Descriptor::File(file) = self.descriptor(fd)? else {
+            return Err(ErrorCode::BadDescriptor.into());
         };
-        let inner = self.inner.table.delete(stream)?;
-        let abort = self.abort.clone();
-        let guarded: DynOutputStream = Box::new(GuardedStream {
-            inner,
-            abort,
-            counted,
-        });
-        Ok(self.inner.table.push(guarded)?)
+        if file.perms.write_not_permitted() {
+            return Err(ErrorCode::NotPermitted.into());
+        }
+        let (quota, open) = (self.fds.of(fd), self.fds.open(fd));
+        let disk = self.disk.clone();
+        let output: DynOutputStream =
+            Box::new(FileOutput::new(disk, file.file, position, quota, open));
+        Ok(self.inner.table.push(output)?)
     }
+}
+
+/// What is given back of a change that was counted. What came to nothing is not.
+fn settled<T>(charge: Option<Charge>, done: FsResult<T>) -> FsResult<T> {
+    if let (Err(_), Some(charge)) = (&done, charge) {
+        charge.undo();
+    }
+    done
 }
 
 /// So much may be gone from this directory now, where that has succeeded.
@@ -192,28 +192,29 @@ fn borrowed(fd: &Fd) -> Fd {
     Resource::new_borrow(fd.rep())
 }
 
-/// Methods that are handed on.
+/// Methods that are handed on, to threads that may wait for the disk.
 macro_rules! hand_on {
-    ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
+    ($(fn $name:ident(fd: Fd $(, $argument:ident: $kind:ty)*) -> $result:ty;)*) => {
         $(
-            async fn $name(&mut self, $($argument: $kind),*) -> $result {
-                HostDescriptor::$name(&mut self.inner, $($argument),*).await
+            async fn $name(&mut self, fd: Fd, $($argument: $kind),*) -> $result {
+                let at = self.descriptor(&fd)?;
+                self.disk.look(move || with([at], async move |mut view, [fd]| {
+                    HostDescriptor::$name(&mut view, fd, $($argument),*).await
+                })).await
             }
         )*
     };
 }
 
-/// The same for those that change something: only while the attempt may go on.
-macro_rules! hand_on_changes {
-    ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
-        $(
-            async fn $name(&mut self, $($argument: $kind),*) -> $result {
-                self.changes()?;
-                let done = HostDescriptor::$name(&mut self.inner, $($argument),*).await;
-                self.noted(done)
-            }
-        )*
-    };
+/// The same for what changes something, as a value.
+macro_rules! change {
+    ($files:expr, [$($fd:ident),+], $name:ident($($argument:expr),*)) => {{
+        let descriptors = [$($files.descriptor(&$fd)?),+];
+        let work = move || with(descriptors, async move |mut view, [$($fd),+]| {
+            HostDescriptor::$name(&mut view, $($argument),*).await
+        });
+        $files.change(work).await
+    }};
 }
 
 type Fd = Resource<Descriptor>;
@@ -223,11 +224,9 @@ impl HostDescriptor for Files<'_> {
         fn advise(fd: Fd, offset: Filesize, bytes: Filesize, advice: Advice) -> FsResult<()>;
         fn get_flags(fd: Fd) -> FsResult<DescriptorFlags>;
         fn get_type(fd: Fd) -> FsResult<DescriptorType>;
-        fn is_same_object(one: Fd, other: Fd) -> wasmtime::Result<bool>;
         fn metadata_hash(fd: Fd) -> FsResult<MetadataHashValue>;
         fn metadata_hash_at(fd: Fd, how: PathFlags, path: String) -> FsResult<MetadataHashValue>;
         fn read(fd: Fd, bytes: Filesize, offset: Filesize) -> FsResult<(Vec<u8>, bool)>;
-        fn read_directory(fd: Fd) -> FsResult<Resource<DirectoryEntryStream>>;
         fn readlink_at(fd: Fd, path: String) -> FsResult<String>;
         fn stat(fd: Fd) -> FsResult<DescriptorStat>;
         fn stat_at(fd: Fd, how: PathFlags, path: String) -> FsResult<DescriptorStat>;
@@ -235,29 +234,63 @@ impl HostDescriptor for Files<'_> {
         fn sync_data(fd: Fd) -> FsResult<()>;
     }
 
-    hand_on_changes! {
-        fn set_times(fd: Fd, accessed: NewTimestamp, modified: NewTimestamp) -> FsResult<()>;
-        fn set_times_at(
-            fd: Fd,
-            how: PathFlags,
-            path: String,
-            accessed: NewTimestamp,
-            modified: NewTimestamp
-        ) -> FsResult<()>;
-    }
-
     async fn create_directory_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
         let charge = self.charge(&fd, Size::one_file())?;
-        let done = self.inner.create_directory_at(fd, path).await;
-        self.counted(charge, done)
+        settled(charge, change!(self, [fd], create_directory_at(fd, path)))
     }
 
     async fn symlink_at(&mut self, fd: Fd, path: String, new_path: String) -> FsResult<()> {
         self.changes()?;
         let charge = self.charge(&fd, Size::one_file())?;
-        let done = self.inner.symlink_at(fd, path, new_path).await;
-        self.counted(charge, done)
+        settled(charge, change!(self, [fd], symlink_at(fd, path, new_path)))
+    }
+
+    async fn set_times(
+        &mut self,
+        fd: Fd,
+        accessed: NewTimestamp,
+        modified: NewTimestamp,
+    ) -> FsResult<()> {
+        self.changes()?;
+        change!(self, [fd], set_times(fd, accessed, modified))
+    }
+
+    async fn is_same_object(&mut self, one: Fd, other: Fd) -> wasmtime::Result<bool> {
+        let both = [self.descriptor(&one)?, self.descriptor(&other)?];
+        let look = self.disk.look(move || {
+            with(both, async move |mut view, [one, other]| {
+                HostDescriptor::is_same_object(&mut view, one, other).await
+            })
+        });
+        look.await
+    }
+
+    /// Where links are followed, wasmtime-wasi opens what it finds, and would wait for the other end of a pipe.
+    async fn set_times_at(
+        &mut self,
+        fd: Fd,
+        how: PathFlags,
+        path: String,
+        accessed: NewTimestamp,
+        modified: NewTimestamp,
+    ) -> FsResult<()> {
+        self.changes()?;
+        if !how.contains(PathFlags::SYMLINK_FOLLOW) {
+            return change!(self, [fd], set_times_at(fd, how, path, accessed, modified));
+        }
+        let at = self.descriptor(&fd)?;
+        let work = move || {
+            let found = open::for_times(&at, how, &path)?;
+            with([found], async move |mut view, [fd]| {
+                HostDescriptor::set_times(&mut view, fd, accessed, modified).await
+            })
+        };
+        self.change(work).await
+    }
+
+    async fn read_directory(&mut self, fd: Fd) -> FsResult<Resource<DirectoryEntryStream>> {
+        self.list(&fd).await
     }
 
     /// A file with two names would be counted twice, or be gone with one of them: where there is a quota, there are none.
@@ -273,25 +306,28 @@ impl HostDescriptor for Files<'_> {
         if self.fds.of(&fd).is_some() || self.fds.of(&new_dir).is_some() {
             return Err(ErrorCode::Unsupported.into());
         }
-        let done = self.inner.link_at(fd, how, path, new_dir, new_path).await;
-        self.noted(done)
+        change!(
+            self,
+            [fd, new_dir],
+            link_at(fd, how, path, new_dir, new_path)
+        )
     }
 
     async fn remove_directory_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
         let quota = self.fds.of(&fd);
-        let done = self.inner.remove_directory_at(fd, path).await;
+        let done = change!(self, [fd], remove_directory_at(fd, path));
         freed_if(done.is_ok(), quota.as_deref(), Size::one_file());
-        self.noted(done)
+        done
     }
 
     async fn unlink_file_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
         let quota = self.fds.of(&fd);
         let gone = self.size_at(&fd, PathFlags::empty(), &path).await;
-        let done = self.inner.unlink_file_at(fd, path).await;
+        let done = change!(self, [fd], unlink_file_at(fd, path));
         freed_if(done.is_ok(), quota.as_deref(), gone);
-        self.noted(done)
+        done
     }
 
     /// From one quota to another, or to none, as from one disk to another.
@@ -314,9 +350,9 @@ impl HostDescriptor for Files<'_> {
         }
         // There may be another file of that name.
         let gone = self.size_at(&new_dir, PathFlags::empty(), &new_path).await;
-        let done = self.inner.rename_at(fd, path, new_dir, new_path).await;
+        let done = change!(self, [fd, new_dir], rename_at(fd, path, new_dir, new_path));
         freed_if(done.is_ok(), quota.as_deref(), gone);
-        self.noted(done)
+        done
     }
 
     async fn set_size(&mut self, fd: Fd, bytes: Filesize) -> FsResult<()> {
@@ -329,9 +365,9 @@ impl HostDescriptor for Files<'_> {
         };
         let quota = self.fds.of(&fd);
         let gone = before.saturating_sub(bytes);
-        let done = self.inner.set_size(fd, bytes).await;
+        let done = change!(self, [fd], set_size(fd, bytes));
         freed_if(done.is_ok(), quota.as_deref(), Size::bytes(gone));
-        self.counted(charge, done)
+        settled(charge, done)
     }
 
     async fn write(&mut self, fd: Fd, bytes: Vec<u8>, offset: Filesize) -> FsResult<Filesize> {
@@ -340,8 +376,7 @@ impl HostDescriptor for Files<'_> {
         // By how much it grows, which may be nothing.
         let more = end.saturating_sub(self.size(&fd).await?);
         let charge = self.charge(&fd, Size::bytes(more))?;
-        let done = self.inner.write(fd, bytes, offset).await;
-        self.counted(charge, done)
+        settled(charge, change!(self, [fd], write(fd, bytes, offset)))
     }
 
     async fn open_at(
@@ -352,36 +387,52 @@ impl HostDescriptor for Files<'_> {
         open: OpenFlags,
         flags: DescriptorFlags,
     ) -> FsResult<Fd> {
-        if open.intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE) {
-            self.changes()?;
-        }
-        let Some(quota) = self.fds.of(&fd) else {
-            let opened = self.inner.open_at(fd, how, path, open, flags).await;
-            return self.noted(opened);
+        let one = self.fds.one_more(&self.log)?;
+        let ask = Ask {
+            how,
+            path,
+            open,
+            flags,
         };
+        let (changes, quota, at) = (ask.changes(), self.fds.of(&fd), self.descriptor(&fd)?);
         let mut charge = None;
         let mut there = Size::default();
-        if open.intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE) {
-            there = self.size_at(&fd, how, &path).await;
+        if changes {
+            self.changes()?;
+            there = self.size_at(&fd, how, &ask.path).await;
+            if open.contains(OpenFlags::CREATE) && there == Size::default() {
+                charge = self.charge(&fd, Size::one_file())?;
+            }
         }
-        if open.contains(OpenFlags::CREATE) && there == Size::default() {
-            charge = self.charge(&fd, Size::one_file())?;
-        }
-        let opened = self.inner.open_at(fd, how, path, open, flags).await;
-        if let Ok(opened) = &opened {
-            if let Some(file) = self.file(opened)? {
-                quota.ledger.opened(&file);
+        let work = move || open::open(&at, &ask);
+        let opened = if changes {
+            self.change(work).await
+        } else {
+            let opened = self.disk.look(work).await;
+            self.noted(opened)
+        };
+        let opened = settled(charge, opened)?;
+        if let Some(quota) = &quota {
+            if let Descriptor::File(file) = &opened {
+                quota.ledger.opened(&file.file);
             }
             if open.contains(OpenFlags::TRUNCATE) {
                 quota.ledger.freed(Size::bytes(there.bytes));
             }
-            self.fds.insert(opened, quota);
         }
-        self.counted(charge, opened)
+        let opened = self.inner.table.push(opened)?;
+        let open = Some(one);
+        self.fds.insert(&opened, Held { quota, open });
+        Ok(opened)
     }
 
     fn read_via_stream(&mut self, fd: Fd, offset: Filesize) -> FsResult<Resource<DynInputStream>> {
-        self.inner.read_via_stream(fd, offset)
+        let Descriptor::File(file) = self.descriptor(&fd)? else {
+            return Err(ErrorCode::IsDirectory.into());
+        };
+        let (disk, open) = (self.disk.clone(), self.fds.open(&fd));
+        let input: DynInputStream = Box::new(FileInput::new(disk, file.file, offset, open));
+        Ok(self.inner.table.push(input)?)
     }
 
     fn write_via_stream(
@@ -389,53 +440,43 @@ impl HostDescriptor for Files<'_> {
         fd: Fd,
         offset: Filesize,
     ) -> FsResult<Resource<DynOutputStream>> {
-        let stream = self.inner.write_via_stream(borrowed(&fd), offset)?;
-        self.guard(&fd, stream, Some(offset))
+        self.output(&fd, Some(offset))
     }
 
     fn append_via_stream(&mut self, fd: Fd) -> FsResult<Resource<DynOutputStream>> {
-        let stream = self.inner.append_via_stream(borrowed(&fd))?;
-        self.guard(&fd, stream, None)
+        self.output(&fd, None)
     }
 
     fn drop(&mut self, fd: Fd) -> wasmtime::Result<()> {
         if let Some(quota) = self.fds.of(&fd) {
             // A file without a name goes with the last who has it open.
-            let file = self.file(&fd).ok().flatten();
-            let about = file.and_then(|file| file.metadata().ok());
+            let about = match self.descriptor(&fd)? {
+                Descriptor::File(file) => file.file.metadata().ok(),
+                Descriptor::Dir(_) => None,
+            };
             if let Some(about) = about.filter(|about| about.nlink() == 0) {
                 quota.ledger.freed(Size::bytes(about.len()));
             }
-            self.fds.remove(&fd);
         }
+        self.fds.remove(&fd);
         HostDescriptor::drop(&mut self.inner, fd)
-    }
-}
-
-impl HostDirectoryEntryStream for Files<'_> {
-    async fn read_directory_entry(
-        &mut self,
-        stream: Resource<DirectoryEntryStream>,
-    ) -> FsResult<Option<DirectoryEntry>> {
-        self.inner.read_directory_entry(stream).await
-    }
-
-    fn drop(&mut self, stream: Resource<DirectoryEntryStream>) -> wasmtime::Result<()> {
-        HostDirectoryEntryStream::drop(&mut self.inner, stream)
     }
 }
 
 impl preopens::Host for Files<'_> {
     fn get_directories(&mut self) -> wasmtime::Result<Vec<(Fd, String)>> {
-        let opened = preopens::Host::get_directories(&mut self.inner)?;
-        // They come in the order in which they were opened.
-        for ((fd, _), (grant, ledger)) in opened.iter().zip(&self.granted.dirs) {
-            if let (Some(quota), Some(ledger)) = (grant.quota, ledger) {
-                let quota = InQuota::new(ledger.clone(), quota, &grant.at, self.log.clone());
-                self.fds.insert(fd, Arc::new(quota));
+        let mut given = Vec::with_capacity(self.granted.dirs.len());
+        for dir in &self.granted.dirs {
+            let opened = dir.opened().map_err(wasmtime::Error::msg)?;
+            let fd = self.inner.table.push(Descriptor::Dir(opened))?;
+            if let (Some(quota), Some(ledger)) = (dir.grant.quota, &dir.ledger) {
+                let quota = InQuota::new(ledger.clone(), quota, &dir.grant.at, self.log.clone());
+                let quota = Some(Arc::new(quota));
+                self.fds.insert(&fd, Held { quota, open: None });
             }
+            given.push((fd, dir.grant.at.clone()));
         }
-        Ok(opened)
+        Ok(given)
     }
 }
 
@@ -449,39 +490,5 @@ impl Host for Files<'_> {
         error: Resource<wasmtime::Error>,
     ) -> wasmtime::Result<Option<ErrorCode>> {
         self.inner.filesystem_error_code(error)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn dir(at: &str, mode: Mode) -> (Grant, Option<Arc<crate::sandbox::quota::Ledger>>) {
-        let grant = Grant {
-            handler: "x".into(),
-            dir: "/tmp".into(),
-            at: at.into(),
-            mode,
-            quota: None,
-        };
-        (grant, None)
-    }
-
-    #[test]
-    fn a_denial_names_who_can_change_it() {
-        let said = |dirs, taken: &[&str]| {
-            denial(&Granted {
-                dirs,
-                only_read_for_job: taken.iter().map(|at| (*at).to_owned()).collect(),
-                ..Granted::default()
-            })
-        };
-        let by_operator = said(vec![dir("/in", Mode::Read)], &[]);
-        assert!(by_operator.contains("rouse.toml") && !by_operator.contains("this job"));
-        let by_job = said(vec![dir("/out", Mode::Read)], &["/out"]);
-        assert!(by_job.contains("reading of /out") && !by_job.contains("rouse.toml"));
-        let by_either = vec![dir("/in", Mode::Read), dir("/out", Mode::Read)];
-        let either = said(by_either, &["/out"]);
-        assert!(either.contains("reading of /out") && either.contains("rouse.toml"));
     }
 }

@@ -17,6 +17,10 @@ const LINE_BYTES_MAX: usize = 16 << 10;
 /// What a line costs beside its text, so that empty lines have an end too.
 const LINE_BYTES_OVERHEAD: usize = 64;
 
+/// What a line costs that is left out because there were too many within a second: next to nothing, so that the words of the fault
+/// are heard behind a flood of a minute, and something, so that a flood without end has one.
+const LEFT_OUT_BYTES: usize = 1;
+
 /// Who speaks.
 #[derive(Debug)]
 pub(in crate::sandbox) enum Speaker {
@@ -104,16 +108,37 @@ impl GuestLog {
 
     /// Bytes of standard output or standard error.
     pub(super) fn print(&self, stream: Stream, bytes: &[u8]) {
-        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+        let mut rest = bytes;
+        while !rest.is_empty() {
             let Some(mut inner) = self.listen() else {
                 return;
             };
+            let end = rest.iter().position(|byte| *byte == b'\n');
+            let (piece, after) = rest.split_at(end.map_or(rest.len(), |at| at + 1));
+            rest = after;
             let partial = &mut inner.partial[stream as usize];
             partial.extend_from_slice(piece);
             if partial.ends_with(b"\n") || partial.len() >= LINE_BYTES_MAX {
                 let line = std::mem::take(partial);
-                self.line(inner, stream.level(), &String::from_utf8_lossy(&line));
+                if !self.line(inner, stream.level(), &String::from_utf8_lossy(&line)) {
+                    return self.leave_out(stream, rest);
+                }
             }
+        }
+    }
+
+    /// Counts the lines that a guest says in one breath with one that was too many: they are too many as well.
+    fn leave_out(&self, stream: Stream, rest: &[u8]) {
+        let Some(mut inner) = self.listen() else {
+            return;
+        };
+        let lines = rest.iter().filter(|byte| **byte == b'\n').count();
+        let begun = rest.rsplit(|byte| *byte == b'\n').next().unwrap_or(rest);
+        let begun = &begun[..begun.len().min(LINE_BYTES_MAX - 1)];
+        inner.partial[stream as usize].extend_from_slice(begun);
+        inner.pace.leave_out(lines);
+        if !inner.pay_left_out(lines) {
+            self.cut(inner);
         }
     }
 
@@ -150,23 +175,33 @@ impl GuestLog {
         (inner.bytes_left > 0).then_some(inner)
     }
 
-    fn line(&self, mut inner: MutexGuard<'_, Inner>, level: Level, text: &str) {
+    /// False where it is one too many for this second.
+    fn line(&self, mut inner: MutexGuard<'_, Inner>, level: Level, text: &str) -> bool {
         if !inner.pace.allows(Instant::now()) {
-            return;
+            if !inner.pay_left_out(1) {
+                self.cut(inner);
+            }
+            return false;
         }
         if let Some(left_out) = inner.pace.left_out() {
             let number = inner.next_line();
             self.emit(number, Level::WARN, &left_out);
         }
         if !inner.pay(text.len().min(LINE_BYTES_MAX)) {
-            return self.cut(inner);
+            self.cut(inner);
+            return true;
         }
         let number = inner.next_line();
         drop(inner);
         self.emit(number, level, &printable(text.trim_end(), LINE_BYTES_MAX));
+        true
     }
 
     fn cut(&self, mut inner: MutexGuard<'_, Inner>) {
+        if let Some(left_out) = inner.pace.left_out() {
+            let number = inner.next_line();
+            self.emit(number, Level::WARN, &left_out);
+        }
         let number = inner.next_line();
         drop(inner);
         self.emit(
@@ -222,142 +257,14 @@ impl Inner {
         self.bytes_left = left.unwrap_or(0);
         left.is_some()
     }
+
+    /// Pays for lines that are left out; false when nothing is left.
+    fn pay_left_out(&mut self, lines: usize) -> bool {
+        let bytes = lines.saturating_mul(LEFT_OUT_BYTES);
+        self.bytes_left = self.bytes_left.saturating_sub(bytes);
+        self.bytes_left > 0
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    fn limits(log_bytes: usize) -> Limits {
-        Limits {
-            log_bytes,
-            ..Limits::default()
-        }
-    }
-
-    use std::io;
-    use std::time::Duration;
-
-    use tracing_subscriber::fmt::MakeWriter;
-
-    use super::*;
-    use crate::job::AbortReason;
-
-    /// What was written to the host's log.
-    #[derive(Clone, Default)]
-    struct Written(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Written {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    impl<'a> MakeWriter<'a> for Written {
-        type Writer = Self;
-
-        fn make_writer(&'a self) -> Self {
-            self.clone()
-        }
-    }
-
-    /// The host's log of what this attempt says, with a limit of 1,000 bytes.
-    fn logged(says: impl FnOnce(&GuestLog, &AbortHandle)) -> String {
-        let written = Written::default();
-        let subscriber = tracing_subscriber::fmt()
-            .with_writer(written.clone())
-            .with_ansi(false)
-            .without_time()
-            .finish();
-        let speaker = Speaker::Attempt {
-            job: JobId(42),
-            handler: "test.it".into(),
-            attempt: Attempt(3),
-        };
-        let abort = AbortHandle::new();
-        let log = GuestLog::new(speaker, abort.clone(), &limits(1_000), None);
-        tracing::subscriber::with_default(subscriber, || says(&log, &abort));
-        let bytes = written.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap()
-    }
-
-    #[test]
-    fn each_line_has_its_job_beside_it() {
-        let log = logged(|log, _| {
-            log.message(Level::WARN, "careful\nnow");
-            log.print(Stream::Output, b"one\ntw");
-            log.print(Stream::Output, b"o\nthree");
-            log.finish();
-            log.progress(50, "half");
-        });
-        let lines: Vec<&str> = log.lines().map(str::trim).collect();
-        let job = r#"job.id=42 handler="test.it" attempt=3"#;
-        assert_eq!(
-            lines,
-            [
-                format!("WARN rouse::guest: careful now {job}"),
-                format!("INFO rouse::guest: one {job}"),
-                format!("INFO rouse::guest: two {job}"),
-                format!("INFO rouse::guest: three {job}"),
-                format!(r#"INFO rouse::guest: progress {job} percent=50 step="half""#),
-            ]
-        );
-    }
-
-    #[test]
-    fn what_is_too_much_is_left_out_and_said_once() {
-        let log = logged(|log, _| {
-            for _ in 0..100 {
-                log.print(Stream::Error, b"a line\n");
-                log.message(Level::INFO, "a message");
-            }
-        });
-        assert!(log.len() < 2_000, "{log}");
-        let said = "more than it may (`log_bytes` in rouse.toml); the rest is left out";
-        assert_eq!(log.matches(said).count(), 1);
-    }
-
-    #[test]
-    fn after_the_abort_nobody_listens() {
-        let log = logged(|log, abort| {
-            log.print(Stream::Output, b"begun");
-            abort.abort(AbortReason::TakenByAnotherWorker, Duration::from_secs(5));
-            log.print(Stream::Output, b" and ended\n");
-            log.message(Level::ERROR, "late");
-            log.progress(100, "late");
-            log.finish();
-        });
-        assert_eq!(log, "");
-    }
-
-    #[test]
-    fn even_empty_lines_use_up_the_limit() {
-        let mut inner = Inner {
-            pace: Pace::new(1_000),
-            lines: 0,
-            bytes_left: 3 * LINE_BYTES_OVERHEAD,
-            partial: [Vec::new(), Vec::new()],
-        };
-        assert!(inner.pay(0) && inner.pay(0) && inner.pay(0));
-        assert!(!inner.pay(0));
-    }
-
-    #[test]
-    fn an_endless_line_is_not_kept_in_memory() {
-        let speaker = Speaker::Attempt {
-            job: JobId(1),
-            handler: "a".into(),
-            attempt: Attempt(1),
-        };
-        let log = GuestLog::new(speaker, AbortHandle::new(), &limits(1 << 20), None);
-        for _ in 0..100 {
-            log.print(Stream::Output, &[b'x'; 4096]);
-        }
-        let inner = log.inner.lock().unwrap();
-        assert!(inner.partial[0].len() < LINE_BYTES_MAX);
-        assert!(inner.bytes_left < 1 << 20);
-    }
-}
+mod tests;

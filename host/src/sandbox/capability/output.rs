@@ -10,12 +10,13 @@ use tokio::io::AsyncWrite;
 use tracing::Level;
 use wasmtime_wasi::async_trait;
 use wasmtime_wasi::cli::{IsTerminal, StdoutStream};
-use wasmtime_wasi::p2::{OutputStream, Pollable, StreamResult};
+use wasmtime_wasi::p2::{OutputStream, Pollable, StreamError, StreamResult};
 
 use super::GuestLog;
 
-/// How much a guest may hand over in one write.
-const WRITE_BYTES_MAX: usize = 64 << 10;
+/// How much a guest may hand over in one write to a stream of bytes: as much as `check-write` says, which is what wasmtime's own
+/// streams say too. More would be work that nothing interrupts, and memory that nothing counts.
+pub(super) const WRITE_BYTES_MAX: usize = 64 << 10;
 
 /// Which of the two.
 #[derive(Debug, Clone, Copy)]
@@ -67,6 +68,11 @@ impl StdoutStream for GuestOutput {
     }
 }
 
+/// Of a write that goes beyond what `check-write` allowed.
+pub(super) fn too_much() -> StreamError {
+    StreamError::trap("a write to a stream is larger than check-write allowed")
+}
+
 #[async_trait]
 impl Pollable for GuestOutput {
     async fn ready(&mut self) {}
@@ -74,6 +80,9 @@ impl Pollable for GuestOutput {
 
 impl OutputStream for GuestOutput {
     fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
+        if bytes.len() > WRITE_BYTES_MAX {
+            return Err(too_much());
+        }
         self.log.print(self.stream, &bytes);
         Ok(())
     }
@@ -93,6 +102,7 @@ impl AsyncWrite for GuestOutput {
         _context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        let bytes = &bytes[..bytes.len().min(WRITE_BYTES_MAX)];
         self.log.print(self.stream, bytes);
         Poll::Ready(Ok(bytes.len()))
     }

@@ -37,6 +37,11 @@ impl Pace {
         true
     }
 
+    /// So many more are too many.
+    pub(super) fn leave_out(&mut self, lines: usize) {
+        self.left_out += lines as u64;
+    }
+
     /// What there is to say of the lines that were left out since it was asked last.
     pub(super) fn left_out(&mut self) -> Option<String> {
         let lines = std::mem::take(&mut self.left_out);

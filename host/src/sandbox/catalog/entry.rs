@@ -131,7 +131,12 @@ impl Serving {
                     name: manifest.name.as_str().into(),
                     manifest: manifest.clone(),
                     module: module.clone(),
-                    granted: Arc::new(Granted::of(&manifest.name, settings, &sandbox.ledgers)),
+                    granted: Arc::new(Granted::of(
+                        &manifest.name,
+                        settings,
+                        &sandbox.roots,
+                        &sandbox.ledgers,
+                    )),
                     limits: settings.limits(&manifest.name),
                     http: HttpAccess::new(&manifest.name, settings, sandbox.net.clone()),
                     state: most_specific(&settings.state, &manifest.name).copied(),

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use wasmtime_wasi::filesystem::Dir;
 
-use super::{Grant, Mode};
+use super::{Grant, Mode, Root, Roots};
 use crate::job::most_specific;
 use crate::sandbox::quota::{Ledger, Ledgers};
 use crate::sandbox::{Limits, Narrowing, Settings};
@@ -12,8 +13,7 @@ use crate::sandbox::{Limits, Narrowing, Settings};
 /// What one handler is granted, but for what it sends over HTTP. The default is nothing.
 #[derive(Debug, Clone, Default)]
 pub(in crate::sandbox) struct Granted {
-    /// Directories, each with the count of what is in it where it has a quota.
-    pub(in crate::sandbox) dirs: Vec<(Grant, Option<Arc<Ledger>>)>,
+    pub(in crate::sandbox) dirs: Vec<GrantedDir>,
     /// Where the handler sees those of which the job leaves reading only, which the operator does not.
     pub(in crate::sandbox) only_read_for_job: Vec<String>,
     /// Variables of its environment.
@@ -24,12 +24,47 @@ pub(in crate::sandbox) struct Granted {
     pub(in crate::sandbox) fine_clocks: bool,
 }
 
+/// A directory that a handler may use.
+#[derive(Debug, Clone)]
+pub(in crate::sandbox) struct GrantedDir {
+    pub(in crate::sandbox) grant: Grant,
+    pub(in crate::sandbox) root: Arc<Root>,
+    /// The count of what is in it, where it has a quota.
+    pub(in crate::sandbox) ledger: Option<Arc<Ledger>>,
+}
+
+impl GrantedDir {
+    /// The directory itself, as the guest may use it.
+    ///
+    /// # Errors
+    /// When it could never be opened.
+    pub(in crate::sandbox) fn opened(&self) -> Result<Dir, String> {
+        self.root.with(self.grant.mode).map_err(|error| {
+            format!(
+                "the directory {} that is granted at {} cannot be opened: {error}; create it or change the grant",
+                self.grant.dir.display(),
+                self.grant.at
+            )
+        })
+    }
+}
+
 impl Granted {
     /// What the operator grants to this handler.
-    pub(in crate::sandbox) fn of(handler: &str, settings: &Settings, ledgers: &Ledgers) -> Self {
+    pub(in crate::sandbox) fn of(
+        handler: &str,
+        settings: &Settings,
+        roots: &Roots,
+        ledgers: &Ledgers,
+    ) -> Self {
         let dirs = settings.grants.of(handler).into_iter().map(|grant| {
-            let ledger = grant.quota.map(|_| ledgers.of(&grant.dir));
-            (grant, ledger)
+            let root = roots.of(&grant.dir);
+            let ledger = grant.quota.map(|_| ledgers.of(&root));
+            GrantedDir {
+                grant,
+                root,
+                ledger,
+            }
         });
         let env = most_specific(&settings.env, handler);
         let own = most_specific(&settings.handler_settings, handler);
@@ -45,16 +80,14 @@ impl Granted {
     /// The same without what a job takes away.
     pub(in crate::sandbox) fn narrowed(&self, job: &Narrowing) -> Self {
         let mut only_read_for_job = Vec::new();
-        let dirs = self.dirs.iter().filter_map(|(grant, ledger)| {
-            let mode = job.mode(&grant.at, grant.mode)?;
-            if mode != grant.mode {
-                only_read_for_job.push(grant.at.clone());
+        let dirs = self.dirs.iter().filter_map(|dir| {
+            let mode = job.mode(&dir.grant.at, dir.grant.mode)?;
+            if mode != dir.grant.mode {
+                only_read_for_job.push(dir.grant.at.clone());
             }
-            let grant = Grant {
-                mode,
-                ..grant.clone()
-            };
-            Some((grant, ledger.clone()))
+            let mut dir = dir.clone();
+            dir.grant.mode = mode;
+            Some(dir)
         });
         let dirs = dirs.collect();
         let env = self.env.iter().filter(|(name, _)| job.leaves_env(name));
@@ -67,6 +100,14 @@ impl Granted {
         }
     }
 
+    /// Looks whether its directories are there.
+    ///
+    /// # Errors
+    /// Which one could never be opened.
+    pub(in crate::sandbox) fn open(&self) -> Result<(), String> {
+        self.dirs.iter().try_for_each(|dir| dir.opened().map(drop))
+    }
+
     /// What the operator has set.
     pub(super) fn setting_names(&self) -> Vec<String> {
         let settings = self.settings.as_deref().unwrap_or("{}");
@@ -77,7 +118,7 @@ impl Granted {
 
     /// True where the handler sees a directory at this path, with at least this right.
     pub(super) fn has_dir(&self, at: &str, mode: Mode) -> bool {
-        self.dirs.iter().any(|(grant, _)| {
+        self.dirs.iter().any(|GrantedDir { grant, .. }| {
             grant.at == at && (mode == Mode::Read || grant.mode == Mode::ReadWrite)
         })
     }

@@ -44,7 +44,7 @@ pub(in crate::sandbox) fn held(
     let keys = http.signing_names().iter().cloned();
     let keys = keys.map(Some).map(Capability::Sign);
     let dirs = granted.dirs.iter();
-    let dirs = dirs.map(|(grant, _)| Capability::Dirs(Some((grant.at.clone(), grant.mode))));
+    let dirs = dirs.map(|dir| Capability::Dirs(Some((dir.grant.at.clone(), dir.grant.mode))));
     let env = granted.env.iter();
     let env = env.map(|(name, _)| Capability::Env(Some(name.clone())));
     let settings = granted.setting_names().into_iter();

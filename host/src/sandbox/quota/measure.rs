@@ -4,10 +4,9 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 use std::sync::Weak;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
 
 use super::Size;
@@ -20,9 +19,14 @@ const DEPTH_MAX: usize = 128;
 
 /// Sizes of files as they say themselves: what a sparse one may grow to without getting larger is counted. A file with several
 /// names counts with each.
-pub(super) fn walk(dir: &Path) -> Result<Size, String> {
+pub(super) fn walk(dir: &File) -> Result<Size, String> {
     let mut found = Size::default();
-    let root = openat(CWD, dir, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let root = openat(
+        dir,
+        c".",
+        OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
     let root = root.map_err(|error| error.to_string())?;
     add(root, 1, &mut found)?;
     Ok(found)

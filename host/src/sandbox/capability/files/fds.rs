@@ -1,32 +1,85 @@
-//! Which descriptors of a guest lie in directories with a quota.
+//! The descriptors of a guest: how many files it has open, and which lie in directories with a quota.
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wasmtime::component::Resource;
-use wasmtime_wasi::p2::bindings::filesystem::types::Descriptor;
+use wasmtime_wasi::p2::FsResult;
+use wasmtime_wasi::p2::bindings::filesystem::types::{Descriptor, ErrorCode};
 
 use crate::sandbox::capability::GuestLog;
 use crate::sandbox::grants::Quota;
 use crate::sandbox::quota::{Charge, Ledger, Size};
 
-/// By what stands for a descriptor in the table of the guest. Those of other directories are not here.
+/// By what stands for a descriptor in the table of the guest. Granted directories without a quota are not here.
+pub(in crate::sandbox) struct Fds {
+    held: HashMap<u32, Held>,
+    files_max: usize,
+    /// Made for the first that is opened: most attempts open none.
+    free: Option<Arc<Semaphore>>,
+    /// The log has it that there were too many.
+    told: bool,
+}
+
+/// What the host keeps beside a descriptor.
 #[derive(Default)]
-pub(in crate::sandbox) struct Fds(HashMap<u32, Arc<InQuota>>);
+pub(super) struct Held {
+    pub(super) quota: Option<Arc<InQuota>>,
+    /// None: it is a granted directory, which is open without the guest.
+    pub(super) open: Option<Arc<OwnedSemaphorePermit>>,
+}
 
 impl Fds {
-    pub(super) fn of(&self, fd: &Resource<Descriptor>) -> Option<Arc<InQuota>> {
-        self.0.get(&fd.rep()).cloned()
+    pub(in crate::sandbox) fn new(files_max: usize) -> Self {
+        Self {
+            held: HashMap::new(),
+            files_max,
+            free: None,
+            told: false,
+        }
     }
 
-    pub(super) fn insert(&mut self, fd: &Resource<Descriptor>, quota: Arc<InQuota>) {
-        self.0.insert(fd.rep(), quota);
+    /// The quota of its directory.
+    pub(super) fn of(&self, fd: &Resource<Descriptor>) -> Option<Arc<InQuota>> {
+        self.held.get(&fd.rep())?.quota.clone()
+    }
+
+    /// What counts it among those that are open.
+    pub(super) fn open(&self, fd: &Resource<Descriptor>) -> Option<Arc<OwnedSemaphorePermit>> {
+        self.held.get(&fd.rep())?.open.clone()
+    }
+
+    pub(super) fn insert(&mut self, fd: &Resource<Descriptor>, held: Held) {
+        self.held.insert(fd.rep(), held);
     }
 
     pub(super) fn remove(&mut self, fd: &Resource<Descriptor>) {
-        self.0.remove(&fd.rep());
+        self.held.remove(&fd.rep());
+    }
+
+    /// Counts a file that is about to be opened, until the last who uses it has dropped this. Too many are an error, which the log
+    /// of the attempt has once.
+    pub(super) fn one_more(&mut self, log: &GuestLog) -> FsResult<Arc<OwnedSemaphorePermit>> {
+        let max = self.files_max;
+        let free = self
+            .free
+            .get_or_insert_with(|| Arc::new(Semaphore::new(max)));
+        match free.clone().try_acquire_owned() {
+            Ok(one) => Ok(Arc::new(one)),
+            Err(_) => {
+                if !std::mem::replace(&mut self.told, true) {
+                    let why = format!(
+                        "{max} files and directories are open, which is as many as an attempt may have at once: close some, or allow more (files under limits in rouse.toml)"
+                    );
+                    log.message(tracing::Level::WARN, &why);
+                }
+                // WASI has no word for too many of these.
+                Err(ErrorCode::InsufficientMemory.into())
+            }
+        }
     }
 }
 

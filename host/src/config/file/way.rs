@@ -1,0 +1,96 @@
+//! Which names lead to a directory.
+
+use std::ffi::OsString;
+use std::path::{Component, Path, PathBuf};
+
+/// As many links as Linux follows.
+const LINKS_MAX: usize = 40;
+
+/// How a path leads to a directory.
+pub(super) struct Way {
+    /// Where it leads, whatever links are on the way: one name for each directory, also where that is not there yet.
+    pub(super) end: PathBuf,
+    /// Each name on the way, in a directory without links: whoever can give one of these another meaning decides where the path leads.
+    names: Vec<PathBuf>,
+}
+
+impl Way {
+    /// Follows the path, which counts from the working directory, as far as there is something.
+    pub(super) fn of(path: &Path) -> Self {
+        // Without a working directory nothing relative can be opened either.
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        let (mut end, mut names, mut links) = (PathBuf::from("/"), Vec::new(), 0);
+        let mut todo = parts(&path);
+        while let Some(part) = todo.pop() {
+            match Path::new(&part).components().next() {
+                Some(Component::RootDir) => end = PathBuf::from("/"),
+                Some(Component::ParentDir) => {
+                    end.pop();
+                }
+                Some(Component::Normal(name)) => {
+                    end.push(name);
+                    names.push(end.clone());
+                    if links < LINKS_MAX
+                        && let Ok(target) = end.read_link()
+                    {
+                        links += 1;
+                        end.pop();
+                        todo.append(&mut parts(&target));
+                    }
+                }
+                Some(Component::CurDir | Component::Prefix(_)) | None => {}
+            }
+        }
+        Self { end, names }
+    }
+
+    /// True where it leads through something in this directory.
+    pub(super) fn is_beneath(&self, dir: &Path) -> bool {
+        self.names
+            .iter()
+            .any(|name| name != dir && name.starts_with(dir))
+    }
+}
+
+/// The last one first.
+fn parts(path: &Path) -> Vec<OsString> {
+    let parts = path.components().rev();
+    parts.map(|part| part.as_os_str().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn every_name_on_the_way_counts_and_links_are_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let at = |name: &str| root.join(name);
+        std::fs::create_dir_all(at("work/sub")).unwrap();
+        std::fs::create_dir(at("else")).unwrap();
+        symlink("../else", at("work/link")).unwrap();
+        symlink(at("work/link"), at("far")).unwrap();
+        symlink("loop", at("loop")).unwrap();
+        for (path, end, beneath) in [
+            ("work", "work", false),
+            ("./work/../work/.", "work", false),
+            ("work/sub/..", "work", true),
+            ("work/sub", "work/sub", true),
+            ("work/not/yet", "work/not/yet", true),
+            ("work/not/../../else", "else", true),
+            // Its end lies elsewhere, and who may write to `work` could give it another one.
+            ("work/link", "else", true),
+            ("far", "else", true),
+            ("far/../else", "else", true),
+            ("workshop", "workshop", false),
+            ("loop/x", "loop/x", false),
+        ] {
+            let way = Way::of(&at(path));
+            assert_eq!(way.end, at(end), "{path}");
+            assert_eq!(way.is_beneath(&at("work")), beneath, "{path}");
+        }
+    }
+}

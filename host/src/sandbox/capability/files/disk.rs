@@ -1,0 +1,111 @@
+//! Work on files, on threads that may wait for a disk.
+//!
+//! wasmtime-wasi would find such a thread by itself, and then nobody could look between the wait for the thread and the work, or
+//! count the work. So its descriptors are told that their thread may wait, and are used on one.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use wasmtime::component::{Resource, ResourceTable};
+use wasmtime_wasi::filesystem::{Descriptor, WasiFilesystemCtx, WasiFilesystemCtxView};
+use wasmtime_wasi::runtime::{AbortOnDropJoinHandle, poll_noop, spawn_blocking};
+
+use crate::sandbox::AbortHandle;
+use crate::sandbox::meter::Meter;
+
+/// Where one attempt works on files.
+#[derive(Clone)]
+pub(super) struct Disk {
+    pub(super) abort: AbortHandle,
+    pub(super) meter: Arc<Meter>,
+}
+
+impl Disk {
+    /// Does what changes nothing. Its processor time is the attempt's.
+    pub(super) fn look<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> AbortOnDropJoinHandle<T> {
+        let meter = self.meter.clone();
+        spawn_blocking(move || meter.computing(work))
+    }
+
+    /// Does what changes something, unless the attempt has to stop by the time a thread is free.
+    pub(super) fn change<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> AbortOnDropJoinHandle<Option<T>> {
+        let abort = self.abort.clone();
+        self.look(move || abort.reason().is_none().then(work))
+    }
+}
+
+/// What wasmtime-wasi does with these descriptors, in a table of their own. They let their thread wait, so that it is done when this
+/// returns.
+pub(super) fn with<const N: usize, T>(
+    descriptors: [Descriptor; N],
+    call: impl AsyncFnOnce(WasiFilesystemCtxView<'_>, [Resource<Descriptor>; N]) -> T,
+) -> T {
+    let (mut table, mut no_dirs) = (ResourceTable::new(), WasiFilesystemCtx::default());
+    let fds = descriptors.map(|descriptor| {
+        let fd = table.push(descriptor);
+        fd.expect("there is room in a table for the descriptors of one call")
+    });
+    let view = WasiFilesystemCtxView {
+        ctx: &mut no_dirs,
+        table: &mut table,
+    };
+    let done = poll_noop(pin!(call(view, fds)));
+    done.expect("a descriptor that lets its thread wait does all at once")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::job::AbortReason;
+
+    #[tokio::test]
+    async fn a_change_that_waited_for_a_thread_until_the_abort_is_never_made() {
+        let (abort, meter) = (AbortHandle::new(), Arc::default());
+        let disk = Disk { abort, meter };
+        // The runtime of this test has one thread for such work, which is busy.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        let made = Arc::new(AtomicBool::new(false));
+        let (go, wait) = mpsc::channel::<()>();
+        let (busy, change) = {
+            let _entered = runtime.enter();
+            let busy = disk.look(move || wait.recv());
+            let made = made.clone();
+            let change = disk.change(move || made.store(true, Ordering::SeqCst));
+            (busy, change)
+        };
+        disk.abort
+            .abort(AbortReason::TimedOut, Duration::from_secs(60));
+        go.send(()).unwrap();
+        assert_eq!(busy.await, Ok(()));
+        assert_eq!(change.await, None);
+        assert!(!made.load(Ordering::SeqCst));
+        assert_eq!(disk.look(|| 7).await, 7, "looking goes on");
+        runtime.shutdown_background();
+    }
+
+    #[tokio::test]
+    async fn the_processor_time_of_work_on_files_is_the_attempts() {
+        let (abort, meter) = (AbortHandle::new(), Arc::<Meter>::default());
+        let (most, counted) = (Duration::from_millis(5), meter.clone());
+        let disk = Disk { abort, meter };
+        let begun = std::time::Instant::now();
+        while counted.usage().cpu < most {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it is counted");
+            let sum = disk.look(|| (0..1_000_000_u64).map(std::hint::black_box).sum::<u64>());
+            assert_eq!(sum.await, 499_999_500_000);
+        }
+    }
+}

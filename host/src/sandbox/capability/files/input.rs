@@ -1,0 +1,176 @@
+//! Streams from files, which hold what was read at once until it is asked for.
+
+use std::fs::File;
+use std::io;
+use std::mem::replace;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use tokio::sync::OwnedSemaphorePermit;
+use wasmtime_wasi::async_trait;
+use wasmtime_wasi::p2::{InputStream, Pollable, StreamError, StreamResult};
+use wasmtime_wasi::runtime::AbortOnDropJoinHandle;
+
+use super::disk::Disk;
+
+/// As much is read at once at most, as with wasmtime-wasi's own.
+const READ_BYTES_MAX: usize = 64 << 10;
+
+/// As much is read for a guest that waits before it has said how much it wants.
+const READ_BYTES_UNASKED: usize = 4 << 10;
+
+/// From a file.
+pub(super) struct FileInput {
+    disk: Disk,
+    file: Arc<File>,
+    position: u64,
+    /// The file is open for as long.
+    _open: Option<Arc<OwnedSemaphorePermit>>,
+    state: State,
+}
+
+enum State {
+    Idle,
+    Reading(AbortOnDropJoinHandle<io::Result<Bytes>>),
+    Read(Bytes),
+    Failed(io::Error),
+    Closed,
+}
+
+impl FileInput {
+    pub(super) fn new(
+        disk: Disk,
+        file: Arc<File>,
+        position: u64,
+        open: Option<Arc<OwnedSemaphorePermit>>,
+    ) -> Self {
+        Self {
+            disk,
+            file,
+            position,
+            _open: open,
+            state: State::Idle,
+        }
+    }
+
+    fn begin(&mut self, bytes: usize) {
+        let (file, position) = (self.file.clone(), self.position);
+        let bytes = bytes.min(READ_BYTES_MAX);
+        let reading = self.disk.look(move || read(&file, position, bytes));
+        self.state = State::Reading(reading);
+    }
+}
+
+#[async_trait]
+impl Pollable for FileInput {
+    async fn ready(&mut self) {
+        if matches!(self.state, State::Idle) {
+            self.begin(READ_BYTES_UNASKED);
+        }
+        if let State::Reading(reading) = &mut self.state {
+            self.state = match reading.await {
+                Ok(read) if read.is_empty() => State::Closed,
+                Ok(read) => State::Read(read),
+                Err(error) => State::Failed(error),
+            };
+        }
+    }
+}
+
+#[async_trait]
+impl InputStream for FileInput {
+    fn read(&mut self, bytes: usize) -> StreamResult<Bytes> {
+        match replace(&mut self.state, State::Closed) {
+            State::Idle => {
+                self.state = State::Idle;
+                if bytes > 0 {
+                    self.begin(bytes);
+                }
+                Ok(Bytes::new())
+            }
+            State::Reading(reading) => {
+                self.state = State::Reading(reading);
+                Ok(Bytes::new())
+            }
+            State::Read(mut read) => {
+                let part = read.split_to(read.len().min(bytes));
+                self.position += part.len() as u64;
+                self.state = match read.is_empty() {
+                    true => State::Idle,
+                    false => State::Read(read),
+                };
+                Ok(part)
+            }
+            State::Failed(error) => Err(StreamError::LastOperationFailed(error.into())),
+            State::Closed => Err(StreamError::Closed),
+        }
+    }
+
+    /// Reads as much as is asked for, where `ready` could not know that.
+    async fn blocking_read(&mut self, bytes: usize) -> StreamResult<Bytes> {
+        loop {
+            let read = self.read(bytes)?;
+            if bytes == 0 || !read.is_empty() {
+                return Ok(read);
+            }
+            self.ready().await;
+        }
+    }
+
+    async fn cancel(&mut self) {
+        if let State::Reading(reading) = replace(&mut self.state, State::Closed) {
+            // What has begun comes to its end.
+            reading.cancel().await;
+        }
+    }
+}
+
+/// Nothing: this is the end.
+fn read(file: &File, position: u64, bytes: usize) -> io::Result<Bytes> {
+    let mut buffer = BytesMut::zeroed(bytes);
+    loop {
+        match file.read_at(&mut buffer, position) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => {
+                buffer.truncate(read?);
+                return Ok(buffer.freeze());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::AbortHandle;
+
+    #[tokio::test]
+    async fn a_file_is_read_to_its_end_in_whatever_pieces_it_is_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let text: Vec<u8> = (0..=255).cycle().take(3 * READ_BYTES_MAX + 5).collect();
+        std::fs::write(&path, &text).unwrap();
+        for (bytes, waits) in [(7_001, false), (usize::MAX, false), (5_000, true)] {
+            let disk = Disk {
+                abort: AbortHandle::new(),
+                meter: Arc::default(),
+            };
+            let file = Arc::new(File::open(&path).unwrap());
+            let mut input = FileInput::new(disk, file, 3, None);
+            let mut read = Vec::new();
+            let end = loop {
+                if waits {
+                    input.ready().await;
+                }
+                assert!(input.read(0).is_ok_and(|none| none.is_empty()) || waits);
+                match input.blocking_read(bytes).await {
+                    Ok(part) => read.extend_from_slice(&part),
+                    Err(end) => break end,
+                }
+            };
+            assert!(matches!(end, StreamError::Closed), "{end:?}");
+            assert!(read == text[3..], "{bytes}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What is in a directory, read some entries at a time: a list of all of them would be the host's memory, not the guest's.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Dir, DirEntry, FileType, statat};
+use tokio::sync::OwnedSemaphorePermit;
+use wasmtime::component::Resource;
+use wasmtime_wasi::p2::FsResult;
+use wasmtime_wasi::p2::bindings::filesystem::types::{
+    Descriptor, DescriptorType, DirectoryEntry, DirectoryEntryStream, ErrorCode,
+    HostDirectoryEntryStream,
+};
+
+use super::{Fd, Files};
+
+/// With names of the usual length 10 KiB, with the longest ones 40 KiB. As many listings as an attempt may have files open.
+const AHEAD: usize = 128;
+
+/// A stream of entries.
+struct Listing {
+    /// None: all of it was read, or somebody is reading.
+    rest: Option<Dir>,
+    ahead: VecDeque<FsResult<DirectoryEntry>>,
+    _open: Arc<OwnedSemaphorePermit>,
+}
+
+impl Listing {
+    fn new(rest: Dir, open: Arc<OwnedSemaphorePermit>) -> Self {
+        Self {
+            rest: Some(rest),
+            ahead: VecDeque::new(),
+            _open: open,
+        }
+    }
+}
+
+impl Files<'_> {
+    /// Begins to list a directory.
+    pub(super) async fn list(&mut self, fd: &Fd) -> FsResult<Resource<DirectoryEntryStream>> {
+        let Descriptor::Dir(dir) = self.descriptor(fd)? else {
+            return Err(ErrorCode::NotDirectory.into());
+        };
+        let open = self.fds.one_more(&self.log)?;
+        let rest = self.disk.look(move || list(&dir.dir)).await?;
+        let listing = self.inner.table.push(Listing::new(rest, open))?;
+        // What the guest has is a number. Nobody looks behind it but the two methods for it.
+        Ok(Resource::new_own(listing.rep()))
+    }
+}
+
+impl HostDirectoryEntryStream for Files<'_> {
+    async fn read_directory_entry(
+        &mut self,
+        stream: Resource<DirectoryEntryStream>,
+    ) -> FsResult<Option<DirectoryEntry>> {
+        let stream = Resource::<Listing>::new_borrow(stream.rep());
+        let listing = self.inner.table.get_mut(&stream)?;
+        if listing.ahead.is_empty()
+            && let Some(rest) = listing.rest.take()
+        {
+            let (rest, ahead) = self.disk.look(move || next(rest)).await;
+            let listing = self.inner.table.get_mut(&stream)?;
+            (listing.rest, listing.ahead) = (rest, ahead);
+        }
+        let listing = self.inner.table.get_mut(&stream)?;
+        listing.ahead.pop_front().transpose()
+    }
+
+    fn drop(&mut self, stream: Resource<DirectoryEntryStream>) -> wasmtime::Result<()> {
+        let stream = Resource::<Listing>::new_own(stream.rep());
+        self.inner.table.delete(stream)?;
+        Ok(())
+    }
+}
+
+/// Begins to list this directory, with a position of its own.
+fn list(dir: &File) -> io::Result<Dir> {
+    Ok(Dir::read_from(dir)?)
+}
+
+/// The next entries, and, where there may be more, what is left.
+fn next(mut rest: Dir) -> (Option<Dir>, VecDeque<FsResult<DirectoryEntry>>) {
+    let mut ahead = VecDeque::new();
+    while ahead.len() < AHEAD {
+        match rest.read() {
+            None => return (None, ahead),
+            Some(Err(error)) => {
+                ahead.push_back(Err(io::Error::from(error).into()));
+                return (None, ahead);
+            }
+            Some(Ok(entry)) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
+            Some(Ok(entry)) => ahead.push_back(told(&rest, &entry)),
+        }
+    }
+    (Some(rest), ahead)
+}
+
+fn told(dir: &Dir, entry: &DirEntry) -> FsResult<DirectoryEntry> {
+    let kind = match entry.file_type() {
+        // Not every file system says it here.
+        FileType::Unknown => kind(dir, entry)?,
+        known => known,
+    };
+    let type_ = match kind {
+        FileType::RegularFile => DescriptorType::RegularFile,
+        FileType::Directory => DescriptorType::Directory,
+        FileType::Symlink => DescriptorType::SymbolicLink,
+        FileType::CharacterDevice => DescriptorType::CharacterDevice,
+        FileType::BlockDevice => DescriptorType::BlockDevice,
+        FileType::Fifo | FileType::Socket | FileType::Unknown => DescriptorType::Unknown,
+    };
+    let name = entry.file_name().to_str();
+    let name = name.map_err(|_| ErrorCode::IllegalByteSequence)?.to_owned();
+    Ok(DirectoryEntry { type_, name })
+}
+
+fn kind(dir: &Dir, entry: &DirEntry) -> io::Result<FileType> {
+    let stat = statat(dir.fd()?, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(FileType::from_raw_mode(stat.st_mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_entry_comes_once_and_only_some_are_held() {
+        let dir = tempfile::tempdir().unwrap();
+        let count = 3 * AHEAD + 7;
+        for n in 0..count {
+            File::create(dir.path().join(n.to_string())).unwrap();
+        }
+        let mut rest = Some(list(&File::open(dir.path()).unwrap()).unwrap());
+        let mut names = BTreeSet::new();
+        while let Some(dir) = rest {
+            let (left, ahead) = next(dir);
+            assert!(ahead.len() <= AHEAD);
+            for entry in ahead {
+                let entry = entry.unwrap();
+                assert_eq!(entry.type_, DescriptorType::RegularFile);
+                assert!(names.insert(entry.name), "once");
+            }
+            rest = left;
+        }
+        assert_eq!(names.len(), count);
+    }
+}

@@ -1,0 +1,166 @@
+//! Streams into files: closed once the attempt has to stop, and held to the quota of their directory.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::mem::replace;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rustix::io::{Errno, ReadWriteFlags, pwritev2};
+use tokio::sync::OwnedSemaphorePermit;
+use wasmtime_wasi::async_trait;
+use wasmtime_wasi::p2::{OutputStream, Pollable, StreamError, StreamResult};
+use wasmtime_wasi::runtime::AbortOnDropJoinHandle;
+
+use super::disk::Disk;
+use super::fds::{InQuota, no_space};
+use crate::sandbox::capability::output::{WRITE_BYTES_MAX, too_much};
+use crate::sandbox::quota::{Charge, Size};
+
+/// Into a file.
+pub(super) struct FileOutput {
+    disk: Disk,
+    file: Arc<File>,
+    /// Where the next bytes go; none: to the end.
+    position: Option<u64>,
+    /// None: there is none.
+    quota: Option<Arc<InQuota>>,
+    /// The file is open for as long.
+    _open: Option<Arc<OwnedSemaphorePermit>>,
+    state: State,
+}
+
+enum State {
+    Ready,
+    /// Something is being written, and counted until that is done.
+    Writing(
+        AbortOnDropJoinHandle<Option<io::Result<()>>>,
+        #[expect(dead_code, reason = "it is dropped when that is done")] Option<Charge>,
+    ),
+    Failed(io::Error),
+    Closed,
+}
+
+impl FileOutput {
+    pub(super) fn new(
+        disk: Disk,
+        file: Arc<File>,
+        position: Option<u64>,
+        quota: Option<Arc<InQuota>>,
+        open: Option<Arc<OwnedSemaphorePermit>>,
+    ) -> Self {
+        Self {
+            disk,
+            file,
+            position,
+            quota,
+            _open: open,
+            state: State::Ready,
+        }
+    }
+
+    /// Counts what is about to be written, where there is a quota.
+    fn count(&self, bytes: u64) -> StreamResult<Option<Charge>> {
+        let Some(quota) = &self.quota else {
+            return Ok(None);
+        };
+        let more = match self.position {
+            None => bytes,
+            Some(position) => {
+                // A write begins only once the one before it has ended, so this is how long the file is.
+                let size = self.file.metadata().map_or(0, |about| about.len());
+                position.saturating_add(bytes).saturating_sub(size)
+            }
+        };
+        let charge = quota.charge(Size::bytes(more));
+        let failed = |()| StreamError::LastOperationFailed(no_space().into());
+        charge.map(Some).map_err(failed)
+    }
+
+    /// What went wrong with what was written last, told once.
+    fn told(&mut self) -> StreamResult<()> {
+        match replace(&mut self.state, State::Closed) {
+            State::Closed => Err(StreamError::Closed),
+            State::Failed(error) => Err(StreamError::LastOperationFailed(error.into())),
+            well @ (State::Ready | State::Writing(..)) => {
+                self.state = well;
+                Ok(())
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Pollable for FileOutput {
+    async fn ready(&mut self) {
+        if let State::Writing(done, _) = &mut self.state {
+            self.state = match done.await {
+                Some(Ok(())) => State::Ready,
+                Some(Err(error)) => State::Failed(error),
+                None => State::Closed,
+            };
+        }
+    }
+}
+
+#[async_trait]
+impl OutputStream for FileOutput {
+    fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
+        if bytes.len() > self.check_write()? {
+            return Err(too_much());
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let charge = self.count(bytes.len() as u64)?;
+        let (file, position) = (self.file.clone(), self.position);
+        self.position = position.map(|at| at.saturating_add(bytes.len() as u64));
+        let done = self.disk.change(move || match position {
+            Some(position) => file.write_all_at(&bytes, position),
+            None => append(&file, &bytes),
+        });
+        self.state = State::Writing(done, charge);
+        Ok(())
+    }
+
+    // What was written before may still go to the disk.
+    fn flush(&mut self) -> StreamResult<()> {
+        self.told()
+    }
+
+    fn check_write(&mut self) -> StreamResult<usize> {
+        if self.disk.abort.reason().is_some() {
+            return Err(StreamError::Closed);
+        }
+        self.told()?;
+        match self.state {
+            State::Ready => Ok(WRITE_BYTES_MAX),
+            State::Writing(..) | State::Failed(_) | State::Closed => Ok(0),
+        }
+    }
+
+    async fn cancel(&mut self) {
+        if let State::Writing(done, _) = replace(&mut self.state, State::Closed) {
+            // What has begun comes to its end.
+            done.cancel().await;
+        }
+    }
+}
+
+/// Writes to the end of a file, wherever that is by then.
+fn append(file: &File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match pwritev2(file, &[IoSlice::new(bytes)], 0, ReadWriteFlags::APPEND) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(Errno::INTR) => {}
+            // Of an old kernel, or of a file system that has no such thing.
+            Err(Errno::NOSYS | Errno::NOTSUP) => {
+                return file.write_all_at(bytes, file.metadata()?.len());
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}

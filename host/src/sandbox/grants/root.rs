@@ -1,0 +1,130 @@
+//! Granted directories, opened once: a path can come to mean another place, an open directory cannot.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{CWD, Mode as FileMode, OFlags, openat};
+use wasmtime_wasi::filesystem::Dir;
+use wasmtime_wasi::{FsPerms, OpenMode};
+
+use super::{Grants, Mode};
+
+/// The directories that a host grants, by the path under which they are granted.
+pub(in crate::sandbox) struct Roots(HashMap<PathBuf, Arc<Root>>);
+
+impl Roots {
+    /// Opens all of them. What cannot be opened is told, and tried again by the attempts that it is granted to.
+    pub(in crate::sandbox) fn open(grants: &Grants) -> Self {
+        let mut roots = HashMap::new();
+        for grant in &grants.0 {
+            if let Entry::Vacant(none) = roots.entry(grant.dir.clone()) {
+                let root = none.insert(Root::new(&grant.dir));
+                if let Err(error) = root.opened() {
+                    tracing::warn!(
+                        dir = %grant.dir.display(),
+                        handler = grant.handler,
+                        "a granted directory cannot be opened, so attempts that it is granted to cannot run; create it or change the grant: {error}"
+                    );
+                }
+            }
+        }
+        Self(roots)
+    }
+
+    /// That of a grant with which these were opened.
+    pub(in crate::sandbox) fn of(&self, dir: &Path) -> Arc<Root> {
+        let root = self.0.get(dir);
+        root.expect("every granted directory has one").clone()
+    }
+}
+
+/// One granted directory, from the moment on in which it could be opened.
+pub(in crate::sandbox) struct Root {
+    path: PathBuf,
+    opened: OnceLock<Dir>,
+}
+
+impl Root {
+    pub(in crate::sandbox) fn new(path: &Path) -> Arc<Self> {
+        Arc::new(Self {
+            path: path.into(),
+            opened: OnceLock::new(),
+        })
+    }
+
+    /// The path under which it is granted.
+    pub(in crate::sandbox) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory that was there when this could be opened first.
+    pub(in crate::sandbox) fn opened(&self) -> io::Result<&File> {
+        self.dir().map(|dir| &*dir.dir)
+    }
+
+    /// It, with the rights that a guest has there.
+    pub(in crate::sandbox) fn with(&self, mode: Mode) -> io::Result<Dir> {
+        let mut dir = self.dir()?.clone();
+        (dir.perms, dir.open_mode) = match mode {
+            Mode::Read => (FsPerms::ReadOnly, OpenMode::READ),
+            Mode::ReadWrite => (FsPerms::ReadWrite, OpenMode::READ | OpenMode::WRITE),
+        };
+        Ok(dir)
+    }
+
+    fn dir(&self) -> io::Result<&Dir> {
+        if let Some(dir) = self.opened.get() {
+            return Ok(dir);
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = File::from(openat(CWD, &self.path, flags, FileMode::empty())?);
+        // Of two that open it at once, one counts for both. Guests use it where a thread may wait.
+        let new = || Dir::new(dir, FsPerms::ReadOnly, OpenMode::READ, true);
+        Ok(self.opened.get_or_init(new))
+    }
+}
+
+impl fmt::Debug for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Root").field(&self.path).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_the_place_of_a_directory_later_is_never_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let root = Root::new(&at("in"));
+        assert!(root.opened().is_err(), "it is not there");
+        std::fs::create_dir(at("in")).unwrap();
+        let is_empty = |root: &Root| {
+            let mut dir = rustix::fs::Dir::read_from(root.opened().unwrap()).unwrap();
+            dir.all(|entry| entry.unwrap().file_name().to_bytes().starts_with(b"."))
+        };
+        assert!(is_empty(&root), "it was made since");
+
+        std::fs::create_dir(at("other")).unwrap();
+        std::fs::write(at("other/secret"), "").unwrap();
+        std::fs::rename(at("in"), at("moved")).unwrap();
+        std::os::unix::fs::symlink(at("other"), at("in")).unwrap();
+        assert!(is_empty(&root) && !is_empty(&Root::new(&at("in"))));
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_directory_is_an_error_and_nobody_waits_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let mode = FileMode::from_raw_mode(0o600);
+        rustix::fs::mknodat(CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(Root::new(&pipe).opened().is_err());
+    }
+}
