@@ -2,11 +2,11 @@
 -- by holding a lock, and enqueue grants that no host understands.
 
 -- Makes the partitions of today and the next `ahead` days (UTC). Safe to run at any time: a table is
--- created on its own and then attached, which lets inserts and reads of the others go on. Where all are there, nothing is
--- locked: any login of the database can hold an advisory lock, and no host may fail to start for that.
+-- created on its own and then attached, which lets inserts and reads of the others go on. Who does so waits for who does
+-- the same, with a lock on a table that nobody but its owner can take: any login of the database can hold an advisory lock.
 CREATE OR REPLACE FUNCTION rouse.prepare_partitions(ahead integer DEFAULT 7) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' AS $$
+SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '10s' AS $$
 DECLARE
     parents text[] := ARRAY['finished', 'attempt', 'record', 'step', 'log'];
     today   date;
@@ -25,7 +25,7 @@ BEGIN
         WHERE to_regclass('rouse.' || p || '_' || to_char(today + n, 'YYYYMMDD')) IS NULL) THEN
         RETURN 0;
     END IF;
-    PERFORM pg_advisory_xact_lock(hashtextextended('rouse.partitions', 0));
+    LOCK TABLE rouse.finished IN SHARE UPDATE EXCLUSIVE MODE;
     FOREACH parent IN ARRAY parents LOOP
         FOR day IN SELECT today + n FROM generate_series(0, ahead) AS n LOOP
             name := parent || '_' || to_char(day, 'YYYYMMDD');
@@ -65,9 +65,12 @@ BEGIN
         RAISE EXCEPTION 'rouse.drop_partitions: keep must be at least one day, not %', coalesce(keep::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF NOT pg_try_advisory_xact_lock(hashtextextended('rouse.partitions', 0)) THEN
-        RETURN;
-    END IF;
+    BEGIN
+        LOCK TABLE rouse.finished IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
+    EXCEPTION
+        WHEN lock_not_available THEN
+            RETURN;
+    END;
     FOR old IN
         -- The names are read as dates only once it is known that they are those of partitions: Postgres
         -- may look at them in any order otherwise, and not every table of a database ends in a date.
@@ -138,7 +141,7 @@ BEGIN
     END IF;
     IF p_text ~ ':' THEN
         BEGIN
-            RETURN p_text ~ '^([[][0-9A-Fa-f:.]+[]]|[0-9A-Fa-f:.]+)$' AND family(btrim(p_text, '[]')::inet) = 6;
+            RETURN p_text ~ '^([[][0-9A-Fa-f:]+(\d+[.]\d+[.]\d+[.]\d+)?[]]|[0-9A-Fa-f:]+(\d+[.]\d+[.]\d+[.]\d+)?)$' AND family(btrim(p_text, '[]')::inet) = 6;
         EXCEPTION
             WHEN invalid_text_representation THEN
                 RETURN false;

@@ -334,6 +334,8 @@ async fn the_database_takes_those_hosts_that_a_host_of_rouse_takes() {
         "0x7f",
         "1:2",
         "::1/128",
+        "::1.2.3",
+        "::1.2.3.4.5",
         "[::1",
         "::1]",
         "[192.0.2.1]",

@@ -102,16 +102,44 @@ async fn partitions_are_made_for_a_month_at_most() {
 }
 
 #[tokio::test]
-async fn a_lock_that_any_login_can_hold_keeps_nobody_from_starting() {
+async fn a_lock_that_any_login_can_hold_keeps_nobody_from_making_and_dropping_partitions() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     client
-        .execute(
-            "SELECT pg_advisory_lock(hashtextextended('rouse.partitions', 0))",
-            &[],
+        .batch_execute(
+            "SELECT pg_advisory_lock(hashtextextended('rouse.partitions', 0));
+             CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+             DO $$ BEGIN EXECUTE format('DROP TABLE rouse.log_%s', to_char(now() AT TIME ZONE 'UTC' + interval '7 days', 'YYYYMMDD')); END $$",
         )
         .await
         .unwrap();
     let prepared = timeout(Duration::from_secs(10), store.prepare_partitions()).await;
-    assert_eq!(prepared.expect("it waits for nobody").unwrap(), 0);
+    assert_eq!(prepared.expect("it waits for nobody").unwrap(), 1);
+    assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 0));
+}
+
+#[tokio::test]
+async fn who_makes_partitions_waits_for_who_does_the_same_and_who_drops_them_leaves_it() {
+    let db = TestDb::new().await;
+    let (mut other, client, store) = (db.client().await, db.client().await, db.worker().await);
+    client
+        .batch_execute(
+            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')",
+        )
+        .await
+        .unwrap();
+    let making = other.transaction().await.unwrap();
+    making
+        .query("SELECT rouse.prepare_partitions(9)", &[])
+        .await
+        .unwrap();
+    assert_eq!(store.drop_partitions(7).await.unwrap(), (0, 0));
+    let waits = client.query_one("SELECT rouse.prepare_partitions(9)", &[]);
+    let done = async {
+        tokio::task::yield_now().await;
+        making.commit().await.unwrap();
+    };
+    let (made, ()) = tokio::join!(waits, done);
+    assert_eq!(made.unwrap().get::<_, i32>(0), 0, "they are there already");
+    assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 0));
 }
