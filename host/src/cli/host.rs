@@ -201,6 +201,9 @@ impl Host {
                 "rouse.toml grants a directory that is not there; attempts of the handler fail until it is"
             );
         }
+        for why in file.exposed(&folder, &args.handlers) {
+            warn!("{why}");
+        }
         let sandbox = Sandbox::start(limits)?;
         let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
         let catalog = Arc::new(catalog);

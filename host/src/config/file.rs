@@ -3,6 +3,7 @@
 mod checks;
 mod dir_table;
 mod duration;
+mod exposed;
 mod handler_table;
 mod http_table;
 mod in_force;
@@ -220,6 +221,9 @@ impl File {
 fn said(error: &toml::de::Error, text: &str) -> String {
     // The error itself would repeat the secret.
     if let Some(why) = secret_table::written_out(text) {
+        return why;
+    }
+    if let Some(why) = secret_table::untold(error, text) {
         return why;
     }
     match unquoted::hint(text) {

@@ -1,13 +1,16 @@
 //! Takes connections: how many there may be at once, and how long each may be silent.
 //!
 //! `axum::serve` has no bound for either, so that whoever reaches the port could take all files that the process may
-//! open, without sending a single request. Where all places are taken, the connection that has been silent for longest gives
-//! way: whoever asks something is answered, however many there are who only connect.
+//! open, without sending a single request. Where all places are taken, one gives way that asks nothing, or does not take its
+//! answer ([`open`]): whoever asks something is answered, however many there are who only connect.
 
-use std::collections::HashMap;
+mod open;
+mod watched;
+
+use std::convert::Infallible;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::serve::Listener;
@@ -21,6 +24,9 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::debug;
+
+use self::open::{Connected, Open};
+use self::watched::{Body, Stream};
 
 /// Connections beside those of invocations that run: probes, scrapers, and callers that are refused. All of them are
 /// answered in milliseconds. More wait in the system's line, where none of these is silent.
@@ -41,34 +47,34 @@ pub(super) async fn serve(
     stop: CancellationToken,
 ) {
     let places = Arc::new(Semaphore::new(max));
-    let open = TaskTracker::new();
-    let silent = Silent::default();
-    for number in 0_u64.. {
+    let tasks = TaskTracker::new();
+    let open = Open::default();
+    loop {
         let next = async {
             // Where the system refuses one (too many open files), it waits a second and goes on.
             let (stream, _) = Listener::accept(&mut listener).await;
-            (stream, place(&places, &silent).await)
+            (stream, place(&places, &open).await)
         };
         let Some((stream, place)) = stop.run_until_cancelled(next).await else {
             break;
         };
         let (pages, stop) = (pages.clone(), stop.clone());
-        let connected = Connected::new(number, silent.clone());
-        open.spawn(async move {
+        let connected = Arc::new(Connected::new(&open));
+        tasks.spawn(async move {
             connection(stream, pages, connected, stop).await;
             drop(place);
         });
     }
     drop(listener);
-    open.close();
-    open.wait().await;
+    tasks.close();
+    tasks.wait().await;
 }
 
-/// A free one, or that of a connection which is silent.
-async fn place(places: &Arc<Semaphore>, silent: &Silent) -> OwnedSemaphorePermit {
+/// A free one, or that of a connection which gives way.
+async fn place(places: &Arc<Semaphore>, open: &Open) -> OwnedSemaphorePermit {
     loop {
         if places.available_permits() == 0 {
-            silent.longest_gives_way();
+            open.one_gives_way();
         }
         let place = timeout(FULL_PAUSE, places.clone().acquire_owned());
         if let Ok(place) = place.await {
@@ -77,85 +83,33 @@ async fn place(places: &Arc<Semaphore>, silent: &Silent) -> OwnedSemaphorePermit
     }
 }
 
-/// The connections from which the next request is awaited: since when, and what makes each give way.
-#[derive(Clone, Default)]
-struct Silent(Arc<Mutex<HashMap<u64, (Instant, CancellationToken)>>>);
-
-impl Silent {
-    fn longest_gives_way(&self) {
-        let mut silent = self.lock();
-        let longest = silent.iter().min_by_key(|(_, (since, _))| *since);
-        if let Some(number) = longest.map(|(number, _)| *number)
-            && let Some((_, give_way)) = silent.remove(&number)
-        {
-            give_way.cancel();
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, (Instant, CancellationToken)>> {
-        // Nothing panics while it holds the lock but the allocator.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// One connection among them, silent from its begin.
-struct Connected {
-    number: u64,
-    silent: Silent,
-    give_way: CancellationToken,
-}
-
-impl Connected {
-    fn new(number: u64, silent: Silent) -> Self {
-        let give_way = CancellationToken::new();
-        let connected = Self {
-            number,
-            silent,
-            give_way,
-        };
-        connected.waits();
-        connected
-    }
-
-    fn asks(&self) {
-        self.silent.lock().remove(&self.number);
-    }
-
-    fn waits(&self) {
-        let since = (Instant::now(), self.give_way.clone());
-        self.silent.lock().insert(self.number, since);
-    }
-}
-
-impl Drop for Connected {
-    fn drop(&mut self) {
-        self.silent.lock().remove(&self.number);
-    }
-}
-
 async fn connection(
     stream: TcpStream,
     pages: Router,
-    connected: Connected,
+    connected: Arc<Connected>,
     stop: CancellationToken,
 ) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(HEAD_PATIENCE);
     let pages = TowerToHyperService::new(pages);
-    let pages = service_fn(|request| {
-        connected.asks();
-        let answer = pages.call(request);
-        async {
-            let answer = answer.await;
-            connected.waits();
-            answer
+    let service = service_fn(|request| {
+        let (pages, connected) = (pages.clone(), connected.clone());
+        async move {
+            if !connected.asks() {
+                // It has given way in this moment, and is about to be dropped.
+                std::future::pending::<()>().await;
+            }
+            let answer = pages.call(request).await?;
+            Ok::<_, Infallible>(answer.map(|body| Body::new(body, connected)))
         }
     });
-    let mut served = pin!(http.serve_connection(TokioIo::new(stream), pages));
+    let stream = Stream::new(stream, connected.clone());
+    let mut served = pin!(http.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
+        biased;
+        () = connected.gives_way() => return,
         ended = served.as_mut() => ended,
-        () = connected.give_way.cancelled() => return,
         () = stop.cancelled() => {
             served.as_mut().graceful_shutdown();
             served.await

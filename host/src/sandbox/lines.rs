@@ -5,7 +5,9 @@
 //! table in which a place is found by halving.
 
 use std::collections::HashMap;
+use std::fmt::{self, Write as _};
 use std::hash::Hash;
+use std::panic::catch_unwind;
 
 use addr2line::{Context, Frame};
 use gimli::{Dwarf, EndianSlice, LittleEndian};
@@ -15,8 +17,13 @@ use wasmparser::{KnownCustom, Name, Parser, Payload};
 /// Names longer than this are cut: a line of a listing has no room for them.
 const NAME_BYTES_MAX: usize = 512;
 
-/// Rows of one module. Its code has a few million bytes, and a row is for several of them.
+/// Rows of one module, and calls: its code has a few million bytes, and a row is for several of them, a call for several rows.
+/// With names for all calls that is 100 MB in the host; where there are more, the rest is unknown.
 const ROWS_MAX: usize = 4 << 20;
+const CALLS_MAX: usize = 1 << 20;
+
+/// Of all names together.
+const NAMES_BYTES_MAX: usize = 32 << 20;
 
 /// Calls that the compiler has put into one another; beyond that the outer ones are left out.
 const INLINED_MAX: usize = 64;
@@ -56,6 +63,11 @@ impl Lines {
     /// What a component says of its source. What it does not say, or says in a way that nobody understands, is
     /// missing. Takes as long as the component's author likes: call it where that has a limit.
     pub(super) fn read(component: &[u8]) -> Self {
+        // A fault in what reads them is no reason to refuse a module.
+        catch_unwind(|| Self::read_all(component)).unwrap_or_default()
+    }
+
+    fn read_all(component: &[u8]) -> Self {
         let mut rows = Vec::new();
         let mut writing = Writing::default();
         for module in modules(component) {
@@ -166,7 +178,7 @@ impl<'a> Module<'a> {
         };
         let source = Context::from_dwarf(Dwarf::load(section)?)?;
         for (begin, bytes, _) in source.find_location_range(0, u64::from(self.code_bytes))? {
-            if rows.len() == ROWS_MAX {
+            if rows.len() == ROWS_MAX || writing.is_full() {
                 break;
             }
             let mut frames = source.find_frames(begin).skip_all_loads()?;
@@ -221,9 +233,15 @@ struct Writing<'a> {
     /// By what the module calls them.
     functions: HashMap<&'a [u8], u32>,
     files: HashMap<String, u32>,
+    names_bytes: usize,
 }
 
 impl<'a> Writing<'a> {
+    /// One more row may add as many calls as stand in one another.
+    fn is_full(&self) -> bool {
+        self.lines.calls.len() > CALLS_MAX - INLINED_MAX || self.names_bytes > NAMES_BYTES_MAX
+    }
+
     fn call(&mut self, frame: &Frame<'_, Bytes<'a>>, within: Option<u32>) -> u32 {
         let location = frame.location.as_ref();
         let function = frame.function.as_ref();
@@ -247,7 +265,9 @@ impl<'a> Writing<'a> {
         let names = &mut self.lines.names;
         *self.functions.entry(mangled).or_insert_with(|| {
             let name = String::from_utf8_lossy(mangled);
-            names.push(cut(format!("{:#}", rustc_demangle::demangle(&name))));
+            let name = demangled(&name);
+            self.names_bytes += name.len();
+            names.push(name);
             index(names)
         })
     }
@@ -257,21 +277,42 @@ impl<'a> Writing<'a> {
             return *known;
         }
         let names = &mut self.lines.names;
-        names.push(cut(file.to_owned()));
+        let begin = file.floor_char_boundary(NAME_BYTES_MAX);
+        names.push(file[..begin].to_owned());
+        self.names_bytes += begin;
         let new = index(names);
         self.files.insert(file.to_owned(), new);
         new
     }
 }
 
-/// The last one's; there are never more than [`ROWS_MAX`] times [`INLINED_MAX`].
+/// The last one's; there are never more than [`CALLS_MAX`], and fewer than twice as many names.
 fn index<T>(of: &[T]) -> u32 {
     u32::try_from(of.len() - 1).unwrap_or(u32::MAX)
 }
 
-fn cut(mut name: String) -> String {
-    name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
-    name
+/// The name of a function as people write it, or its begin: a name of 200 bytes can stand for a megabyte.
+pub(super) fn demangled(name: &str) -> String {
+    let mut begin = Begin(String::new());
+    // It ends with an error where there is no room for more.
+    let _ = write!(begin, "{:#}", rustc_demangle::demangle(name));
+    begin.0
+}
+
+/// Takes text until it has [`NAME_BYTES_MAX`].
+struct Begin(String);
+
+impl fmt::Write for Begin {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = NAME_BYTES_MAX - self.0.len();
+        let (fits, rest) = text.split_at(text.floor_char_boundary(room));
+        self.0.push_str(fits);
+        if rest.is_empty() {
+            Ok(())
+        } else {
+            Err(fmt::Error)
+        }
+    }
 }
 
 #[cfg(test)]

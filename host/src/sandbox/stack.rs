@@ -2,7 +2,7 @@
 
 use wasmtime::{FrameInfo, WasmBacktrace};
 
-use super::lines::Lines;
+use super::lines::{Lines, demangled};
 
 /// A function that is being called, or that the compiler has put into one that is.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub(super) fn called(backtrace: &WasmBacktrace, lines: &Lines) -> Vec<Called> {
 /// Its name as the module's own list of names has it.
 fn function(frame: &FrameInfo) -> String {
     match frame.func_name() {
-        Some(name) => format!("{:#}", rustc_demangle::demangle(name)),
+        Some(name) => demangled(name),
         None => format!("function {}", frame.func_index()),
     }
 }

@@ -105,6 +105,10 @@ pub fn without_user(url: &str) -> String {
     let rest = url[scheme..].trim_start_matches(['/', '\\']);
     let begin = &url[..url.len() - rest.len()];
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    // What stands there for a port and is none is the begin of a password with such a character in it.
+    let port = rest[..end].rsplit_once(':').map_or("", |(_, port)| port);
+    let is_port = port.ends_with(']') || port.bytes().all(|byte| byte.is_ascii_digit());
+    let end = if is_port { end } else { rest.len() };
     let host = rest[..end].rfind('@').map_or(0, |at| at + 1);
     format!("{begin}{}", &rest[host..])
 }
@@ -196,6 +200,10 @@ mod tests {
             ("https:/user:pw@a.example", "https:/a.example"),
             ("//user:pw@a.example/x", "//a.example/x"),
             ("user:pw@a.example/@x", "a.example/@x"),
+            ("https://user:p/w@a.example/x", "https://a.example/x"),
+            ("https://user:p?w#@a.example", "https://a.example"),
+            ("https://[::1]/@x", "https://[::1]/@x"),
+            ("https://a.example:8443/@x", "https://a.example:8443/@x"),
             ("/x/@y", "/x/@y"),
             ("", ""),
         ] {

@@ -140,7 +140,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for sentence in folder.named.astray(handlers) {
         eprintln!("rouse: {}", plain(&sentence));
     }
-    let trouble = Trouble::of(&folder.file, &folder.beside);
+    let trouble = Trouble::of(&folder.file, &folder.beside, &args.handlers);
     let code = match handlers.refused.is_empty() && trouble.errors.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,

@@ -15,8 +15,9 @@ pub(super) struct Trouble {
 }
 
 impl Trouble {
-    /// Tries what the file names, as a host does when it starts. `folder`: where relative paths start.
-    pub(super) fn of(file: &File, folder: &Path) -> Self {
+    /// Tries what the file names, as a host does when it starts. `folder`: where relative paths start. `handlers`: the
+    /// folder with the modules.
+    pub(super) fn of(file: &File, folder: &Path, handlers: &Path) -> Self {
         let mut errors = file.secret_errors(folder, Environment);
         if file.invoke_max() != Some(0) {
             errors.extend(invocations::token(file, folder).err());
@@ -31,7 +32,7 @@ impl Trouble {
         });
         Self {
             errors: errors.iter().map(|error| format!("{error:#}")).collect(),
-            warnings: missing.collect(),
+            warnings: missing.chain(file.exposed(folder, handlers)).collect(),
         }
     }
 }

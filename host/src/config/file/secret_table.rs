@@ -23,7 +23,7 @@ pub(super) struct SecretTable {
     /// A variable of the environment.
     env: Option<String>,
     /// A file that only its owner may read; relative to the folder of `rouse.toml`.
-    file: Option<PathBuf>,
+    pub(super) file: Option<PathBuf>,
 }
 
 /// Where a handler may have a secret sent, and whether it may sign with it.
@@ -52,6 +52,29 @@ pub(super) fn written_out(text: &str) -> Option<String> {
     Some(format!(
         "secrets.{name} says where the secret is read from, and is not the secret itself: write [secrets.{name}] with \
          env = \"VARIABLE\" or file = \"PATH\""
+    ))
+}
+
+/// An error where secrets stand, without the line that it is about; none where it is about something else.
+pub(super) fn untold(error: &toml::de::Error, text: &str) -> Option<String> {
+    let at = error.span()?.start.min(text.len());
+    let begin = text[..text.floor_char_boundary(at)]
+        .rfind('\n')
+        .map_or(0, |end| end + 1);
+    let line = text[begin..].lines().next().unwrap_or_default();
+    let mut above = text[..begin].lines().rev().map(str::trim_start);
+    let table = above.find(|line| line.starts_with('['));
+    if !line.contains("secrets") && !table.is_some_and(|table| table.contains("secrets")) {
+        return None;
+    }
+    let number = text[..begin].lines().count() + 1;
+    // A value of another kind is repeated there too.
+    let message = match error.message().rsplit_once(", expected ") {
+        Some((found, expected)) if found.contains('"') => format!("it is to be {expected}"),
+        Some(_) | None => error.message().into(),
+    };
+    Some(format!(
+        "at line {number}, which may have a secret in it and is not shown: {message}"
     ))
 }
 

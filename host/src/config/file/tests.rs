@@ -484,6 +484,29 @@ fn a_value_of_another_kind_is_told_what_belongs_there() {
 }
 
 #[test]
+fn a_secret_in_whatever_place_is_in_no_error() {
+    for text in [
+        "[secrets.KEY]\nvalue = \"hunter2hunter2\"",
+        "[secrets]\nKEY = { secret = \"hunter2hunter2\" }",
+        "[secrets]\nKEY = [\"hunter2hunter2\"]",
+        "[secrets]\nKEY = hunter2hunter2",
+        "secrets = \"hunter2hunter2\"",
+        "secrets.KEY = \"hunter2hunter2",
+        "[secrets.KEY]\nenv = [\"hunter2hunter2\"]",
+        "[handlers.x]\nsecrets = [{ name = \"KEY\", value = \"hunter2hunter2\" }]",
+        "[handlers.x]\nsecrets = \"hunter2hunter2, expected\"",
+        "[[handlers.x.secrets]]\nname = \"KEY\"\nvalue = \"hunter2hunter2\"",
+    ] {
+        let message = read(text).unwrap_err();
+        assert!(!message.contains("hunter2"), "{text}: {message}");
+        assert!(
+            message.contains("line ") || message.contains("secrets."),
+            "{text}: {message}"
+        );
+    }
+}
+
+#[test]
 fn a_secret_that_stands_in_the_file_itself_is_not_repeated() {
     let message = read("[secrets]\nAPI_KEY = \"hunter2hunter2\"").unwrap_err();
     let said = "secrets.API_KEY says where the secret is read from, and is not the secret itself";

@@ -160,7 +160,7 @@ impl Files<'_> {
         if file.perms.write_not_permitted() {
             return Err(ErrorCode::NotPermitted.into());
         }
-        let (quota, open) = (self.fds.of(fd), self.fds.open(fd));
+        let (quota, open) = (self.fds.of(fd), self.fds.stream(fd, &self.log)?);
         let disk = self.disk.clone();
         let output: DynOutputStream =
             Box::new(FileOutput::new(disk, file.file, position, quota, open));
@@ -430,7 +430,7 @@ impl HostDescriptor for Files<'_> {
         let Descriptor::File(file) = self.descriptor(&fd)? else {
             return Err(ErrorCode::IsDirectory.into());
         };
-        let (disk, open) = (self.disk.clone(), self.fds.open(&fd));
+        let (disk, open) = (self.disk.clone(), self.fds.stream(&fd, &self.log)?);
         let input: DynInputStream = Box::new(FileInput::new(disk, file.file, offset, open));
         Ok(self.inner.table.push(input)?)
     }

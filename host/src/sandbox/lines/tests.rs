@@ -80,6 +80,42 @@ fn numbers_that_lead_nowhere_are_no_lines() {
     assert!(broken.at(1).all(|line| line.function.is_none()));
 }
 
+/// Each parameter is a pair of references back to the one before it, so that what they stand for doubles.
+#[test]
+fn a_short_name_that_stands_for_a_long_one_is_cut_where_it_gets_too_long() {
+    let mut mangled = String::from("_RINvC1a1b");
+    // References count from behind `_R`.
+    let mut last = mangled.len() - 2;
+    mangled += "TuuE";
+    for _ in 0..20 {
+        let (next, back) = (mangled.len() - 2, base_62(last));
+        mangled += &format!("TB{back}B{back}E");
+        last = next;
+    }
+    mangled += "E";
+    let whole = format!("{:#}", rustc_demangle::demangle(&mangled));
+    assert!(mangled.len() < 256 && whole.len() >= 1_000_000);
+    assert_eq!(demangled(&mangled), whole[..NAME_BYTES_MAX]);
+    assert_eq!(demangled("_ZN1a1b17h0123456789abcdefE"), "a::b");
+    assert_eq!(demangled("not mangled"), "not mangled");
+}
+
+/// A number as the names of Rust have it.
+fn base_62(number: usize) -> String {
+    const DIGITS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    let Some(mut rest) = number.checked_sub(1) else {
+        return "_".into();
+    };
+    let mut digits = String::new();
+    loop {
+        digits.insert(0, char::from(DIGITS[rest % 62]));
+        rest /= 62;
+        if rest == 0 {
+            return digits + "_";
+        }
+    }
+}
+
 #[test]
 fn what_says_nothing_of_its_source_has_no_lines() {
     for bytes in [

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wasmtime::component::Resource;
-use wasmtime_wasi::p2::FsResult;
 use wasmtime_wasi::p2::bindings::filesystem::types::{Descriptor, ErrorCode};
+use wasmtime_wasi::p2::{FsError, FsResult};
 
 use crate::sandbox::capability::GuestLog;
 use crate::sandbox::grants::Quota;
@@ -20,6 +20,7 @@ pub(in crate::sandbox) struct Fds {
     files_max: usize,
     /// Made for the first that is opened: most attempts open none.
     free: Option<Arc<Semaphore>>,
+    free_streams: Option<Arc<Semaphore>>,
     /// The log has it that there were too many.
     told: bool,
 }
@@ -38,6 +39,7 @@ impl Fds {
             held: HashMap::new(),
             files_max,
             free: None,
+            free_streams: None,
             told: false,
         }
     }
@@ -47,9 +49,16 @@ impl Fds {
         self.held.get(&fd.rep())?.quota.clone()
     }
 
-    /// What counts it among those that are open.
-    pub(super) fn open(&self, fd: &Resource<Descriptor>) -> Option<Arc<OwnedSemaphorePermit>> {
-        self.held.get(&fd.rep())?.open.clone()
+    /// Counts a stream that is about to be opened on it, until this is dropped. Too many are an error, as with files: each has
+    /// something in the host that it has read, or is to write.
+    pub(super) fn stream(&mut self, fd: &Resource<Descriptor>, log: &GuestLog) -> FsResult<InUse> {
+        let file = self.held.get(&fd.rep()).and_then(|held| held.open.clone());
+        let stream = one_more(&mut self.free_streams, self.files_max);
+        let stream = stream.ok_or_else(|| self.too_many(log))?;
+        Ok(InUse {
+            _file: file,
+            _stream: stream,
+        })
     }
 
     pub(super) fn insert(&mut self, fd: &Resource<Descriptor>, held: Held) {
@@ -63,22 +72,42 @@ impl Fds {
     /// Counts a file that is about to be opened, until the last who uses it has dropped this. Too many are an error, which the log
     /// of the attempt has once.
     pub(super) fn one_more(&mut self, log: &GuestLog) -> FsResult<Arc<OwnedSemaphorePermit>> {
-        let max = self.files_max;
-        let free = self
-            .free
-            .get_or_insert_with(|| Arc::new(Semaphore::new(max)));
-        match free.clone().try_acquire_owned() {
-            Ok(one) => Ok(Arc::new(one)),
-            Err(_) => {
-                if !std::mem::replace(&mut self.told, true) {
-                    let why = format!(
-                        "{max} files and directories are open, which is as many as an attempt may have at once: close some, or allow more (files under limits in rouse.toml)"
-                    );
-                    log.message(tracing::Level::WARN, &why);
-                }
-                // WASI has no word for too many of these.
-                Err(ErrorCode::InsufficientMemory.into())
-            }
+        let one = one_more(&mut self.free, self.files_max);
+        one.map(Arc::new).ok_or_else(|| self.too_many(log))
+    }
+
+    fn too_many(&mut self, log: &GuestLog) -> FsError {
+        if !std::mem::replace(&mut self.told, true) {
+            let why = format!(
+                "{} files and directories, or streams of them, are open, which is as many as an attempt may have at once: close some, or allow more (files under limits in rouse.toml)",
+                self.files_max
+            );
+            log.message(tracing::Level::WARN, &why);
+        }
+        // WASI has no word for too many of these.
+        ErrorCode::InsufficientMemory.into()
+    }
+}
+
+fn one_more(free: &mut Option<Arc<Semaphore>>, max: usize) -> Option<OwnedSemaphorePermit> {
+    let free = free.get_or_insert_with(|| Arc::new(Semaphore::new(max)));
+    free.clone().try_acquire_owned().ok()
+}
+
+/// A stream, and the file that stays open for it.
+pub(super) struct InUse {
+    /// None: it is a granted directory.
+    _file: Option<Arc<OwnedSemaphorePermit>>,
+    _stream: OwnedSemaphorePermit,
+}
+
+#[cfg(test)]
+impl InUse {
+    /// Of a stream that nobody counts.
+    pub(super) fn alone() -> Self {
+        Self {
+            _file: None,
+            _stream: one_more(&mut None, 1).expect("it is the first"),
         }
     }
 }
@@ -132,6 +161,25 @@ pub(super) fn no_space() -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_of_one_file_are_as_many_as_files_may_be_and_hold_it_open() {
+        use crate::sandbox::capability::Speaker;
+        use crate::sandbox::{AbortHandle, Limits};
+
+        let limits = Limits::default();
+        let log = GuestLog::new(Speaker::Module, AbortHandle::new(), &limits, None);
+        let (mut fds, fd) = (Fds::new(2), Resource::new_own(7));
+        let open = Some(fds.one_more(&log).unwrap());
+        fds.insert(&fd, Held { quota: None, open });
+        let streams = [(); 2].map(|()| fds.stream(&fd, &log).unwrap());
+        assert!(fds.stream(&fd, &log).is_err(), "there are two");
+        fds.remove(&fd);
+        let _other = fds.one_more(&log).unwrap();
+        assert!(fds.one_more(&log).is_err(), "the streams hold the first");
+        drop(streams);
+        assert!(fds.stream(&fd, &log).is_ok() && fds.one_more(&log).is_ok());
+    }
 
     #[test]
     fn a_full_directory_names_the_limit_that_was_met() {

@@ -7,12 +7,12 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use tokio::sync::OwnedSemaphorePermit;
 use wasmtime_wasi::async_trait;
 use wasmtime_wasi::p2::{InputStream, Pollable, StreamError, StreamResult};
 use wasmtime_wasi::runtime::AbortOnDropJoinHandle;
 
 use super::disk::Disk;
+use super::fds::InUse;
 
 /// As much is read at once at most, as with wasmtime-wasi's own.
 const READ_BYTES_MAX: usize = 64 << 10;
@@ -26,7 +26,7 @@ pub(super) struct FileInput {
     file: Arc<File>,
     position: u64,
     /// The file is open for as long.
-    _open: Option<Arc<OwnedSemaphorePermit>>,
+    _open: InUse,
     state: State,
 }
 
@@ -39,12 +39,7 @@ enum State {
 }
 
 impl FileInput {
-    pub(super) fn new(
-        disk: Disk,
-        file: Arc<File>,
-        position: u64,
-        open: Option<Arc<OwnedSemaphorePermit>>,
-    ) -> Self {
+    pub(super) fn new(disk: Disk, file: Arc<File>, position: u64, open: InUse) -> Self {
         Self {
             disk,
             file,
@@ -157,7 +152,7 @@ mod tests {
                 meter: Arc::default(),
             };
             let file = Arc::new(File::open(&path).unwrap());
-            let mut input = FileInput::new(disk, file, 3, None);
+            let mut input = FileInput::new(disk, file, 3, InUse::alone());
             let mut read = Vec::new();
             let end = loop {
                 if waits {

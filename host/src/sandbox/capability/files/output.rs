@@ -8,13 +8,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rustix::io::{Errno, ReadWriteFlags, pwritev2};
-use tokio::sync::OwnedSemaphorePermit;
 use wasmtime_wasi::async_trait;
 use wasmtime_wasi::p2::{OutputStream, Pollable, StreamError, StreamResult};
 use wasmtime_wasi::runtime::AbortOnDropJoinHandle;
 
 use super::disk::Disk;
-use super::fds::{InQuota, no_space};
+use super::fds::{InQuota, InUse, no_space};
 use crate::sandbox::capability::output::{WRITE_BYTES_MAX, too_much};
 use crate::sandbox::quota::{Charge, Size};
 
@@ -27,7 +26,7 @@ pub(super) struct FileOutput {
     /// None: there is none.
     quota: Option<Arc<InQuota>>,
     /// The file is open for as long.
-    _open: Option<Arc<OwnedSemaphorePermit>>,
+    _open: InUse,
     state: State,
 }
 
@@ -48,7 +47,7 @@ impl FileOutput {
         file: Arc<File>,
         position: Option<u64>,
         quota: Option<Arc<InQuota>>,
-        open: Option<Arc<OwnedSemaphorePermit>>,
+        open: InUse,
     ) -> Self {
         Self {
             disk,
