@@ -273,3 +273,29 @@ async fn what_is_printed_for_http_deliver_lets_it_sign() {
     let manifest = rouse(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
     assert_eq!(manifest["granted"], json!(["sign:KEY"]));
 }
+
+#[test]
+fn a_granted_directory_that_is_not_there_is_warned_of_once_for_each_grant() {
+    let config = r#"
+        queue = "off"
+        [handlers."mail.*"]
+        dirs = [{ dir = "nowhere", at = "/in" }]
+        [handlers."mail.send"]
+        dirs = [{ dir = "nowhere", at = "/out" }]
+    "#;
+    let dir = folder(config, &[]);
+    let mut serve = command("", &["serve", "--http", "127.0.0.1:0"], &dir);
+    serve.env_remove("DATABASE_URL");
+    let host = Host::spawn(serve);
+    host.line(PATIENCE, |line| line.contains("the queue is off"));
+    let output = host.output();
+    let lines = output.lines().filter(|line| line.contains("nowhere"));
+    let warnings: Vec<&str> = lines.filter(|line| line.contains("WARN")).collect();
+    assert_eq!(warnings.len(), 2, "{output}");
+    for (handler, at) in [("mail.*", "/in"), ("mail.send", "/out")] {
+        let of_grant = |line: &&str| line.contains(handler) && line.contains(at);
+        let warning = warnings.iter().find(|line| of_grant(line)).expect(handler);
+        assert!(warning.contains("which cannot be opened"), "{warning}");
+    }
+    host.kill();
+}

@@ -215,7 +215,7 @@ fn handlers_says_what_would_keep_a_host_from_starting_and_what_it_would_warn_of(
     for part in [
         "a host would not start: read the secret KEY (secrets.KEY in rouse.toml): the variable ROUSE_TEST_KEY is not set",
         "a host would not start: read the secret OTHER (secrets.OTHER in rouse.toml)",
-        "warning: rouse.toml grants test.other the directory",
+        "warning: test.other is granted the directory",
     ] {
         assert!(said.contains(part), "{part:?} is not in {said}");
     }
@@ -240,5 +240,8 @@ fn handlers_says_what_would_keep_a_host_from_starting_and_what_it_would_warn_of(
     let listed: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(listed["errors"], json!([]));
     let warning = listed["warnings"][0].as_str().unwrap();
-    assert!(warning.contains("nowhere, which is not there"), "{warning}");
+    assert!(
+        warning.contains("nowhere at /data, which cannot be opened: there is no such directory"),
+        "{warning}"
+    );
 }
