@@ -18,8 +18,11 @@ const NASTY: &str =
 /// The same as it is shown where it has several lines.
 const SHOWN: &str = "it\n2026-11-22T12:00:00Z  WARN rouse: faked\\u{d}\\u{1b}[2J\\u{7f}\\u{9b}31m\\u{202e}\\u{2028}x";
 
+/// No coin shows the same side so often.
+const TOSSES_MAX: usize = 64;
+
 /// True for what may stand in nothing that is printed; line breaks are looked at by themselves.
-fn obeyed(character: char) -> bool {
+pub(crate) fn obeyed(character: char) -> bool {
     (character.is_control() && character != '\n') || matches!(character, '\u{202e}' | '\u{2028}')
 }
 
@@ -140,27 +143,26 @@ async fn a_module_that_panics_when_it_is_asked_again_is_told_of_in_words_that_po
         &format!("{manifest}{panic}"),
         "unreachable",
     );
-    let handler = loop {
+    let words = "it panics when it describes itself: no\\u{0}\\u{9b}more";
+    let mut loaded = None;
+    for _ in 0..TOSSES_MAX {
         let handlers = Handlers::with(&[("moody.wasm", &module)]).await;
-        let set = handlers.catalog.current();
-        if let Some(handler) = set.get("test.moody") {
-            break handler.clone();
+        loaded = handlers.catalog.current().get("test.moody").cloned();
+        if loaded.is_some() {
+            break;
         }
-        assert!(
-            handlers
-                .refusal("moody.wasm")
-                .starts_with("it panics when it describes itself: no\\u{0}\\u{9b}more")
-        );
-    };
-    let why = loop {
-        if let Err(why) = sandbox().verify(&handler).await {
-            break why;
+        assert!(handlers.refusal("moody.wasm").starts_with(words));
+    }
+    let handler = loaded.expect("it describes itself every other time");
+    let mut why = None;
+    for _ in 0..TOSSES_MAX {
+        why = sandbox().verify(&handler).await.err();
+        if why.is_some() {
+            break;
         }
-    };
-    assert!(
-        why.starts_with("it panics when it describes itself: no\\u{0}\\u{9b}more"),
-        "{why}"
-    );
+    }
+    let why = why.expect("it panics every other time");
+    assert!(why.starts_with(words), "{why}");
 }
 
 #[test]
