@@ -79,10 +79,12 @@ impl Lookups {
 
     /// The places of one handler.
     fn of(&self, handler: &Arc<str>) -> Arc<Semaphore> {
+        let of_handlers = self.of_handlers.lock();
         // Nothing panics while it holds the lock.
-        let mut of_handlers = self.of_handlers.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || Arc::new(Semaphore::new(LOOKUPS_OF_ONE_MAX));
-        of_handlers.entry(handler.clone()).or_insert_with(new).clone()
+        let mut of_handlers = of_handlers.unwrap_or_else(PoisonError::into_inner);
+        let own = of_handlers.entry(handler.clone());
+        own.or_insert_with(|| Arc::new(Semaphore::new(LOOKUPS_OF_ONE_MAX)))
+            .clone()
     }
 }
 
