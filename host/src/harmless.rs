@@ -34,6 +34,16 @@ pub(crate) fn paragraphs(text: &str, bytes_max: usize) -> String {
     })
 }
 
+/// The text in one line, whole: whoever made it has cut it.
+pub(crate) fn line(text: &str) -> String {
+    printable(text, usize::MAX)
+}
+
+/// The text with its line breaks and tabs, whole.
+pub(crate) fn lines(text: &str) -> String {
+    paragraphs(text, usize::MAX)
+}
+
 /// The name of a file, in which line breaks are shown too.
 pub(crate) fn name(text: &str) -> String {
     shown(text, usize::MAX, |character| {

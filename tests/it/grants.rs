@@ -1,6 +1,5 @@
 //! What handlers ask for, have and miss: variables, settings, clocks.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use rouse::job::RunEnd;
@@ -10,7 +9,10 @@ use tokio::time::timeout;
 
 use crate::http_out::Guests;
 use crate::sandbox_guest::{Handlers, PATIENCE, guest_of_wasip1, job, manifest};
-use crate::support::{Host, Ran, attempt, command, folder, rouse_binary};
+use crate::support::{
+    Host, attempt, command_without_database, folder, folder_of, rouse_binary,
+    rouse_without_database,
+};
 
 fn sandbox() -> Arc<Sandbox> {
     let settings = Settings {
@@ -144,35 +146,19 @@ async fn settings_and_variables_reach_a_handler_of_the_sdk() {
     }
 }
 
-/// `rouse` in this folder, without a database.
-fn rouse(args: &[&str], folder: &Path) -> Ran {
-    let mut command = command("", args, folder);
-    let output = command
-        .env_remove("DATABASE_URL")
-        .output()
-        .expect("it runs");
-    Ran {
-        code: output.status.code().expect("it exits"),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
-}
-
 #[tokio::test]
 async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
     let asks = r#"{"handlers":[{"name":"mail.send","capabilities":["http:api.example.com","http:*.example.org",
         "secrets:KEY","dirs:/out:read-write","env:LANG","env:TZ","settings:threshold","fine_clocks","of-the-future"]}]}"#;
     let guest = guest_of_wasip1("", asks, "(call $return_ok (i32.const 0) (i32.const 0))");
-    let dir = folder(
-        "[[handlers.\"*\".http]]\nhosts = [\"*.example.com\"]\n",
-        &[],
-    );
-    std::fs::write(dir.join("handlers-wasm/mail.wasm"), guest).unwrap();
+    let config = "[[handlers.\"*\".http]]\nhosts = [\"*.example.com\"]\n";
+    let dir = folder_of(config, &[("mail.wasm", guest)]);
     let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
 
-    let ran = rouse(&show, &dir);
+    let ran = rouse_without_database(&show, &dir);
     ran.exits(0);
-    let manifest = rouse(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
+    let manifest =
+        rouse_without_database(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
     assert_eq!(manifest["granted"], json!(["http:*.example.com"]));
     assert_eq!(manifest["asked"].as_array().map(Vec::len), Some(9));
     let missing = |manifest: &Value| -> Vec<String> {
@@ -195,15 +181,13 @@ async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
     assert_eq!(missing(&manifest), others);
 
     // A host that loads it says so, once for each version.
-    let mut serve = command("", &["serve", "--handlers", "handlers-wasm"], &dir);
-    serve.env_remove("DATABASE_URL");
     std::fs::write(
         dir.join("off.toml"),
         "queue = \"off\"\n[[handlers.\"*\".http]]\nhosts = [\"*.example.com\"]\n",
     )
     .unwrap();
-    serve.args(["--config", "off.toml", "--http", "127.0.0.1:0"]);
-    let host = Host::spawn(serve);
+    let serve = ["serve", "--config", "off.toml", "--http", "127.0.0.1:0"];
+    let host = Host::spawn(command_without_database(&serve, &dir));
     host.line(PATIENCE, |line| line.contains("the queue is off"));
     assert_eq!(
         host.output().matches("is not granted to it").count(),
@@ -226,7 +210,8 @@ async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
         + &lines.replace("hosts = [\"…\"]", "hosts = [\"a.example\"]")
         + "\n[secrets.KEY]\nfile = \"key\"\n";
     std::fs::write(&toml, text).unwrap();
-    let manifest = rouse(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
+    let manifest =
+        rouse_without_database(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
     assert_eq!(missing(&manifest), ["of-the-future"]);
     assert!(Capability::FineClocks.to_string() == manifest["granted"][7]);
 }
@@ -235,14 +220,11 @@ async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
 async fn lines_that_cannot_just_be_put_behind_the_file_say_so() {
     let asks = r#"{"handlers":[{"name":"mail.send","capabilities":["dirs:/out","env:LANG","settings:threshold","state"]}]}"#;
     let guest = guest_of_wasip1("", asks, "(call $return_ok (i32.const 0) (i32.const 0))");
-    let dir = folder(
-        "[handlers.\"*\".settings]\nwide = true\n[handlers.\"mail.send\"]\n\
-         dirs = [{ dir = \"in\", at = \"/in\" }]\n[handlers.\"mail.send\".env]\nTZ = \"UTC\"\n",
-        &[],
-    );
-    std::fs::write(dir.join("handlers-wasm/mail.wasm"), guest).unwrap();
+    let config = "[handlers.\"*\".settings]\nwide = true\n[handlers.\"mail.send\"]\n\
+                  dirs = [{ dir = \"in\", at = \"/in\" }]\n[handlers.\"mail.send\".env]\nTZ = \"UTC\"\n";
+    let dir = folder_of(config, &[("mail.wasm", guest)]);
     let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
-    let ran = rouse(&show, &dir);
+    let ran = rouse_without_database(&show, &dir);
     ran.exits(0);
     for said in [
         "# handlers.\"mail.send\".dirs is in the file already, on line 4: add this element to its list\n{ dir = \"…\", at = \"/out\" },",
@@ -264,12 +246,38 @@ async fn what_is_printed_for_http_deliver_lets_it_sign() {
         "--folder",
         "handlers-wasm",
     ];
-    let ran = rouse(&show, &dir);
+    let ran = rouse_without_database(&show, &dir);
     ran.exits(0);
     let lines = "[[handlers.\"http.deliver\".secrets]]\nname = \"…\"\nsign = true";
     assert!(ran.stdout.contains(lines), "{}", ran.stdout);
     let config = "[secrets.KEY]\nfile = \"key\"\n[handlers.\"http.deliver\"]\nsecrets = [{ name = \"KEY\", sign = true }]\n";
     std::fs::write(dir.join("rouse.toml"), config).unwrap();
-    let manifest = rouse(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
+    let manifest =
+        rouse_without_database(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();
     assert_eq!(manifest["granted"], json!(["sign:KEY"]));
+}
+
+#[test]
+fn a_granted_directory_that_is_not_there_is_warned_of_once_for_each_grant() {
+    let config = r#"
+        queue = "off"
+        [handlers."mail.*"]
+        dirs = [{ dir = "nowhere", at = "/in" }]
+        [handlers."mail.send"]
+        dirs = [{ dir = "nowhere", at = "/out" }]
+    "#;
+    let dir = folder(config, &[]);
+    let serve = ["serve", "--http", "127.0.0.1:0"];
+    let host = Host::spawn(command_without_database(&serve, &dir));
+    host.line(PATIENCE, |line| line.contains("the queue is off"));
+    let output = host.output();
+    let lines = output.lines().filter(|line| line.contains("nowhere"));
+    let warnings: Vec<&str> = lines.filter(|line| line.contains("WARN")).collect();
+    assert_eq!(warnings.len(), 2, "{output}");
+    for (handler, at) in [("mail.*", "/in"), ("mail.send", "/out")] {
+        let of_grant = |line: &&str| line.contains(handler) && line.contains(at);
+        let warning = warnings.iter().find(|line| of_grant(line)).expect(handler);
+        assert!(warning.contains("which cannot be opened"), "{warning}");
+    }
+    host.kill();
 }

@@ -1,8 +1,5 @@
 //! What guests and modules say is harmless wherever it is read: in a terminal, in a host's log, in the database.
 
-use std::path::{Path, PathBuf};
-use std::process::Output;
-
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 
@@ -10,7 +7,9 @@ use crate::sandbox_guest::{
     Handlers, assemble, echo, guest, guest_that, manifest, returns, sandbox,
 };
 use crate::support::worker::{TestWorker, catalog_of, ended, enqueue};
-use crate::support::{TestDb, rouse, rouse_in, scratch};
+use crate::support::{
+    Ran, TestDb, command_without_database, folder_of, rouse_in, rouse_without_database,
+};
 
 /// What a terminal would obey, and a line of a log that nobody has written.
 const NASTY: &str =
@@ -19,33 +18,12 @@ const NASTY: &str =
 /// The same as it is shown where it has several lines.
 const SHOWN: &str = "it\n2026-11-22T12:00:00Z  WARN rouse: faked\\u{d}\\u{1b}[2J\\u{7f}\\u{9b}31m\\u{202e}\\u{2028}x";
 
+/// No coin shows the same side so often.
+const TOSSES_MAX: usize = 64;
+
 /// True for what may stand in nothing that is printed; line breaks are looked at by themselves.
-fn obeyed(character: char) -> bool {
+pub(crate) fn obeyed(character: char) -> bool {
     (character.is_control() && character != '\n') || matches!(character, '\u{202e}' | '\u{2028}')
-}
-
-/// A folder with these modules in `handlers-wasm`, and a `rouse.toml` with this text.
-fn deployment(config: &str, modules: &[(&str, &[u8])]) -> PathBuf {
-    let folder = scratch("harmless");
-    std::fs::create_dir(folder.join("handlers-wasm")).unwrap();
-    for (name, bytes) in modules {
-        std::fs::write(folder.join("handlers-wasm").join(name), bytes).unwrap();
-    }
-    std::fs::write(folder.join("rouse.toml"), config).unwrap();
-    folder
-}
-
-/// `rouse` in this folder, with these variables.
-fn run(folder: &Path, variables: &[(&str, &str)], args: &[&str]) -> Output {
-    let mut command = rouse();
-    command.args(args).current_dir(folder);
-    command.env_remove("DATABASE_URL").env_remove("ROUSE_LOG");
-    command.envs(variables.iter().copied()).output().unwrap()
-}
-
-fn text(output: &Output) -> String {
-    let text = String::from_utf8(output.stdout.clone()).unwrap();
-    text + std::str::from_utf8(&output.stderr).unwrap()
 }
 
 #[test]
@@ -57,7 +35,7 @@ fn a_refused_module_writes_no_line_of_its_own_into_the_log_or_the_listing() {
     let panics = guest_that(&describe, NASTY, "unreachable");
     let word = json!({"handlers": [{"name": "test.word", "instances": NASTY}]}).to_string();
     let capability = json!({"handlers": [{"name": "test.asks", "capabilities": [NASTY]}]});
-    let folder = deployment(
+    let folder = folder_of(
         "",
         &[
             ("asks.wasm", &guest(&capability.to_string(), "unreachable")),
@@ -65,9 +43,8 @@ fn a_refused_module_writes_no_line_of_its_own_into_the_log_or_the_listing() {
             ("word.wasm", &guest(&word, "unreachable")),
         ],
     );
-    let output = run(&folder, &[("ROUSE_LOG", "warn")], &["handlers"]);
-    assert_eq!(output.status.code(), Some(1));
-    let said = text(&output);
+    let ran = Ran::of(command_without_database(&["handlers"], &folder).env("ROUSE_LOG", "warn"));
+    let said = ran.exits(1).text();
     assert!(!said.contains(obeyed), "{said:?}");
     for (file, why) in [
         ("panics.wasm", "it panics when it describes itself"),
@@ -120,14 +97,13 @@ async fn a_result_is_printed_as_the_same_json_without_anything_that_a_terminal_o
     let result = serde_json::to_string(&json!({ "said": NASTY })).unwrap();
     assert!(result.contains('\u{202e}') && result.contains('\u{9b}'));
     let module = returns("test.nasty", &result);
-    let folder = deployment("", &[("nasty.wasm", &module)]);
+    let folder = folder_of("", &[("nasty.wasm", &module)]);
     for args in [
         &["invoke", "test.nasty"][..],
         &["invoke", "test.nasty", "--json"],
     ] {
-        let output = run(&folder, &[], args);
-        assert_eq!(output.status.code(), Some(0), "{output:?}");
-        let said = text(&output);
+        let ran = rouse_without_database(args, &folder);
+        let said = ran.exits(0).text();
         assert!(!said.contains(obeyed), "{said:?}");
         let printed: Value = serde_json::from_str(&said).unwrap();
         let found = printed.get("result").unwrap_or(&printed);
@@ -167,27 +143,26 @@ async fn a_module_that_panics_when_it_is_asked_again_is_told_of_in_words_that_po
         &format!("{manifest}{panic}"),
         "unreachable",
     );
-    let handler = loop {
+    let words = "it panics when it describes itself: no\\u{0}\\u{9b}more";
+    let mut loaded = None;
+    for _ in 0..TOSSES_MAX {
         let handlers = Handlers::with(&[("moody.wasm", &module)]).await;
-        let set = handlers.catalog.current();
-        if let Some(handler) = set.get("test.moody") {
-            break handler.clone();
+        loaded = handlers.catalog.current().get("test.moody").cloned();
+        if loaded.is_some() {
+            break;
         }
-        assert!(
-            handlers
-                .refusal("moody.wasm")
-                .starts_with("it panics when it describes itself: no\\u{0}\\u{9b}more")
-        );
-    };
-    let why = loop {
-        if let Err(why) = sandbox().verify(&handler).await {
-            break why;
+        assert!(handlers.refusal("moody.wasm").starts_with(words));
+    }
+    let handler = loaded.expect("it describes itself every other time");
+    let mut why = None;
+    for _ in 0..TOSSES_MAX {
+        why = sandbox().verify(&handler).await.err();
+        if why.is_some() {
+            break;
         }
-    };
-    assert!(
-        why.starts_with("it panics when it describes itself: no\\u{0}\\u{9b}more"),
-        "{why}"
-    );
+    }
+    let why = why.expect("it panics every other time");
+    assert!(why.starts_with(words), "{why}");
 }
 
 #[test]
@@ -202,43 +177,40 @@ fn handlers_says_what_would_keep_a_host_from_starting_and_what_it_would_warn_of(
                    { name = "OTHER", hosts = ["a.example"], headers = ["authorization"] }]
         dirs = [{ dir = "nowhere", at = "/data", mode = "read" }]
     "#;
-    let folder = deployment(
+    let folder = folder_of(
         config,
         &[
             ("echo.wasm", &echo("test.echo", "1")),
             ("other.wasm", &echo("test.other", "1")),
         ],
     );
-    let output = run(&folder, &[], &["handlers"]);
-    let said = text(&output);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let listed = rouse_without_database(&["handlers"], &folder);
+    listed.exits(1);
     for part in [
         "a host would not start: read the secret KEY (secrets.KEY in rouse.toml): the variable ROUSE_TEST_KEY is not set",
         "a host would not start: read the secret OTHER (secrets.OTHER in rouse.toml)",
-        "warning: rouse.toml grants test.other the directory",
+        "warning: test.other is granted the directory",
     ] {
-        assert!(said.contains(part), "{part:?} is not in {said}");
+        listed.says(part);
     }
     // What only another handler is granted keeps none from being run.
-    let echoed = run(&folder, &[], &["invoke", "test.echo", "[7]"]);
-    assert_eq!(
-        (echoed.status.code(), text(&echoed).as_str()),
-        (Some(0), "[7]\n")
-    );
-    let other = run(&folder, &[], &["invoke", "test.other"]);
-    assert_eq!(other.status.code(), Some(6));
-    assert!(text(&other).contains("read the secret KEY"), "{other:?}");
+    let echoed = rouse_without_database(&["invoke", "test.echo", "[7]"], &folder);
+    assert_eq!(echoed.exits(0).text(), "[7]\n");
+    let other = rouse_without_database(&["invoke", "test.other"], &folder);
+    other.exits(6).says("read the secret KEY");
 
     // With a warning alone a host would start.
     let key = folder.join("nowhere.key");
     std::fs::write(&key, "correct horse battery").unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(&key, mode).unwrap();
-    let variables = [("ROUSE_TEST_KEY", "correct horse battery")];
-    let output = run(&folder, &variables, &["handlers", "--json"]);
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let listed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mut command = command_without_database(&["handlers", "--json"], &folder);
+    let listed = Ran::of(command.env("ROUSE_TEST_KEY", "correct horse battery"));
+    let listed = listed.exits(0).json();
     assert_eq!(listed["errors"], json!([]));
     let warning = listed["warnings"][0].as_str().unwrap();
-    assert!(warning.contains("nowhere, which is not there"), "{warning}");
+    assert!(
+        warning.contains("nowhere at /data, which cannot be opened: there is no such directory"),
+        "{warning}"
+    );
 }

@@ -1,32 +1,9 @@
 //! What holds for a handler, and what is said of settings that hold for none.
 
-use std::path::{Path, PathBuf};
-
 use serde_json::{Value, json};
 
 use crate::sandbox_guest::{PATIENCE, echo, guest};
-use crate::support::{Host, Ran, command, folder};
-
-/// `rouse` in this folder, without a database.
-fn rouse(args: &[&str], folder: &Path) -> Ran {
-    let mut command = command("", args, folder);
-    command.env_remove("DATABASE_URL");
-    let output = command.output().expect("it runs");
-    Ran {
-        code: output.status.code().expect("it exits"),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
-}
-
-/// A folder with these modules.
-fn with_modules(config: &str, modules: &[(&str, Vec<u8>)]) -> PathBuf {
-    let dir = folder(config, &[]);
-    for (name, bytes) in modules {
-        std::fs::write(dir.join("handlers-wasm").join(name), bytes).unwrap();
-    }
-    dir
-}
+use crate::support::{Host, command_without_database, folder_of, rouse_without_database};
 
 const CONFIG: &str = r#"
 [limits]
@@ -58,9 +35,9 @@ const SHOW: [&str; 5] = ["handlers", "show", "my.busy", "--folder", "handlers-wa
 async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
     let manifest = r#"{"handlers":[{"name":"my.busy","lease_ms":30000,"timeout_ms":1000}]}"#;
     let busy = guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
-    let dir = with_modules(CONFIG, &[("busy.wasm", busy)]);
+    let dir = folder_of(CONFIG, &[("busy.wasm", busy)]);
 
-    let shown = rouse(&[&SHOW[..], &["--json"]].concat(), &dir).json();
+    let shown = rouse_without_database(&[&SHOW[..], &["--json"]].concat(), &dir).json();
     let manifest = &shown["manifest"];
     let from = |key: &str| manifest["from"][key].as_str().unwrap_or_default();
     for (pointer, value, key, table) in [
@@ -114,7 +91,7 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
         })
     );
 
-    let text = rouse(&SHOW, &dir);
+    let text = rouse_without_database(&SHOW, &dir);
     let line = |part: &str| {
         let line = text.stdout.lines().find(|line| line.contains(part));
         line.unwrap_or_else(|| panic!("{part}: {}", text.stdout))
@@ -129,8 +106,8 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
     );
 
     std::fs::rename(dir.join("rouse.toml"), dir.join("other.toml")).unwrap();
-    rouse(&SHOW, &dir).says("grants and settings as without any rouse.toml");
-    let other = rouse(&[&SHOW[..], &["--config", "other.toml"]].concat(), &dir);
+    rouse_without_database(&SHOW, &dir).says("grants and settings as without any rouse.toml");
+    let other = rouse_without_database(&[&SHOW[..], &["--config", "other.toml"]].concat(), &dir);
     other.exits(0).says("grants and settings as in other.toml");
 }
 
@@ -139,10 +116,10 @@ async fn names_that_no_handler_has_are_said_once() {
     let config = "queue = \"off\"\n[sources]\ncron = \"no.such\"\n[handlers.\"*\"]\nlease = \"5s\"\n\
                   [handlers.\"mial.send\"]\nlease = \"5s\"\n[handlers.\"mail.*\"]\nlease = \"5s\"\n\
                   [handlers.\"mail.send\"]\ninstances = \"reuse\"\n";
-    let dir = with_modules(config, &[("mail.wasm", echo("mail.send", "1"))]);
+    let dir = folder_of(config, &[("mail.wasm", echo("mail.send", "1"))]);
     let table = "[handlers.\"mial.send\"] in rouse.toml fits no handler";
     let source = "cron of [sources] in rouse.toml names no.such";
-    let listed = rouse(&["handlers", "--json"], &dir);
+    let listed = rouse_without_database(&["handlers", "--json"], &dir);
     listed.exits(0).says(table).says(source);
     assert_eq!(
         listed.stderr.matches("in rouse.toml ").count(),
@@ -155,9 +132,8 @@ async fn names_that_no_handler_has_are_said_once() {
         Value::from("mail.send")
     );
 
-    let mut serve = command("", &["serve", "--http", "127.0.0.1:0"], &dir);
-    serve.env_remove("DATABASE_URL");
-    let host = Host::spawn(serve);
+    let serve = ["serve", "--http", "127.0.0.1:0"];
+    let host = Host::spawn(command_without_database(&serve, &dir));
     host.line(PATIENCE, |line| line.contains(source));
     host.line(PATIENCE, |line| {
         line.contains("WARN") && line.contains("instances = \"reuse\"")

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rouse::sandbox::{Digest, Limits, Pin, Sandbox, Settings, SigningKey};
 
 use crate::sandbox_guest::{Handlers, echo, refusal, version};
-use crate::support::{rouse_binary, scratch};
+use crate::support::{folder_of, rouse_binary, scratch};
 
 fn sandbox(pin: Pin) -> Arc<Sandbox> {
     let settings = Settings {
@@ -246,15 +246,8 @@ struct Deployment(PathBuf);
 
 impl Deployment {
     fn new(config: &str) -> Self {
-        let folder = scratch("pinning");
-        fs::create_dir(folder.join("handlers-wasm")).unwrap();
-        fs::write(folder.join("rouse.toml"), config).unwrap();
-        fs::write(
-            folder.join("handlers-wasm/echo.wasm"),
-            echo("test.echo", "1"),
-        )
-        .unwrap();
-        Self(folder)
+        let module = echo("test.echo", "1");
+        Self(folder_of(config, &[("echo.wasm", module)]))
     }
 
     fn path(&self, name: &str) -> PathBuf {

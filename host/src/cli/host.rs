@@ -13,11 +13,11 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 use super::duration::duration;
 use super::misspelt::Named;
-use super::settings::{missing_dirs, sandbox_settings};
+use super::settings::sandbox_settings;
 use crate::config::{self, Environment, File, Queue};
 use crate::http::{self, Access, Invocations, Metrics, Pages, Readiness, Report};
 use crate::invoke::{Invoker, Share};
@@ -194,13 +194,6 @@ impl Host {
             invocations: offer.as_ref().map_or(0, |offer| offer.max),
         };
         let limits = sandbox_settings(&file, &folder, wanted.slots + wanted.invocations)?;
-        for grant in missing_dirs(&limits) {
-            warn!(
-                dir = %grant.dir.display(),
-                handler = grant.handler,
-                "rouse.toml grants a directory that is not there; attempts of the handler fail until it is"
-            );
-        }
         for why in file.exposed(&folder, &args.handlers) {
             warn!("{why}");
         }

@@ -4,11 +4,11 @@ use std::fmt;
 
 use serde_json::Value;
 
-use crate::harmless::{self, paragraphs};
+use crate::harmless;
 
 /// Replaces control characters, terminal escapes among them, by `\u{..}`; line breaks stay.
 pub(super) fn plain(text: &str) -> String {
-    paragraphs(text, usize::MAX)
+    harmless::lines(text)
 }
 
 /// JSON as every command prints it: the same, with nothing in it that a terminal would obey.

@@ -21,6 +21,8 @@ fn what_a_terminal_would_obey_is_shown() {
 fn one_line_is_one_line_and_paragraphs_keep_theirs() {
     assert_eq!(printable("one\r\ntwo\tthree", 99), "one  two three");
     assert_eq!(paragraphs("one\r\ntwo\tthree", 99), "one\\u{d}\ntwo\tthree");
+    assert_eq!(line("one\r\ntwo\tthree"), "one  two three");
+    assert_eq!(lines("one\r\ntwo\tthree"), "one\\u{d}\ntwo\tthree");
 }
 
 #[test]

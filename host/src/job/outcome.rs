@@ -7,7 +7,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::{AbortReason, Again, RetryAt, RetryPolicy, RunEnd, State};
-use crate::harmless::{paragraphs, printable};
+use crate::harmless::{line, lines};
 
 /// What becomes of the job after an attempt. Settled behind the fence.
 #[derive(Debug)]
@@ -247,7 +247,7 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
                 .and_then(|bytes| serde_json::from_slice(bytes).ok())
                 .map(without_nul);
             let error = AttemptError {
-                guest_kind: Some(printable(&failure.kind, usize::MAX)),
+                guest_kind: Some(line(&failure.kind)),
                 details,
                 ..AttemptError::new(ErrorKind::GuestError, failure.message)
             };
@@ -259,7 +259,7 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
             backtrace,
         } => {
             let error = AttemptError {
-                location: Some(printable(&location, usize::MAX)),
+                location: Some(line(&location)),
                 ..AttemptError::new(ErrorKind::Panic, message).with(&backtrace)
             };
             Judged::failed(error, When::Backoff)
@@ -276,7 +276,7 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         RunEnd::Denied { denial, then } => match judge(*then, tries) {
             Judged::Decided(outcome) => Judged::Decided(outcome),
             Judged::Failed(then, _) => {
-                let message = text(&denied(&denial, &then.message));
+                let message = lines(&denied(&denial, &then.message));
                 let error = AttemptError {
                     kind: ErrorKind::Denied,
                     message,
@@ -365,7 +365,7 @@ impl AttemptError {
         Self {
             kind,
             guest_kind: None,
-            message: text(message.as_ref()),
+            message: lines(message.as_ref()),
             location: None,
             backtrace: Vec::new(),
             details: None,
@@ -373,8 +373,7 @@ impl AttemptError {
     }
 
     fn with(mut self, backtrace: &[String]) -> Self {
-        let line = |frame: &String| printable(frame, usize::MAX);
-        self.backtrace = backtrace.iter().map(line).collect();
+        self.backtrace = backtrace.iter().map(|frame| line(frame)).collect();
         self
     }
 
@@ -463,11 +462,6 @@ fn without_nul(value: Value) -> Value {
             .map(|(key, item)| (clean(&key), without_nul(item)))
             .collect(),
     }
-}
-
-/// What is wrong, in one line or more. Whoever made it has cut it.
-fn text(message: &str) -> String {
-    paragraphs(message, usize::MAX)
 }
 
 /// Postgres text cannot hold NUL; the replacement character shows where one was.

@@ -15,7 +15,7 @@ use super::memory::{AttemptLimiter, MemoryBudget};
 use super::meter::{Meter, within_cpu};
 use super::state::{AttemptState, OfAttempt};
 use super::{AbortHandle, Handler, Limits, Manifest, Sandbox};
-use crate::harmless::printable;
+use crate::harmless::line;
 
 /// A manifest is put together from constants.
 const MEMORY_BYTES_MAX: usize = 32 << 20;
@@ -112,7 +112,7 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
         Ok(Some(Err(error))) => Err(match &store.data().panic {
             Some(panic) => format!(
                 "it panics when it describes itself: {} at {}",
-                printable(&panic.message, usize::MAX),
+                line(&panic.message),
                 panic.location
             ),
             None => format!(

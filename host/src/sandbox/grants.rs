@@ -9,6 +9,7 @@ mod root;
 mod secrets;
 mod state;
 
+use std::fmt;
 use std::path::PathBuf;
 
 use crate::job::pattern_covers;
@@ -75,6 +76,18 @@ pub struct Grant {
     pub mode: Mode,
     /// How much it may hold; none: as much as the disk does.
     pub quota: Option<Quota>,
+}
+
+impl Grant {
+    /// What is said wherever the directory is missed: at the start, in listings, of an attempt.
+    pub(crate) fn cannot_be_opened(&self, why: &dyn fmt::Display) -> String {
+        format!(
+            "{} is granted the directory {} at {}, which cannot be opened: {why}; attempts of the handler fail until you create it or change the grant",
+            self.handler,
+            self.dir.display(),
+            self.at
+        )
+    }
 }
 
 /// All grants of a host. Nothing is granted that is not in this list.

@@ -51,7 +51,7 @@ struct Call {
 
 /// A function that stands at some place.
 #[derive(Debug, PartialEq)]
-pub(super) struct Line<'a> {
+pub(super) struct SourceLine<'a> {
     /// Its name, demangled.
     pub(super) function: Option<&'a str>,
     pub(super) file: Option<&'a str>,
@@ -80,7 +80,7 @@ impl Lines {
     }
 
     /// What stands at this offset of the file, innermost first; nothing where that is not known.
-    pub(super) fn at(&self, offset: usize) -> impl Iterator<Item = Line<'_>> {
+    pub(super) fn at(&self, offset: usize) -> impl Iterator<Item = SourceLine<'_>> {
         let after = self
             .places
             .partition_point(|(begin, _)| *begin as usize <= offset);
@@ -91,7 +91,7 @@ impl Lines {
             let this = next?;
             // A call stands behind the one that it is within.
             next = this.within.and_then(call);
-            Some(Line {
+            Some(SourceLine {
                 function: this.function.and_then(|name| self.name(name)),
                 file: this.file.and_then(|name| self.name(name)),
                 line: this.line,

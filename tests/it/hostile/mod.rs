@@ -19,6 +19,7 @@ use rouse::job::{
 };
 use rouse::sandbox::{AbortHandle, Handler};
 
+use crate::harmless::obeyed;
 use crate::sandbox_guest::{Handlers, echo, job, sandbox};
 use crate::support::attempt;
 
@@ -187,7 +188,6 @@ fn expect(case: &Case, end: RunEnd) {
         let once = [guest_kind.as_ref(), Some(message), location.as_ref()];
         once.into_iter().flatten().chain(backtrace)
     }) {
-        let obeyed = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
         assert!(!text.contains(obeyed), "{}: {text:?}", case.name);
     }
 }

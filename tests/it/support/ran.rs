@@ -17,6 +17,21 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
+    /// Runs a command to its end.
+    pub(crate) fn of(command: &mut Command) -> Self {
+        let output = command.output().expect("it runs");
+        Self {
+            code: output.status.code().expect("it exits"),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    /// All that it printed.
+    pub(crate) fn text(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
+    }
+
     /// What stands on its standard output, read.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.stdout)
@@ -25,7 +40,7 @@ impl Ran {
 
     /// Asserts that this stands somewhere in what it printed.
     pub(crate) fn says(&self, part: &str) -> &Self {
-        let all = format!("{}{}", self.stdout, self.stderr);
+        let all = self.text();
         assert!(all.contains(part), "{part:?} is not in:\n{all}");
         self
     }
@@ -49,30 +64,39 @@ pub(crate) fn command(url: &str, args: &[&str], folder: &Path) -> Command {
     command
 }
 
+/// The same without a database.
+pub(crate) fn command_without_database(args: &[&str], folder: &Path) -> Command {
+    let mut command = command("", args, folder);
+    command.env_remove("DATABASE_URL");
+    command
+}
+
 /// Runs a command to its end, in this folder.
 pub(crate) async fn rouse_in(db: &TestDb, args: &[&str], folder: &Path) -> Ran {
     let mut command = command(&db.url(), args, folder);
-    let output = tokio::task::spawn_blocking(move || command.output())
-        .await
-        .unwrap()
-        .unwrap();
-    Ran {
-        code: output.status.code().expect("it exits"),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
+    let ran = tokio::task::spawn_blocking(move || Ran::of(&mut command));
+    ran.await.unwrap()
 }
 
-/// A folder with these guests in `handlers-wasm`, and a `rouse.toml` with this text.
+/// The same without a database.
+pub(crate) fn rouse_without_database(args: &[&str], folder: &Path) -> Ran {
+    Ran::of(&mut command_without_database(args, folder))
+}
+
+/// A folder with these guests of `tests/guests` in `handlers-wasm`, and a `rouse.toml` with this text.
 pub(crate) fn folder(config: &str, guests: &[&str]) -> PathBuf {
-    let folder = scratch("drain");
-    std::fs::create_dir(folder.join("handlers-wasm")).unwrap();
-    for file in guests {
-        std::fs::copy(
-            guests_dir().join(file),
-            folder.join("handlers-wasm").join(file),
-        )
-        .unwrap();
+    let read = |file| (file, std::fs::read(guests_dir().join(file)).unwrap());
+    let modules: Vec<(&str, Vec<u8>)> = guests.iter().copied().map(read).collect();
+    folder_of(config, &modules)
+}
+
+/// The same with these modules.
+pub(crate) fn folder_of(config: &str, modules: &[(&str, impl AsRef<[u8]>)]) -> PathBuf {
+    let folder = scratch("folder");
+    let handlers = folder.join("handlers-wasm");
+    std::fs::create_dir(&handlers).unwrap();
+    for (name, bytes) in modules {
+        std::fs::write(handlers.join(name), bytes).unwrap();
     }
     std::fs::write(folder.join("rouse.toml"), config).unwrap();
     folder

@@ -20,9 +20,9 @@ const PARTS: [(char, u32); 7] = [
 
 pub(crate) fn check(root: &Path) -> Result<()> {
     let text = fs::read_to_string(root.join(TABLE)).with_context(|| format!("read {TABLE}"))?;
-    let has_test = |module: &str, name: &str| {
-        // A module that is not there is no module of tests: the name is of something else.
-        fs::read_to_string(root.join(format!("tests/it/{module}.rs")))
+    let has_test = |file: &str, name: &str| {
+        // A named file that is not there is told of by itself, and a module that is not there is none of tests.
+        fs::read_to_string(root.join(file))
             .map_or(true, |code| code.contains(&format!("fn {name}(")))
     };
     let faults = faults(&text, |file| root.join(file).exists(), has_test);
@@ -50,10 +50,10 @@ fn faults(
         }
     }
     for row in rows {
-        for (module, name) in row.iter().flat_map(|cell| tests(cell)) {
-            if !has_test(module, name) {
+        for (file, name) in row.iter().flat_map(|cell| tests(cell)) {
+            if !has_test(&file, name) {
                 faults.push(format!(
-                    "row {} names the test {module}::{name}, which does not exist",
+                    "row {} names the test {name}, which is not in {file}",
                     row[0]
                 ));
             }
@@ -77,17 +77,35 @@ fn cells(line: &str) -> Option<Vec<&str>> {
     is_id.then_some(cells)
 }
 
-/// What stands in backticks and looks like a test of `tests/it`: `module::name`.
-fn tests(cell: &str) -> impl Iterator<Item = (&str, &str)> {
+/// What stands in backticks and names a test, with its file: `module::name` is in `tests/it`; the file of others stands behind
+/// them, as in "`one` and `another` in `path`".
+fn tests(cell: &str) -> Vec<(String, &str)> {
     let is_word = |text: &str| {
         text.bytes()
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
     };
-    cell.split('`')
-        .skip(1)
-        .step_by(2)
-        .filter_map(|code| code.split_once("::"))
-        .filter(move |(module, name)| is_word(module) && is_word(name))
+    let parts: Vec<&str> = cell.split('`').collect();
+    let mut found = Vec::new();
+    let mut beside = None;
+    // From behind, where the files are.
+    for at in (1..parts.len()).step_by(2).rev() {
+        beside = match parts.get(at + 1).map(|text| text.trim()) {
+            Some("in") => parts.get(at + 2).copied(),
+            Some("and") => beside,
+            _ => None,
+        };
+        let (file, name) = match (parts[at].rsplit_once("::"), beside) {
+            (Some((module, name)), _) if module.split("::").all(is_word) => {
+                (format!("tests/it/{}.rs", module.replace("::", "/")), name)
+            }
+            (None, Some(file)) => (file.to_owned(), parts[at]),
+            (Some(_) | None, _) => continue,
+        };
+        if is_word(name) {
+            found.push((file, name));
+        }
+    }
+    found
 }
 
 /// What stands in backticks and looks like a path: it has a slash, or ends like a file of ours.
@@ -150,7 +168,22 @@ mod tests {
         );
         assert_eq!(
             faults(&table, |_| true, |_, name| name == "a_test"),
-            ["row C1 names the test it::another, which does not exist"]
+            ["row C1 names the test another, which is not in tests/it/it.rs"]
         );
+    }
+
+    #[test]
+    fn each_test_is_looked_for_in_the_file_that_is_named_for_it() {
+        let cell = "`a::b` in every way, `a::c::d`, `one` and `two` in `x.rs`: `rouse dev`, `three` in `y.rs`; `four` and `y.rs`";
+        let file = |(file, name)| format!("{file} {name}");
+        let found: Vec<String> = tests(cell).into_iter().rev().map(file).collect();
+        let expected = [
+            "tests/it/a.rs b",
+            "tests/it/a/c.rs d",
+            "x.rs one",
+            "x.rs two",
+            "y.rs three",
+        ];
+        assert_eq!(found, expected);
     }
 }

@@ -23,13 +23,8 @@ impl Trouble {
             errors.extend(invocations::token(file, folder).err());
         }
         let settings = file.sandbox(folder, 1);
-        let missing = missing_dirs(&settings).map(|grant| {
-            format!(
-                "rouse.toml grants {} the directory {}, which is not there; attempts of the handler fail until it is",
-                grant.handler,
-                grant.dir.display()
-            )
-        });
+        let missing = missing_dirs(&settings)
+            .map(|grant| grant.cannot_be_opened(&"there is no such directory"));
         Self {
             errors: errors.iter().map(|error| format!("{error:#}")).collect(),
             warnings: missing.chain(file.exposed(folder, handlers)).collect(),

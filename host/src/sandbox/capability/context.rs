@@ -15,7 +15,7 @@ use crate::sandbox::state::{AttemptState, Panic};
 const PANIC_BYTES_MAX: usize = 4 << 10;
 
 /// The step of a progress report is one line of a listing.
-const STEP_CHARS_MAX: usize = 200;
+const STEP_BYTES_MAX: usize = 200;
 
 /// The guest's view of its [`AbortHandle`].
 #[expect(unreachable_pub, reason = "the generated bindings re-export it")]
@@ -54,7 +54,7 @@ impl Host for AttemptState {
 
     fn progress(&mut self, percent: u8, step: String) -> wasmtime::Result<()> {
         self.meter.called();
-        let step = printable(&step, STEP_CHARS_MAX);
+        let step = printable(&step, STEP_BYTES_MAX);
         let percent = percent.min(100);
         self.log.progress(percent, &step);
         if let Some(journal) = self.steps.journal()

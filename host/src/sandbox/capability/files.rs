@@ -28,7 +28,7 @@ use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
 use self::denial::denial;
 use self::disk::{Disk, with};
-use self::fds::{Held, InQuota};
+use self::fds::{Held, InQuota, no_space};
 use self::input::FileInput;
 use self::open::Ask;
 use self::output::FileOutput;
@@ -116,7 +116,7 @@ impl Files<'_> {
         match self.fds.of(fd) {
             Some(quota) => {
                 let charge = quota.charge(more);
-                charge.map(Some).map_err(|()| no_space())
+                charge.map(Some).map_err(|()| no_space().into())
             }
             None => Ok(None),
         }
@@ -181,10 +181,6 @@ fn freed_if(done: bool, quota: Option<&InQuota>, most: Size) {
     if let Some(quota) = quota.filter(|_| done) {
         quota.ledger.freed(most);
     }
-}
-
-fn no_space() -> FsError {
-    ErrorCode::InsufficientSpace.into()
 }
 
 /// The same descriptor once more, for a call besides.

@@ -39,13 +39,8 @@ impl GrantedDir {
     /// # Errors
     /// When it could never be opened.
     pub(in crate::sandbox) fn opened(&self) -> Result<Dir, String> {
-        self.root.with(self.grant.mode).map_err(|error| {
-            format!(
-                "the directory {} that is granted at {} cannot be opened: {error}; create it or change the grant",
-                self.grant.dir.display(),
-                self.grant.at
-            )
-        })
+        let dir = self.root.with(self.grant.mode);
+        dir.map_err(|error| self.grant.cannot_be_opened(&error))
     }
 }
 

@@ -1,7 +1,6 @@
 //! Granted directories, opened once: a path can come to mean another place, an open directory cannot.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -22,15 +21,14 @@ impl Roots {
     pub(in crate::sandbox) fn open(grants: &Grants) -> Self {
         let mut roots = HashMap::new();
         for grant in &grants.0 {
-            if let Entry::Vacant(none) = roots.entry(grant.dir.clone()) {
-                let root = none.insert(Root::new(&grant.dir));
-                if let Err(error) = root.opened() {
-                    tracing::warn!(
-                        dir = %grant.dir.display(),
-                        handler = grant.handler,
-                        "a granted directory cannot be opened, so attempts that it is granted to cannot run; create it or change the grant: {error}"
-                    );
-                }
+            let root = roots.entry(grant.dir.clone());
+            let root = root.or_insert_with(|| Root::new(&grant.dir));
+            if let Err(error) = root.opened() {
+                tracing::warn!(
+                    handler = grant.handler,
+                    "{}",
+                    grant.cannot_be_opened(&error)
+                );
             }
         }
         Self(roots)

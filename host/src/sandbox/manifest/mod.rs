@@ -23,7 +23,7 @@ const MANIFEST_BYTES_MAX: usize = 1 << 20;
 const HANDLERS_MAX: usize = 1_000;
 
 const NAME_CHARS_MAX: usize = 128;
-const VERSION_CHARS_MAX: usize = 64;
+const VERSION_BYTES_MAX: usize = 64;
 const DESCRIPTION_BYTES_MAX: usize = 4 << 10;
 /// What is wrong with a manifest, which may quote it.
 const WHY_BYTES_MAX: usize = 4 << 10;
@@ -172,7 +172,7 @@ impl Manifest {
             return Err(format!("lists the handler `{}` twice", twice.name));
         }
         Ok(Self {
-            sdk: written.sdk.map(|sdk| printable(&sdk, VERSION_CHARS_MAX)),
+            sdk: written.sdk.map(|sdk| printable(&sdk, VERSION_BYTES_MAX)),
             handlers,
         })
     }
@@ -213,7 +213,7 @@ impl HandlerManifest {
             name,
             version: printable(
                 written.version.as_deref().unwrap_or("0.0.0"),
-                VERSION_CHARS_MAX,
+                VERSION_BYTES_MAX,
             ),
             description: printable(
                 written.description.as_deref().unwrap_or_default(),

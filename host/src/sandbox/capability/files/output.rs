@@ -33,10 +33,10 @@ pub(super) struct FileOutput {
 enum State {
     Ready,
     /// Something is being written, and counted until that is done.
-    Writing(
-        AbortOnDropJoinHandle<Option<io::Result<()>>>,
-        #[expect(dead_code, reason = "it is dropped when that is done")] Option<Charge>,
-    ),
+    Writing {
+        done: AbortOnDropJoinHandle<Option<io::Result<()>>>,
+        _charge: Option<Charge>,
+    },
     Failed(io::Error),
     Closed,
 }
@@ -82,7 +82,7 @@ impl FileOutput {
         match replace(&mut self.state, State::Closed) {
             State::Closed => Err(StreamError::Closed),
             State::Failed(error) => Err(StreamError::LastOperationFailed(error.into())),
-            well @ (State::Ready | State::Writing(..)) => {
+            well @ (State::Ready | State::Writing { .. }) => {
                 self.state = well;
                 Ok(())
             }
@@ -93,7 +93,7 @@ impl FileOutput {
 #[async_trait]
 impl Pollable for FileOutput {
     async fn ready(&mut self) {
-        if let State::Writing(done, _) = &mut self.state {
+        if let State::Writing { done, .. } = &mut self.state {
             self.state = match done.await {
                 Some(Ok(())) => State::Ready,
                 Some(Err(error)) => State::Failed(error),
@@ -119,7 +119,10 @@ impl OutputStream for FileOutput {
             Some(position) => file.write_all_at(&bytes, position),
             None => append(&file, &bytes),
         });
-        self.state = State::Writing(done, charge);
+        self.state = State::Writing {
+            done,
+            _charge: charge,
+        };
         Ok(())
     }
 
@@ -135,12 +138,12 @@ impl OutputStream for FileOutput {
         self.told()?;
         match self.state {
             State::Ready => Ok(WRITE_BYTES_MAX),
-            State::Writing(..) | State::Failed(_) | State::Closed => Ok(0),
+            State::Writing { .. } | State::Failed(_) | State::Closed => Ok(0),
         }
     }
 
     async fn cancel(&mut self) {
-        if let State::Writing(done, _) = replace(&mut self.state, State::Closed) {
+        if let State::Writing { done, .. } = replace(&mut self.state, State::Closed) {
             // What has begun comes to its end.
             done.cancel().await;
         }

@@ -8,7 +8,6 @@ use http::{Method, Uri};
 
 use super::connect::Reach;
 use super::denial;
-use super::lookups::Line;
 use super::net::{HttpClient, Net};
 use super::target::Target;
 use crate::job::pattern_covers;
@@ -25,7 +24,6 @@ pub(in crate::sandbox) struct HttpAccess {
     signing_names: BTreeSet<String>,
     pub(super) secrets: BTreeMap<String, GrantedSecret>,
     pub(super) net: Arc<Net>,
-    line: Line,
 }
 
 impl fmt::Debug for HttpAccess {
@@ -98,7 +96,6 @@ impl HttpAccess {
             signing_names: names(|grant| grant.sign),
             secrets,
             net,
-            line: Line::default(),
         })
     }
 
@@ -151,7 +148,6 @@ impl HttpAccess {
             signing_names: self.signing_names.clone(),
             secrets: secrets.collect(),
             net: self.net.clone(),
-            line: self.line.clone(),
         })
     }
 
@@ -181,7 +177,7 @@ impl HttpAccess {
     }
 
     pub(super) fn client(&self, reach: Reach) -> HttpClient {
-        self.net.client(&self.handler, reach, &self.line)
+        self.net.client(&self.handler, reach)
     }
 }
 

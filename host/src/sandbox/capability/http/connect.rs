@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::address::{Place, place};
-use super::lookups::{Line, Lookups};
+use super::lookups::Lookups;
 use super::net::{Open, OpenCount};
 use super::target::Target;
 use super::{Fault, HttpSettings, tls};
@@ -87,9 +87,8 @@ impl Reach {
 #[derive(Clone)]
 pub(super) struct Connector {
     pub(super) dialer: Arc<Dialer>,
+    pub(super) handler: Arc<str>,
     pub(super) reach: Reach,
-    /// Of the handler.
-    pub(super) line: Line,
     /// Those that it has made.
     pub(super) open: OpenCount,
 }
@@ -127,7 +126,7 @@ impl Connector {
         let mut addresses = match host {
             Host::Ip(address) => vec![*address],
             Host::Name(name) => {
-                let resolved = self.dialer.lookups.look_up(&self.line, name).await;
+                let resolved = self.dialer.lookups.look_up(&self.handler, name).await;
                 resolved.map_err(|error| Fault::Unknown(error.to_string()))?
             }
         };

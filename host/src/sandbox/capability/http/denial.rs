@@ -10,7 +10,7 @@ use crate::harmless::printable;
 use crate::sandbox::grants::lines;
 
 /// A guest may make up methods and authorities of any length.
-const WORD_CHARS_MAX: usize = 200;
+const WORD_BYTES_MAX: usize = 200;
 
 /// Of an address that nobody can grant, because it can be read in two ways or is none.
 pub(super) fn unreadable(handler: &str, method: &Method, uri: &Uri, why: &str) -> String {
@@ -141,7 +141,7 @@ pub(super) fn secret_in_path(handler: &str, name: &str, target: &Target) -> Stri
 }
 
 fn word(text: &str) -> String {
-    printable(text, WORD_CHARS_MAX)
+    printable(text, WORD_BYTES_MAX)
 }
 
 #[cfg(test)]

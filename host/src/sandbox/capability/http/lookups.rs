@@ -1,11 +1,12 @@
 //! From a name to its addresses. The system looks names up on a thread that nobody can call back: it goes on when nobody
 //! waits for it any more. So a look-up counts until it has ended, and no guest can have the host begin more and more.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -14,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const LOOKUPS_MAX: usize = 32;
 
 /// Those of one handler: who asks for names whose servers never answer waits for himself.
-const LOOKUPS_OF_ONE_MAX: usize = 8;
+pub(super) const LOOKUPS_OF_ONE_MAX: usize = 8;
 
 /// Finds the addresses of a name.
 pub trait Resolver: fmt::Debug + Send + Sync {
@@ -42,16 +43,8 @@ impl Resolver for SystemResolver {
 pub(super) struct Lookups {
     resolver: Arc<dyn Resolver>,
     under_way: Arc<Semaphore>,
-}
-
-/// Where the look-ups of one handler wait for each other.
-#[derive(Clone)]
-pub(super) struct Line(Arc<Semaphore>);
-
-impl Default for Line {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(LOOKUPS_OF_ONE_MAX)))
-    }
+    /// Those of each handler, whichever version of its module asks.
+    of_handlers: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
 }
 
 impl Lookups {
@@ -59,6 +52,7 @@ impl Lookups {
         Self {
             resolver,
             under_way: Arc::new(Semaphore::new(LOOKUPS_MAX)),
+            of_handlers: Mutex::default(),
         }
     }
 
@@ -67,9 +61,10 @@ impl Lookups {
     ///
     /// # Errors
     /// What the resolver says.
-    pub(super) async fn look_up(&self, line: &Line, name: &str) -> io::Result<Vec<IpAddr>> {
-        // In the handler's own line first: what waits there is in nobody else's way.
-        let places = (enter(&line.0).await, enter(&self.under_way).await);
+    pub(super) async fn look_up(&self, handler: &Arc<str>, name: &str) -> io::Result<Vec<IpAddr>> {
+        // For one of the handler's own places first: what waits there is in nobody else's way.
+        let own = enter(self.of(handler)).await;
+        let places = (own, enter(self.under_way.clone()).await);
         let (resolver, name) = (self.resolver.clone(), name.to_owned());
         let looking = tokio::spawn(async move {
             let found = resolver.resolve(&name).await;
@@ -81,10 +76,20 @@ impl Lookups {
             Err(error) => Err(io::Error::other(error)),
         }
     }
+
+    /// The places of one handler.
+    fn of(&self, handler: &Arc<str>) -> Arc<Semaphore> {
+        let of_handlers = self.of_handlers.lock();
+        // Nothing panics while it holds the lock.
+        let mut of_handlers = of_handlers.unwrap_or_else(PoisonError::into_inner);
+        let own = of_handlers.entry(handler.clone());
+        own.or_insert_with(|| Arc::new(Semaphore::new(LOOKUPS_OF_ONE_MAX)))
+            .clone()
+    }
 }
 
-async fn enter(line: &Arc<Semaphore>) -> OwnedSemaphorePermit {
-    let place = line.clone().acquire_owned().await;
+async fn enter(places: Arc<Semaphore>) -> OwnedSemaphorePermit {
+    let place = places.acquire_owned().await;
     place.expect("nobody closes it")
 }
 

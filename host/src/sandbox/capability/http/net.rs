@@ -11,7 +11,6 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::HttpSettings;
 use super::connect::{Connector, Dialer, Reach};
-use super::lookups::Line;
 use super::outgoing::Outgoing;
 
 /// A connection that nobody uses for so long is closed; servers close theirs after 5 to 120 s.
@@ -63,7 +62,7 @@ impl Net {
 
     /// The client for this handler's requests of this reach. Where too many connections are open, all handlers begin
     /// with none: those that nobody uses are closed at once, and the others with the ends of their requests.
-    pub(super) fn client(&self, handler: &Arc<str>, reach: Reach, line: &Line) -> HttpClient {
+    pub(super) fn client(&self, handler: &Arc<str>, reach: Reach) -> HttpClient {
         // Nothing panics while it holds the lock.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.open.count() >= KEPT_MAX {
@@ -73,8 +72,8 @@ impl Net {
         let client = clients.entry((handler.clone(), reach)).or_insert_with(|| {
             client(Connector {
                 dialer: self.dialer.clone(),
+                handler: handler.clone(),
                 reach,
-                line: line.clone(),
                 open: open.clone(),
             })
         });

@@ -1,3 +1,4 @@
+use std::future::pending;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
@@ -8,11 +9,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{
     UnboundedReceiver, UnboundedSender, error::TryRecvError, unbounded_channel,
 };
+use tokio::task::yield_now;
 
+use super::super::lookups::LOOKUPS_OF_ONE_MAX;
 use super::super::tally::Tally;
-use super::super::{Addresses, Resolver};
+use super::super::{Addresses, HttpAccess, Resolver};
 use super::*;
-use crate::sandbox::AbortHandle;
+use crate::sandbox::{AbortHandle, Settings};
 
 /// All names are here.
 #[derive(Debug)]
@@ -47,6 +50,14 @@ async fn answer(mut stream: TcpStream, ended: UnboundedSender<()>) {
     ended.send(()).unwrap();
 }
 
+fn request_to(server: usize, port: u16) -> Request<Outgoing> {
+    let body = Empty::new().map_err(|never| match never {});
+    let tally = Tally::new(Arc::default(), u64::MAX);
+    let body = Outgoing::new(body.boxed_unsync(), AbortHandle::new(), tally, 0);
+    let request = Request::get(format!("http://server-{server}.test:{port}/")).body(body);
+    request.expect("an address")
+}
+
 #[tokio::test]
 async fn a_host_keeps_so_many_connections_and_no_more_to_however_many_servers() {
     let (port, mut ends) = server().await;
@@ -55,14 +66,11 @@ async fn a_host_keeps_so_many_connections_and_no_more_to_however_many_servers() 
         ..HttpSettings::default()
     })
     .unwrap();
-    let (handlers, line): ([Arc<str>; 2], _) = (["a".into(), "b".into()], Line::default());
+    let handlers: [Arc<str>; 2] = ["a".into(), "b".into()];
     let ask = async |at: usize| {
-        let body = Empty::new().map_err(|never| match never {});
-        let tally = Tally::new(Arc::default(), u64::MAX);
-        let body = Outgoing::new(body.boxed_unsync(), AbortHandle::new(), tally, 0);
-        let request = Request::get(format!("http://server-{at}.test:{port}/")).body(body);
-        let client = net.client(&handlers[at % 2], Reach::Private, &line);
-        let response = client.request(request.unwrap()).await.expect("an answer");
+        let client = net.client(&handlers[at % 2], Reach::Private);
+        let response = client.request(request_to(at, port));
+        let response = response.await.expect("an answer");
         response.into_body().collect().await.expect("its end");
     };
 
@@ -82,4 +90,37 @@ async fn a_host_keeps_so_many_connections_and_no_more_to_however_many_servers() 
     // The last one is of those that are kept now.
     ask(KEPT_MAX).await;
     assert_eq!(ends.try_recv(), Err(TryRecvError::Empty));
+}
+
+/// Counts who asks, and finds nothing for as long as a test takes.
+#[derive(Debug, Default)]
+struct Never(AtomicUsize);
+
+impl Resolver for Never {
+    fn resolve<'a>(&'a self, _: &'a str) -> Addresses<'a> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Box::pin(pending())
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_is_loaded_again_looks_up_no_more_names_at_a_time() {
+    let never = Arc::new(Never::default());
+    let net = Net::new(HttpSettings {
+        resolver: never.clone(),
+        ..HttpSettings::default()
+    })
+    .unwrap();
+    // Each version has a reach that those before it had no use for, and so a client of its own.
+    for reach in [Reach::Public, Reach::Private, Reach::Listed] {
+        let access = HttpAccess::new("a", &Settings::default(), net.clone());
+        for at in 0..LOOKUPS_OF_ONE_MAX {
+            tokio::spawn(access.client(reach).request(request_to(at, 80)));
+        }
+    }
+    // Each goes as far as it can without an answer.
+    for _ in 0..1000 {
+        yield_now().await;
+    }
+    assert_eq!(never.0.load(Ordering::Relaxed), LOOKUPS_OF_ONE_MAX);
 }
