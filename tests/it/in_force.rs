@@ -1,5 +1,6 @@
 //! What holds for a handler, and what is said of settings that hold for none.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -132,6 +133,63 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
     rouse(&SHOW, &dir).says("grants and settings as without any rouse.toml");
     let other = rouse(&[&SHOW[..], &["--config", "other.toml"]].concat(), &dir);
     other.exits(0).says("grants and settings as in other.toml");
+}
+
+/// Every limit, each with a value of its own that is not the default.
+const LIMITS: &str = r#"[limits]
+memory_mb = 64
+memory_retry_mb = 96
+cpu = "2s"
+result_bytes = 2001
+log_bytes = 2002
+log_lines_per_second = 2003
+table_elements = 2004
+hostcall_bytes = 70000
+files = 2005
+resources = 2006
+handles = 2007
+random_bytes = 2008
+steps = 2009
+step_bytes = 2010
+steps_bytes = 2011
+http_requests = 2012
+http_bytes = 2013
+http_body_bytes = 2014
+state_calls = 2015
+state_bytes = 2016
+"#;
+
+#[tokio::test]
+async fn every_limit_that_the_file_may_set_is_shown() {
+    let manifest = r#"{"handlers":[{"name":"my.busy"}]}"#;
+    let busy = guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
+    let dir = with_modules("[limits]\nno_such = 1\n", &[("busy.wasm", busy)]);
+    let refused = rouse(&SHOW, &dir).stderr;
+    let (_, known) = refused
+        .split_once("expected one of ")
+        .unwrap_or_else(|| panic!("the keys are not named: {refused}"));
+    let known: BTreeSet<&str> = known.split('`').skip(1).step_by(2).collect();
+    let set = LIMITS.lines().filter_map(|line| line.split_once(" = "));
+    let set: BTreeMap<&str, &str> = set.collect();
+    assert!(
+        known.iter().eq(set.keys()),
+        "LIMITS has not all of {known:?}"
+    );
+
+    std::fs::write(dir.join("rouse.toml"), LIMITS).unwrap();
+    let shown = rouse(&[&SHOW[..], &["--json"]].concat(), &dir).json();
+    let manifest = &shown["manifest"];
+    for (key, value) in &set {
+        let (name, value) = match *key {
+            "cpu" => ("cpu_ms", "2000"),
+            key => (key, *value),
+        };
+        assert_eq!(manifest["limits"][name].to_string(), value, "{key}");
+        let from = &manifest["from"][format!("limits.{key}")];
+        assert_eq!(from, "[limits]", "{key}");
+    }
+    let limits = manifest["limits"].as_object().map(serde_json::Map::len);
+    assert_eq!(limits, Some(set.len()));
 }
 
 #[tokio::test]

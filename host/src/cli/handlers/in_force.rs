@@ -154,6 +154,7 @@ fn limits(handler: &Handler, tables: &Tables) -> Vec<Setting> {
         number("log_lines_per_second", json!(limits.log_lines_per_second)),
         number("table_elements", json!(limits.table_elements)),
         number("hostcall_bytes", json!(limits.hostcall_bytes)),
+        number("files", json!(limits.files)),
         number("resources", json!(limits.resources)),
         number("handles", json!(limits.handles)),
         number("random_bytes", json!(limits.random_bytes)),
