@@ -21,7 +21,7 @@ use super::host::HANDLERS_DIR;
 use super::payload;
 use super::settings::settings_of;
 use super::text::{as_json, plain};
-use crate::config::{Environment, File};
+use crate::config::File;
 use crate::invoke::{Answer, Call, Invoked, once};
 use crate::job::{AbortReason, AttemptError, ErrorKind};
 use crate::sandbox::{AbortHandle, Catalog, Handler, HandlerSet, Profile, Sandbox};
@@ -119,8 +119,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         eprintln!("{}", unknown(&args.handler, &args.handlers, &handlers));
         return Ok(EXIT_UNKNOWN);
     };
-    let overrides = file.worker(Environment.hostname()).overrides;
-    let mut policy = Policy::resolve(&handler.manifest, &overrides);
+    let mut policy = Policy::resolve(&handler.manifest, &file.overrides());
     policy.timeout = args.timeout.unwrap_or(policy.timeout);
     let call = Call {
         payload: payload.into_bytes(),

@@ -16,7 +16,7 @@ use crate::cli::compile_module::with_compiler;
 use crate::cli::host::HANDLERS_DIR;
 use crate::cli::misspelt::Named;
 use crate::cli::text::{as_json, plain};
-use crate::config::{Environment, File};
+use crate::config::File;
 use crate::sandbox::{self, Capability, Catalog, Handler, HandlerSet, Missing, Sandbox};
 use crate::worker::{Overrides, Policy};
 
@@ -77,7 +77,7 @@ impl Folder {
             tables: Tables::read(&text),
             config: text,
             config_file,
-            overrides: file.worker(Environment.hostname()).overrides,
+            overrides: file.overrides(),
             settings,
             named: Named::of(&file),
             file,
