@@ -45,7 +45,7 @@ pub(super) struct Folder {
     pub(super) config_file: Option<PathBuf>,
     overrides: Overrides,
     settings: sandbox::Settings,
-    tables: Tables,
+    pub(super) tables: Tables,
     named: Named,
     file: File,
     /// Where relative paths of the file start.

@@ -36,7 +36,7 @@ impl<'a> Held<'a> {
             add(format!("settings:{name}"), from);
         }
         if most_specific(&settings.state, handler).is_some() {
-            add("state".into(), tables.of_state(handler));
+            add("state".into(), tables.narrowest(handler, "state"));
         }
         if most_specific(&settings.fine_clocks, handler) == Some(&true) {
             add("fine_clocks".into(), tables.of_key(handler, "fine_clocks"));
