@@ -34,10 +34,13 @@ const CONFIG: &str = r#"
 memory_mb = 64
 [handlers."my.*"]
 timeout = "10m"
+fine_clocks = true
 [handlers."my.*".limits]
 memory_mb = 16
 [handlers."my.*".env]
 LANG = "C"
+[handlers."my.*".settings]
+width = 320
 [handlers."my.busy"]
 max_attempts = 7
 [handlers."my.busy".limits]
@@ -103,7 +106,13 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
     assert_eq!(manifest["instances"], "fresh");
     assert_eq!(
         manifest["granted"],
-        json!(["http:127.0.0.1", "env:LANG", "state"])
+        json!([
+            "http:127.0.0.1",
+            "env:LANG",
+            "settings:width",
+            "state",
+            "fine_clocks"
+        ])
     );
     // Which of them is for what is seen here only.
     assert_eq!(manifest["grants"]["http"][0]["schemes"], json!(["https"]));
@@ -125,6 +134,9 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
     assert!(line("http://127.0.0.1:9911 GET,POST").contains("[[handlers.\"my.busy\".http]]"));
     assert!(line("https://127.0.0.1 with any method").contains("[[handlers.\"my.*\".http]]"));
     assert!(line("env:LANG").contains("[handlers.\"my.*\".env]"));
+    assert!(line("settings:width").contains("[handlers.\"my.*\".settings]"));
+    assert!(line("fine_clocks").contains("[handlers.\"my.*\"]"));
+    assert_eq!(text.stdout.matches("fine_clocks").count(), 1, "as a grant");
     text.says(
         "grants and settings as in rouse.toml; a host that was started with another --config",
     );

@@ -115,7 +115,7 @@ impl Settings {
     }
 
     /// What the operator says of this handler's instances.
-    pub(super) fn instances_of(&self, handler: &str) -> Instances {
+    pub fn instances_of(&self, handler: &str) -> Instances {
         let most_specific = most_specific(&self.instances, handler);
         most_specific.copied().unwrap_or_default()
     }

@@ -93,7 +93,7 @@ impl Folder {
 
     /// What it is granted.
     pub(super) fn held(&self, handler: &Handler) -> Held<'_> {
-        Held::of(&handler.manifest.name, &self.settings, &self.tables)
+        Held::of(handler, &self.settings, &self.tables)
     }
 
     /// What a module says of a handler, with the operator's settings over it.
