@@ -193,7 +193,7 @@ impl Host {
             },
             invocations: offer.as_ref().map_or(0, |offer| offer.max),
         };
-        let limits = sandbox_settings(&file, &folder, wanted.slots + wanted.invocations)?;
+        let limits = sandbox_settings(&file, &folder, wanted.slots + wanted.invocations, None)?;
         for grant in missing_dirs(&limits) {
             warn!(
                 dir = %grant.dir.display(),

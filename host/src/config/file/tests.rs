@@ -1,6 +1,7 @@
 //! What rouse.toml may say, and what it means.
 
 use super::*;
+use crate::config::Environment;
 use crate::job::most_specific;
 use crate::sandbox::{HttpScheme, Instances, Manifest};
 use crate::worker::Policy;
@@ -170,14 +171,16 @@ fn requests_and_secrets_are_granted_by_handler() {
     let grant = &sandbox.secret_grants[0];
     assert_eq!((grant.handler.as_str(), grant.body), ("mail.send", false));
     assert_eq!(grant.headers, ["authorization"]);
-    let secrets = file.secrets(folder, crate::config::Environment).unwrap();
+    let secrets = file.secrets(folder, Environment, None).unwrap();
     assert!(secrets.0.contains_key("KEY"));
     assert!(!format!("{secrets:?}").contains("/bin"));
+    let secrets_of = |file: &File, of| file.secrets(folder, Environment, Some(of)).unwrap();
+    assert_eq!(secrets_of(&file, "mail.send"), secrets);
+    assert!(secrets_of(&file, "mail.read").0.is_empty());
 
     let file = read("[secrets.KEY]\nenv = \"ROUSE_NOBODY_SETS_THIS\"").unwrap();
-    let error = file
-        .secrets(folder, crate::config::Environment)
-        .unwrap_err();
+    assert!(secrets_of(&file, "mail.send").0.is_empty());
+    let error = file.secrets(folder, Environment, None).unwrap_err();
     let text = format!("{error:#}");
     assert!(
         text.contains("secrets.KEY") && text.contains("ROUSE_NOBODY_SETS_THIS"),
@@ -197,7 +200,7 @@ fn a_secret_that_handlers_sign_with_needs_no_host_and_has_to_be_a_key() {
         std::fs::write(&path, key).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         std::fs::set_permissions(&path, mode).unwrap();
-        file.secrets(folder.path(), crate::config::Environment)
+        file.secrets(folder.path(), Environment, None)
     };
     assert!(secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").is_ok());
     let error = format!("{:#}", secrets("whsec_no base64").unwrap_err());
@@ -259,8 +262,7 @@ fn lease_timeout_retries_and_instances_are_those_of_the_narrowest_table_that_set
     .unwrap();
     let manifest = r#"{"handlers": [{"name": "mail.send"}]}"#;
     let manifest = Manifest::parse(manifest).unwrap();
-    let overrides = file.overrides();
-    let policy = Policy::resolve(&manifest.handlers[0], &overrides);
+    let policy = Policy::resolve(&manifest.handlers[0], &file.overrides());
     assert_eq!(policy.timeout, Duration::from_secs(600));
     assert_eq!(policy.retry.max, Duration::from_secs(60));
     assert_eq!(policy.retry.max_attempts, 7);
