@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::Environment;
-use crate::job::most_specific;
+use crate::job::narrowest;
 use crate::sandbox::{HttpScheme, Instances, Manifest};
 use crate::worker::Policy;
 
@@ -268,14 +268,11 @@ fn lease_timeout_retries_and_instances_are_those_of_the_narrowest_table_that_set
     assert_eq!(policy.retry.max_attempts, 7);
     assert_eq!(policy.lease, Duration::from_secs(60), "the module's own");
     let instances = file.sandbox(Path::new("."), 4).instances;
-    assert_eq!(
-        most_specific(&instances, "mail.send"),
-        Some(&Instances::Reuse)
-    );
+    assert_eq!(narrowest(&instances, "mail.send"), Some(&Instances::Reuse));
 }
 
 #[test]
-fn variables_and_settings_of_the_most_specific_table_that_has_any_count() {
+fn variables_and_settings_of_the_narrowest_table_that_has_any_count() {
     let file = read(
         "[handlers.\"*\".env]\nA = \"1\"\n[handlers.\"*\".settings]\nwide = true\n\
          [handlers.\"image.*\"]\nfine_clocks = true\n[handlers.\"image.plain\"]\nfine_clocks = false\n\
@@ -290,7 +287,7 @@ fn variables_and_settings_of_the_most_specific_table_that_has_any_count() {
         serde_json::json!({"at": "2026-01-01", "list": [1, 2.5], "deep": {"x": "y"}})
     );
     let clocks = ["image.crop", "image.plain", "noop"];
-    let clocks = clocks.map(|name| most_specific(&sandbox.fine_clocks, name).copied());
+    let clocks = clocks.map(|name| narrowest(&sandbox.fine_clocks, name).copied());
     assert_eq!(clocks, [Some(true), Some(false), None]);
 }
 
@@ -302,7 +299,7 @@ fn state_is_granted_by_its_table_and_each_size_is_that_of_the_narrowest_that_set
     .unwrap();
     let state = file.sandbox(Path::new("."), 4).state;
     let sizes = |name: &str| {
-        let quota = most_specific(&state, name);
+        let quota = narrowest(&state, name);
         quota.map(|quota| (quota.keys_max, quota.bytes_max))
     };
     let found = ["mail.send", "mail.read", "noop"].map(sizes);
