@@ -147,6 +147,25 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
     other.exits(0).says("grants and settings as in other.toml");
 }
 
+#[tokio::test]
+async fn the_example_of_the_page_gives_what_its_comments_say() {
+    let page = include_str!("../../docs/operating.md");
+    let (_, section) = page.split_once("### Which table counts").unwrap();
+    let (_, example) = section.split_once("```toml\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    let manifest = r#"{"handlers":[{"name":"my.busy"}]}"#;
+    let busy = guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
+    let dir = with_modules(example, &[("busy.wasm", busy)]);
+    let shown = rouse(&[&SHOW[..], &["--json"]].concat(), &dir).json();
+    let limits = &shown["manifest"]["limits"];
+    let limits = ["memory_mb", "memory_retry_mb", "cpu_ms"].map(|key| limits[key].as_u64());
+    assert_eq!(limits, [Some(16), Some(32), Some(2000)]);
+    assert_eq!(
+        shown["manifest"]["granted"],
+        json!(["http:a.example", "http:b.example", "env:LANG"])
+    );
+}
+
 /// Every limit, each with a value of its own that is not the default.
 const LIMITS: &str = r#"[limits]
 memory_mb = 64
