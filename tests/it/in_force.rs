@@ -1,5 +1,7 @@
 //! What holds for a handler, and what is said of settings that hold for none.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde_json::{Value, json};
 
 use crate::sandbox_guest::{PATIENCE, echo, guest};
@@ -10,10 +12,13 @@ const CONFIG: &str = r#"
 memory_mb = 64
 [handlers."my.*"]
 timeout = "10m"
+fine_clocks = true
 [handlers."my.*".limits]
 memory_mb = 16
 [handlers."my.*".env]
 LANG = "C"
+[handlers."my.*".settings]
+width = 320
 [handlers."my.busy"]
 max_attempts = 7
 [handlers."my.busy".limits]
@@ -79,7 +84,13 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
     assert_eq!(manifest["instances"], "fresh");
     assert_eq!(
         manifest["granted"],
-        json!(["http:127.0.0.1", "env:LANG", "state"])
+        json!([
+            "http:127.0.0.1",
+            "env:LANG",
+            "settings:width",
+            "state",
+            "fine_clocks"
+        ])
     );
     // Which of them is for what is seen here only.
     assert_eq!(manifest["grants"]["http"][0]["schemes"], json!(["https"]));
@@ -101,6 +112,9 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
     assert!(line("http://127.0.0.1:9911 GET,POST").contains("[[handlers.\"my.busy\".http]]"));
     assert!(line("https://127.0.0.1 with any method").contains("[[handlers.\"my.*\".http]]"));
     assert!(line("env:LANG").contains("[handlers.\"my.*\".env]"));
+    assert!(line("settings:width").contains("[handlers.\"my.*\".settings]"));
+    assert!(line("fine_clocks").contains("[handlers.\"my.*\"]"));
+    assert_eq!(text.stdout.matches("fine_clocks").count(), 1, "as a grant");
     text.says(
         "grants and settings as in rouse.toml; a host that was started with another --config",
     );
@@ -109,6 +123,82 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
     rouse_without_database(&SHOW, &dir).says("grants and settings as without any rouse.toml");
     let other = rouse_without_database(&[&SHOW[..], &["--config", "other.toml"]].concat(), &dir);
     other.exits(0).says("grants and settings as in other.toml");
+}
+
+#[tokio::test]
+async fn the_example_of_the_page_gives_what_its_comments_say() {
+    let page = include_str!("../../docs/operating.md");
+    let (_, section) = page.split_once("### Which table counts").unwrap();
+    let (_, example) = section.split_once("```toml\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    let manifest = r#"{"handlers":[{"name":"my.busy"}]}"#;
+    let busy = guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
+    let dir = folder_of(example, &[("busy.wasm", busy)]);
+    let shown = rouse_without_database(&[&SHOW[..], &["--json"]].concat(), &dir).json();
+    let limits = &shown["manifest"]["limits"];
+    let limits = ["memory_mb", "memory_retry_mb", "cpu_ms"].map(|key| limits[key].as_u64());
+    assert_eq!(limits, [Some(16), Some(32), Some(2000)]);
+    assert_eq!(
+        shown["manifest"]["granted"],
+        json!(["http:a.example", "http:b.example", "env:LANG"])
+    );
+}
+
+/// Every limit, each with a value of its own that is not the default.
+const LIMITS: &str = r#"[limits]
+memory_mb = 64
+memory_retry_mb = 96
+cpu = "2s"
+result_bytes = 2001
+log_bytes = 2002
+log_lines_per_second = 2003
+table_elements = 2004
+hostcall_bytes = 70000
+files = 2005
+resources = 2006
+handles = 2007
+random_bytes = 2008
+steps = 2009
+step_bytes = 2010
+steps_bytes = 2011
+http_requests = 2012
+http_bytes = 2013
+http_body_bytes = 2014
+state_calls = 2015
+state_bytes = 2016
+"#;
+
+#[tokio::test]
+async fn every_limit_that_the_file_may_set_is_shown() {
+    let manifest = r#"{"handlers":[{"name":"my.busy"}]}"#;
+    let busy = guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
+    let dir = folder_of("[limits]\nno_such = 1\n", &[("busy.wasm", busy)]);
+    let refused = rouse_without_database(&SHOW, &dir).stderr;
+    let (_, known) = refused
+        .split_once("expected one of ")
+        .unwrap_or_else(|| panic!("the keys are not named: {refused}"));
+    let known: BTreeSet<&str> = known.split('`').skip(1).step_by(2).collect();
+    let set = LIMITS.lines().filter_map(|line| line.split_once(" = "));
+    let set: BTreeMap<&str, &str> = set.collect();
+    assert!(
+        known.iter().eq(set.keys()),
+        "LIMITS has not all of {known:?}"
+    );
+
+    std::fs::write(dir.join("rouse.toml"), LIMITS).unwrap();
+    let shown = rouse_without_database(&[&SHOW[..], &["--json"]].concat(), &dir).json();
+    let manifest = &shown["manifest"];
+    for (key, value) in &set {
+        let (name, value) = match *key {
+            "cpu" => ("cpu_ms", "2000"),
+            key => (key, *value),
+        };
+        assert_eq!(manifest["limits"][name].to_string(), value, "{key}");
+        let from = &manifest["from"][format!("limits.{key}")];
+        assert_eq!(from, "[limits]", "{key}");
+    }
+    let limits = manifest["limits"].as_object().map(serde_json::Map::len);
+    assert_eq!(limits, Some(set.len()));
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::duration::duration;
 use super::misspelt::Named;
@@ -193,7 +193,7 @@ impl Host {
             },
             invocations: offer.as_ref().map_or(0, |offer| offer.max),
         };
-        let limits = sandbox_settings(&file, &folder, wanted.slots + wanted.invocations)?;
+        let limits = sandbox_settings(&file, &folder, wanted.slots + wanted.invocations, None)?;
         for why in file.exposed(&folder, &args.handlers) {
             warn!("{why}");
         }

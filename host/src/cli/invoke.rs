@@ -19,9 +19,9 @@ use super::attempt_error;
 use super::duration::some_time;
 use super::host::HANDLERS_DIR;
 use super::payload;
-use super::settings::settings_of;
+use super::settings::sandbox_settings;
 use super::text::{as_json, plain};
-use crate::config::{Environment, File};
+use crate::config::File;
 use crate::invoke::{Answer, Call, Invoked, once};
 use crate::job::{AbortReason, AttemptError, ErrorKind};
 use crate::sandbox::{AbortHandle, Catalog, Handler, HandlerSet, Profile, Sandbox};
@@ -108,7 +108,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     };
     let profile = args.profile.map(ProfileFile::create).transpose()?;
     let (file, folder) = File::read(args.config.as_deref())?;
-    let mut settings = settings_of(&file, &folder, &args.handler)?;
+    let mut settings = sandbox_settings(&file, &folder, 1, Some(&args.handler))?;
     if profile.is_some() {
         settings.tick = Profile::EVERY;
     }
@@ -119,8 +119,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         eprintln!("{}", unknown(&args.handler, &args.handlers, &handlers));
         return Ok(EXIT_UNKNOWN);
     };
-    let overrides = file.worker(Environment.hostname()).overrides;
-    let mut policy = Policy::resolve(&handler.manifest, &overrides);
+    let mut policy = Policy::resolve(&handler.manifest, &file.overrides());
     policy.timeout = args.timeout.unwrap_or(policy.timeout);
     let call = Call {
         payload: payload.into_bytes(),

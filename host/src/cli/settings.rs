@@ -7,27 +7,16 @@ use crate::config::{Environment, File};
 use crate::sandbox::{self, Grant};
 
 /// What the file says, with the secrets that it names, and with this program as the compiler. `folder`: where relative
-/// paths start.
+/// paths start. `handler`: the only one that will run, with no secrets but those that it is granted.
 pub(super) fn sandbox_settings(
     file: &File,
     folder: &Path,
     attempts_max: usize,
+    handler: Option<&str>,
 ) -> anyhow::Result<sandbox::Settings> {
     Ok(with_compiler(sandbox::Settings {
-        secrets: file.secrets(folder, Environment)?,
+        secrets: file.secrets(folder, Environment, handler)?,
         ..file.sandbox(folder, attempts_max)
-    }))
-}
-
-/// The same for one attempt of one handler, with the secrets that this one is granted.
-pub(super) fn settings_of(
-    file: &File,
-    folder: &Path,
-    handler: &str,
-) -> anyhow::Result<sandbox::Settings> {
-    Ok(with_compiler(sandbox::Settings {
-        secrets: file.secrets_of(handler, folder, Environment)?,
-        ..file.sandbox(folder, 1)
     }))
 }
 

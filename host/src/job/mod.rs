@@ -16,7 +16,7 @@ pub use abort::AbortReason;
 pub use end::{Failure, RunEnd};
 pub use ids::{Attempt, Fence, Incarnation, JobId, LaneId};
 pub use outcome::{AttemptError, ErrorKind, Outcome, OwnLimits, Tries, decide};
-pub use pattern::{is_pattern, most_specific, narrowest_first, pattern_covers};
+pub use pattern::{is_pattern, narrowest, narrowest_first, pattern_covers};
 pub use retry::{Again, RetryAt, RetryPolicy};
 pub use state::{Priority, State};
 pub use usage::Usage;

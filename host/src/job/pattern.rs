@@ -31,7 +31,7 @@ pub fn narrowest_first<'a, T>(
 }
 
 /// What stands for this handler under the narrowest of the patterns.
-pub fn most_specific<'a, T>(patterns: &'a BTreeMap<String, T>, handler: &str) -> Option<&'a T> {
+pub fn narrowest<'a, T>(patterns: &'a BTreeMap<String, T>, handler: &str) -> Option<&'a T> {
     let (_, value) = narrowest_first(patterns, handler).into_iter().next()?;
     Some(value)
 }

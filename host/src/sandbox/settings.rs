@@ -11,7 +11,7 @@ use super::{
     CompilerLimits, Grants, HttpGrant, HttpSettings, Instances, Limits, LimitsSet, Pin,
     SecretGrant, Secrets, StateQuota,
 };
-use crate::job::{most_specific, narrowest_first};
+use crate::job::{narrowest, narrowest_first};
 
 /// Short enough for guests that wait their turn, and for the end of one that will not stop; a hundred interruptions of a
 /// second cost nothing that can be measured.
@@ -51,12 +51,12 @@ pub struct Settings {
     pub module_bytes_max: usize,
     /// Which directories handlers may use. Default: none.
     pub grants: Grants,
-    /// Variables of their environment, by handler name or pattern, of which the most specific one counts. Default: none.
+    /// Variables of their environment, by handler name or pattern, of which the narrowest one counts. Default: none.
     pub env: BTreeMap<String, BTreeMap<String, String>>,
-    /// What handlers are told through `settings`, JSON objects, by handler name or pattern, of which the most specific one
+    /// What handlers are told through `settings`, JSON objects, by handler name or pattern, of which the narrowest one
     /// counts. Default: none.
     pub handler_settings: BTreeMap<String, Value>,
-    /// Which handlers have clocks as fine as the machine's: by name or pattern, of which the most specific one counts.
+    /// Which handlers have clocks as fine as the machine's: by name or pattern, of which the narrowest one counts.
     /// Default: none.
     pub fine_clocks: BTreeMap<String, bool>,
     /// Which requests handlers may send. Default: none.
@@ -67,11 +67,11 @@ pub struct Settings {
     pub secrets: Secrets,
     /// Which handlers may have them sent where. Default: none.
     pub secret_grants: Vec<SecretGrant>,
-    /// Which handlers may keep state, and how much: by handler name or pattern, of which the most specific one counts.
+    /// Which handlers may keep state, and how much: by handler name or pattern, of which the narrowest one counts.
     /// Default: none.
     pub state: BTreeMap<String, StateQuota>,
     /// Where instances may serve many jobs, if the module agrees: by handler name or pattern, of
-    /// which the most specific one counts. Default: nowhere.
+    /// which the narrowest one counts. Default: nowhere.
     pub instances: BTreeMap<String, Instances>,
     /// The `rouse` that compiles modules, each in a child process with limits. None: this process compiles, without any.
     /// Default: none, because only the program knows where it is.
@@ -115,9 +115,9 @@ impl Settings {
     }
 
     /// What the operator says of this handler's instances.
-    pub(super) fn instances_of(&self, handler: &str) -> Instances {
-        let most_specific = most_specific(&self.instances, handler);
-        most_specific.copied().unwrap_or_default()
+    pub fn instances_of(&self, handler: &str) -> Instances {
+        let said = narrowest(&self.instances, handler);
+        said.copied().unwrap_or_default()
     }
 
     /// True when some handler may keep its instances.

@@ -35,7 +35,8 @@ pub struct Override {
 pub struct Overrides(pub BTreeMap<String, Override>);
 
 impl Overrides {
-    fn of(&self, handler: &str) -> Override {
+    /// What is set for this handler, or for every handler of this pattern.
+    pub fn of(&self, handler: &str) -> Override {
         let narrowest_first = narrowest_first(&self.0, handler).into_iter();
         narrowest_first.fold(Override::default(), |set, (_, wider)| set.or(wider))
     }
@@ -43,7 +44,7 @@ impl Overrides {
 
 impl Override {
     /// This where it sets something, the wider one elsewhere.
-    pub fn or(&self, wider: &Self) -> Self {
+    fn or(&self, wider: &Self) -> Self {
         Self {
             lease: self.lease.or(wider.lease),
             timeout: self.timeout.or(wider.timeout),

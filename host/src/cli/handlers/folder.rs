@@ -16,7 +16,7 @@ use crate::cli::compile_module::with_compiler;
 use crate::cli::host::HANDLERS_DIR;
 use crate::cli::misspelt::Named;
 use crate::cli::text::{as_json, plain};
-use crate::config::{Environment, File};
+use crate::config::File;
 use crate::sandbox::{self, Capability, Catalog, Handler, HandlerSet, Missing, Sandbox};
 use crate::worker::{Overrides, Policy};
 
@@ -45,7 +45,7 @@ pub(super) struct Folder {
     pub(super) config_file: Option<PathBuf>,
     overrides: Overrides,
     settings: sandbox::Settings,
-    tables: Tables,
+    pub(super) tables: Tables,
     named: Named,
     file: File,
     /// Where relative paths of the file start.
@@ -77,7 +77,7 @@ impl Folder {
             tables: Tables::read(&text),
             config: text,
             config_file,
-            overrides: file.worker(Environment.hostname()).overrides,
+            overrides: file.overrides(),
             settings,
             named: Named::of(&file),
             file,
@@ -93,7 +93,7 @@ impl Folder {
 
     /// What it is granted.
     pub(super) fn held(&self, handler: &Handler) -> Held<'_> {
-        Held::of(&handler.manifest.name, &self.settings, &self.tables)
+        Held::of(handler, &self.settings, &self.tables)
     }
 
     /// What a module says of a handler, with the operator's settings over it.

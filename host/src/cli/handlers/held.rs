@@ -7,8 +7,10 @@ use serde_json::{Map, Value, json};
 
 use super::origin::Tables;
 use crate::cli::text::plain;
-use crate::job::{most_specific, pattern_covers};
-use crate::sandbox::{Grant, Host, HostPattern, HttpGrant, SecretGrant, Settings};
+use crate::job::pattern_covers;
+use crate::sandbox::{
+    Capability, Grant, Handler, Host, HostPattern, HttpGrant, SecretGrant, Settings,
+};
 
 /// The grants of one handler.
 pub(super) struct Held<'a> {
@@ -20,28 +22,27 @@ pub(super) struct Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    pub(super) fn of(handler: &str, settings: &'a Settings, tables: &Tables) -> Self {
-        let mut others = Vec::new();
-        let mut add = |what: String, from: Option<String>| {
-            others.push((what, from.unwrap_or_default()));
-        };
-        for name in most_specific(&settings.env, handler).into_iter().flatten() {
-            let (name, _) = name;
-            add(format!("env:{name}"), tables.of_table(handler, "env", name));
-        }
-        let own = most_specific(&settings.handler_settings, handler);
-        for name in own.and_then(Value::as_object).into_iter().flatten() {
-            let (name, _) = name;
-            let from = tables.of_table(handler, "settings", name);
-            add(format!("settings:{name}"), from);
-        }
-        if most_specific(&settings.state, handler).is_some() {
-            add("state".into(), tables.of_state(handler));
-        }
-        if most_specific(&settings.fine_clocks, handler) == Some(&true) {
-            add("fine_clocks".into(), tables.of_key(handler, "fine_clocks"));
-        }
-        let fits = |pattern: &str| pattern_covers(pattern, handler);
+    pub(super) fn of(handler: &Handler, settings: &'a Settings, tables: &Tables) -> Self {
+        let name = &handler.manifest.name;
+        let others = handler.held().into_iter().filter_map(|what| {
+            let from = match &what {
+                Capability::Env(Some(key)) => tables.of_table(name, "env", key),
+                Capability::Settings(Some(key)) => tables.of_table(name, "settings", key),
+                Capability::State => tables.narrowest(name, "state"),
+                Capability::FineClocks => tables.of_key(name, "fine_clocks"),
+                // There is more to these than their words.
+                Capability::Http(_)
+                | Capability::Secrets(_)
+                | Capability::Sign(_)
+                | Capability::Dirs(_) => return None,
+                // What is asked for, and never what is held.
+                Capability::Env(None) | Capability::Settings(None) | Capability::Unknown(_) => {
+                    return None;
+                }
+            };
+            Some((what.to_string(), from.unwrap_or_default()))
+        });
+        let fits = |pattern: &str| pattern_covers(pattern, name);
         let http = settings.http_grants.iter();
         let secrets = settings.secret_grants.iter();
         let dirs = settings.grants.0.iter();
@@ -49,7 +50,7 @@ impl<'a> Held<'a> {
             http: http.filter(|grant| fits(&grant.handler)).collect(),
             secrets: secrets.filter(|grant| fits(&grant.handler)).collect(),
             dirs: dirs.filter(|grant| fits(&grant.handler)).collect(),
-            others,
+            others: others.collect(),
         }
     }
 

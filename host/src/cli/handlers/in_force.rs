@@ -7,7 +7,7 @@ use humantime::format_duration;
 use serde_json::{Map, Value, json};
 
 use super::origin::Tables;
-use crate::job::{RetryPolicy, most_specific};
+use crate::job::RetryPolicy;
 use crate::sandbox::{Handler, HandlerManifest, Instances, Settings};
 use crate::worker::Policy;
 
@@ -28,7 +28,7 @@ pub(super) struct Setting {
 /// Where something is from that no table sets.
 const DEFAULT: &str = "default";
 
-/// All of them, in the order of the documentation.
+/// All of them, in the order of the documentation, but for those that are grants (`fine_clocks`).
 pub(super) fn settings(
     handler: &Handler,
     policy: &Policy,
@@ -37,7 +37,7 @@ pub(super) fn settings(
 ) -> Vec<Setting> {
     let mut all = own(handler, policy, settings, tables);
     all.extend(limits(handler, tables));
-    all.extend(state(handler, settings, tables));
+    all.extend(state(handler, tables));
     all
 }
 
@@ -63,7 +63,6 @@ fn own(handler: &Handler, policy: &Policy, settings: &Settings, tables: &Tables)
         let text = value.to_string();
         own(key, key, value, text, is_default)
     };
-    let fine_clocks = most_specific(&settings.fine_clocks, name) == Some(&true);
     vec![
         time("lease", "lease_ms", policy.lease, HandlerManifest::LEASE),
         time(
@@ -91,14 +90,13 @@ fn own(handler: &Handler, policy: &Policy, settings: &Settings, tables: &Tables)
         ),
         time("retry_max", "retry_max_ms", retry.max, usual.max),
         instances(handler, settings, tables),
-        number("fine_clocks", json!(fine_clocks), true),
     ]
 }
 
 fn instances(handler: &Handler, settings: &Settings, tables: &Tables) -> Setting {
     let name = &handler.manifest.name;
     let word = if handler.reuses { "reuse" } else { "fresh" };
-    let wanted = most_specific(&settings.instances, name) == Some(&Instances::Reuse);
+    let wanted = settings.instances_of(name) == Instances::Reuse;
     let from = match tables.of_key(name, "instances") {
         None => DEFAULT.into(),
         Some(table) if wanted && !handler.reuses => {
@@ -154,6 +152,7 @@ fn limits(handler: &Handler, tables: &Tables) -> Vec<Setting> {
         number("log_lines_per_second", json!(limits.log_lines_per_second)),
         number("table_elements", json!(limits.table_elements)),
         number("hostcall_bytes", json!(limits.hostcall_bytes)),
+        number("files", json!(limits.files)),
         number("resources", json!(limits.resources)),
         number("handles", json!(limits.handles)),
         number("random_bytes", json!(limits.random_bytes)),
@@ -169,9 +168,9 @@ fn limits(handler: &Handler, tables: &Tables) -> Vec<Setting> {
 }
 
 /// Where it may keep some.
-fn state(handler: &Handler, settings: &Settings, tables: &Tables) -> Vec<Setting> {
+fn state(handler: &Handler, tables: &Tables) -> Vec<Setting> {
     let name = &handler.manifest.name;
-    let Some(quota) = most_specific(&settings.state, name) else {
+    let Some(quota) = handler.state else {
         return Vec::new();
     };
     let sizes = [

@@ -41,9 +41,9 @@ impl Tables {
         Some(name)
     }
 
-    /// The narrowest table that grants a state.
-    pub(super) fn of_state(&self, handler: &str) -> Option<String> {
-        Some(self.inner(handler, "state").next()?.0)
+    /// The narrowest of its tables of this name, for instance of `state`.
+    pub(super) fn narrowest(&self, handler: &str, table: &str) -> Option<String> {
+        Some(self.inner(handler, table).next()?.0)
     }
 
     /// The handler's tables of this name, the narrowest first.

@@ -7,27 +7,28 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use toml::Spanned;
 
-use crate::job::{most_specific, pattern_covers};
+use super::origin::Tables;
 
 /// The same lines, with a comment above each table that cannot be put behind what is in this file, or that would take something
-/// away there.
-pub(super) fn annotated(lines: &str, file: &str) -> String {
-    let tables = lines.split("\n\n").map(|table| match remark(table, file) {
+/// away there. `tables`: those of the file.
+pub(super) fn annotated(lines: &str, file: &str, tables: &Tables) -> String {
+    let lines = lines.split("\n\n");
+    let annotated = lines.map(|table| match remark(table, file, tables) {
         Some(Remark::Above(remark)) => format!("# {remark}\n{table}"),
         Some(Remark::Element(remark)) => format!("# {remark}\n{}", element(table)),
         None => table.to_owned(),
     });
-    tables.collect::<Vec<_>>().join("\n\n")
+    annotated.collect::<Vec<_>>().join("\n\n")
 }
 
-/// The tables of handlers, with where each key stands.
+/// Where in a text the tables of handlers stand, and their keys.
 #[derive(Default, Deserialize)]
-struct Tables {
+struct Places {
     #[serde(default)]
     handlers: BTreeMap<Spanned<String>, BTreeMap<Spanned<String>, IgnoredAny>>,
 }
 
-impl Tables {
+impl Places {
     fn read(text: &str) -> Self {
         // What cannot be read was refused before, with the reason.
         toml::from_str(text).unwrap_or_default()
@@ -42,18 +43,6 @@ impl Tables {
     fn key(&self, handler: &str, key: &str) -> Option<Range<usize>> {
         let keys = self.handlers.get(handler)?;
         keys.get_key_value(key).map(|(found, _)| found.span())
-    }
-
-    /// The pattern whose table of this name counts for the handler now.
-    fn wider(&self, handler: &str, key: &str) -> Option<String> {
-        let tables = self.handlers.iter();
-        let fitting = tables.filter(|(pattern, keys)| {
-            pattern_covers(pattern.get_ref(), handler) && keys.contains_key(key)
-        });
-        let fitting: BTreeMap<String, String> = fitting
-            .map(|(pattern, _)| (pattern.get_ref().clone(), pattern.get_ref().clone()))
-            .collect();
-        most_specific(&fitting, handler).cloned()
     }
 }
 
@@ -72,8 +61,8 @@ fn element(table: &str) -> String {
     format!("{{ {} }},", keys.join(", "))
 }
 
-fn remark(table: &str, file: &str) -> Option<Remark> {
-    let (added, there) = (Tables::read(table), Tables::read(file));
+fn remark(table: &str, file: &str, tables: &Tables) -> Option<Remark> {
+    let (added, there) = (Places::read(table), Places::read(file));
     let (handler, keys) = added.handlers.first_key_value()?;
     let (handler, key) = (handler.get_ref(), keys.first_key_value()?.0.get_ref());
     let together = toml::from_str::<toml::Table>(&format!("{file}\n{table}"));
@@ -94,15 +83,23 @@ fn remark(table: &str, file: &str) -> Option<Remark> {
         )));
     }
     let replaces = matches!(key.as_str(), "env" | "settings");
-    let wider = replaces.then(|| there.wider(handler, key)).flatten()?;
+    let wider = replaces.then(|| tables.narrowest(handler, key)).flatten()?;
     Some(Remark::Above(format!(
-        "this takes the place of [handlers.\"{wider}\".{key}], all of it, for {handler}: repeat here what is needed of that"
+        "this takes the place of {wider}, all of it, for {handler}: repeat here what is needed of that"
     )))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn annotated(lines: &str, file: &str) -> String {
+        super::annotated(lines, file, &Tables::read(file))
+    }
+
+    fn remark(table: &str, file: &str) -> Option<Remark> {
+        super::remark(table, file, &Tables::read(file))
+    }
 
     const FILE: &str = r#"
 slots = 4

@@ -133,7 +133,11 @@ impl Here {
                     File::USUAL
                 ),
             },
-            lines: annotated(&Missing::lines(&handler.missing()), &folder.config),
+            lines: annotated(
+                &Missing::lines(&handler.missing()),
+                &folder.config,
+                &folder.tables,
+            ),
         }
     }
 }

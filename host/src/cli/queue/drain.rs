@@ -119,7 +119,7 @@ async fn drain(args: &Args) -> anyhow::Result<ExitCode> {
     let now = store.remaining(&args.name, &[]).await?;
     // Nothing is compiled for an empty queue.
     let done = if now.iter().any(|row| row.ready + row.due > 0) {
-        let sandbox = Sandbox::start(sandbox_settings(&file, &folder, settings.slots)?)?;
+        let sandbox = Sandbox::start(sandbox_settings(&file, &folder, settings.slots, None)?)?;
         let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
         check_sources(&settings, &catalog, args)?;
         let work = Work {

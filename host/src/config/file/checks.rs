@@ -93,6 +93,7 @@ impl File {
         if self.queues.as_ref().is_some_and(Vec::is_empty) {
             return Err("queues is empty: leave it out to serve all queues".into());
         }
+        let (sandbox, overrides) = (self.sandbox(folder, 1), self.overrides());
         for (handler, table) in &self.handlers {
             if !is_pattern(handler) {
                 return Err(format!(
@@ -100,7 +101,7 @@ impl File {
                 ));
             }
             let name = |key: &str| format!("handlers.\"{handler}\".{key}");
-            self.check_in_force(handler, table)?;
+            self.check_in_force(handler, table, &sandbox, &overrides)?;
             for dir in &table.dirs {
                 dir.check(&name("dirs"))?;
             }

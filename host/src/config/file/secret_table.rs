@@ -1,6 +1,5 @@
 //! `[secrets.…]`: where secrets are read from, and what handlers may have done with them.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
@@ -140,57 +139,48 @@ fn is_header(name: &str) -> bool {
 }
 
 impl File {
-    /// Reads all secrets.
+    /// Reads the secrets: all of them, or those that this handler is granted; then the others are not even looked for.
     ///
     /// # Errors
     /// When one is missing, is readable by others, or is none, or no key where it is granted as one; with its name.
-    pub fn secrets(&self, folder: &Path, environment: Environment) -> anyhow::Result<Secrets> {
-        let names = self.secrets.keys();
-        let secrets = names.map(|name| self.read_secret(name, folder, environment));
-        Ok(Secrets(secrets.collect::<anyhow::Result<_>>()?))
-    }
-
-    /// Reads those that this handler is granted; the others are not even looked for.
-    ///
-    /// # Errors
-    /// As [`secrets`](Self::secrets).
-    pub fn secrets_of(
+    pub fn secrets(
         &self,
-        handler: &str,
         folder: &Path,
         environment: Environment,
+        handler: Option<&str>,
     ) -> anyhow::Result<Secrets> {
-        let grants = self.handlers.iter();
-        let grants = grants.filter(|(pattern, _)| pattern_covers(pattern, handler));
-        let names: BTreeSet<&String> = grants
-            .flat_map(|(_, table)| table.secrets.iter().map(|grant| &grant.name))
-            .collect();
-        let secrets = names.into_iter();
-        let secrets = secrets.map(|name| self.read_secret(name, folder, environment));
+        let wanted = |name: &str| handler.is_none_or(|handler| self.has_granted(name, handler));
+        let secrets = self.secrets.iter().filter(|(name, _)| wanted(name));
+        let secrets = secrets.map(|(name, table)| {
+            let secret = self.read_secret(name, table, folder, environment);
+            secret.map(|secret| (name.clone(), secret))
+        });
         Ok(Secrets(secrets.collect::<anyhow::Result<_>>()?))
     }
 
     /// What keeps a host from starting: one error for each secret that cannot be read.
     pub fn secret_errors(&self, folder: &Path, environment: Environment) -> Vec<anyhow::Error> {
-        let names = self.secrets.keys();
-        let read = |name: &String| self.read_secret(name, folder, environment).err();
-        names.filter_map(read).collect()
+        let secrets = self.secrets.iter();
+        let read = secrets.map(|(name, table)| self.read_secret(name, table, folder, environment));
+        read.filter_map(Result::err).collect()
     }
 
-    /// One secret with its name, which is that of one in the file.
+    fn has_granted(&self, name: &str, handler: &str) -> bool {
+        let mut tables = self.handlers.iter();
+        tables.any(|(pattern, table)| {
+            pattern_covers(pattern, handler) && table.secrets.iter().any(|grant| grant.name == name)
+        })
+    }
+
     fn read_secret(
         &self,
         name: &str,
+        table: &SecretTable,
         folder: &Path,
         environment: Environment,
-    ) -> anyhow::Result<(String, Secret)> {
-        // `check` has seen that there is one for each grant.
-        let text = match self.secrets.get(name) {
-            Some(table) => table.read(folder, environment),
-            None => Err(anyhow!("there is no [secrets.{name}]")),
-        };
+    ) -> anyhow::Result<Secret> {
+        let text = table.read(folder, environment);
         text.and_then(|text| self.secret(name, &text).map_err(|why| anyhow!(why)))
-            .map(|secret| (name.to_owned(), secret))
             .with_context(|| format!("read the secret {name} (secrets.{name} in rouse.toml)"))
     }
 

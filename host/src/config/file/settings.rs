@@ -33,8 +33,13 @@ impl File {
                 .filter(|after| !after.is_zero()),
             lost_max: self.lost_max.unwrap_or(default.lost_max),
             sources: self.sources.clone().into_iter().collect(),
-            overrides: Overrides(self.of_handlers(|table| Some(table.over()))),
+            overrides: self.overrides(),
         }
+    }
+
+    /// What stands in the place of what modules say of their handlers.
+    pub fn overrides(&self) -> Overrides {
+        Overrides(self.of_handlers(|table| Some(table.over())))
     }
 
     /// The names and patterns of handlers that have settings.

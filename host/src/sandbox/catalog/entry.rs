@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Handler;
 use super::file::Stamp;
 use crate::harmless::printable;
-use crate::job::most_specific;
+use crate::job::narrowest;
 use crate::sandbox::capability::HttpAccess;
 use crate::sandbox::grants::Granted;
 use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox, Settings};
@@ -139,7 +139,7 @@ impl Serving {
                     )),
                     limits: settings.limits(&manifest.name),
                     http: HttpAccess::new(&manifest.name, settings, sandbox.net.clone()),
-                    state: most_specific(&settings.state, &manifest.name).copied(),
+                    state: narrowest(&settings.state, &manifest.name).copied(),
                     state_is_taken: false,
                     reuses: reuses(manifest, settings),
                 })

@@ -37,7 +37,7 @@ pub struct Handler {
     pub limits: Limits,
     pub(super) http: Arc<HttpAccess>,
     /// How much it may keep; none: nothing.
-    pub(super) state: Option<StateQuota>,
+    pub state: Option<StateQuota>,
     /// It would keep something, and the job leaves nothing of it.
     pub(super) state_is_taken: bool,
     /// Its instances may serve many jobs: module and operator agree.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use wasmtime_wasi::filesystem::Dir;
 
 use super::{Grant, Mode, Root, Roots};
-use crate::job::most_specific;
+use crate::job::narrowest;
 use crate::sandbox::quota::{Ledger, Ledgers};
 use crate::sandbox::{Limits, Narrowing, Settings};
 
@@ -61,14 +61,14 @@ impl Granted {
                 ledger,
             }
         });
-        let env = most_specific(&settings.env, handler);
-        let own = most_specific(&settings.handler_settings, handler);
+        let env = narrowest(&settings.env, handler);
+        let own = narrowest(&settings.handler_settings, handler);
         Self {
             dirs: dirs.collect(),
             only_read_for_job: Vec::new(),
             env: env.into_iter().flatten().map(clone_pair).collect(),
             settings: own.map(|settings| settings.to_string().into()),
-            fine_clocks: most_specific(&settings.fine_clocks, handler) == Some(&true),
+            fine_clocks: narrowest(&settings.fine_clocks, handler) == Some(&true),
         }
     }
 
