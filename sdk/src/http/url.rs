@@ -106,9 +106,14 @@ pub fn without_user(url: &str) -> String {
     let begin = &url[..url.len() - rest.len()];
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     // What stands there for a port and is none is the begin of a password with such a character in it.
-    let port = rest[..end].rsplit_once(':').map_or("", |(_, port)| port);
+    let authority = &rest[..end];
+    let port = authority.rsplit_once(':').map_or("", |(_, port)| port);
     let is_port = port.ends_with(']') || port.bytes().all(|byte| byte.is_ascii_digit());
-    let end = if is_port { end } else { rest.len() };
+    let end = if is_port || authority.contains('@') {
+        end
+    } else {
+        rest.len()
+    };
     let host = rest[..end].rfind('@').map_or(0, |at| at + 1);
     format!("{begin}{}", &rest[host..])
 }
