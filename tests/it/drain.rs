@@ -257,7 +257,8 @@ async fn a_paused_queue_is_not_drained_and_one_that_is_paused_meanwhile_ends_the
         .await
         .unwrap();
     let waits = put(&client, "'noop', '{\"n\": 1}'").await;
-    cancel(&client, running).await;
+    assert!(cancel(&client, running).await, "it is cancelled");
+    assert_eq!(ended(&client, running).await.state, "cancelled");
     let (status, output) = drain.exit(PATIENCE);
     assert_eq!(status.code(), Some(6), "{output}");
     assert!(output.contains("queue default is paused since"), "{output}");
