@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
@@ -34,9 +34,13 @@ pub(super) struct Lease {
     pub(super) trusted_until: BootTime,
     /// Lost or given up: it is renewed no more.
     pub(super) over: bool,
-    /// Somebody else has changed the job: it is asked for now, and not when it is due.
+    /// Somebody else may have changed the job since it was last asked for: it is asked for now, and not when it is due.
     pub(super) doubted: bool,
 }
+
+/// A job may be changed from when its claim is committed, and its attempt begins when the answer has come and it has waited in line:
+/// what is heard of it in between is kept for so long.
+const EARLY_KEPT: Duration = Duration::from_secs(30);
 
 /// The leases of all running attempts.
 #[derive(Default)]
@@ -45,6 +49,8 @@ pub(super) struct Leases {
     /// Why all of them have been aborted. Changed and read under the lock of `running`, so that an
     /// attempt whose claim had just left the line is not forgotten.
     all_aborted: OnceLock<AbortReason>,
+    /// Jobs that were changed, and do not run here (yet); since when that is known. Changed under the lock of `running`.
+    early: Mutex<HashMap<JobId, Instant>>,
     /// There are leases that are doubted.
     doubts: Notify,
 }
@@ -55,8 +61,12 @@ impl Leases {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn insert(&self, id: JobId, lease: Lease) {
+    pub(super) fn insert(&self, id: JobId, mut lease: Lease) {
         let mut running = self.lock();
+        if self.early().remove(&id).is_some() {
+            lease.doubted = true;
+            self.doubts.notify_one();
+        }
         if let Some(reason) = self.all_aborted.get() {
             lease.abort.abort(*reason, lease.grace);
         }
@@ -102,6 +112,24 @@ impl Leases {
         }
         if any {
             self.doubts.notify_one();
+        } else if let Some(id) = id {
+            let mut early = self.early();
+            early.retain(|_, since| since.elapsed() < EARLY_KEPT);
+            early.insert(id, Instant::now());
+        }
+    }
+
+    fn early(&self) -> MutexGuard<'_, HashMap<JobId, Instant>> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// These were asked for, and there was no answer: what was doubted of them still is.
+    fn unanswered(&self, renewals: &[Renewal]) {
+        let mut running = self.lock();
+        for renewal in renewals {
+            if let Some(lease) = running.get_mut(&renewal.id) {
+                lease.doubted = true;
+            }
         }
     }
 
@@ -130,19 +158,23 @@ impl Leases {
         self.lock().iter().filter_map(used).collect()
     }
 
+    /// What is to be asked for now. A doubt that comes while that is under way is one of its own.
     fn due(&self, now: BootTime) -> Vec<Renewal> {
         self.lock()
-            .iter()
+            .iter_mut()
             .filter(|(_, lease)| {
                 !lease.over
                     && (lease.doubted
                         || now.plus(lease.lease.mul_f64(1.0 - RENEWED_AFTER))
                             >= lease.trusted_until)
             })
-            .map(|(id, lease)| Renewal {
-                id: *id,
-                fence: lease.fence,
-                lease_ms: i64::try_from(lease.lease.as_millis()).unwrap_or(i64::MAX),
+            .map(|(id, lease)| {
+                lease.doubted = false;
+                Renewal {
+                    id: *id,
+                    fence: lease.fence,
+                    lease_ms: i64::try_from(lease.lease.as_millis()).unwrap_or(i64::MAX),
+                }
             })
             .collect()
     }
@@ -159,7 +191,6 @@ impl Leases {
             }
             lease.trusted_until = asked.plus(lease.lease);
             lease.abort.trust_until(lease.trusted_until, lease.grace);
-            lease.doubted = false;
         }
         true
     }
@@ -246,8 +277,12 @@ pub(super) async fn renew_forever(shared: Arc<Shared>) {
             // from happening.
             match shared.store.renew(&due).await {
                 Ok(answers) => take_answers(&shared, &due, asked, answers),
-                Err(error) if shared.doubted(&error) => {}
-                Err(error) => warn!(%error, "could not renew leases; trying again"),
+                Err(error) => {
+                    shared.leases.unanswered(&due);
+                    if !shared.doubted(&error) {
+                        warn!(%error, "could not renew leases; trying again");
+                    }
+                }
             }
         }
         shared.leases.distrust(BootTime::now());
@@ -270,7 +305,7 @@ fn take_answers(
                 debug!(job.id = %id, "lease renewed");
             }
             None => shared.leases.lose(id, renewal.fence, AbortReason::Error),
-            Some(Refusal::Busy) => {}
+            Some(Refusal::Busy) => shared.leases.unanswered(std::slice::from_ref(*renewal)),
             Some(Refusal::Lost(reason)) => shared.leases.lose(id, renewal.fence, reason),
         }
     }
@@ -323,6 +358,36 @@ mod tests {
             doubted: false,
         };
         (lease, abort)
+    }
+
+    #[test]
+    fn what_is_heard_of_a_job_before_its_attempt_begins_is_asked_for_then() {
+        let later = BootTime::now().plus(Duration::from_secs(10));
+        let leases = Leases::default();
+        leases.doubt(Some(JOB));
+        for (id, is_doubted) in [(JobId(2), false), (JOB, true)] {
+            leases.insert(id, lease(FENCE, later).0);
+            let due = leases.due(BootTime::now());
+            assert_eq!(due.iter().any(|one| one.id == id), is_doubted, "{id}");
+        }
+        // Once: a later attempt at it is not doubted.
+        leases.remove(JOB, FENCE);
+        leases.insert(JOB, lease(FENCE, later).0);
+        assert!(leases.due(BootTime::now()).is_empty());
+    }
+
+    #[test]
+    fn a_doubt_that_comes_while_leases_are_renewed_is_not_taken_for_answered() {
+        let (asked, leases) = (BootTime::now(), Leases::default());
+        leases.insert(JOB, lease(FENCE, asked).0);
+        let due = leases.due(asked);
+        leases.doubt(Some(JOB));
+        assert!(leases.extend(&due[0], asked));
+        let again = leases.due(asked);
+        assert_eq!(again.len(), 1, "it is asked for once more");
+        assert!(leases.due(asked).is_empty());
+        leases.unanswered(&again);
+        assert_eq!(leases.due(asked).len(), 1, "nobody has answered");
     }
 
     #[test]

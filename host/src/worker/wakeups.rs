@@ -103,8 +103,9 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
     }
     shared.listening.store(true, Ordering::Relaxed);
     shared.listens_anew.store(true, Ordering::Relaxed);
-    // Whatever was notified while nobody listened is found by this look.
+    // Whatever was notified while nobody listened is found by this look, and by asking for all that runs.
     shared.wakeups.ring(None);
+    shared.leases.doubt(None);
     shared.challenges.ring();
     loop {
         let heard = tokio::select! {
