@@ -1,7 +1,5 @@
--- The tables of Rouse: small live tables, and history in daily partitions that are dropped.
-
-REVOKE ALL ON SCHEMA rouse FROM PUBLIC;
-GRANT USAGE ON SCHEMA rouse TO rouse_producer, rouse_worker, rouse_observer;
+-- The tables of Rouse: small live tables, and history in daily partitions that are dropped. Functions, views, triggers and rights stand
+-- in functions/, which `rouse migrate` applies after the migrations.
 
 -- Legal moves: queued → running → succeeded | failed | timed_out | cancelled;
 -- running → queued (a retry, or a claim given back); queued → cancelled. The last four are final.
@@ -16,9 +14,14 @@ CREATE SEQUENCE rouse.turn_seq;
 -- The catalog of queues: settings of those that have any. A queue needs no row to be used.
 CREATE TABLE rouse.queue (
     name              text PRIMARY KEY CHECK (name ~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$'),
-    payload_bytes_max integer NOT NULL DEFAULT 262144 CHECK (payload_bytes_max BETWEEN 2 AND 67108864),
-    created_at        timestamptz NOT NULL DEFAULT now()
+    -- A payload of up to 1 KiB fits every queue, so that enqueue need not look for its limit.
+    payload_bytes_max integer NOT NULL DEFAULT 262144 CHECK (payload_bytes_max BETWEEN 1024 AND 67108864),
+    created_at        timestamptz NOT NULL DEFAULT now(),
+    -- Null: the queue goes on. Else nothing of it is claimed since then.
+    paused_at         timestamptz
 );
+-- Served to every claim: empty where nothing is paused.
+CREATE INDEX queue_paused ON rouse.queue (name) WHERE paused_at IS NOT NULL;
 INSERT INTO rouse.queue (name) VALUES ('default');
 
 -- The catalog of lanes. A lane's id is computed from the other columns, so that two producers who
@@ -45,8 +48,44 @@ CREATE TABLE rouse.worker (
     handlers      text[] NOT NULL,
     registered_at timestamptz NOT NULL DEFAULT now(),
     seen_at       timestamptz NOT NULL DEFAULT now(),
-    stopped_at    timestamptz
+    stopped_at    timestamptz,
+    -- sha256 of the key; null: a forgotten life.
+    key_hash      bytea,
+    platform      text NOT NULL DEFAULT '',
+    -- {"handler": {"version": …, "grants": […]}, …}
+    capabilities  jsonb NOT NULL DEFAULT '{}',
+    -- Attempts at the same time.
+    slots         integer NOT NULL DEFAULT 0,
+    -- In order; none: all.
+    queues        text[] NOT NULL DEFAULT '{}',
+    tags          text[] NOT NULL DEFAULT '{}',
+    draining_at   timestamptz,
+    dead_at       timestamptz,
+    stats         jsonb,
+    stats_at      timestamptz,
+    -- How often it has tried to write on a job that was another's.
+    refused       bigint NOT NULL DEFAULT 0,
+    -- Null: it is listed. A forgotten life is not, and has lost all that it said of itself but its id, which the history of
+    -- its jobs shows.
+    forgotten_at  timestamptz
 );
+-- An id is unique among the living.
+CREATE UNIQUE INDEX worker_living ON rouse.worker (worker_id) WHERE stopped_at IS NULL AND dead_at IS NULL;
+
+-- What a worker was asked to prove, and what it has answered. Kept for a day.
+CREATE TABLE rouse.challenge (
+    nonce       uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+    worker      bigint NOT NULL,
+    handler     text NOT NULL,
+    who         text NOT NULL DEFAULT session_user,
+    asked_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    answered_at timestamptz,
+    answer      jsonb,
+    CHECK ((answer IS NULL) = (answered_at IS NULL))
+);
+CREATE INDEX challenge_open ON rouse.challenge (worker) WHERE answered_at IS NULL;
+-- Serves the removal of old challenges.
+CREATE INDEX challenge_asked ON rouse.challenge (asked_at);
 
 -- Live jobs: queued or running. Narrow, and a row leaves as soon as its job is finished.
 CREATE TABLE rouse.job (
@@ -58,30 +97,45 @@ CREATE TABLE rouse.job (
     worker       bigint,
     retried_from bigint,
     requested_at timestamptz NOT NULL,
-    available_at timestamptz NOT NULL CHECK (isfinite(available_at)),
+    available_at timestamptz NOT NULL,
     claimed_at   timestamptz,
     lease_until  timestamptz,
     -- Attempts begun, the running one included.
-    attempt      integer NOT NULL DEFAULT 0 CHECK (attempt >= 0),
+    attempt      integer NOT NULL DEFAULT 0,
     -- How many of them were lost with their worker.
-    lost         integer NOT NULL DEFAULT 0 CHECK (lost BETWEEN 0 AND attempt),
+    lost         integer NOT NULL DEFAULT 0,
     -- Null: the handler's own.
-    max_attempts integer CHECK (max_attempts BETWEEN 1 AND 1000),
+    max_attempts integer,
     state        rouse.state NOT NULL DEFAULT 'queued',
     tenant       text,
     source       text,
     -- 'handler/key': unique among the live jobs of a handler, whose name has no slash.
     unique_key   text,
     payload      jsonb NOT NULL,
-    CONSTRAINT job_is_live CHECK (state IN ('queued', 'running')),
-    CONSTRAINT running_job_has_an_owner CHECK (
-        (state = 'running') = (fence IS NOT NULL)
-        AND (state = 'running') = (worker IS NOT NULL)
-        AND (state = 'running') = (claimed_at IS NOT NULL)
-        AND (state = 'running') = (lease_until IS NOT NULL)
-        AND (state = 'queued' OR (turn IS NOT NULL AND attempt > 0)))
+    -- True on the row whose commit decides whether a worker is notified: the only row, or the last one,
+    -- of a call. Null on all others.
+    wake         boolean,
+    -- The memory of the next attempt, bytes; null: the handler's own. Set after an attempt that ran out of it.
+    memory_bytes bigint CHECK (memory_bytes > 0),
+    -- What the job leaves of the grants of its handler; null: all.
+    grants       jsonb,
+    -- Postgres reads the text of each CHECK again for every statement that writes, which was more than
+    -- half the price of an insert: one short constraint says what six long ones would. Left out, because
+    -- nothing but the functions can write: that max_attempts is at most 1000 (rouse._lane), and that a
+    -- running job has a turn and an attempt (rouse.claim).
+    CONSTRAINT job_is_sound CHECK (
+        -- Live: queued or running.
+        state < 'succeeded'
+        -- A running job has all of these, a queued one none.
+        AND num_nonnulls(nullif(state, 'queued'), fence, worker, claimed_at, lease_until) IN (0, 5)
+        AND lost BETWEEN 0 AND attempt
+        AND max_attempts > 0
+        AND isfinite(available_at))
 ) WITH (
-    fillfactor = 70,
+    -- Room on each page for the next version of every row on it: the claim's new version then stands on
+    -- the same page, and its WAL holds what has changed instead of the whole row. 345 bytes for a
+    -- claim instead of 442; the table is larger by two fifths.
+    fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000,
     autovacuum_vacuum_cost_delay = 0,
@@ -89,33 +143,50 @@ CREATE TABLE rouse.job (
 );
 -- Serves claims: the next turns of a lane.
 CREATE INDEX job_ready ON rouse.job (lane, turn) WHERE state = 'queued' AND turn IS NOT NULL;
+-- Serves claims by source: the next turns of a lane that come from it.
+CREATE INDEX job_source ON rouse.job (lane, source, turn) WHERE state = 'queued' AND turn IS NOT NULL AND source IS NOT NULL;
 -- Serves promotion: what is due next.
 CREATE INDEX job_due ON rouse.job (available_at) WHERE state = 'queued' AND turn IS NULL;
+-- Serves the count of what waits for its time, for each lane.
+CREATE INDEX job_waiting ON rouse.job (lane) WHERE state = 'queued' AND turn IS NULL;
 -- Serves adoption: whose lease has run out.
 CREATE INDEX job_lease ON rouse.job (lease_until) WHERE state = 'running';
 CREATE UNIQUE INDEX job_unique_key ON rouse.job (unique_key) WHERE unique_key IS NOT NULL;
+-- Of each finished job at most one retry is live.
+CREATE UNIQUE INDEX job_retry ON rouse.job (retried_from) WHERE retried_from IS NOT NULL;
 
 -- Finished jobs. Insert-only, one partition a day.
 CREATE TABLE rouse.finished (
-    id           bigint NOT NULL,
-    lane         bigint NOT NULL,
-    worker       bigint,
-    retried_from bigint,
-    requested_at timestamptz NOT NULL,
-    available_at timestamptz NOT NULL,
-    claimed_at   timestamptz,
-    started_at   timestamptz,
-    finished_at  timestamptz NOT NULL,
-    attempt      integer NOT NULL,
-    lost         integer NOT NULL,
-    max_attempts integer,
-    state        rouse.state NOT NULL CHECK (state NOT IN ('queued', 'running')),
-    tenant       text,
-    source       text,
-    unique_key   text,
-    payload      jsonb NOT NULL,
-    result       jsonb,
-    error        jsonb,
+    id                bigint NOT NULL,
+    lane              bigint NOT NULL,
+    worker            bigint,
+    retried_from      bigint,
+    requested_at      timestamptz NOT NULL,
+    available_at      timestamptz NOT NULL,
+    claimed_at        timestamptz,
+    started_at        timestamptz,
+    finished_at       timestamptz NOT NULL,
+    attempt           integer NOT NULL,
+    lost              integer NOT NULL,
+    max_attempts      integer,
+    state             rouse.state NOT NULL CHECK (state NOT IN ('queued', 'running')),
+    tenant            text,
+    source            text,
+    unique_key        text,
+    payload           jsonb NOT NULL,
+    result            jsonb,
+    error             jsonb,
+    -- What the last attempt has used; all null where nothing ran, and where somebody else has ended the job (only its worker knew).
+    -- Processor time of the guest and of the host calls that it made, microseconds.
+    cpu_us            bigint,
+    memory_peak_bytes bigint,
+    host_calls        integer,
+    -- Over the network.
+    bytes_in          bigint,
+    bytes_out         bigint,
+    -- The SHA-256 of the module that ran.
+    digest            bytea CHECK (length(digest) = 32),
+    grants            jsonb,
     CHECK ((state = 'succeeded') = (result IS NOT NULL)),
     CHECK ((state IN ('failed', 'timed_out')) = (error IS NOT NULL))
 ) PARTITION BY RANGE (finished_at);
@@ -124,17 +195,124 @@ CREATE INDEX finished_id ON rouse.finished (id);
 -- Attempts that ended without finishing their job: failed ones that were retried, and lost ones.
 -- Insert-only, one partition a day.
 CREATE TABLE rouse.attempt (
-    job        bigint NOT NULL,
-    attempt    integer NOT NULL,
-    lost       boolean NOT NULL,
-    worker     bigint NOT NULL,
-    claimed_at timestamptz NOT NULL,
+    job               bigint NOT NULL,
+    attempt           integer NOT NULL,
+    lost              boolean NOT NULL,
+    worker            bigint NOT NULL,
+    claimed_at        timestamptz NOT NULL,
     -- Null for a lost attempt: only its worker knew.
-    started_at timestamptz,
-    ended_at   timestamptz NOT NULL,
-    error      jsonb NOT NULL
+    started_at        timestamptz,
+    ended_at          timestamptz NOT NULL,
+    error             jsonb NOT NULL,
+    lane              bigint,
+    tenant            text,
+    -- As in rouse.finished.
+    cpu_us            bigint,
+    memory_peak_bytes bigint,
+    host_calls        integer,
+    bytes_in          bigint,
+    bytes_out         bigint,
+    digest            bytea CHECK (length(digest) = 32)
 ) PARTITION BY RANGE (ended_at);
 CREATE INDEX attempt_job ON rouse.attempt (job);
+
+-- What was done to jobs and queues besides their attempts. Insert-only, one partition a day.
+CREATE TABLE rouse.record (
+    at      timestamptz NOT NULL,
+    job     bigint,
+    queue   text,
+    -- released, renewed, cancelled, completed, failed, retried, rescheduled, deleted; purged, paused, resumed; forgotten;
+    -- state_put, state_removed.
+    event   text NOT NULL,
+    attempt integer,
+    worker  bigint,
+    -- The login, where no worker did it.
+    who     text,
+    detail  jsonb
+) PARTITION BY RANGE (at);
+CREATE INDEX record_job ON rouse.record (job) WHERE job IS NOT NULL;
+
+-- Admin actions that no host has logged yet. Unlogged: a crash of the server keeps some of it out of logs, and nothing out of
+-- rouse.record.
+CREATE UNLOGGED TABLE rouse.untold (
+    id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at      timestamptz NOT NULL,
+    job     bigint,
+    queue   text,
+    event   text NOT NULL,
+    attempt integer,
+    who     text NOT NULL,
+    detail  jsonb
+);
+
+-- Results of steps. Insert-only, one partition a day.
+CREATE TABLE rouse.step (
+    job     bigint NOT NULL,
+    name    text NOT NULL CHECK (length(name) BETWEEN 1 AND 200),
+    -- As the handler wrote it: json, which keeps each byte, not jsonb.
+    result  json NOT NULL,
+    attempt integer NOT NULL,
+    worker  bigint NOT NULL,
+    at      timestamptz NOT NULL,
+    -- The day of its partition: `at`, or later where its job still lived when that partition was dropped.
+    kept_at timestamptz NOT NULL
+) PARTITION BY RANGE (kept_at);
+CREATE INDEX step_job ON rouse.step (job);
+
+-- What attempts print and log, a row for each line. Insert-only, one partition a day.
+CREATE TABLE rouse.log (
+    job     bigint NOT NULL,
+    attempt integer NOT NULL,
+    -- From 1, within the attempt.
+    line    integer NOT NULL,
+    worker  bigint NOT NULL,
+    at      timestamptz NOT NULL,
+    level   text NOT NULL CHECK (level IN ('trace', 'debug', 'info', 'warn', 'error')),
+    text    text NOT NULL
+) PARTITION BY RANGE (at);
+CREATE INDEX log_job ON rouse.log (job);
+
+-- How far running attempts are. Unlogged: after a crash of the server they say it again. A row says nothing
+-- once its fence is not that of the job.
+CREATE UNLOGGED TABLE rouse.progress (
+    job     bigint PRIMARY KEY,
+    fence   bigint NOT NULL,
+    percent smallint NOT NULL CHECK (percent BETWEEN 0 AND 100),
+    step    text NOT NULL CHECK (length(step) <= 200),
+    at      timestamptz NOT NULL
+);
+
+-- What running attempts have used so far: those that have run for some seconds, told every few seconds. Unlogged: after
+-- a crash of the server it is told again. A row says nothing once its fence is not that of the job.
+CREATE UNLOGGED TABLE rouse.running (
+    job          bigint PRIMARY KEY,
+    fence        bigint NOT NULL,
+    worker       bigint NOT NULL,
+    cpu_us       bigint NOT NULL,
+    memory_bytes bigint NOT NULL,
+    host_calls   integer NOT NULL,
+    bytes_in     bigint NOT NULL,
+    bytes_out    bigint NOT NULL,
+    at           timestamptz NOT NULL
+) WITH (fillfactor = 50);
+CREATE INDEX running_worker ON rouse.running (worker);
+
+-- What handlers keep between jobs.
+CREATE TABLE rouse.handler_state (
+    handler text COLLATE "C" NOT NULL CHECK (handler ~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' AND length(handler) <= 128),
+    -- Empty, as no tenant is: of jobs without one.
+    tenant  text COLLATE "C" NOT NULL CHECK (length(tenant) <= 200),
+    key     text COLLATE "C" NOT NULL CHECK (length(key) BETWEEN 1 AND 200),
+    value   bytea NOT NULL CHECK (octet_length(value) <= 16777216),
+    -- What counts towards the quota.
+    bytes   integer NOT NULL GENERATED ALWAYS AS (octet_length(key) + octet_length(value)) STORED,
+    -- Another one with each write, and none comes back: drawn by whoever writes.
+    version bigint NOT NULL CHECK (version > 0),
+    set_at  timestamptz NOT NULL,
+    -- The quota is summed in it, without the values.
+    PRIMARY KEY (handler, tenant, key) INCLUDE (bytes)
+    -- Room for a new version of a row beside the old one: where its size stays, the index does, too.
+) WITH (fillfactor = 70);
 
 -- Workers that have nothing to do and want a NOTIFY. Hints: lost in a server crash, and then the
 -- workers' polls write them again.
@@ -145,6 +323,3 @@ CREATE UNLOGGED TABLE rouse.sleeper (
     until  timestamptz NOT NULL,
     PRIMARY KEY (queue, worker)
 );
-
-GRANT SELECT ON rouse.queue, rouse.lane, rouse.worker TO rouse_worker;
-GRANT SELECT ON ALL TABLES IN SCHEMA rouse TO rouse_observer;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::database::connect;
+use crate::support::database::{connect, migrate};
 use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, show, until, until_true};
 use crate::support::{Host, TestDb, scratch};
 
@@ -590,9 +590,7 @@ async fn a_host_whose_database_hangs_stops_at_the_second_signal() {
         .unwrap()
         .expect("a server");
     let url = server.url("postgres");
-    rouse::store::migrate::run(&mut connect(&url).await)
-        .await
-        .unwrap();
+    migrate(&url).await.unwrap();
     let guests = guests_dir();
     let host = Host::rouse(
         &[

@@ -392,37 +392,3 @@ async fn grants_stay_with_the_job_in_its_history_and_in_its_retry() {
         );
     }
 }
-
-#[tokio::test]
-async fn a_host_that_cannot_narrow_does_not_get_such_a_job() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
-    let wide = put(&client, "'x'").await;
-    let narrow = put(&client, "'x', grants => '{\"http\": []}'").await;
-    // A worker from before calls the functions that it knows.
-    let key = "decode(repeat('ab', 32), 'hex')";
-    let sql = "SELECT incarnation, lane FROM rouse.register('old', decode(repeat('ab', 32), 'hex'), 'h', 'p', 'v', '{}', 1, '{}', '{}') AS r,
-                      (SELECT j.lane FROM rouse.job AS j LIMIT 1) AS l";
-    let row = client.query_one(sql, &[]).await.unwrap();
-    let (worker, lane): (i64, i64) = (row.get(0), row.get(1));
-    let ids = async |sql: String| -> Vec<i64> {
-        let rows = client.query(&sql, &[]).await.unwrap();
-        rows.iter().map(|row| row.get(0)).collect()
-    };
-    let claim = |more: &str| {
-        format!(
-            "SELECT id FROM rouse.claim({worker}, {key}, 7, ARRAY[{lane}], ARRAY[0], ARRAY[1], 10{more})"
-        )
-    };
-    assert_eq!(ids(claim("")).await, [wide]);
-    assert_eq!(ids(claim(", true")).await, [narrow]);
-    // Both leases have run out, of 1 ms.
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    let adopt = |more: &str| {
-        format!(
-            "SELECT id FROM rouse.adopt({worker}, {key}, 8, ARRAY[{lane}], ARRAY[60000], 10, 3, NULL{more})"
-        )
-    };
-    assert_eq!(ids(adopt("")).await, [wide]);
-    assert_eq!(ids(adopt(", true, true")).await, [narrow]);
-}

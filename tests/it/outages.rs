@@ -7,6 +7,7 @@ use rouse::postgres::Server;
 use serde_json::json;
 
 use crate::invoke_http::post;
+use crate::support::database::migrate;
 use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, show, until, until_true};
 use crate::support::{
     Host, TestDb, command, connect, cut_all_others, folder, free_port, postgres_settings, scratch,
@@ -82,8 +83,8 @@ async fn a_database_that_comes_back_at_another_address_is_found_there() {
     let (data_dir, first, second) = (scratch("failover").join("pg"), free_port(), free_port());
     let before = server(&data_dir, first).await;
     let url = before.tcp_url("postgres").expect("it has a port");
-    let mut client = connect(&url).await;
-    rouse::store::migrate::run(&mut client).await.unwrap();
+    let client = connect(&url).await;
+    migrate(&url).await.unwrap();
     // Both addresses, as one would write down a primary and its standby.
     let both = url.replace(
         &format!("127.0.0.1:{first}"),
@@ -122,8 +123,7 @@ async fn a_host_answers_invocations_while_its_database_is_away() {
     let data_dir = scratch("away").join("pg");
     let server = server(&data_dir, free_port()).await;
     let url = server.tcp_url("postgres").expect("it has a port");
-    let mut client = connect(&url).await;
-    rouse::store::migrate::run(&mut client).await.unwrap();
+    migrate(&url).await.unwrap();
     let address = format!("127.0.0.1:{}", free_port());
     let host = serve_at(&url, &address);
     tokio::task::spawn_blocking(move || drop(server))
@@ -141,8 +141,8 @@ async fn a_drain_says_that_its_database_is_away_and_goes_on_when_it_is_back() {
     let (data_dir, port) = (scratch("away").join("pg"), free_port());
     let before = server(&data_dir, port).await;
     let url = before.tcp_url("postgres").expect("it has a port");
-    let mut client = connect(&url).await;
-    rouse::store::migrate::run(&mut client).await.unwrap();
+    let client = connect(&url).await;
+    migrate(&url).await.unwrap();
     let folder = folder("", &["test_guests.wasm"]);
     let running = enqueue(&client, "test.sleep", json!({"ms": 8000})).await;
     let args = ["queue", "drain", "default", "--json"];
@@ -223,8 +223,8 @@ async fn a_database_without_room_refuses_and_goes_on_when_it_has_some() {
         .await
         .unwrap();
     let url = server.url("small");
-    let mut client = connect(&url).await;
-    rouse::store::migrate::run(&mut client).await.unwrap();
+    let client = connect(&url).await;
+    migrate(&url).await.unwrap();
     let host = serve(&url);
     let done = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, done).await;

@@ -28,13 +28,14 @@ async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
     // A worker whose key is known.
     const REGISTER: &str =
         "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
-    const CLAIM: &str = "SELECT id FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3, $4, $5, true)";
+    const CLAIM: &str = "SELECT id FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3, $4, $5)";
     const RENEW: &str = "SELECT id FROM rouse.renew((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3)";
     const SETTLE: &str = "SELECT id FROM rouse.settle((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3::text[]::rouse.state[], array_fill(1::bigint, ARRAY[10]),
          $4::text[]::jsonb[], $5::text[]::jsonb[], array_fill(0::bigint, ARRAY[10]),
-         array_fill(NULL::timestamptz, ARRAY[10]), array_fill(NULL::bigint, ARRAY[10]), $6)";
+         array_fill(NULL::timestamptz, ARRAY[10]), array_fill(NULL::bigint, ARRAY[10]), $6,
+         NULL, NULL, NULL, NULL, NULL, NULL)";
     const PROMOTE: &str = "SELECT promoted::bigint FROM rouse.promote((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL)";
-    const ADOPT: &str = "SELECT id FROM rouse.adopt((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3, $4, 3, NULL, true, true, NULL)";
+    const ADOPT: &str = "SELECT id FROM rouse.adopt((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3, $4, 3, NULL, NULL)";
     const OVERDUE: &str = "SELECT lane FROM rouse.overdue($1, $2, 0, $3)";
     client.query(REGISTER, &[]).await.unwrap();
     let wanted = i32::try_from(JOBS).unwrap();

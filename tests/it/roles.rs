@@ -31,7 +31,7 @@ const HISTORY: &str = "SELECT * FROM rouse.history(1)";
 const CLAIM: &str = "SELECT * FROM rouse.claim(1, NULL, 1, '{}', '{}', '{}', 1)";
 const CLAIM_BOUND: &str = "SELECT * FROM rouse.claim_bound(1, NULL, 1, '{}', '{}', 1, 1)";
 const TELL: &str = "SELECT * FROM rouse.tell(1, NULL, 1)";
-const SETTLE: &str = "SELECT * FROM rouse.settle(1, NULL, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', false)";
+const SETTLE: &str = "SELECT * FROM rouse.settle(1, NULL, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', false, '{}', '{}', '{}', '{}', '{}', '{}')";
 const RENEW: &str = "SELECT * FROM rouse.renew(1, NULL, '{}', '{}', '{}')";
 const REGISTER: &str =
     "SELECT rouse.register('w', sha256('key'), 'h', 'p', 'v', '{}', 1, '{}', '{}')";

@@ -1,10 +1,12 @@
 //! `rouse migrate`: brings schema `rouse` up to date.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use serde_json::json;
 
+use super::duration::duration;
 use super::target::Target;
 use super::text::as_json;
 use crate::store::migrate;
@@ -15,9 +17,13 @@ pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// Only say whether something is to do; exit 1 if so
+    /// Only say whether something is to do, also whether functions or rights were dropped or changed; exit 1 if so
     #[arg(long)]
     check: bool,
+
+    /// How long to wait for locks that other sessions hold; producers and workers go on meanwhile
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "60s")]
+    wait: Duration,
 
     /// Print the SQL that creates the roles, for an administrator to run; needs no database
     #[arg(long, conflicts_with = "check")]
@@ -43,18 +49,19 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
         return Ok(ExitCode::SUCCESS);
     }
-    let mut client = args.target.connector()?.client().await?;
+    let connector = args.target.connector()?;
+    let mut client = connector.client().await?;
     if args.check {
         migrate::check(&client).await?;
+        migrate::check_in_force(&mut client).await?;
         println!("the database is up to date");
         return Ok(ExitCode::SUCCESS);
     }
-    let report = migrate::run(&mut client).await?;
+    let mut keeper = connector.client().await?;
+    let report = migrate::run(&mut client, &mut keeper, args.wait).await?;
     if args.json {
-        println!(
-            "{}",
-            as_json(json!({"applied": report.applied, "version": report.version}))
-        );
+        let report = json!({"applied": report.applied, "version": report.version, "restored": report.restored});
+        println!("{}", as_json(report));
     } else if report.applied.is_empty() {
         println!(
             "nothing to do: the database is at version {}",
@@ -63,6 +70,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     } else {
         for name in &report.applied {
             println!("applied {name}");
+        }
+        for what in &report.restored {
+            println!("restored: {what}");
         }
         println!("the database is at version {}", report.version);
     }

@@ -70,8 +70,9 @@ impl PrivateArgs {
                 .await?;
         }
         let url = server.url(DATABASE);
-        let mut client = Connector::from_url(&url, &|_| None)?.client().await?;
-        migrate::run(&mut client).await?;
+        let connector = Connector::from_url(&url, &|_| None)?;
+        let (mut client, mut keeper) = (connector.client().await?, connector.client().await?);
+        migrate::run(&mut client, &mut keeper, migrate::WAIT).await?;
         let tcp_url = server.tcp_url(DATABASE);
         Ok(Private {
             server,

@@ -1,5 +1,5 @@
 -- What waits, of one handler ($1) or all (null), and who could take it; see the view rouse.backlog
--- (migrations/0014_from_outside.sql), which counts no more than 10,000 jobs of each lane.
+-- (migrations/functions/views.sql), which counts no more than 10,000 jobs of each lane.
 SELECT to_jsonb(b) - 'oldest_wait' || jsonb_build_object('oldest_wait_s', round(extract(epoch FROM b.oldest_wait), 3))
 FROM rouse.backlog AS b
 WHERE $1::text IS NULL OR b.handler = $1

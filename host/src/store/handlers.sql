@@ -1,4 +1,4 @@
--- What the fleet can run, of one handler ($1) or all (null); see the view rouse.handlers (migrations/0016_fleet.sql). A scan
+-- What the fleet can run, of one handler ($1) or all (null); see the view rouse.handlers (migrations/functions/views.sql). A scan
 -- of few rows.
 SELECT to_jsonb(h) FROM rouse.handlers AS h
 WHERE $1::text IS NULL OR h.handler = $1

@@ -1,3 +1,3 @@
--- What the attempts at a job have said; see rouse.job_log (migrations/0018_usage_and_logs.sql).
+-- What the attempts at a job have said; see rouse.job_log (migrations/functions/views.sql).
 SELECT attempt, line, to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'), level, text
 FROM rouse.job_log($1, $2, $3)

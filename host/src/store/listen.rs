@@ -12,7 +12,7 @@ use super::{Store, StoreError};
 use crate::job::{Incarnation, JobId, LaneId};
 
 /// The channel on which sleeping workers are woken; see `rouse._notify`
-/// (`migrations/0008_wakeups_at_commit.sql`).
+/// (`migrations/functions/wake.sql`).
 pub const WAKE_CHANNEL: &str = "rouse_wake";
 
 /// What a notification says: there is something to do.
@@ -66,14 +66,14 @@ impl Heard {
 
 const ECHO: &str = "echo";
 
-/// See `rouse.challenge` (`migrations/0016_fleet.sql`).
+/// See `rouse.challenge` (`migrations/functions/workers.sql`).
 const CHALLENGE: &str = "challenge";
 
 /// How long a worker waits for what it has said to itself.
 pub const ECHO_WITHIN: Duration = Duration::from_secs(5);
 
 /// The channel of one life of a worker; see `rouse._bury`, `rouse.adopt` and `rouse.cancel`
-/// (`migrations/0013_workers_prove_themselves.sql`).
+/// (`migrations/functions/workers.sql`).
 fn own_channel(worker: Incarnation) -> String {
     format!("rouse_worker_{}", worker.0)
 }

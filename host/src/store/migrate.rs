@@ -1,94 +1,74 @@
-//! Brings schema `rouse` up to date: one transaction, under a lock, with a ledger.
+//! Brings schema `rouse` up to date: migrations once, definitions (functions, views, triggers, rights) whenever they differ from this
+//! host's, with a record of both.
 //!
-//! Any number of hosts may do this at the same time. Each migration is recorded with its sha256;
-//! a database whose record says otherwise is refused rather than guessed about.
+//! Any number of hosts may do this at the same time: one does, the others wait. Migrations change tables and are recorded with their
+//! sha256; a database whose record says otherwise is refused rather than guessed about. The definitions are applied as a whole, in one
+//! transaction, which also drops what they do not define any more, and restores what somebody has dropped or revoked.
+//!
+//! Producers go on meanwhile. A statement that needs a table to itself waits for whoever uses it, and everybody else queues behind that
+//! wait; so it waits for [`LOCK_WAIT`] only, and what was begun is undone, and tried again later.
+
+mod in_force;
+mod lock;
+mod sources;
+
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, GenericClient, IsolationLevel};
+use tokio_postgres::{Client, GenericClient, IsolationLevel, Transaction};
 
-/// One file of `migrations/`.
-#[derive(Debug, Clone, Copy)]
-pub struct Migration {
-    /// The number that its name starts with.
-    pub version: i32,
-    /// What it does, from its name.
-    pub name: &'static str,
-    /// The text.
-    pub sql: &'static str,
-    /// True: hosts older than it must not serve the database any more.
-    pub breaking: bool,
-}
+use in_force::Difference;
+pub use in_force::check_in_force;
+use lock::{Blockers, Lock, watched};
+pub use sources::{ALL, Migration, ROLES_SQL, Source, Sources};
 
-macro_rules! migration {
-    ($version:literal, $name:literal, breaking: $breaking:literal) => {
-        Migration {
-            version: $version,
-            name: $name,
-            sql: include_str!(concat!("../../../migrations/", $name, ".sql")),
-            breaking: $breaking,
-        }
-    };
-}
+/// For how long a statement may stand in the way of others while it waits for a lock, and with it every enqueue, claim and settlement.
+/// Long enough for the transactions of producers and workers, which end within milliseconds.
+pub const LOCK_WAIT: Duration = Duration::from_millis(150);
+/// The first pause after a try that was in somebody's way; each later one is twice as long, up to [`PAUSE_MAX`].
+const PAUSE_MIN: Duration = Duration::from_millis(250);
+/// The longest pause between two tries.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How long [`run`] goes on trying, where nobody says otherwise.
+pub const WAIT: Duration = Duration::from_secs(60);
 
-/// All migrations of this host, in order.
-pub const MIGRATIONS: &[Migration] = &[
-    migration!(1, "0001_schema", breaking: true),
-    migration!(2, "0002_partitions", breaking: false),
-    migration!(3, "0003_enqueue", breaking: false),
-    migration!(4, "0004_claim", breaking: false),
-    migration!(5, "0005_settle", breaking: false),
-    migration!(6, "0006_read", breaking: false),
-    migration!(7, "0007_looking", breaking: true),
-    migration!(8, "0008_wakeups_at_commit", breaking: false),
-    migration!(9, "0009_plans_without_statistics", breaking: false),
-    migration!(10, "0010_drops_wait_once", breaking: false),
-    migration!(11, "0011_enqueue_prepares_less", breaking: false),
-    migration!(12, "0012_claims_end_at_eight_mebibytes", breaking: false),
-    migration!(13, "0013_workers_prove_themselves", breaking: true),
-    migration!(14, "0014_from_outside", breaking: false),
-    migration!(15, "0015_steps_and_progress", breaking: false),
-    migration!(16, "0016_fleet", breaking: false),
-    migration!(17, "0017_what_waits_too_long", breaking: false),
-    migration!(18, "0018_usage_and_logs", breaking: false),
-    migration!(19, "0019_what_is_left_and_challenges", breaking: false),
-    migration!(20, "0020_losses_are_told", breaking: false),
-    migration!(21, "0021_state", breaking: false),
-    migration!(22, "0022_jobs_narrow_grants", breaking: false),
-    migration!(
-        23,
-        "0023_what_is_done_outside_is_told",
-        breaking: false
-    ),
-    migration!(
-        24,
-        "0024_jobs_are_found_by_their_source",
-        breaking: false
-    ),
-    migration!(25, "0025_jobs_leave_no_state", breaking: false),
-    migration!(26, "0026_what_little_rights_can_do", breaking: false),
-];
-
-/// The roles that the migrations need. Runs before them; an administrator may run it instead.
-pub const ROLES_SQL: &str = include_str!("../../../migrations/roles.sql");
+/// The roles that rights are given to.
+const ROLES: [&str; 3] = ["rouse_producer", "rouse_worker", "rouse_observer"];
+/// How the definitions are called beside the migrations.
+const DEFINITIONS: &str = "functions";
 
 /// What a run did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// The names of the migrations that were applied; empty: nothing was to do.
+    /// The names of the migrations that were applied, and `functions` for the definitions; empty: nothing was to do.
     pub applied: Vec<String>,
     /// The schema's version now.
     pub version: i32,
+    /// What differed from the definitions although they had been applied, and was restored.
+    pub restored: Vec<String>,
+    /// The sessions that it had to wait for.
+    pub waited_for: Vec<String>,
 }
 
 /// Why a database cannot be migrated or served.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
-    /// Schema `rouse` is not there, or lacks migrations.
+    /// Schema `rouse` is not there, or lacks migrations or this host's functions.
     #[error("the database is not migrated (missing: {}); run `rouse migrate` first", .missing.join(", "))]
     NotMigrated {
         /// The names of the missing migrations.
         missing: Vec<String>,
+    },
+    /// Somebody has changed functions, views or rights since they were applied.
+    #[error(
+        "the database is not as `rouse migrate` has left it: {}; run `rouse migrate` to restore it",
+        in_force::listed(.differences)
+    )]
+    NotInForce {
+        /// One sentence for each.
+        differences: Vec<String>,
     },
     /// A recorded migration has another text than this host's.
     #[error(
@@ -126,6 +106,20 @@ pub enum MigrateError {
     /// The database does not answer.
     #[error("{0}")]
     Unreachable(String),
+    /// Other sessions hold locks that the migration needs, and did not release them in time. What was not applied is undone.
+    #[error(
+        "{what} waited {:?} for locks that others hold: {}; end those sessions (SELECT pg_terminate_backend(PID)) or their transactions, and run \
+         `rouse migrate` again, or let it wait for longer with --wait",
+        waited, .by.join(", ")
+    )]
+    Blocked {
+        /// What had to wait.
+        what: String,
+        /// For how long it has.
+        waited: Duration,
+        /// Who holds the locks.
+        by: Vec<String>,
+    },
     /// A statement failed; nothing was changed.
     #[error("{what}: {}", super::describe(.error))]
     Sql {
@@ -136,6 +130,88 @@ pub enum MigrateError {
     },
 }
 
+impl MigrateError {
+    /// True where another session had a lock for too long, or for a ring of sessions that wait for each other.
+    fn is_in_the_way(&self) -> bool {
+        matches!(self, Self::Sql { error, .. }
+            if matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::T_R_DEADLOCK_DETECTED)))
+    }
+}
+
+/// Applies what is missing, and restores what somebody has changed. `keeper` is a second connection to the same database: it holds the
+/// migration lock, and looks who is in the way. Goes on trying for `wait`.
+///
+/// # Errors
+/// Where the database cannot be migrated. Migrations that ran outside a transaction stay, and those before them; all others are undone.
+pub async fn run(
+    client: &mut Client,
+    keeper: &mut Client,
+    wait: Duration,
+) -> Result<Report, MigrateError> {
+    run_these(client, keeper, wait, ALL).await
+}
+
+/// [`run`], with sources of its own.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_these(
+    client: &mut Client,
+    keeper: &mut Client,
+    wait: Duration,
+    sources: Sources<'_>,
+) -> Result<Report, MigrateError> {
+    let mut work = Work {
+        sources,
+        began: Instant::now(),
+        wait,
+        blockers: Blockers::default(),
+        report: Report {
+            applied: Vec::new(),
+            version: 0,
+            restored: Vec::new(),
+            waited_for: Vec::new(),
+        },
+    };
+    if !Plan::of(client, sources).await?.is_empty() {
+        let lock = Lock::take(keeper, client, wait, &mut work.blockers).await?;
+        // Somebody else may have done some of it meanwhile.
+        loop {
+            let plan = Plan::of(client, sources).await?;
+            if plan.is_empty() {
+                break;
+            }
+            work.advance(client, &lock, plan).await?;
+        }
+        lock.release().await?;
+    }
+    work.report.version = Plan::of(client, sources).await?.version;
+    work.report.waited_for = work.blockers.seen();
+    Ok(work.report)
+}
+
+/// Refuses a database that this host cannot serve. Changes nothing.
+///
+/// # Errors
+/// Where it cannot serve it, with what to do.
+pub async fn check(client: &impl GenericClient) -> Result<(), MigrateError> {
+    let record = Record::read(client).await?;
+    record.compare(ALL)?;
+    let mut missing: Vec<String> = record
+        .missing(ALL)
+        .iter()
+        .map(|one| one.name.to_string())
+        .collect();
+    if record.needs_definitions(ALL) {
+        missing.push(DEFINITIONS.to_string());
+    }
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        Err(MigrateError::NotMigrated { missing })
+    }
+}
+
 /// One line of the ledger.
 struct Recorded {
     version: i32,
@@ -144,172 +220,375 @@ struct Recorded {
     breaking: bool,
 }
 
-/// Applies what is missing. All of it or, on an error, nothing.
-pub async fn run(client: &mut Client) -> Result<Report, MigrateError> {
-    run_these(client, MIGRATIONS).await
+/// What the database says of itself.
+struct Record {
+    migrations: Vec<Recorded>,
+    /// The digest of the definitions, and the release of the host that applied them.
+    definitions: Option<(String, Vec<i32>)>,
 }
 
-/// [`run`], with a list of its own.
-pub async fn run_these(
-    client: &mut Client,
-    migrations: &[Migration],
-) -> Result<Report, MigrateError> {
-    // A stricter default of the database's would show the ledger as it was before the lock.
-    let transaction = client
-        .build_transaction()
-        .isolation_level(IsolationLevel::ReadCommitted)
-        .read_only(false)
-        .start()
-        .await
-        .map_err(sql("begin"))?;
-    // Held until the commit. Whoever comes second finds the ledger complete.
-    transaction
-        .batch_execute("SELECT pg_advisory_xact_lock(hashtextextended('rouse.migrate', 0))")
-        .await
-        .map_err(sql("take the migration lock"))?;
-    let recorded = ledger(&transaction).await?;
-    compare(&recorded, migrations)?;
-    let missing: Vec<&Migration> = missing(&recorded, migrations).collect();
-    if !missing.is_empty() {
-        if recorded.is_empty() {
-            found(&transaction).await?;
-        }
-        transaction
-            .batch_execute("SET LOCAL ROLE rouse_owner")
+impl Record {
+    async fn read(client: &impl GenericClient) -> Result<Self, MigrateError> {
+        let rows = client
+            .query_typed(
+                "SELECT to_regclass('rouse.migration') IS NOT NULL, to_regclass('rouse.definitions') IS NOT NULL,
+                        current_setting('server_encoding')",
+                &[],
+            )
             .await
-            .map_err(allowed("become rouse_owner"))?;
-        for migration in &missing {
-            transaction
-                .batch_execute(migration.sql)
-                .await
-                .map_err(sql(migration.name))?;
-            transaction
-                .execute(
-                    "INSERT INTO rouse.migration (version, name, sha256, breaking) VALUES ($1, $2, $3, $4)",
-                    &[
-                        &migration.version,
-                        &migration.name,
-                        &digest(migration.sql),
-                        &migration.breaking,
-                    ],
+            .map_err(sql("look for the ledger"))?;
+        let found = rows.first().expect("a SELECT without FROM returns one row");
+        let encoding: String = found.get(2);
+        if encoding != "UTF8" {
+            return Err(MigrateError::Encoding(encoding));
+        }
+        let mut record = Self {
+            migrations: Vec::new(),
+            definitions: None,
+        };
+        if found.get(0) {
+            let rows = client
+                .query_typed(
+                    "SELECT version, name, sha256, breaking FROM rouse.migration ORDER BY version",
+                    &[],
                 )
                 .await
-                .map_err(sql("write the ledger"))?;
+                .map_err(sql("read the ledger"))?;
+            record.migrations = rows
+                .iter()
+                .map(|row| Recorded {
+                    version: row.get(0),
+                    name: row.get(1),
+                    sha256: row.get(2),
+                    breaking: row.get(3),
+                })
+                .collect();
         }
+        if found.get(1) {
+            let rows = client
+                .query_typed("SELECT sha256, release FROM rouse.definitions", &[])
+                .await
+                .map_err(sql("read which functions were applied"))?;
+            record.definitions = rows.first().map(|row| (row.get(0), row.get(1)));
+        }
+        Ok(record)
     }
-    let applied = missing.iter().map(|one| one.name.to_string()).collect();
-    transaction.commit().await.map_err(sql("commit"))?;
-    let known = migrations.iter().map(|one| one.version);
-    let version = known
-        .chain(recorded.iter().map(|one| one.version))
-        .max()
-        .unwrap_or(0);
-    Ok(Report { applied, version })
-}
 
-/// Refuses a database that this host cannot serve. Changes nothing.
-pub async fn check(client: &impl GenericClient) -> Result<(), MigrateError> {
-    let recorded = ledger(client).await?;
-    compare(&recorded, MIGRATIONS)?;
-    let missing: Vec<String> = missing(&recorded, MIGRATIONS)
-        .map(|one| one.name.to_string())
-        .collect();
-    if missing.is_empty() {
-        Ok(())
-    } else {
-        Err(MigrateError::NotMigrated { missing })
+    fn missing<'a>(&self, sources: Sources<'a>) -> Vec<&'a Migration> {
+        let there = |one: &&Migration| !self.migrations.iter().any(|it| it.version == one.version);
+        sources.migrations.iter().filter(there).collect()
     }
-}
 
-/// Roles, schema and ledger: what the first migration stands on.
-async fn found(client: &impl GenericClient) -> Result<(), MigrateError> {
-    client
-        .batch_execute(ROLES_SQL)
-        .await
-        .map_err(allowed("create the roles"))?;
-    client
-        .batch_execute(
-            "CREATE SCHEMA IF NOT EXISTS rouse AUTHORIZATION rouse_owner;
-             SET LOCAL ROLE rouse_owner;
-             CREATE TABLE rouse.migration (
-                 version    integer PRIMARY KEY,
-                 name       text NOT NULL,
-                 sha256     text NOT NULL,
-                 breaking   boolean NOT NULL,
-                 applied_at timestamptz NOT NULL DEFAULT now());
-             GRANT SELECT ON rouse.migration TO PUBLIC;
-             RESET ROLE",
-        )
-        .await
-        .map_err(allowed("create schema rouse"))
-}
-
-async fn ledger(client: &impl GenericClient) -> Result<Vec<Recorded>, MigrateError> {
-    let rows = client
-        .query_typed(
-            "SELECT to_regclass('rouse.migration') IS NOT NULL, current_setting('server_encoding')",
-            &[],
-        )
-        .await
-        .map_err(sql("look for the ledger"))?;
-    let found = rows.first().expect("a SELECT without FROM returns one row");
-    let encoding: String = found.get(1);
-    if encoding != "UTF8" {
-        return Err(MigrateError::Encoding(encoding));
-    }
-    if !found.get::<_, bool>(0) {
-        return Ok(Vec::new());
-    }
-    let rows = client
-        .query_typed(
-            "SELECT version, name, sha256, breaking FROM rouse.migration ORDER BY version",
-            &[],
-        )
-        .await
-        .map_err(sql("read the ledger"))?;
-    Ok(rows
-        .iter()
-        .map(|row| Recorded {
-            version: row.get(0),
-            name: row.get(1),
-            sha256: row.get(2),
-            breaking: row.get(3),
+    /// True where the definitions are not this host's, nor those of a later release.
+    fn needs_definitions(&self, sources: Sources<'_>) -> bool {
+        self.definitions.as_ref().is_none_or(|(sha256, release)| {
+            *sha256 != sources.digest() && *release <= self::release()
         })
-        .collect())
-}
+    }
 
-fn missing<'a>(
-    recorded: &[Recorded],
-    migrations: &'a [Migration],
-) -> impl Iterator<Item = &'a Migration> {
-    let there: Vec<i32> = recorded.iter().map(|one| one.version).collect();
-    migrations
-        .iter()
-        .filter(move |one| !there.contains(&one.version))
-}
-
-/// Every recorded migration is either ours, to the letter, or one that a newer host added
-/// without breaking us.
-fn compare(recorded: &[Recorded], migrations: &[Migration]) -> Result<(), MigrateError> {
-    for theirs in recorded {
-        match migrations.iter().find(|one| one.version == theirs.version) {
-            Some(ours) if digest(ours.sql) != theirs.sha256 => {
-                return Err(MigrateError::Drift {
-                    name: theirs.name.clone(),
-                    recorded: theirs.sha256.clone(),
-                    ours: digest(ours.sql),
-                });
+    /// Every recorded migration is either ours, to the letter, or one that a newer host added without breaking us.
+    fn compare(&self, sources: Sources<'_>) -> Result<(), MigrateError> {
+        let migrations = sources.migrations;
+        for theirs in &self.migrations {
+            match migrations.iter().find(|one| one.version == theirs.version) {
+                Some(ours) if digest(ours.sql) != theirs.sha256 => {
+                    return Err(MigrateError::Drift {
+                        name: theirs.name.clone(),
+                        recorded: theirs.sha256.clone(),
+                        ours: digest(ours.sql),
+                    });
+                }
+                None if theirs.breaking => {
+                    return Err(MigrateError::TooNew {
+                        name: theirs.name.clone(),
+                        ours: migrations.last().map_or("none", |one| one.name).to_string(),
+                    });
+                }
+                Some(_) | None => {}
             }
-            None if theirs.breaking => {
-                return Err(MigrateError::TooNew {
-                    name: theirs.name.clone(),
-                    ours: migrations.last().map_or("none", |one| one.name).to_string(),
-                });
-            }
-            Some(_) | None => {}
         }
+        Ok(())
+    }
+}
+
+/// What is to do.
+struct Plan<'a> {
+    /// There is no ledger.
+    first: bool,
+    missing: Vec<&'a Migration>,
+    definitions: bool,
+    /// What of the definitions that were applied is not there as it was.
+    differences: Vec<Difference>,
+    version: i32,
+}
+
+impl<'a> Plan<'a> {
+    async fn of(client: &mut Client, sources: Sources<'a>) -> Result<Self, MigrateError> {
+        let record = Record::read(client).await?;
+        record.compare(sources)?;
+        let missing = record.missing(sources);
+        let (mut definitions, mut differences) = (record.needs_definitions(sources), Vec::new());
+        // Those of a newer host are for that one to restore.
+        let ours = |(sha256, _): &(String, Vec<i32>)| *sha256 == sources.digest();
+        if record.definitions.as_ref().is_some_and(ours) {
+            differences = in_force::differences(client).await?;
+            // Migrations may need functions again that they have dropped.
+            definitions = !differences.is_empty() || !missing.is_empty();
+        }
+        let newest = record.migrations.last().map_or(0, |one| one.version);
+        Ok(Self {
+            first: record.migrations.is_empty() && record.definitions.is_none(),
+            missing,
+            definitions,
+            differences,
+            version: newest,
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.missing.is_empty() && !self.definitions
+    }
+}
+
+/// A run, and what it has met.
+struct Work<'a> {
+    sources: Sources<'a>,
+    began: Instant,
+    wait: Duration,
+    blockers: Blockers,
+    report: Report,
+}
+
+impl Work<'_> {
+    /// Does a part of the plan: one migration outside a transaction, or all that can be done in one.
+    async fn advance(
+        &mut self,
+        client: &mut Client,
+        lock: &Lock<'_>,
+        plan: Plan<'_>,
+    ) -> Result<(), MigrateError> {
+        if let Some(first) = plan.missing.first()
+            && first.is_outside_a_transaction()
+            && !plan.first
+        {
+            self.run_outside(client, first).await?;
+            self.report.applied.push(first.name.to_string());
+            return Ok(());
+        }
+        let together: Vec<&Migration> = plan
+            .missing
+            .iter()
+            .take_while(|one| !one.is_outside_a_transaction())
+            .copied()
+            .collect();
+        let definitions = plan.definitions && together.len() == plan.missing.len();
+        let mut pause = PAUSE_MIN;
+        loop {
+            match self
+                .try_together(client, lock, plan.first, &together, definitions)
+                .await
+            {
+                Ok(()) => break,
+                Err(error) if error.is_in_the_way() => {
+                    let what = together.first().map_or(DEFINITIONS, |one| one.name);
+                    self.pause(what, &mut pause).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.report
+            .applied
+            .extend(together.iter().map(|one| one.name.to_string()));
+        if definitions {
+            self.report.applied.push(DEFINITIONS.to_string());
+            self.report.restored = plan.differences.iter().map(ToString::to_string).collect();
+        }
+        Ok(())
+    }
+
+    /// Waits before the next try, without any lock that producers or workers need; an error where there is none.
+    async fn pause(&mut self, what: &str, pause: &mut Duration) -> Result<(), MigrateError> {
+        let by = self.blockers.latest();
+        let left = self.wait.saturating_sub(self.began.elapsed());
+        if left.is_zero() {
+            return Err(MigrateError::Blocked {
+                what: what.to_string(),
+                waited: self.wait,
+                by,
+            });
+        }
+        tracing::warn!(
+            migration = what,
+            "waits for locks that others hold: {}; tries again for {} s",
+            by.join(", "),
+            left.as_secs()
+        );
+        tokio::time::sleep((*pause).min(left)).await;
+        *pause = (*pause * 2).min(PAUSE_MAX);
+        Ok(())
+    }
+
+    /// All of it in one transaction or, on an error, nothing.
+    async fn try_together(
+        &mut self,
+        client: &mut Client,
+        lock: &Lock<'_>,
+        first: bool,
+        migrations: &[&Migration],
+        definitions: bool,
+    ) -> Result<(), MigrateError> {
+        let pid = lock::pid(client).await?;
+        let transaction = client
+            .build_transaction()
+            .isolation_level(IsolationLevel::ReadCommitted)
+            .read_only(false)
+            .start()
+            .await
+            .map_err(sql("begin"))?;
+        let doing = apply(&transaction, self.sources, first, migrations, definitions);
+        let done = watched(doing, lock.keeper(), pid, &mut self.blockers).await;
+        match done {
+            Ok(()) => transaction.commit().await.map_err(sql("commit")),
+            Err(error) => {
+                // The error that led here says more than what this might.
+                let _ = transaction.rollback().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Statement by statement, with a wait as long as there is time for: what may run outside a transaction stands in nobody's way.
+    /// Nobody looks meanwhile who is in its way: a look takes a snapshot, for whose transaction a concurrent index would wait.
+    async fn run_outside(
+        &mut self,
+        client: &mut Client,
+        migration: &Migration,
+    ) -> Result<(), MigrateError> {
+        let left = self.wait.saturating_sub(self.began.elapsed());
+        let left_ms = left.as_millis().max(1);
+        let doing = async {
+            client
+                .batch_execute(&format!(
+                    "SET search_path = pg_catalog, pg_temp; SET statement_timeout = 0; SET lock_timeout = {left_ms}; SET ROLE rouse_owner"
+                ))
+                .await
+                .map_err(allowed("become rouse_owner"))?;
+            for statement in migration.statements() {
+                client
+                    .batch_execute(statement)
+                    .await
+                    .map_err(sql(migration.name))?;
+            }
+            record(client, migration).await
+        };
+        let done = doing.await;
+        let back = client
+            .batch_execute(
+                "RESET ROLE; RESET lock_timeout; RESET statement_timeout; RESET search_path",
+            )
+            .await
+            .map_err(sql("reset the session"));
+        match done {
+            Ok(()) => back,
+            Err(error) if error.is_in_the_way() => Err(MigrateError::Blocked {
+                what: migration.name.to_string(),
+                waited: self.wait,
+                by: lock::with_open_transactions(client).await?,
+            }),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+async fn apply(
+    transaction: &Transaction<'_>,
+    sources: Sources<'_>,
+    first: bool,
+    migrations: &[&Migration],
+    definitions: bool,
+) -> Result<(), MigrateError> {
+    transaction
+        .batch_execute(&format!(
+            "SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {}",
+            LOCK_WAIT.as_millis()
+        ))
+        .await
+        .map_err(sql("set the time for locks"))?;
+    let roles = transaction
+        .query_typed(
+            "SELECT count(*) FROM pg_roles WHERE rolname = ANY ($1)",
+            &[(&&ROLES[..], tokio_postgres::types::Type::TEXT_ARRAY)],
+        )
+        .await
+        .map_err(sql("look for the roles"))?;
+    let there: i64 = roles.first().expect("a count is one row").get(0);
+    if first || there < ROLES.len() as i64 {
+        transaction
+            .batch_execute(ROLES_SQL)
+            .await
+            .map_err(allowed("create the roles"))?;
+    }
+    if first {
+        transaction
+            .batch_execute(include_str!("migrate/ledger.sql"))
+            .await
+            .map_err(allowed("create schema rouse"))?;
+    }
+    transaction
+        .batch_execute("SET LOCAL ROLE rouse_owner")
+        .await
+        .map_err(allowed("become rouse_owner"))?;
+    for migration in migrations {
+        transaction
+            .batch_execute(migration.sql)
+            .await
+            .map_err(sql(migration.name))?;
+        record(transaction, migration).await?;
+    }
+    if definitions {
+        for source in sources.functions {
+            transaction
+                .batch_execute(source.sql)
+                .await
+                .map_err(sql(source.name))?;
+        }
+        transaction
+            .batch_execute(include_str!("migrate/drop_vanished.sql"))
+            .await
+            .map_err(sql("drop the functions of before"))?;
+        for source in sources.rights {
+            transaction
+                .batch_execute(source.sql)
+                .await
+                .map_err(sql(source.name))?;
+        }
+        in_force::record(transaction, &sources.digest()).await?;
     }
     Ok(())
+}
+
+async fn record(client: &impl GenericClient, migration: &Migration) -> Result<(), MigrateError> {
+    client
+        .execute(
+            "INSERT INTO rouse.migration (version, name, sha256, breaking) VALUES ($1, $2, $3, $4)",
+            &[
+                &migration.version,
+                &migration.name,
+                &digest(migration.sql),
+                &migration.breaking,
+            ],
+        )
+        .await
+        .map(|_| ())
+        .map_err(sql("write the ledger"))
+}
+
+/// This host's release, as numbers that can be compared.
+fn release() -> Vec<i32> {
+    env!("CARGO_PKG_VERSION")
+        .split(['.', '-', '+'])
+        .map_while(|part| part.parse().ok())
+        .collect()
 }
 
 fn digest(text: &str) -> String {
@@ -329,31 +608,6 @@ fn allowed(what: &str) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
             MigrateError::NotAllowed(format!("cannot {what}: {}", super::describe(&error)))
         } else {
             MigrateError::Sql { what, error }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_list_is_the_folder_in_order() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations");
-        let mut files: Vec<String> = std::fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .filter(|name| name.starts_with('0'))
-            .collect();
-        files.sort();
-        let listed: Vec<String> = MIGRATIONS
-            .iter()
-            .map(|one| format!("{}.sql", one.name))
-            .collect();
-        assert_eq!(files, listed);
-        for (place, one) in (1..).zip(MIGRATIONS) {
-            assert_eq!(one.version, place);
-            assert!(one.name.starts_with(&format!("{place:04}_")));
         }
     }
 }

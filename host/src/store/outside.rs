@@ -1,5 +1,5 @@
 //! Changes a job from outside, for the command line. Programs call the SQL functions themselves
-//! (`migrations/0014_from_outside.sql`); what they refuse says what the job is.
+//! (`migrations/functions/admin.sql`); what they refuse says what the job is.
 
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;

@@ -1,2 +1,2 @@
--- Records the result of a step behind the fence; see rouse.record_step (migrations/0020_losses_are_told.sql).
+-- Records the result of a step behind the fence; see rouse.record_step (migrations/functions/steps.sql).
 SELECT rouse.record_step($1, $2, $3, $4, $5, $6::text::json)

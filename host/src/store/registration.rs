@@ -93,7 +93,7 @@ impl Identity {
     }
 }
 
-/// Codes of `migrations/0013_workers_prove_themselves.sql`.
+/// Codes of `migrations/functions/workers.sql`.
 const OVER: &str = "RW001";
 const SUPERSEDED: &str = "RW002";
 const TAKEN: &str = "RW003";

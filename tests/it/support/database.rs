@@ -5,7 +5,9 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
     mpsc,
 };
+use std::time::Duration;
 
+use rouse::store::migrate::{self, MigrateError, Report, Sources};
 use rouse::store::{Registration, Store, WorkerKey, connect::Connector};
 use tokio::sync::OnceCell;
 use tokio_postgres::{Client, NoTls};
@@ -122,10 +124,24 @@ pub(crate) async fn cut_all_others(client: &Client) {
     client.batch_execute(cut).await.expect("they are cut");
 }
 
+/// Migrates the database, with this host's sources.
+pub(crate) async fn migrate(url: &str) -> Result<Report, MigrateError> {
+    migrate_with(url, migrate::ALL, migrate::WAIT).await
+}
+
+/// The same, with sources of the test's own, and as much time.
+pub(crate) async fn migrate_with(
+    url: &str,
+    sources: Sources<'_>,
+    wait: Duration,
+) -> Result<Report, MigrateError> {
+    let (mut client, mut keeper) = (connect(url).await, connect(url).await);
+    migrate::run_these(&mut client, &mut keeper, wait, sources).await
+}
+
 async fn make_template() {
     create(TEMPLATE, "template1").await;
-    let mut client = connect(&cluster::shared().url(TEMPLATE)).await;
-    rouse::store::migrate::run(&mut client)
+    migrate(&cluster::shared().url(TEMPLATE))
         .await
         .expect("the template is migrated");
 }

@@ -1,5 +1,5 @@
--- What a login that may do little could do: drop the history of yesterday with an interval of negative months, keep hosts from starting
--- by holding a lock, and enqueue grants that no host understands.
+-- Daily partitions (UTC) of history: made ahead, dropped when they are old. Functions whose name starts with _ are called by the
+-- others only, under their search_path.
 
 -- Makes the partitions of today and the next `ahead` days (UTC). Safe to run at any time: a table is
 -- created on its own and then attached, which lets inserts and reads of the others go on. Who does so waits for who does
@@ -39,6 +39,18 @@ BEGIN
         END LOOP;
     END LOOP;
     RETURN made;
+END
+$$;
+
+-- Where no worker has run for a week, nobody has made today's partitions.
+CREATE OR REPLACE FUNCTION rouse._have_partitions(p_at timestamptz) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    day text := to_char(p_at AT TIME ZONE 'UTC', 'YYYYMMDD');
+BEGIN
+    IF to_regclass('rouse.finished_' || day) IS NULL OR to_regclass('rouse.record_' || day) IS NULL THEN
+        PERFORM rouse.prepare_partitions();
+    END IF;
 END
 $$;
 
@@ -130,81 +142,19 @@ BEGIN
 END
 $$;
 
--- True for what a host takes as a pattern of hosts: *, a name, *. before a name, an address; an address of version 6 may stand in brackets.
-CREATE FUNCTION rouse._is_host_pattern(p_text text) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    name text := regexp_replace(p_text, '^[*][.]', '');
+-- rouse.drop_partitions for workers. What is left of what attempts have said whose worker has gone goes with it.
+CREATE OR REPLACE FUNCTION rouse.drop_partitions(p_worker bigint, p_key bytea, p_keep interval, OUT dropped integer, OUT in_use integer)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF p_text = '*' OR p_text ~ '^((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)([.](?!$)|$)){4}$' THEN
-        RETURN true;
-    END IF;
-    IF p_text ~ ':' THEN
-        BEGIN
-            RETURN p_text ~ '^([[][0-9A-Fa-f:]+(\d+[.]\d+[.]\d+[.]\d+)?[]]|[0-9A-Fa-f:]+(\d+[.]\d+[.]\d+[.]\d+)?)$' AND family(btrim(p_text, '[]')::inet) = 6;
-        EXCEPTION
-            WHEN invalid_text_representation THEN
-                RETURN false;
-        END;
-    END IF;
-    -- Names end in no number, which would be an address in disguise.
-    RETURN length(rtrim(name, '.')) <= 253
-       AND name ~ '^([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?([.]|$))+$'
-       AND name !~* '(^|[.])(\d+|0x[0-9a-f]*)[.]?$';
+    PERFORM rouse._known(p_worker, p_key);
+    DELETE FROM rouse.progress AS p
+    WHERE p.at < clock_timestamp() - interval '1 hour'
+      AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = p.job AND j.fence = p.fence);
+    DELETE FROM rouse.running AS r
+    WHERE r.at < clock_timestamp() - interval '1 hour'
+      AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = r.job AND j.fence = r.fence);
+    SELECT d.dropped, d.in_use INTO dropped, in_use FROM rouse.drop_partitions(p_keep) AS d;
 END
 $$;
 
-REVOKE ALL ON FUNCTION rouse._is_host_pattern(text) FROM PUBLIC;
-
--- Refuses grants that no host would keep to, so that the mistake shows where it is made. Whether names and hosts exist is not
--- looked at: what the handler does not have, the job does not get.
-CREATE OR REPLACE FUNCTION rouse._check_grants(p_grants jsonb) RETURNS void
-LANGUAGE plpgsql AS $$
-DECLARE
-    entry record;
-    wrong text;
-BEGIN
-    IF jsonb_typeof(p_grants) <> 'object' THEN
-        RAISE EXCEPTION 'rouse.enqueue: grants must be an object, not %', left(p_grants::text, 140)
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance {"http": ["api.example.com"], "memory_mb": 32}. Leave it out for all that the handler has.';
-    END IF;
-    IF octet_length(p_grants::text) > 8192 THEN
-        RAISE EXCEPTION 'rouse.enqueue: grants have % bytes; 8192 are allowed', octet_length(p_grants::text)
-            USING ERRCODE = 'program_limit_exceeded';
-    END IF;
-    FOR entry IN SELECT g.key, g.value FROM jsonb_each(p_grants) AS g LOOP
-        IF entry.key IN ('http', 'secrets', 'dirs', 'env') THEN
-            IF jsonb_typeof(entry.value) <> 'array'
-               OR jsonb_path_exists(entry.value, 'strict $[*] ? (@.type() != "string")') THEN
-                wrong := 'a list of texts';
-            ELSIF entry.key = 'http' AND EXISTS (
-                SELECT FROM jsonb_array_elements_text(entry.value) AS host WHERE NOT rouse._is_host_pattern(host)) THEN
-                wrong := 'a list of hosts such as api.example.com or *.example.com, without scheme and port';
-            ELSIF entry.key = 'dirs' AND EXISTS (
-                SELECT FROM jsonb_array_elements_text(entry.value) AS dir WHERE dir !~ '^(/|(/[^/:]+)+)(:read|:read-write)?$') THEN
-                wrong := 'a list of paths as the handler sees them, such as /photos or /out:read';
-            END IF;
-        ELSIF entry.key = 'state' THEN
-            IF entry.value <> 'false' THEN
-                wrong := 'false, which leaves the job no state';
-            END IF;
-        ELSIF entry.key = 'memory_mb' THEN
-            IF jsonb_typeof(entry.value) <> 'number' OR entry.value::text !~ '^[0-9]{1,4}$' OR entry.value = '0' THEN
-                wrong := 'a whole number of MiB, 1 to 9999';
-            END IF;
-        ELSIF entry.key IN ('cpu', 'timeout') THEN
-            IF jsonb_typeof(entry.value) <> 'string' OR entry.value #>> '{}' !~ '^0*[1-9][0-9]{0,8}(ms|s|m|h|d)$' THEN
-                wrong := 'a duration above zero such as "500ms", "90s", "5m", "1h" or "1d"';
-            END IF;
-        ELSE
-            RAISE EXCEPTION 'rouse.enqueue: grants have no key %', quote_literal(left(entry.key, 140))
-                USING ERRCODE = 'invalid_parameter_value',
-                      HINT = 'The keys are http, secrets, dirs, env, state, memory_mb, cpu and timeout.';
-        END IF;
-        IF wrong IS NOT NULL THEN
-            RAISE EXCEPTION 'rouse.enqueue: % of grants must be %, not %', entry.key, wrong, left(entry.value::text, 140)
-                USING ERRCODE = 'invalid_parameter_value';
-        END IF;
-    END LOOP;
-END
-$$;
+SELECT rouse.prepare_partitions();

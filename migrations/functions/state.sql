@@ -1,28 +1,8 @@
--- What handlers keep between jobs: bytes under keys, for each handler and tenant (the jobs without one have theirs). Only the
--- worker that has a job reads and writes for it, as with steps; what it writes commits at once.
---
--- What this does to a database with live jobs: a table is made, and functions.
-
-CREATE TABLE rouse.handler_state (
-    handler text COLLATE "C" NOT NULL CHECK (handler ~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' AND length(handler) <= 128),
-    -- Empty, as no tenant is: of jobs without one.
-    tenant  text COLLATE "C" NOT NULL CHECK (length(tenant) <= 200),
-    key     text COLLATE "C" NOT NULL CHECK (length(key) BETWEEN 1 AND 200),
-    value   bytea NOT NULL CHECK (octet_length(value) <= 16777216),
-    -- What counts towards the quota.
-    bytes   integer NOT NULL GENERATED ALWAYS AS (octet_length(key) + octet_length(value)) STORED,
-    -- Another one with each write, and none comes back: drawn by whoever writes.
-    version bigint NOT NULL CHECK (version > 0),
-    set_at  timestamptz NOT NULL,
-    -- The quota is summed in it, without the values.
-    PRIMARY KEY (handler, tenant, key) INCLUDE (bytes)
-    -- Room for a new version of a row beside the old one: where its size stays, the index does, too.
-) WITH (fillfactor = 70);
-GRANT SELECT ON rouse.handler_state TO rouse_observer;
+-- What handlers keep between jobs: bytes under keys, for each handler and tenant (jobs without a tenant share one namespace).
 
 -- What is kept under a key, for the worker that runs the job, or one row with the reason why the job is not (any more) this
 -- worker's. Without a row nothing is kept there. Served by the primary keys.
-CREATE FUNCTION rouse.get_state(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text)
+CREATE OR REPLACE FUNCTION rouse.get_state(p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text)
 RETURNS TABLE (refusal text, value bytea, version bigint)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -43,7 +23,7 @@ END
 $$;
 
 -- The keys that begin so, in the order of their bytes, after this one (null: from the first), at most so many; in the same way.
-CREATE FUNCTION rouse.state_keys(
+CREATE OR REPLACE FUNCTION rouse.state_keys(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_prefix text, p_after text, p_most integer)
 RETURNS TABLE (refusal text, name text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -66,7 +46,7 @@ END
 $$;
 
 -- One at a time for each namespace: whoever makes it larger. Ends with the transaction.
-CREATE FUNCTION rouse._grow_state(p_handler text, p_tenant text) RETURNS void
+CREATE OR REPLACE FUNCTION rouse._grow_state(p_handler text, p_tenant text) RETURNS void
 LANGUAGE sql AS $$
     SELECT pg_advisory_xact_lock(hashtextextended('rouse.state ' || p_handler || '/' || p_tenant, 0))
 $$;
@@ -84,7 +64,7 @@ $$;
 -- quota is exact under concurrency (where transactions are `read committed`, as they are by default): who makes the namespace larger
 -- waits for the others who do, and only then sums; who does not needs no leave, and never waits for that lock with the row in
 -- hand. Waits 250 ms for each lock; then the call fails with lock_not_available. Served by the primary keys.
-CREATE FUNCTION rouse.set_state(
+CREATE OR REPLACE FUNCTION rouse.set_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, p_value bytea,
     p_version bigint, p_expected bigint, p_keys_max bigint, p_bytes_max bigint,
     OUT refusal text, OUT outcome text, OUT used bigint)
@@ -145,7 +125,7 @@ $$;
 
 -- Forgets what is kept under a key, and says whether there was anything; or the reason why the job is not (any more) this worker's.
 -- Locks as rouse.set_state does.
-CREATE FUNCTION rouse.delete_state(
+CREATE OR REPLACE FUNCTION rouse.delete_state(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_name text, OUT refusal text, OUT was_there boolean)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqscan = off SET jit = off AS $$
@@ -166,7 +146,7 @@ $$;
 
 -- From outside: keeps a value under a key, whatever is there and whatever the quota. Attempts that run see it with their next read.
 -- A null tenant: the namespace of jobs without one.
-CREATE FUNCTION rouse.put_state(handler text, tenant text, key text, value bytea) RETURNS void
+CREATE OR REPLACE FUNCTION rouse.put_state(handler text, tenant text, key text, value bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     at    timestamptz := clock_timestamp();
@@ -202,7 +182,7 @@ $$;
 
 -- From outside: forgets what is kept under a key, or, where it is null, all that the handler keeps for this tenant; says how many
 -- keys that were.
-CREATE FUNCTION rouse.remove_state(handler text, tenant text, key text) RETURNS bigint
+CREATE OR REPLACE FUNCTION rouse.remove_state(handler text, tenant text, key text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     at   timestamptz := clock_timestamp();
@@ -226,8 +206,3 @@ BEGIN
     RETURN gone;
 END
 $$;
-
-REVOKE ALL ON FUNCTION rouse.get_state, rouse.state_keys, rouse._grow_state, rouse.set_state, rouse.delete_state,
-    rouse.put_state, rouse.remove_state FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state TO rouse_worker;
-GRANT EXECUTE ON FUNCTION rouse.put_state, rouse.remove_state TO rouse_producer;

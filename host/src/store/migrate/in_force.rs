@@ -1,0 +1,137 @@
+//! Whether functions, views, triggers and rights are as they were applied.
+
+use std::fmt;
+
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Transaction};
+
+use super::{MigrateError, ROLES, release, sql};
+
+/// How many differences a message lists.
+const LISTED_MAX: usize = 5;
+
+/// Something that is not as it was applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Difference {
+    what: String,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Missing,
+    Changed,
+    Unknown,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::Missing => write!(f, "{} is missing", self.what),
+            Kind::Changed => write!(f, "{} was changed", self.what),
+            Kind::Unknown => write!(f, "{} was added", self.what),
+        }
+    }
+}
+
+/// Refuses a database whose functions, views, triggers or rights are not those that were applied. Changes nothing.
+///
+/// # Errors
+/// Where something differs, with what, and where the database does not answer.
+pub async fn check_in_force(client: &mut Client) -> Result<(), MigrateError> {
+    let differences = differences(client).await?;
+    if differences.is_empty() {
+        return Ok(());
+    }
+    Err(MigrateError::NotInForce {
+        differences: differences.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// The first of them, and how many there are besides.
+pub(super) fn listed(differences: &[String]) -> String {
+    let mut text = differences[..differences.len().min(LISTED_MAX)].join(", ");
+    if let Some(more @ 1..) = differences.len().checked_sub(LISTED_MAX) {
+        text += &format!(", and {more} more");
+    }
+    text
+}
+
+/// What of the definitions that were applied is not in force as it was. Nothing where none were applied.
+pub(super) async fn differences(client: &mut Client) -> Result<Vec<Difference>, MigrateError> {
+    let transaction = client
+        .build_transaction()
+        .read_only(true)
+        .start()
+        .await
+        .map_err(sql("begin"))?;
+    transaction
+        .batch_execute("SET LOCAL search_path = pg_catalog, pg_temp")
+        .await
+        .map_err(sql("set the search path"))?;
+    // Of views, another major version of the server writes another text.
+    let query = format!(
+        "SELECT coalesce(was.key, f.fact), was.key IS NULL, f.fact IS NULL
+         FROM (SELECT w.key, w.value, d.server_major FROM rouse.definitions AS d CROSS JOIN LATERAL jsonb_each_text(d.facts) AS w) AS was
+         FULL JOIN ({}) AS f ON f.fact = was.key
+         WHERE was.value IS DISTINCT FROM f.value
+           AND (f.fact LIKE 'view %' AND was.server_major <> current_setting('server_version_num')::integer / 10000) IS NOT TRUE
+         ORDER BY f.fact IS NULL DESC, 1",
+        include_str!("in_force.sql")
+    );
+    let rows = transaction
+        .query_typed(&query, &[(&&ROLES[..], Type::TEXT_ARRAY)])
+        .await
+        .map_err(sql("look which functions and rights are in force"))?;
+    Ok(rows
+        .iter()
+        .map(|row| Difference {
+            what: row.get(0),
+            kind: match (row.get(1), row.get(2)) {
+                (true, _) => Kind::Unknown,
+                (false, true) => Kind::Missing,
+                (false, false) => Kind::Changed,
+            },
+        })
+        .collect())
+}
+
+/// Keeps what is in force now, as what was applied.
+pub(super) async fn record(
+    transaction: &Transaction<'_>,
+    sha256: &str,
+) -> Result<(), MigrateError> {
+    let query = format!(
+        "INSERT INTO rouse.definitions (sha256, release, server_major, facts)
+         SELECT $2, $3, current_setting('server_version_num')::integer / 10000, jsonb_object_agg(f.fact, f.value) FROM ({}) AS f",
+        include_str!("in_force.sql")
+    );
+    transaction
+        .batch_execute("DELETE FROM rouse.definitions")
+        .await
+        .map_err(sql("write what was applied"))?;
+    transaction
+        .execute_typed(
+            &query,
+            &[
+                (&&ROLES[..], Type::TEXT_ARRAY),
+                (&sha256, Type::TEXT),
+                (&release(), Type::INT4_ARRAY),
+            ],
+        )
+        .await
+        .map(|_| ())
+        .map_err(sql("write what was applied"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_lists_some_differences_and_counts_the_rest() {
+        let some: Vec<String> = (1..=7).map(|n| format!("d{n}")).collect();
+        assert_eq!(listed(&some[..2]), "d1, d2");
+        assert_eq!(listed(&some), "d1, d2, d3, d4, d5, and 2 more");
+    }
+}

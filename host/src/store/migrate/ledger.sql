@@ -1,0 +1,19 @@
+-- Schema and record: what the first migration stands on.
+CREATE SCHEMA IF NOT EXISTS rouse AUTHORIZATION rouse_owner;
+SET LOCAL ROLE rouse_owner;
+CREATE TABLE rouse.migration (
+    version    integer PRIMARY KEY,
+    name       text NOT NULL,
+    sha256     text NOT NULL,
+    breaking   boolean NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now());
+-- The functions, views and rights that were applied last.
+CREATE TABLE rouse.definitions (
+    sha256       text PRIMARY KEY,
+    -- Of the host that applied them.
+    release      integer[] NOT NULL,
+    server_major integer NOT NULL,
+    -- What was in force afterwards: a digest for each function, view, trigger and right.
+    facts        jsonb NOT NULL,
+    applied_at   timestamptz NOT NULL DEFAULT now());
+RESET ROLE

@@ -1,0 +1,426 @@
+-- Admin actions: what a producer or an operator may do to a job or a queue. Every function leaves a record with the login that called
+-- it, does the same when it is called again, and refuses what makes no sense with an error that says what the job is. Hosts log these
+-- actions.
+--
+--   P0002  there is no such job (any more)
+--   55000  the job is not in a state for that
+
+-- Refuses an id that is null, for function `p_name`.
+CREATE OR REPLACE FUNCTION rouse._check_id(p_name text, p_id bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_id IS NULL THEN
+        RAISE EXCEPTION 'rouse.%: id must not be null', p_name USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+
+-- Ends a job that is live, and says whether it was. A running one is settled through the fence, and its
+-- worker is told: whatever its attempt still returns is refused. Waits for whoever is changing the job at this
+-- moment, and then deals with what has become of it. Served by the primary key.
+CREATE OR REPLACE FUNCTION rouse._end(p_id bigint, p_state rouse.state, p_result jsonb, p_error jsonb, p_event text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    at   timestamptz := clock_timestamp();
+    live record;
+BEGIN
+    SELECT j.state, j.fence, j.worker, j.attempt INTO live FROM rouse.job AS j WHERE j.id = p_id FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM rouse._have_partitions(at);
+    IF live.state = 'running' THEN
+        PERFORM rouse._settle(NULL, ARRAY[p_id], ARRAY[live.fence], ARRAY[p_state], ARRAY[NULL]::bigint[],
+            ARRAY[p_result], ARRAY[p_error], ARRAY[NULL]::bigint[], ARRAY[NULL]::timestamptz[], ARRAY[NULL]::bigint[]);
+        PERFORM pg_notify('rouse_worker_' || live.worker, p_id::text);
+    ELSE
+        WITH gone AS (DELETE FROM rouse.job AS j WHERE j.id = p_id RETURNING j.*)
+        INSERT INTO rouse.finished (id, lane, retried_from, requested_at, available_at, finished_at,
+                                    attempt, lost, max_attempts, state, tenant, source, unique_key, payload, result, error, grants)
+        SELECT g.id, g.lane, g.retried_from, g.requested_at, g.available_at, at,
+               g.attempt, g.lost, g.max_attempts, p_state, g.tenant, g.source, g.unique_key, g.payload, p_result, p_error, g.grants
+        FROM gone AS g;
+    END IF;
+    INSERT INTO rouse.record (at, job, event, attempt, who) VALUES (at, p_id, p_event, live.attempt, session_user);
+    RETURN true;
+END
+$$;
+
+-- What became of a job that is not live (any more); an error where nothing is known of it. Served by
+-- finished_id, in each partition.
+CREATE OR REPLACE FUNCTION rouse._ended(p_id bigint) RETURNS rouse.finished
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    was rouse.finished;
+BEGIN
+    SELECT * INTO was FROM rouse.finished AS f WHERE f.id = p_id LIMIT 1;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'rouse: there is no job % (any more)', p_id
+            USING ERRCODE = 'no_data_found',
+                  HINT = 'Either it was never enqueued (or its transaction is not committed), or it finished so long ago that it is not kept.';
+    END IF;
+    RETURN was;
+END
+$$;
+
+-- Says that a job has ended otherwise than it was asked to.
+CREATE OR REPLACE FUNCTION rouse._refuse_ended(p_id bigint, p_done text, p_state rouse.state, p_otherwise text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'rouse: job % cannot be % any more: it has ended as %', p_id, p_done, p_state || p_otherwise
+        USING ERRCODE = 'object_not_in_prerequisite_state',
+              HINT = format('How a job has ended is not rewritten. SELECT rouse.retry(%s) makes a new one of it.', p_id);
+END
+$$;
+
+-- Cancels a job, queued or running. True: it is cancelled now, by this call or by an earlier one.
+-- False: it had finished otherwise, or there is no such job (any more).
+CREATE OR REPLACE FUNCTION rouse.cancel(id bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM rouse._check_id('cancel', cancel.id);
+    IF rouse._end(cancel.id, 'cancelled', NULL, NULL, 'cancelled') THEN
+        RETURN true;
+    END IF;
+    -- A statement of its own: it sees what the end of a settlement has left that was waited for.
+    RETURN coalesce((SELECT f.state = 'cancelled' FROM rouse.finished AS f WHERE f.id = cancel.id LIMIT 1), false);
+END
+$$;
+
+-- Completes a job without a worker, queued or running. True: it has succeeded with this result, by
+-- this call or by an earlier one.
+CREATE OR REPLACE FUNCTION rouse.complete(id bigint, result jsonb DEFAULT 'null') RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    was rouse.finished;
+BEGIN
+    PERFORM rouse._check_id('complete', complete.id);
+    IF complete.result IS NULL THEN
+        RAISE EXCEPTION 'rouse.complete: result must not be null'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out for the JSON null, or give it as ''null''.';
+    END IF;
+    IF octet_length(complete.result::text) > 4194304 THEN
+        RAISE EXCEPTION 'rouse.complete: the result has % bytes; at most 4194304 are kept', octet_length(complete.result::text)
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'Store large data elsewhere and give a reference to it.';
+    END IF;
+    IF NOT rouse._end(complete.id, 'succeeded', complete.result, NULL, 'completed') THEN
+        was := rouse._ended(complete.id);
+        IF was.state <> 'succeeded' OR was.result <> complete.result THEN
+            PERFORM rouse._refuse_ended(complete.id, 'completed', was.state,
+                CASE WHEN was.state = 'succeeded' THEN ', with another result' ELSE '' END);
+        END IF;
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- Ends a job as failed, queued or running, whatever attempts it has left. True: it has failed with this
+-- message, by this call or by an earlier one.
+CREATE OR REPLACE FUNCTION rouse.fail(id bigint, message text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    was rouse.finished;
+BEGIN
+    PERFORM rouse._check_id('fail', fail.id);
+    IF coalesce(fail.message, '') = '' OR octet_length(fail.message) > 16384 THEN
+        RAISE EXCEPTION 'rouse.fail: message has 1 to 16384 bytes' USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'It says why, to whoever looks at the job.';
+    END IF;
+    IF NOT rouse._end(fail.id, 'failed', NULL, jsonb_build_object('kind', 'outside', 'message', fail.message), 'failed') THEN
+        was := rouse._ended(fail.id);
+        IF was.state <> 'failed' OR was.error->>'message' IS DISTINCT FROM fail.message THEN
+            PERFORM rouse._refuse_ended(fail.id, 'failed', was.state,
+                CASE WHEN was.state = 'failed' THEN ', with another message' ELSE '' END);
+        END IF;
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- Takes a queued job away: it is cancelled, and a record says that it was deleted. True: it is
+-- cancelled now, by this call or by an earlier one. A running job is not deleted.
+CREATE OR REPLACE FUNCTION rouse.delete(id bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    live rouse.state;
+    was  rouse.finished;
+BEGIN
+    PERFORM rouse._check_id('delete', delete.id);
+    SELECT j.state INTO live FROM rouse.job AS j WHERE j.id = delete.id FOR UPDATE;
+    IF live = 'running' THEN
+        RAISE EXCEPTION 'rouse: job % cannot be deleted: it is running', delete.id
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('SELECT rouse.cancel(%s) stops it.', delete.id);
+    END IF;
+    IF NOT rouse._end(delete.id, 'cancelled', NULL, NULL, 'deleted') THEN
+        was := rouse._ended(delete.id);
+        IF was.state <> 'cancelled' THEN
+            PERFORM rouse._refuse_ended(delete.id, 'deleted', was.state, '');
+        END IF;
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- Makes a new job of one that has ended, with the same lane, payload, tenant, source, max_attempts,
+-- grants and unique key, and returns its id. While a retry of it is live, that one's id is returned. Served
+-- by the primary key, finished_id and job_retry; wakes as an enqueue does.
+CREATE OR REPLACE FUNCTION rouse.retry(id bigint) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at    timestamptz := clock_timestamp();
+    live  rouse.state;
+    was   rouse.finished;
+    fresh bigint := nextval('rouse.turn_seq');
+    their bigint;
+BEGIN
+    PERFORM rouse._check_id('retry', retry.id);
+    SELECT j.state INTO live FROM rouse.job AS j WHERE j.id = retry.id;
+    IF FOUND THEN
+        RAISE EXCEPTION 'rouse: job % cannot be retried: it is %', retry.id, live
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = CASE live WHEN 'queued' THEN format('SELECT rouse.reschedule(%s) makes it ready at once.', retry.id)
+                                   ELSE 'Wait for its end, or cancel it first.' END;
+    END IF;
+    was := rouse._ended(retry.id);
+    PERFORM rouse._have_partitions(at);
+    FOR try IN 1 .. 10 LOOP
+        INSERT INTO rouse.job AS j (id, lane, turn, retried_from, requested_at, available_at, max_attempts, tenant, source,
+                                    unique_key, payload, wake, grants)
+        VALUES (fresh, was.lane, fresh, was.id, at, at, was.max_attempts, was.tenant, was.source, was.unique_key, was.payload, true, was.grants)
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            INSERT INTO rouse.record (at, job, event, who, detail)
+            VALUES (at, was.id, 'retried', session_user, jsonb_build_object('as', fresh));
+            RETURN fresh;
+        END IF;
+        SELECT j.id INTO their FROM rouse.job AS j WHERE j.retried_from = was.id;
+        IF FOUND THEN
+            RETURN their;
+        END IF;
+        SELECT j.id INTO their FROM rouse.job AS j WHERE j.unique_key = was.unique_key;
+        IF FOUND THEN
+            RAISE EXCEPTION 'rouse: job % cannot be retried: job %, which is live, has its unique key %',
+                was.id, their, quote_literal(substr(was.unique_key, strpos(was.unique_key, '/') + 1))
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Wait for the end of that one, or cancel it first.';
+        END IF;
+        -- The other one finished between the statements.
+    END LOOP;
+    RAISE EXCEPTION 'rouse: job % cannot be retried: its place is taken and freed faster than it can be read', was.id
+        USING ERRCODE = 'serialization_failure', HINT = 'Try again.';
+END
+$$;
+
+-- Changes when a queued job may start; null, or a time that has passed: at once. A job that is ready and
+-- stays so keeps its place. Served by the primary key.
+CREATE OR REPLACE FUNCTION rouse.reschedule(id bigint, run_at timestamptz DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at   timestamptz := clock_timestamp();
+    live record;
+    was  rouse.finished;
+BEGIN
+    PERFORM rouse._check_id('reschedule', reschedule.id);
+    IF NOT isfinite(reschedule.run_at) THEN
+        RAISE EXCEPTION 'rouse.reschedule: run_at must be a time, not %', reschedule.run_at
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to run the job at once.';
+    END IF;
+    SELECT j.state, j.lane, j.turn, j.available_at INTO live FROM rouse.job AS j WHERE j.id = reschedule.id FOR UPDATE;
+    IF NOT FOUND THEN
+        was := rouse._ended(reschedule.id);
+        PERFORM rouse._refuse_ended(reschedule.id, 'rescheduled', was.state, '');
+    END IF;
+    IF live.state = 'running' THEN
+        RAISE EXCEPTION 'rouse: job % cannot be rescheduled: it is running', reschedule.id
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('Wait for its end, or stop it with SELECT rouse.cancel(%s).', reschedule.id);
+    END IF;
+    IF reschedule.run_at > at THEN
+        IF live.turn IS NULL AND live.available_at = reschedule.run_at THEN
+            RETURN true;
+        END IF;
+        UPDATE rouse.job AS j SET turn = NULL, available_at = reschedule.run_at WHERE j.id = reschedule.id;
+        PERFORM rouse._notify(live.lane, false, at);
+    ELSE
+        IF live.turn IS NOT NULL THEN
+            RETURN true;
+        END IF;
+        UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq'), available_at = least(j.available_at, at) WHERE j.id = reschedule.id;
+        PERFORM rouse._notify(live.lane, true, at);
+    END IF;
+    PERFORM rouse._have_partitions(at);
+    INSERT INTO rouse.record (at, job, event, who, detail)
+    VALUES (at, reschedule.id, 'rescheduled', session_user, jsonb_build_object('run_at', greatest(reschedule.run_at, at)));
+    RETURN true;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION rouse._check_queue(p_name text, p_queue text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_queue IS NULL OR p_queue !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$' THEN
+        RAISE EXCEPTION 'rouse.%: % is no queue name', p_name, coalesce(quote_literal(left(p_queue, 140)), 'null')
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Queue names start with a letter or digit and have letters, digits and _ . : - ; at most 128 characters.';
+    END IF;
+END
+$$;
+
+-- Pauses a queue, and returns since when it is paused. Every claim that begins after the commit leaves its jobs
+-- alone; what has been claimed before goes on. Enqueuing goes on too.
+CREATE OR REPLACE FUNCTION rouse.pause_queue(queue text) RETURNS timestamptz
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at    timestamptz := clock_timestamp();
+    since timestamptz;
+BEGIN
+    PERFORM rouse._check_queue('pause_queue', pause_queue.queue);
+    INSERT INTO rouse.queue AS q (name, paused_at) VALUES (pause_queue.queue, at)
+    ON CONFLICT (name) DO UPDATE SET paused_at = coalesce(q.paused_at, excluded.paused_at)
+    RETURNING q.paused_at INTO since;
+    IF since = at THEN
+        PERFORM rouse._have_partitions(at);
+        INSERT INTO rouse.record (at, queue, event, who) VALUES (at, pause_queue.queue, 'paused', session_user);
+    END IF;
+    RETURN since;
+END
+$$;
+
+-- Lets a paused queue go on, and says whether it was paused. Whoever sleeps is woken.
+CREATE OR REPLACE FUNCTION rouse.resume_queue(queue text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at    timestamptz := clock_timestamp();
+    since timestamptz;
+BEGIN
+    PERFORM rouse._check_queue('resume_queue', resume_queue.queue);
+    SELECT q.paused_at INTO since FROM rouse.queue AS q
+    WHERE q.name = resume_queue.queue AND q.paused_at IS NOT NULL FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE rouse.queue AS q SET paused_at = NULL WHERE q.name = resume_queue.queue;
+    -- Whoever looks for orphans looks only at leases that have run out since it last looked: those of this
+    -- queue run out now. Served by job_lease.
+    WITH orphan AS MATERIALIZED (
+        SELECT j.id FROM rouse.job AS j
+        WHERE j.state = 'running' AND j.lease_until < at
+          AND (SELECT l.queue FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) = resume_queue.queue
+        FOR NO KEY UPDATE SKIP LOCKED)
+    UPDATE rouse.job AS j SET lease_until = at FROM orphan WHERE j.id = ANY (ARRAY[orphan.id]);
+    PERFORM rouse._have_partitions(at);
+    INSERT INTO rouse.record (at, queue, event, who, detail)
+    VALUES (at, resume_queue.queue, 'resumed', session_user, jsonb_build_object('paused_at', since));
+    -- Without a lane: whoever hears it looks everywhere.
+    PERFORM pg_notify('rouse_wake', resume_queue.queue);
+    RETURN true;
+END
+$$;
+
+-- Cancels up to `most` ready jobs of a queue, the oldest of each lane first, and says how many. Neither
+-- running jobs nor those that wait for their time, and none that somebody else is claiming at this moment.
+-- One record says how many they were. Served by job_ready, after one read of the catalog of lanes.
+CREATE OR REPLACE FUNCTION rouse.purge_queue(queue text, most integer DEFAULT 1000) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at      timestamptz := clock_timestamp();
+    lane_id bigint;
+    taken   integer;
+    purged  integer := 0;
+BEGIN
+    PERFORM rouse._check_queue('purge_queue', purge_queue.queue);
+    IF most IS NULL OR most < 1 THEN
+        RAISE EXCEPTION 'rouse.purge_queue: most must be at least 1, not %', coalesce(most::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM rouse._have_partitions(at);
+    FOR lane_id IN SELECT DISTINCT l.id FROM rouse.lane AS l WHERE l.queue = purge_queue.queue LOOP
+        WITH ready AS MATERIALIZED (
+            SELECT j.id FROM rouse.job AS j
+            WHERE j.lane = lane_id AND j.state = 'queued' AND j.turn IS NOT NULL
+            ORDER BY j.turn LIMIT most - purged FOR UPDATE SKIP LOCKED),
+        gone AS (
+            DELETE FROM rouse.job AS j USING ready WHERE j.id = ANY (ARRAY[ready.id]) RETURNING j.*),
+        kept AS (
+            INSERT INTO rouse.finished (id, lane, retried_from, requested_at, available_at, finished_at,
+                                        attempt, lost, max_attempts, state, tenant, source, unique_key, payload, grants)
+            SELECT g.id, g.lane, g.retried_from, g.requested_at, g.available_at, at,
+                   g.attempt, g.lost, g.max_attempts, 'cancelled', g.tenant, g.source, g.unique_key, g.payload, g.grants
+            FROM gone AS g RETURNING 1)
+        SELECT count(*) INTO taken FROM kept;
+        purged := purged + taken;
+        EXIT WHEN purged >= most;
+    END LOOP;
+    IF purged > 0 THEN
+        INSERT INTO rouse.record (at, queue, event, who, detail)
+        VALUES (at, purge_queue.queue, 'purged', session_user, jsonb_build_object('jobs', purged));
+    END IF;
+    RETURN purged;
+END
+$$;
+
+-- Admin actions go to the log of one host, with its next heartbeat: the trigger leaves them in rouse.untold, rouse.tell takes them.
+CREATE OR REPLACE FUNCTION rouse._note_for_a_host() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO rouse.untold (at, job, queue, event, attempt, who, detail)
+    VALUES (NEW.at, NEW.job, NEW.queue, NEW.event, NEW.attempt, NEW.who, NEW.detail);
+    RETURN NULL;
+END
+$$;
+-- What workers do, their own events tell.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.record'::regclass AND tgname = 'record_is_told') THEN
+        CREATE TRIGGER record_is_told AFTER INSERT ON rouse.record
+            FOR EACH ROW WHEN (NEW.who IS NOT NULL) EXECUTE FUNCTION rouse._note_for_a_host();
+    END IF;
+END
+$$;
+
+-- Up to so many things that were done from outside and that nobody has told: whoever gets them tells them, and nobody else
+-- will. What is a day old is forgotten, 1,000 of it at a time. In the order in which they were done; handler and queue are null where
+-- the job is not kept any more. Served by the primary keys and finished_id.
+CREATE OR REPLACE FUNCTION rouse.tell(p_worker bigint, p_key bytea, p_most integer)
+RETURNS TABLE (at timestamptz, event text, job bigint, handler text, queue text, attempt integer, who text, detail jsonb)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    DELETE FROM rouse.untold AS u
+    WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.untold AS next ORDER BY next.id LIMIT 1000 FOR UPDATE SKIP LOCKED))
+      AND u.at < clock_timestamp() - interval '1 day';
+    RETURN QUERY
+    WITH taken AS MATERIALIZED (
+        DELETE FROM rouse.untold AS u
+        WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.untold AS next ORDER BY next.id LIMIT p_most FOR UPDATE SKIP LOCKED))
+        RETURNING u.*)
+    SELECT t.at, t.event, t.job, l.handler, coalesce(t.queue, l.queue), nullif(t.attempt, 0), t.who, t.detail
+    FROM taken AS t
+    LEFT JOIN LATERAL (
+        SELECT lane.handler, lane.queue FROM rouse.lane AS lane
+        WHERE lane.id = coalesce((SELECT j.lane FROM rouse.job AS j WHERE j.id = t.job),
+                                 (SELECT f.lane FROM rouse.finished AS f WHERE f.id = t.job LIMIT 1))
+        LIMIT 1) AS l ON true
+    ORDER BY t.id;
+END
+$$;

@@ -1,0 +1,113 @@
+-- One sentence for each function that anybody but the owner may call: `\df+ rouse.*` shows it.
+
+-- Producers.
+COMMENT ON FUNCTION rouse.enqueue IS
+    'Enqueues a job in the transaction of the caller and returns its id.';
+COMMENT ON FUNCTION rouse.enqueue_many IS
+    'Enqueues one job for each payload and returns their ids in the same order.';
+COMMENT ON FUNCTION rouse.job IS
+    'Returns one job, live or finished; no row if it does not exist (any more).';
+COMMENT ON FUNCTION rouse.result IS
+    'Returns the result of a job that has succeeded, otherwise null.';
+COMMENT ON FUNCTION rouse.history IS
+    'Returns the history of one job, oldest event first.';
+COMMENT ON FUNCTION rouse.job_log IS
+    'Returns the log lines of the attempts of a job in order, after a given line.';
+
+-- Admin actions.
+COMMENT ON FUNCTION rouse.cancel IS
+    'Cancels a queued or running job; true if it is cancelled now, false if it had ended otherwise or does not exist.';
+COMMENT ON FUNCTION rouse.complete IS
+    'Ends a queued or running job as succeeded, with this result.';
+COMMENT ON FUNCTION rouse.fail IS
+    'Ends a queued or running job as failed with this message, whatever attempts it has left.';
+COMMENT ON FUNCTION rouse.delete IS
+    'Removes a queued job: it counts as cancelled, and its history records the deletion. A running job is refused.';
+COMMENT ON FUNCTION rouse.retry IS
+    'Enqueues a copy of a job that has ended and returns the id of the copy.';
+COMMENT ON FUNCTION rouse.reschedule IS
+    'Changes when a queued job runs; a null time makes it ready at once.';
+COMMENT ON FUNCTION rouse.pause_queue IS
+    'Stops claims from a queue and returns the time since when it is paused; jobs that run go on.';
+COMMENT ON FUNCTION rouse.resume_queue IS
+    'Lets claims from a paused queue continue; true if it was paused.';
+COMMENT ON FUNCTION rouse.purge_queue IS
+    'Cancels ready jobs of a queue, the oldest of each lane first, and returns how many.';
+COMMENT ON FUNCTION rouse.challenge IS
+    'Challenges a live worker to prove that it can run a handler; returns the nonce of the challenge.';
+COMMENT ON FUNCTION rouse.challenge_answer IS
+    'Returns the answer of a worker to a challenge, or null while there is none.';
+COMMENT ON FUNCTION rouse.forget_worker IS
+    'Removes the ended incarnations of a worker from the listings and returns how many there were.';
+COMMENT ON FUNCTION rouse.put_state IS
+    'Writes one key of the state of a handler, regardless of versions and quota.';
+COMMENT ON FUNCTION rouse.remove_state IS
+    'Deletes one key, or with a null key all keys, of the state of a handler for one tenant; returns how many.';
+
+-- Workers.
+COMMENT ON FUNCTION rouse.register IS
+    'Registers one incarnation of a worker id with its key and capabilities.';
+COMMENT ON FUNCTION rouse.heartbeat IS
+    'Renews the registration, updates capabilities and statistics, and expires workers that are silent.';
+COMMENT ON FUNCTION rouse.unregister IS
+    'Ends this incarnation and frees the jobs that it has claimed.';
+COMMENT ON FUNCTION rouse.sleep IS
+    'Requests notifications for these queues for a while.';
+COMMENT ON FUNCTION rouse.awake IS
+    'Ends the request for notifications.';
+COMMENT ON FUNCTION rouse.peek IS
+    'Reads whether there is work: ready lanes, due jobs, orphans, new lanes.';
+COMMENT ON FUNCTION rouse.promote IS
+    'Gives due jobs their turn and returns when the next job is due.';
+COMMENT ON FUNCTION rouse.overdue IS
+    'Lists the lanes whose next job has waited too long.';
+COMMENT ON FUNCTION rouse.claim IS
+    'Claims ready jobs of these lanes.';
+COMMENT ON FUNCTION rouse.claim_bound IS
+    'Claims ready jobs of these lanes that come from these sources.';
+COMMENT ON FUNCTION rouse.adopt IS
+    'Takes over jobs whose lease has expired.';
+COMMENT ON FUNCTION rouse.settle IS
+    'Ends attempts behind their fences; returns the accepted and the locked jobs.';
+COMMENT ON FUNCTION rouse.renew IS
+    'Extends leases; returns the reason for each lease that is lost.';
+COMMENT ON FUNCTION rouse.recorded_step_names IS
+    'Lists the recorded steps of a job with the size of their results.';
+COMMENT ON FUNCTION rouse.recorded_step IS
+    'Returns the result of one recorded step.';
+COMMENT ON FUNCTION rouse.record_step IS
+    'Records the result of a step behind the fence; returns null or the reason for a refusal.';
+COMMENT ON FUNCTION rouse.report IS
+    'Stores the progress of running attempts.';
+COMMENT ON FUNCTION rouse.report_usage IS
+    'Stores the resources that running attempts have used so far.';
+COMMENT ON FUNCTION rouse.append_log IS
+    'Stores log lines of attempts and returns how many were accepted.';
+COMMENT ON FUNCTION rouse.get_state IS
+    'Reads one key of the state of the handler of a job.';
+COMMENT ON FUNCTION rouse.state_keys IS
+    'Lists keys of the state of the handler of a job.';
+COMMENT ON FUNCTION rouse.set_state IS
+    'Writes one key of the state of the handler of a job, behind the fence and within the quota.';
+COMMENT ON FUNCTION rouse.delete_state IS
+    'Deletes one key of the state of the handler of a job, behind the fence.';
+COMMENT ON FUNCTION rouse.challenges IS
+    'Lists the open challenges of this incarnation.';
+COMMENT ON FUNCTION rouse.answer_challenge IS
+    'Answers one challenge; false if it is not open.';
+COMMENT ON FUNCTION rouse.tell IS
+    'Takes admin actions that no host has logged yet.';
+COMMENT ON FUNCTION rouse.drop_partitions(bigint, bytea, interval) IS
+    'Drops expired partitions and stale progress.';
+COMMENT ON FUNCTION rouse.prepare_partitions IS
+    'Creates the daily partitions of today and the next days; returns how many.';
+
+-- Observers.
+COMMENT ON FUNCTION rouse.depth IS
+    'Counts the jobs of each lane: ready, scheduled, running.';
+COMMENT ON FUNCTION rouse.remaining IS
+    'Counts the jobs of a queue by handler and required tags: ready, due, scheduled, running.';
+COMMENT ON FUNCTION rouse.remaining_bound IS
+    'Counts the jobs of a queue that come from these sources and could run now.';
+COMMENT ON FUNCTION rouse._usage IS
+    'Formats the resource usage of an attempt as JSON; the view rouse.jobs calls it with the rights of the reader.';

@@ -1,0 +1,66 @@
+-- Who may do what, all of it, from nothing: applying this file restores what somebody has revoked or dropped. Rights that were granted
+-- to other roles than these stay as they are.
+--
+--   rouse_producer  enqueues, reads single jobs, admin actions
+--   rouse_worker    what hosts do
+--   rouse_observer  reads everything but keys and fences, changes nothing
+
+REVOKE ALL ON SCHEMA rouse FROM PUBLIC, rouse_producer, rouse_worker, rouse_observer;
+REVOKE ALL ON ALL TABLES IN SCHEMA rouse FROM PUBLIC, rouse_producer, rouse_worker, rouse_observer;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA rouse FROM PUBLIC, rouse_producer, rouse_worker, rouse_observer;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA rouse FROM PUBLIC, rouse_producer, rouse_worker, rouse_observer;
+
+GRANT USAGE ON SCHEMA rouse TO rouse_producer, rouse_worker, rouse_observer;
+-- Whether a database is migrated.
+GRANT SELECT ON rouse.migration, rouse.definitions TO PUBLIC;
+
+-- Producers.
+GRANT EXECUTE ON FUNCTION
+    rouse.enqueue, rouse.enqueue_many, rouse.job, rouse.result, rouse.history, rouse.job_log,
+    rouse.cancel, rouse.complete, rouse.fail, rouse.delete, rouse.retry, rouse.reschedule,
+    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue,
+    rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.put_state, rouse.remove_state
+    TO rouse_producer;
+
+-- Workers. Each function but the reads checks the worker's key.
+GRANT EXECUTE ON FUNCTION
+    rouse.register, rouse.heartbeat, rouse.unregister, rouse.sleep, rouse.awake,
+    rouse.peek, rouse.promote, rouse.overdue, rouse.remaining, rouse.remaining_bound, rouse.depth,
+    rouse.claim, rouse.claim_bound, rouse.adopt, rouse.settle, rouse.renew,
+    rouse.recorded_step_names, rouse.recorded_step, rouse.record_step, rouse.report, rouse.report_usage, rouse.append_log,
+    rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
+    rouse.challenges, rouse.answer_challenge, rouse.tell,
+    rouse.prepare_partitions, rouse.drop_partitions(bigint, bytea, interval),
+    rouse.job, rouse.result, rouse.history, rouse.job_log
+    TO rouse_worker;
+GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
+
+-- Observers.
+GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.history, rouse.job_log, rouse.depth, rouse.remaining, rouse.remaining_bound
+    TO rouse_observer;
+-- The views read with the rights of whoever made them; this one is called with those of the reader.
+GRANT EXECUTE ON FUNCTION rouse._usage TO rouse_observer;
+GRANT SELECT ON
+    rouse.queue, rouse.lane, rouse.job, rouse.finished, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
+    rouse.handler_state, rouse.challenge, rouse.untold,
+    rouse.jobs, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
+    TO rouse_observer;
+-- Not the fences.
+GRANT SELECT (job, percent, step, at) ON rouse.progress TO rouse_observer;
+GRANT SELECT (job, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out, at) ON rouse.running TO rouse_observer;
+-- Not the hash of the key.
+GRANT SELECT (worker_id, incarnation, hostname, platform, version, handlers, capabilities, slots, queues, tags,
+              registered_at, seen_at, draining_at, dead_at, stopped_at, stats, stats_at, refused)
+    ON rouse.worker TO rouse_worker, rouse_observer;
+-- Partitions, which rouse.prepare_partitions grants as it makes them.
+DO $$
+DECLARE
+    partition regclass;
+BEGIN
+    FOR partition IN
+        SELECT c.oid FROM pg_class AS c WHERE c.relnamespace = 'rouse'::regnamespace AND c.relispartition AND c.relkind = 'r'
+    LOOP
+        EXECUTE format('GRANT SELECT ON %s TO rouse_observer', partition);
+    END LOOP;
+END
+$$;

@@ -1,0 +1,239 @@
+-- How a worker finds work. Each function is one statement's worth of reads, through indexes, whatever the statistics say.
+
+-- The lanes, with null instead of those whose queue is paused, in the same order. Served by lane_id and queue_paused.
+CREATE OR REPLACE FUNCTION rouse._not_paused(p_lanes bigint[]) RETURNS bigint[]
+LANGUAGE sql STABLE AS $$
+    SELECT array_agg(CASE WHEN q.name IS NULL THEN asked.lane END ORDER BY asked.place)
+    FROM unnest(p_lanes) WITH ORDINALITY AS asked(lane, place)
+    LEFT JOIN LATERAL (SELECT l.queue FROM rouse.lane AS l WHERE l.id = asked.lane LIMIT 1) AS l ON true
+    LEFT JOIN rouse.queue AS q ON q.name = l.queue AND q.paused_at IS NOT NULL
+$$;
+
+-- Whether there is anything to do for a worker: one read, which locks nothing and waits for nobody.
+-- In a queue that is paused there is nothing to do.
+--
+--   lanes, cursors      ready: those of these lanes that have a ready job after their cursor, in the
+--                       order given, at most `most` (served by job_ready)
+--   catalog_after       catalog_changed: the catalog of lanes has not `catalog_rows` rows after that
+--                       place (served by its primary key)
+--   orphaned_within_ms  orphans: a lease has run out, within the last so many milliseconds; null: at
+--                       all (served by job_lease)
+--   due_within_ms       due: a job waits for its turn whose time has come, within the last so many
+--                       milliseconds; null: at all (served by job_due)
+--   next_due_ms         milliseconds until the next scheduled job or retry is due; null: none waits
+CREATE OR REPLACE FUNCTION rouse.peek(
+    p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_rows bigint,
+    p_orphaned_within_ms bigint, p_due_within_ms bigint, p_most integer,
+    OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    at             timestamptz := clock_timestamp();
+    orphaned_since timestamptz := coalesce(at - p_orphaned_within_ms * interval '1 millisecond', '-infinity');
+    due_since      timestamptz := coalesce(at - p_due_within_ms * interval '1 millisecond', '-infinity');
+    next_at        timestamptz;
+    paused         boolean;
+BEGIN
+    PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
+    paused := FOUND;
+    IF paused THEN
+        p_lanes := rouse._not_paused(p_lanes);
+    END IF;
+    SELECT coalesce(array_agg(having_jobs.lane), '{}') INTO ready
+    FROM (
+        SELECT asked.lane
+        FROM unnest(p_lanes, p_cursors) AS asked(lane, after)
+        CROSS JOIN LATERAL (
+            SELECT FROM rouse.job AS j
+            WHERE j.lane = asked.lane AND j.turn > asked.after AND j.state = 'queued' AND j.turn IS NOT NULL
+            ORDER BY j.turn LIMIT 1) AS first_job
+        LIMIT p_most) AS having_jobs;
+    catalog_changed := (SELECT count(*) FROM rouse.lane AS l WHERE l.seq > p_catalog_after) <> p_catalog_rows;
+    IF paused THEN
+        orphans := EXISTS (
+            SELECT FROM rouse.job AS j
+            WHERE j.state = 'running' AND j.lease_until > orphaned_since AND j.lease_until < at
+              AND (rouse._not_paused(ARRAY[j.lane]))[1] IS NOT NULL
+            ORDER BY j.lease_until LIMIT 1);
+    ELSE
+        orphans := EXISTS (
+            SELECT FROM rouse.job AS j
+            WHERE j.state = 'running' AND j.lease_until > orphaned_since AND j.lease_until < at
+            ORDER BY j.lease_until LIMIT 1);
+    END IF;
+    SELECT j.available_at INTO next_at
+    FROM rouse.job AS j
+    WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at > due_since
+    ORDER BY j.available_at LIMIT 1;
+    due := coalesce(next_at <= at, false);
+    -- GREATEST would make a 0 of null, and the worker would never wait.
+    IF next_at IS NOT NULL THEN
+        next_due_ms := greatest(0, ceil(extract(epoch FROM next_at - clock_timestamp()) * 1000))::bigint;
+    END IF;
+END
+$$;
+
+-- Gives scheduled jobs and retries that are due a fresh turn, at most `most` of them, and says how
+-- many, and in how many milliseconds the next one is due (null: none waits). A job that is due and
+-- locked by somebody else is left to a later call: it does not count as the next one, because
+-- whoever waits for that would wait for no time at all. `within_ms`: only jobs that became due within
+-- the last so many milliseconds are looked for; null: all. Served by job_due.
+CREATE OR REPLACE FUNCTION rouse.promote(p_worker bigint, p_key bytea, p_most integer, p_within_ms bigint, OUT promoted integer, OUT next_due_ms bigint)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    at    timestamptz := clock_timestamp();
+    since timestamptz := coalesce(at - p_within_ms * interval '1 millisecond', '-infinity');
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    PERFORM set_config('synchronous_commit', 'off', true);
+    WITH due AS MATERIALIZED (
+        SELECT j.id FROM rouse.job AS j
+        WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at > since AND j.available_at <= at
+        ORDER BY j.available_at LIMIT p_most FOR NO KEY UPDATE SKIP LOCKED),
+    moved AS (
+        UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq') FROM due
+        WHERE j.id = ANY (ARRAY[due.id]) RETURNING 1)
+    SELECT count(*) INTO promoted FROM moved;
+    IF promoted = p_most THEN
+        next_due_ms := 0;
+        RETURN;
+    END IF;
+    SELECT greatest(0, ceil(extract(epoch FROM j.available_at - clock_timestamp()) * 1000))::bigint INTO next_due_ms
+    FROM rouse.job AS j
+    WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at > at
+    ORDER BY j.available_at LIMIT 1;
+END
+$$;
+
+-- Of these lanes, those whose next job has waited for `p_wait_ms`, the one that has waited longest first, and how
+-- many of the next `p_most` jobs have. A job waits from its run_at on, and after a failure from its retry on.
+-- One read: locks nothing. Served by job_ready.
+CREATE OR REPLACE FUNCTION rouse.overdue(p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_most integer)
+RETURNS TABLE (lane bigint, jobs integer)
+LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 10
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    since timestamptz := clock_timestamp() - p_wait_ms * interval '1 millisecond';
+BEGIN
+    RETURN QUERY
+    SELECT asked.lane, (
+        SELECT count(*)::integer
+        FROM (SELECT j.available_at FROM rouse.job AS j
+              WHERE j.lane = asked.lane AND j.turn > asked.after AND j.state = 'queued' AND j.turn IS NOT NULL
+              ORDER BY j.turn LIMIT p_most) AS next
+        WHERE next.available_at <= since)
+    FROM unnest(p_lanes, p_cursors) AS asked(lane, after)
+    CROSS JOIN LATERAL (
+        SELECT j.available_at FROM rouse.job AS j
+        WHERE j.lane = asked.lane AND j.turn > asked.after AND j.state = 'queued' AND j.turn IS NOT NULL
+        ORDER BY j.turn LIMIT 1) AS first
+    WHERE first.available_at <= since
+    ORDER BY first.available_at;
+END
+$$;
+
+-- What a queue has left, for each handler and list of required tags: ready; due (its time has come, or its lease has run
+-- out); scheduled for later, and how many of those (`retries`) have been tried before; running here (`mine`) and elsewhere,
+-- which is looked at where `p_running` says so: it takes a read of everything that runs, in all queues.
+-- Ready and waiting ones are counted up to 10,000 for each lane; where there are more, `at_least` is true. What is due is
+-- counted to the last one, as whoever asks goes on until there is none: it is read for all queues, because any worker gives
+-- them their turn as soon as it looks. Served by job_ready, job_waiting, job_due and job_lease, after one read of the
+-- catalog of lanes.
+CREATE OR REPLACE FUNCTION rouse.remaining(p_queue text, p_worker bigint, p_running boolean)
+RETURNS TABLE (handler text, tags text[], ready bigint, due bigint, scheduled bigint, retries bigint, mine bigint, others bigint, at_least boolean)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_sort = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at   timestamptz := clock_timestamp();
+    -- Leases that have run out come first in the index.
+    upto timestamptz := CASE WHEN p_running THEN 'infinity' ELSE at END;
+BEGIN
+    RETURN QUERY
+    WITH running AS MATERIALIZED (
+        SELECT r.lane,
+               count(*) FILTER (WHERE r.lease_until < at) AS orphans,
+               count(*) FILTER (WHERE r.lease_until >= at AND r.worker = p_worker) AS mine,
+               count(*) FILTER (WHERE r.lease_until >= at AND r.worker IS DISTINCT FROM p_worker) AS others
+        FROM (SELECT j.lane, j.worker, j.lease_until FROM rouse.job AS j
+              WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.lease_until < upto
+              ORDER BY j.lease_until LIMIT 100000) AS r
+        GROUP BY r.lane),
+    due AS MATERIALIZED (
+        -- In that order and without sorting: only job_due does that, and reads nothing that is scheduled for later.
+        SELECT d.lane, count(*) AS jobs
+        FROM (SELECT j.lane FROM rouse.job AS j
+              WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at <= at
+              ORDER BY j.available_at) AS d
+        GROUP BY d.lane)
+    SELECT l.handler, l.tags, sum(least(ready.jobs, 10000))::bigint,
+           sum(coalesce(due.jobs, 0) + coalesce(running.orphans, 0))::bigint, sum(waiting.later)::bigint, sum(waiting.retries)::bigint,
+           sum(coalesce(running.mine, 0))::bigint, sum(coalesce(running.others, 0))::bigint,
+           bool_or(ready.jobs > 10000 OR waiting.jobs > 10000)
+    FROM (SELECT DISTINCT ON (l.id) l.id, l.handler, l.tags FROM rouse.lane AS l WHERE l.queue = p_queue ORDER BY l.id) AS l
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs FROM (
+            SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+            ORDER BY j.turn LIMIT 10001) AS j) AS ready
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs, count(*) FILTER (WHERE j.available_at > at) AS later,
+               count(*) FILTER (WHERE j.available_at > at AND j.attempt > 0) AS retries
+        -- A range of one lane, in the order of lanes and without sorting: only job_waiting does that. `=` says nothing of
+        -- an order, and job_due would do as well while the plan is made on a small table.
+        FROM (SELECT j.available_at, j.attempt FROM rouse.job AS j
+              WHERE j.lane >= l.id AND j.lane <= l.id AND j.state = 'queued' AND j.turn IS NULL
+              ORDER BY j.lane LIMIT 10001) AS j) AS waiting
+    LEFT JOIN due ON due.lane = l.id
+    LEFT JOIN running ON running.lane = l.id
+    GROUP BY l.handler, l.tags
+    HAVING sum(ready.jobs + waiting.jobs + coalesce(due.jobs, 0)) > 0 OR count(running.lane) > 0
+    ORDER BY l.handler, l.tags;
+END
+$$;
+
+-- How many jobs of a queue come from these sources, ready, due, or lost with their worker, by handler and required tags. Counted as
+-- rouse.remaining does. Served by job_source, job_due and job_lease.
+CREATE OR REPLACE FUNCTION rouse.remaining_bound(p_queue text, p_sources text[])
+RETURNS TABLE (handler text, tags text[], jobs bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_sort = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at timestamptz := clock_timestamp();
+BEGIN
+    RETURN QUERY
+    WITH soon AS MATERIALIZED (
+        SELECT s.lane, count(*) AS jobs
+        FROM (
+            (SELECT j.lane, j.source FROM rouse.job AS j
+             WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at <= at
+             ORDER BY j.available_at)
+            UNION ALL
+            (SELECT j.lane, j.source FROM rouse.job AS j
+             WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.lease_until < at
+             ORDER BY j.lease_until)) AS s
+        WHERE s.source = ANY (p_sources)
+        GROUP BY s.lane)
+    SELECT l.handler, l.tags, sum(ready.jobs + coalesce(soon.jobs, 0))::bigint
+    FROM (SELECT DISTINCT ON (l.id) l.id, l.handler, l.tags FROM rouse.lane AS l WHERE l.queue = p_queue ORDER BY l.id) AS l
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs FROM (
+            SELECT FROM unnest(p_sources) AS bound(source)
+            CROSS JOIN LATERAL (
+                SELECT FROM rouse.job AS j
+                WHERE j.lane >= l.id AND j.lane <= l.id AND j.source >= bound.source AND j.source <= bound.source
+                  AND j.state = 'queued' AND j.turn IS NOT NULL
+                ORDER BY j.lane, j.source, j.turn LIMIT 10000) AS j
+            LIMIT 10000) AS j) AS ready
+    LEFT JOIN soon ON soon.lane = l.id
+    GROUP BY l.handler, l.tags
+    HAVING sum(ready.jobs + coalesce(soon.jobs, 0)) > 0;
+END
+$$;

@@ -1,0 +1,184 @@
+-- What ends an attempt: rouse._settle is the one path by which a running job becomes something else (but for adoption, where it stays
+-- running and changes its owner). It is fenced: only who knows the random number that the claim drew can settle, and it says which jobs
+-- were accepted.
+
+-- Settles attempts, one per position of the lists, and returns the ids of those that were accepted.
+-- The others had lost their lease: nothing was changed for them.
+--
+--   p_worker      only jobs that this worker has claimed; null: whoever's
+--   p_states      succeeded, failed, timed_out, cancelled: the job's final state;
+--                 queued with an error: retry after p_delays_ms; queued without: the claim is
+--                 given back, and the attempt does not count
+--   p_retry_at    retry then instead
+--   p_memory      bytes for the next attempt; null: as they were
+--   p_started_us  microseconds from the claim to the real start; null: it never started
+--   p_cpu_us … p_digests   what the attempt has used, and the SHA-256 of the module that ran; null: nothing ran
+--
+-- Served by the primary key of rouse.job. The insert into rouse.finished goes to today's partition.
+CREATE OR REPLACE FUNCTION rouse._settle(
+    p_worker bigint, p_ids bigint[], p_fences bigint[], p_states rouse.state[], p_started_us bigint[],
+    p_results jsonb[], p_errors jsonb[], p_delays_ms bigint[], p_retry_at timestamptz[], p_memory bigint[],
+    p_cpu_us bigint[] DEFAULT NULL, p_memory_peaks bigint[] DEFAULT NULL, p_host_calls integer[] DEFAULT NULL,
+    p_bytes_in bigint[] DEFAULT NULL, p_bytes_out bigint[] DEFAULT NULL, p_digests bytea[] DEFAULT NULL)
+RETURNS SETOF bigint
+LANGUAGE plpgsql ROWS 100 AS $$
+DECLARE
+    at       timestamptz := clock_timestamp();
+    released bigint[];
+    lanes    bigint[];
+BEGIN
+    RETURN QUERY
+    WITH gone AS (
+        DELETE FROM rouse.job AS j
+        USING unnest(p_ids, p_fences, p_states, p_started_us, p_results, p_errors, p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests)
+                  AS s(id, fence, state, started_us, result, error, cpu_us, memory_peak, host_calls, bytes_in, bytes_out, digest)
+        WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state <> 'queued' AND (p_worker IS NULL OR j.worker = p_worker)
+        RETURNING j.id, j.lane, j.worker, j.retried_from, j.requested_at, j.available_at, j.claimed_at,
+                  j.claimed_at + s.started_us * interval '1 microsecond' AS started_at,
+                  j.attempt, j.lost, j.max_attempts, s.state, j.tenant, j.source, j.unique_key, j.payload, s.result, s.error,
+                  s.cpu_us, s.memory_peak, s.host_calls, s.bytes_in, s.bytes_out, s.digest, j.grants)
+    INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, requested_at, available_at, claimed_at, started_at, finished_at,
+                                attempt, lost, max_attempts, state, tenant, source, unique_key, payload, result, error,
+                                cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants)
+    SELECT g.id, g.lane, g.worker, g.retried_from, g.requested_at, g.available_at, g.claimed_at, g.started_at, at,
+           g.attempt, g.lost, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.result, g.error,
+           g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants
+    FROM gone AS g
+    RETURNING f.id;
+
+    IF NOT ('queued' = ANY (p_states)) THEN
+        RETURN;
+    END IF;
+
+    -- Retries: the attempt is kept, and the job waits for its time without a turn.
+    RETURN QUERY
+    WITH back AS (
+        UPDATE rouse.job AS j
+        SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL,
+            available_at = coalesce(s.retry_at, at + s.delay_ms * interval '1 millisecond'),
+            memory_bytes = coalesce(s.memory, j.memory_bytes)
+        FROM unnest(p_ids, p_fences, p_states, p_started_us, p_errors, p_delays_ms, p_retry_at, p_memory,
+                    p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests)
+                 AS s(id, fence, state, started_us, error, delay_ms, retry_at, memory, cpu_us, memory_peak, host_calls, bytes_in, bytes_out, digest),
+             rouse.job AS was
+        WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NOT NULL
+          AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])
+        RETURNING j.id, j.attempt, j.lane, j.tenant, was.worker, was.claimed_at, s.started_us, s.error,
+                  s.cpu_us, s.memory_peak, s.host_calls, s.bytes_in, s.bytes_out, s.digest)
+    INSERT INTO rouse.attempt AS a (job, attempt, lost, worker, claimed_at, started_at, ended_at, error, lane, tenant,
+                                    cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest)
+    SELECT b.id, b.attempt, false, b.worker, b.claimed_at, b.claimed_at + b.started_us * interval '1 microsecond', at, b.error, b.lane, b.tenant,
+           b.cpu_us, b.memory_peak, b.host_calls, b.bytes_in, b.bytes_out, b.digest
+    FROM back AS b
+    RETURNING a.job;
+
+    -- Claims given back: as if the claim had never been made, but for a record. Each is ready at once, for
+    -- whoever sleeps.
+    WITH back AS (
+        UPDATE rouse.job AS j
+        SET state = 'queued', attempt = j.attempt - 1, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL,
+            turn = nextval('rouse.turn_seq')
+        FROM unnest(p_ids, p_fences, p_states, p_errors) AS s(id, fence, state, error), rouse.job AS was
+        WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NULL
+          AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])
+        RETURNING j.id, j.lane, was.attempt, was.worker),
+    kept AS (
+        INSERT INTO rouse.record (at, job, event, attempt, worker)
+        SELECT at, b.id, 'released', b.attempt, b.worker FROM back AS b)
+    SELECT array_agg(b.id), array_agg(DISTINCT b.lane) INTO released, lanes FROM back AS b;
+    -- The lock by which commits spare each other the same notification is one for each lane, and the server
+    -- has room for some thousands of locks: for many lanes none is taken.
+    PERFORM rouse._notify(l.lane, true, CASE WHEN cardinality(lanes) <= 32 THEN at ELSE '-infinity' END)
+    FROM unnest(lanes) AS l(lane);
+    RETURN QUERY SELECT r.id FROM unnest(released) AS r(id);
+END
+$$;
+
+-- rouse._settle for workers, with what each attempt has used: returns the ids that were accepted, and those that are locked.
+-- A row that somebody else has locked (a cancellation whose transaction is still open) fails the
+-- call after 250 ms; the worker then calls again with p_skip_locked, which leaves such rows out
+-- and says so. An id that is not returned at all has lost its lease, or was never this worker's: of
+-- that the worker's row keeps count.
+CREATE OR REPLACE FUNCTION rouse.settle(
+    p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_states rouse.state[], p_started_us bigint[],
+    p_results jsonb[], p_errors jsonb[], p_delays_ms bigint[], p_retry_at timestamptz[],
+    p_memory bigint[], p_skip_locked boolean,
+    p_cpu_us bigint[], p_memory_peaks bigint[], p_host_calls integer[], p_bytes_in bigint[], p_bytes_out bigint[], p_digests bytea[])
+RETURNS TABLE (id bigint, locked boolean)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 100
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    free bigint[];
+    done bigint[];
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    IF p_skip_locked THEN
+        SELECT coalesce(array_agg(mine.id), '{}') INTO free
+        FROM unnest(p_ids, p_fences) AS s(id, fence)
+        CROSS JOIN LATERAL (
+            SELECT j.id FROM rouse.job AS j
+            WHERE j.id = s.id AND j.fence = s.fence FOR UPDATE SKIP LOCKED) AS mine;
+        RETURN QUERY
+        SELECT j.id, true FROM unnest(p_ids, p_fences) AS s(id, fence)
+        JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
+        WHERE NOT s.id = ANY (free);
+        -- A null fence fits no job.
+        SELECT array_agg(CASE WHEN s.id = ANY (free) THEN s.fence END ORDER BY s.ordinality) INTO p_fences
+        FROM unnest(p_ids, p_fences) WITH ORDINALITY AS s(id, fence);
+    END IF;
+    done := ARRAY(SELECT s.id FROM rouse._settle(
+        p_worker, p_ids, p_fences, p_states, p_started_us, p_results, p_errors, p_delays_ms, p_retry_at, p_memory,
+        p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests) AS s(id));
+    IF cardinality(done) < cardinality(p_ids) THEN
+        PERFORM rouse._count_refused(p_worker, ARRAY(SELECT a.id FROM unnest(p_ids) AS a(id) WHERE NOT a.id = ANY (done)));
+    END IF;
+    RETURN QUERY SELECT d.id, false FROM unnest(done) AS d(id);
+END
+$$;
+
+-- Extends leases. Answers for each job: null where it was extended, 'busy' where somebody is
+-- changing it at this moment (ask again), else the reason why it is this worker's no more
+-- (the words of the abort reasons). Locks nothing that it would have to wait for. Each renewal leaves a
+-- record (SPEC row H6).
+CREATE OR REPLACE FUNCTION rouse.renew(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_lease_ms bigint[])
+RETURNS TABLE (id bigint, refusal text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    at      timestamptz := clock_timestamp();
+    renewed bigint[];
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    PERFORM set_config('synchronous_commit', 'off', true);
+    WITH mine AS MATERIALIZED (
+        SELECT j.id, asked.lease_ms
+        FROM unnest(p_ids, p_fences, p_lease_ms) AS asked(id, fence, lease_ms)
+        CROSS JOIN LATERAL (
+            SELECT j.id FROM rouse.job AS j
+            WHERE j.id = asked.id AND j.fence = asked.fence AND j.worker = p_worker
+            FOR NO KEY UPDATE SKIP LOCKED) AS j),
+    extended AS (
+        UPDATE rouse.job AS j SET lease_until = at + mine.lease_ms * interval '1 millisecond'
+        FROM mine WHERE j.id = ANY (ARRAY[mine.id]) RETURNING j.id, j.attempt),
+    kept AS (
+        INSERT INTO rouse.record (at, job, event, attempt, worker)
+        SELECT at, e.id, 'renewed', e.attempt, p_worker FROM extended AS e)
+    SELECT coalesce(array_agg(extended.id), '{}') INTO renewed FROM extended;
+
+    RETURN QUERY
+    SELECT asked.id, CASE
+        WHEN asked.id = ANY (renewed) THEN NULL
+        WHEN j.fence = asked.fence AND j.worker = p_worker THEN 'busy'
+        WHEN j.id IS NOT NULL THEN 'taken_by_another_worker'
+        WHEN f.state = 'cancelled' THEN 'cancelled'
+        WHEN f.state IS NOT NULL THEN 'already_completed'
+        ELSE 'not_found' END
+    FROM unnest(p_ids, p_fences) AS asked(id, fence)
+    LEFT JOIN rouse.job AS j ON j.id = ANY (ARRAY[asked.id])
+    LEFT JOIN LATERAL (
+        SELECT f.state FROM rouse.finished AS f WHERE j.id IS NULL AND f.id = ANY (ARRAY[asked.id])) AS f ON true;
+END
+$$;

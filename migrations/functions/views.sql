@@ -1,0 +1,221 @@
+-- What people and scripts read.
+
+-- As it is shown; null where nothing is known.
+CREATE OR REPLACE FUNCTION rouse._usage(p_cpu_us bigint, p_memory_bytes bigint, p_host_calls integer, p_bytes_in bigint, p_bytes_out bigint, p_digest bytea)
+RETURNS jsonb
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN p_cpu_us IS NOT NULL THEN jsonb_strip_nulls(jsonb_build_object(
+        'cpu_ms', round(p_cpu_us / 1000.0, 3), 'memory_bytes', p_memory_bytes, 'host_calls', p_host_calls,
+        'bytes_in', p_bytes_in, 'bytes_out', p_bytes_out, 'sha256', encode(p_digest, 'hex'))) END
+$$;
+
+-- Every job that is kept, live or finished. `error` is the last failed attempt's; `progress` is what the
+-- attempt that runs has said last; `usage` is what the last attempt has used, or the one that runs so far;
+-- `grants` is what the job leaves of those of its handler.
+CREATE OR REPLACE VIEW rouse.jobs AS
+SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source, substr(j.unique_key, strpos(j.unique_key, '/') + 1) AS unique_key,
+       j.attempt, j.lost, j.max_attempts, j.retried_from, j.worker,
+       j.requested_at, j.available_at, j.claimed_at, NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at,
+       j.payload, NULL::jsonb AS result,
+       (SELECT a.error FROM rouse.attempt AS a WHERE a.job = j.id ORDER BY a.attempt DESC LIMIT 1) AS error,
+       (SELECT jsonb_build_object('percent', p.percent, 'step', p.step, 'at', p.at)
+        FROM rouse.progress AS p WHERE p.job = j.id AND p.fence = j.fence) AS progress,
+       (SELECT rouse._usage(r.cpu_us, r.memory_bytes, r.host_calls, r.bytes_in, r.bytes_out, NULL)
+        FROM rouse.running AS r WHERE r.job = j.id AND r.fence = j.fence) AS usage,
+       j.grants
+FROM rouse.job AS j
+CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
+UNION ALL
+SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source, substr(f.unique_key, strpos(f.unique_key, '/') + 1),
+       f.attempt, f.lost, f.max_attempts, f.retried_from, f.worker,
+       f.requested_at, f.available_at, f.claimed_at, f.started_at, f.finished_at,
+       f.payload, f.result, f.error, NULL,
+       rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants
+FROM rouse.finished AS f
+CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
+
+-- How many jobs each lane has: ready, waiting for their time (also one whose time has come, until a worker
+-- has given it its turn), running. Ready and waiting ones are counted up to 10,000 for each lane, running ones up to
+-- 100,000 in all; where there are more, `at_least` is true. Served by job_ready, job_waiting and job_lease.
+CREATE OR REPLACE FUNCTION rouse.depth()
+RETURNS TABLE (queue text, handler text, priority rouse.priority, tags text[],
+               ready bigint, scheduled bigint, running bigint, at_least boolean, oldest_ready_at timestamptz)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH running AS MATERIALIZED (
+        SELECT r.lane, count(*) AS jobs, sum(count(*)) OVER () > 100000 AS at_least
+        FROM (SELECT j.lane FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' LIMIT 100001) AS r
+        GROUP BY r.lane)
+    SELECT l.queue, l.handler, l.priority, l.tags, least(ready.jobs, 10000), least(waiting.jobs, 10000), coalesce(running.jobs, 0),
+           ready.jobs > 10000 OR waiting.jobs > 10000 OR coalesce((SELECT r.at_least FROM running AS r LIMIT 1), false), oldest.available_at
+    FROM (SELECT DISTINCT ON (l.id) l.id, l.queue, l.handler, l.priority, l.tags FROM rouse.lane AS l ORDER BY l.id) AS l
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs FROM (
+            SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+            ORDER BY j.turn LIMIT 10001) AS j) AS ready
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs FROM (
+            SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL LIMIT 10001) AS j) AS waiting
+    LEFT JOIN LATERAL (
+        SELECT j.available_at FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL
+        ORDER BY j.turn LIMIT 1) AS oldest ON true
+    LEFT JOIN running ON running.lane = l.id;
+END
+$$;
+
+-- Every queue that has settings or has ever been used, and how many jobs it has.
+CREATE OR REPLACE VIEW rouse.queues AS
+SELECT coalesce(q.name, d.queue) AS name, coalesce(q.payload_bytes_max, 262144) AS payload_bytes_max, q.created_at, q.paused_at,
+       coalesce(d.ready, 0)::bigint AS ready, coalesce(d.scheduled, 0)::bigint AS scheduled, coalesce(d.running, 0)::bigint AS running,
+       coalesce(d.at_least, false) AS at_least, d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait
+FROM rouse.queue AS q
+FULL JOIN (
+    SELECT d.queue, sum(d.ready) AS ready, sum(d.scheduled) AS scheduled, sum(d.running) AS running,
+           bool_or(d.at_least) AS at_least, min(d.oldest_ready_at) AS oldest_ready_at
+    FROM rouse.depth() AS d GROUP BY d.queue) AS d ON d.queue = q.name;
+
+-- The backlog, for each (queue, handler, tags) that has jobs: for autoscalers, and for whoever wants to know what
+-- waits in vain. `workers` and `slots` are those of the living workers that are not draining, have the handler
+-- and all of the tags, and serve the queue.
+CREATE OR REPLACE VIEW rouse.backlog AS
+SELECT d.queue, d.handler, d.tags, d.ready, d.scheduled, d.running, d.at_least,
+       d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,
+       EXISTS (SELECT FROM rouse.queue AS q WHERE q.name = d.queue AND q.paused_at IS NOT NULL) AS paused,
+       w.workers, w.slots
+FROM (
+    SELECT d.queue, d.handler, d.tags, sum(d.ready)::bigint AS ready, sum(d.scheduled)::bigint AS scheduled,
+           sum(d.running)::bigint AS running, bool_or(d.at_least) AS at_least, min(d.oldest_ready_at) AS oldest_ready_at
+    FROM rouse.depth() AS d
+    WHERE d.ready > 0 OR d.scheduled > 0 OR d.running > 0
+    GROUP BY d.queue, d.handler, d.tags) AS d
+CROSS JOIN LATERAL (
+    SELECT count(*) AS workers, coalesce(sum(w.slots), 0)::bigint AS slots
+    FROM rouse.worker AS w
+    WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.draining_at IS NULL AND w.seen_at > now() - interval '90 seconds'
+      AND d.handler = ANY (w.handlers) AND (w.queues = '{}' OR d.queue = ANY (w.queues)) AND w.tags @> d.tags) AS w;
+
+-- Every life of every worker, the dead ones too, until they are forgotten. Stats are shown for 120 s (SPEC row A2).
+CREATE OR REPLACE VIEW rouse.workers AS
+SELECT w.worker_id, w.incarnation,
+       CASE WHEN w.stopped_at IS NOT NULL THEN 'unregistered'
+            WHEN w.dead_at IS NOT NULL OR w.seen_at < now() - interval '90 seconds' THEN 'dead'
+            WHEN w.draining_at IS NOT NULL THEN 'draining'
+            ELSE 'active' END AS state,
+       w.hostname, w.platform, w.version, w.slots, w.queues, w.tags, w.handlers, w.capabilities,
+       w.registered_at, w.seen_at, w.draining_at, coalesce(w.stopped_at, w.dead_at) AS ended_at,
+       CASE WHEN w.stats_at > now() - interval '120 seconds' THEN w.stats END AS stats, w.refused
+FROM rouse.worker AS w
+WHERE w.forgotten_at IS NULL;
+
+-- What the fleet can run: one row for each handler of each worker that lives.
+CREATE OR REPLACE VIEW rouse.handlers AS
+SELECT c.key AS handler, c.value->>'version' AS version, c.value->>'sha256' AS sha256,
+       coalesce(c.value->'grants', '[]') AS grants,
+       w.worker_id, w.incarnation, w.state, w.queues, w.tags, w.slots
+FROM rouse.workers AS w
+CROSS JOIN LATERAL jsonb_each(w.capabilities) AS c
+WHERE w.state IN ('active', 'draining');
+
+-- What was used, by day (UTC), handler and tenant, for as long as jobs are kept. Reads every row of the days that are asked for.
+CREATE OR REPLACE VIEW rouse.usage AS
+SELECT a.day, l.handler, a.tenant, count(*) AS attempts, sum(a.cpu_us) / 1e6 AS cpu_seconds, sum(a.wall) AS wall_seconds,
+       max(a.memory_peak_bytes) AS memory_peak_bytes, sum(a.host_calls) AS host_calls, sum(a.bytes_in) AS bytes_in, sum(a.bytes_out) AS bytes_out
+FROM (
+    SELECT (f.finished_at AT TIME ZONE 'UTC')::date AS day, f.lane, f.tenant, f.cpu_us, extract(epoch FROM f.finished_at - f.started_at) AS wall,
+           f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out
+    FROM rouse.finished AS f WHERE f.cpu_us IS NOT NULL
+    UNION ALL
+    SELECT (t.ended_at AT TIME ZONE 'UTC')::date, t.lane, t.tenant, t.cpu_us, extract(epoch FROM t.ended_at - t.started_at),
+           t.memory_peak_bytes, t.host_calls, t.bytes_in, t.bytes_out
+    FROM rouse.attempt AS t WHERE t.cpu_us IS NOT NULL) AS a
+CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = a.lane LIMIT 1) AS l
+GROUP BY a.day, l.handler, a.tenant;
+
+-- What runs now, the longest first. Served by job_lease.
+CREATE OR REPLACE VIEW rouse.top AS
+SELECT j.id, l.handler, l.queue, j.tenant, w.worker_id, j.attempt, j.claimed_at, p.percent, p.step,
+       r.cpu_us, r.memory_bytes, r.host_calls, r.bytes_in, r.bytes_out, r.at
+FROM rouse.job AS j
+CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
+LEFT JOIN rouse.worker AS w ON w.incarnation = j.worker
+LEFT JOIN rouse.progress AS p ON p.job = j.id AND p.fence = j.fence
+LEFT JOIN rouse.running AS r ON r.job = j.id AND r.fence = j.fence
+WHERE j.state = 'running';
+
+-- One job; no row where there is none (any more).
+CREATE OR REPLACE FUNCTION rouse.job(id bigint) RETURNS SETOF rouse.jobs
+LANGUAGE sql STABLE SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
+    SELECT * FROM rouse.jobs AS j WHERE j.id = job.id
+$$;
+
+-- The result of a job that has succeeded; null as long as it has not.
+CREATE OR REPLACE FUNCTION rouse.result(id bigint) RETURNS jsonb
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT f.result FROM rouse.finished AS f WHERE f.id = result.id
+$$;
+
+-- What has happened to one job, oldest first. Nothing of it is rewritten once it has ended. Who ended
+-- a job from outside stands as `by` in the detail of its end.
+CREATE OR REPLACE FUNCTION rouse.history(id bigint)
+RETURNS TABLE (at timestamptz, event text, attempt integer, worker text, detail jsonb)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT e.at, e.event, e.attempt, w.worker_id, e.detail
+    FROM (
+        SELECT 0 AS place, j.requested_at AS at, 'requested' AS event, NULL::integer AS attempt, NULL::bigint AS worker,
+               jsonb_strip_nulls(jsonb_build_object('handler', j.handler, 'queue', j.queue, 'tenant', j.tenant, 'source', j.source,
+                                                    'retried_from', j.retried_from, 'grants', j.grants)) AS detail
+        FROM rouse.jobs AS j WHERE j.id = history.id
+        UNION ALL
+        SELECT 2 * a.attempt, coalesce(a.started_at, a.claimed_at), CASE WHEN a.lost THEN 'claimed' ELSE 'started' END, a.attempt, a.worker, NULL
+        FROM rouse.attempt AS a WHERE a.job = history.id
+        UNION ALL
+        SELECT 2 * a.attempt + 1, a.ended_at, CASE WHEN a.lost THEN 'lost' ELSE 'failed' END, a.attempt, a.worker,
+               a.error || jsonb_strip_nulls(jsonb_build_object('usage', rouse._usage(a.cpu_us, a.memory_peak_bytes, a.host_calls, a.bytes_in, a.bytes_out, a.digest)))
+        FROM rouse.attempt AS a WHERE a.job = history.id
+        UNION ALL
+        SELECT 2 * j.attempt, j.claimed_at, 'claimed', j.attempt, j.worker, NULL
+        FROM rouse.job AS j WHERE j.id = history.id AND j.state = 'running'
+        UNION ALL
+        SELECT 2 * f.attempt, coalesce(f.started_at, f.claimed_at), CASE WHEN f.started_at IS NULL THEN 'claimed' ELSE 'started' END,
+               f.attempt, f.worker, NULL
+        FROM rouse.finished AS f WHERE f.id = history.id AND f.claimed_at IS NOT NULL
+        UNION ALL
+        SELECT 2 * f.attempt + 1, f.finished_at, f.state::text, nullif(f.attempt, 0), f.worker,
+               nullif(coalesce(f.error, '{}')
+                      || jsonb_strip_nulls(jsonb_build_object('usage', rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest)))
+                      || coalesce((
+                   SELECT jsonb_build_object('by', r.who) FROM rouse.record AS r
+                   WHERE r.job = f.id AND r.event IN ('cancelled', 'completed', 'failed', 'deleted') LIMIT 1), '{}'), '{}')
+        FROM rouse.finished AS f WHERE f.id = history.id
+        UNION ALL
+        SELECT 2 * s.attempt, s.at, 'step', s.attempt, s.worker, jsonb_build_object('name', s.name)
+        FROM rouse.step AS s WHERE s.job = history.id
+        UNION ALL
+        -- Within an attempt between its start and its end; after an attempt until the next begins; and what was
+        -- done to the job after its end, last.
+        SELECT CASE WHEN r.event IN ('released', 'renewed') THEN 2 * r.attempt
+                    WHEN r.event = 'retried' THEN 2147483647
+                    ELSE 2 * coalesce(r.attempt, 0) + 1 END,
+               r.at, r.event, nullif(r.attempt, 0), r.worker,
+               nullif(coalesce(r.detail, '{}') || CASE WHEN r.who IS NULL THEN '{}' ELSE jsonb_build_object('by', r.who) END, '{}')
+        FROM rouse.record AS r
+        -- The end itself says the same as these.
+        WHERE r.job = history.id AND r.event NOT IN ('cancelled', 'completed', 'failed')
+    ) AS e
+    LEFT JOIN rouse.worker AS w ON w.incarnation = e.worker
+    ORDER BY e.place, e.at, e.event = 'deleted' DESC
+$$;
+
+-- What the attempts at a job have printed and logged, in order, after this line of this attempt (0, 0: from the start), at most
+-- `p_most` lines.
+CREATE OR REPLACE FUNCTION rouse.job_log(id bigint, after_attempt integer DEFAULT 0, after_line integer DEFAULT 0, most integer DEFAULT 1000)
+RETURNS TABLE (attempt integer, line integer, at timestamptz, level text, text text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT l.attempt, l.line, l.at, l.level, l.text FROM rouse.log AS l
+    WHERE l.job = job_log.id AND (l.attempt, l.line) > (job_log.after_attempt, job_log.after_line)
+    ORDER BY l.attempt, l.line LIMIT least(job_log.most, 100000)
+$$;

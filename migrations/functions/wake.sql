@@ -1,0 +1,87 @@
+-- Wakeups: workers that have nothing to do sleep, and enqueues notify them at commit.
+
+-- Notifies those who sleep on the lane's queue: '<queue> <lane>' for a job that is ready, '<queue>'
+-- for one that is scheduled. Nobody for a queue that is paused: who resumes it notifies.
+--
+-- NOTIFY takes a lock that puts all notifying commits of the server in one line, through the
+-- flush of each. So where somebody else is committing the same notification at this moment, this
+-- one is left out: the sleeper is being woken, and finds this job at one of its next looks, which
+-- are a few milliseconds apart. Not so for a job that was enqueued a while ago: cursors may
+-- have passed it, and only its own notification leads there.
+-- The lock's key has the time in it, so that a transaction that decides early (SET CONSTRAINTS ALL
+-- IMMEDIATE) and stays open mutes the others for a tenth of a second, and not until its end.
+CREATE OR REPLACE FUNCTION rouse._notify(p_lane bigint, p_ready boolean, p_since timestamptz) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    at         timestamptz := clock_timestamp();
+    queue_name text;
+    note       text;
+BEGIN
+    -- Served by lane_id.
+    SELECT l.queue INTO queue_name FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1;
+    -- In a transaction with one snapshot for all of it, sleepers who came later cannot be seen.
+    IF EXISTS (SELECT FROM rouse.sleeper AS s WHERE s.queue IN (queue_name, '*') AND s.until > at)
+       OR current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL AND q.name = queue_name;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        note := CASE WHEN p_ready THEN queue_name || ' ' || p_lane ELSE queue_name END;
+        IF at > p_since + interval '100 ms'
+           OR pg_try_advisory_xact_lock(hashtextextended(
+               'rouse.wake ' || note || ' ' || floor(extract(epoch FROM at) * 10), 0)) THEN
+            PERFORM pg_notify('rouse_wake', note);
+        END IF;
+    END IF;
+END
+$$;
+
+-- Runs while the producer's transaction commits, for one row of each call: whoever sleeps then
+-- is woken, however long ago the job was enqueued. Rolled back with its row, to a savepoint too.
+-- A busy system has no sleepers and pays for one look at an empty table.
+CREATE OR REPLACE FUNCTION rouse._wake_at_commit() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM FROM rouse.sleeper AS s WHERE s.until > clock_timestamp();
+    IF FOUND THEN
+        PERFORM rouse._notify(NEW.lane, NEW.turn IS NOT NULL, NEW.requested_at);
+    ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
+        -- One snapshot for all of it: who has gone to sleep since cannot be seen.
+        IF clock_timestamp() > now() + interval '50 ms' THEN
+            PERFORM rouse._notify(NEW.lane, NEW.turn IS NOT NULL, NEW.requested_at);
+        END IF;
+    END IF;
+    RETURN NULL;
+END
+$$;
+-- Not CREATE OR REPLACE: that would lock the table whenever a function changes. A trigger that has to change is dropped by a migration.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.job'::regclass AND tgname = 'wake') THEN
+        CREATE CONSTRAINT TRIGGER wake AFTER INSERT ON rouse.job
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.wake) EXECUTE FUNCTION rouse._wake_at_commit();
+    END IF;
+END
+$$;
+
+-- From now on, for so long, the worker wants to be notified for these queues ('*': for any).
+CREATE OR REPLACE FUNCTION rouse.sleep(p_worker bigint, p_key bytea, p_queues text[], p_for_ms bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    PERFORM set_config('synchronous_commit', 'off', true);
+    INSERT INTO rouse.sleeper AS s (worker, queue, until)
+    SELECT p_worker, q, clock_timestamp() + p_for_ms * interval '1 millisecond' FROM unnest(p_queues) AS q
+    ON CONFLICT (queue, worker) DO UPDATE SET until = excluded.until;
+END
+$$;
+
+-- The worker is busy: nobody needs to notify it.
+CREATE OR REPLACE FUNCTION rouse.awake(p_worker bigint, p_key bytea) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    PERFORM set_config('synchronous_commit', 'off', true);
+    DELETE FROM rouse.sleeper AS s WHERE s.worker = p_worker OR s.until < clock_timestamp() - interval '1 hour';
+END
+$$;

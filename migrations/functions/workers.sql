@@ -1,0 +1,303 @@
+-- Workers: registration, heartbeats, challenges.
+--
+-- Each life of a worker has a key of 32 random bytes, of which the database keeps a hash, and each of its writes needs it: knowing a
+-- fence is not enough, nor guessing an incarnation. A worker that is not heard of for 90 s is dead, and what it has claimed is free at
+-- once, however long the leases.
+--
+-- Errors that a host branches on have codes of their own:
+--   RW001  this life of the worker is over (dead, or unregistered): register again
+--   RW002  another host has taken the worker's id over with the same key: stop
+--   RW003  the worker's id is taken by somebody who lives
+--   RW004  there is no such worker, or this is not its key
+-- To operators:
+--   P0002  there is no such worker
+--   55000  the worker is not in a state for that
+
+-- Refuses everybody but a worker that lives and has this key. Served by the primary key.
+CREATE OR REPLACE FUNCTION rouse._known(p_worker bigint, p_key bytea) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    life record;
+BEGIN
+    PERFORM FROM rouse.worker AS w
+    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.stopped_at IS NULL AND w.dead_at IS NULL;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    SELECT w.worker_id, w.key_hash, w.dead_at, w.stopped_at INTO life
+    FROM rouse.worker AS w WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key);
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'rouse: there is no worker with incarnation % and this key', coalesce(p_worker::text, 'null') USING ERRCODE = 'RW004';
+    END IF;
+    IF EXISTS (SELECT FROM rouse.worker AS next
+               WHERE next.worker_id = life.worker_id AND next.key_hash = life.key_hash AND next.incarnation > p_worker) THEN
+        RAISE EXCEPTION 'rouse: another host has taken worker id % over with the same key', life.worker_id
+            USING ERRCODE = 'RW002', HINT = 'Each host needs a worker id of its own.';
+    END IF;
+    RAISE EXCEPTION 'rouse: incarnation % of worker % is over since %', p_worker, life.worker_id, coalesce(life.dead_at, life.stopped_at)
+        USING ERRCODE = 'RW001', HINT = 'Register again.';
+END
+$$;
+
+-- Counts attempts of a worker to write on jobs that another has claimed. Not those that it has lost
+-- to a later claim by itself.
+CREATE OR REPLACE FUNCTION rouse._count_refused(p_worker bigint, p_ids bigint[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    others bigint := (SELECT count(*) FROM unnest(p_ids) AS a(id)
+                      JOIN rouse.job AS j ON j.id = ANY (ARRAY[a.id]) WHERE j.worker <> p_worker);
+BEGIN
+    IF others > 0 THEN
+        UPDATE rouse.worker AS w SET refused = w.refused + others WHERE w.incarnation = p_worker;
+    END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION rouse._check_capabilities(p_capabilities jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_capabilities IS NULL OR jsonb_typeof(p_capabilities) <> 'object'
+       OR EXISTS (SELECT FROM jsonb_each(p_capabilities) AS c
+                  WHERE c.key !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(c.key) > 128
+                     OR jsonb_typeof(c.value) <> 'object') THEN
+        RAISE EXCEPTION 'rouse.register: capabilities must be an object with an object for each handler, not %',
+            coalesce(left(p_capabilities::text, 140), 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+
+-- Ends a life from outside: what it has claimed can be adopted at once, by whoever looks next.
+-- Its running jobs are found by job_lease, all of whose rows are read: it happens once in a life.
+CREATE OR REPLACE FUNCTION rouse._bury(p_worker bigint) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    at     timestamptz := clock_timestamp();
+    queues text[];
+BEGIN
+    UPDATE rouse.worker AS w SET dead_at = at WHERE w.incarnation = p_worker AND w.dead_at IS NULL AND w.stopped_at IS NULL;
+    DELETE FROM rouse.sleeper AS s WHERE s.worker = p_worker;
+    -- A row that somebody is changing at this moment keeps its lease, and nobody waits for it.
+    WITH free AS MATERIALIZED (
+        SELECT j.id FROM rouse.job AS j
+        WHERE j.state = 'running' AND j.lease_until > at AND j.worker = p_worker
+        FOR NO KEY UPDATE SKIP LOCKED),
+    freed AS (
+        UPDATE rouse.job AS j SET lease_until = at FROM free WHERE j.id = ANY (ARRAY[free.id]) RETURNING j.lane)
+    SELECT array_agg(DISTINCT l.queue) INTO queues
+    FROM (SELECT DISTINCT freed.lane FROM freed) AS f
+    CROSS JOIN LATERAL (SELECT l.queue FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
+    -- Without a lane: whoever hears it looks for orphans too.
+    PERFORM pg_notify('rouse_wake', q) FROM unnest(queues) AS q;
+    -- It may live after all, somewhere behind a broken network.
+    PERFORM pg_notify('rouse_worker_' || p_worker, '');
+END
+$$;
+
+-- Registers one life of a worker. Its id is unique among the living: one who has the key of the holder takes
+-- the id over at once, others once the holder has not been heard of for 90 s (SPEC rows A1, A2).
+--
+--   key           32 bytes, random for each life or pinned by the operator
+--   capabilities  {"handler": {"version": …, "grants": […]}, …}
+--   slots         attempts at the same time
+--   queues        the queues that it serves, in order; none: all
+--   tags          jobs that require others are not for it
+CREATE OR REPLACE FUNCTION rouse.register(
+    p_worker_id text, p_key bytea, p_hostname text, p_platform text, p_version text,
+    p_capabilities jsonb, p_slots integer, p_queues text[], p_tags text[],
+    OUT incarnation bigint, OUT heartbeat_ms bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    at     timestamptz := clock_timestamp();
+    holder record;
+BEGIN
+    IF p_worker_id IS NULL OR p_worker_id !~ '^[A-Za-z0-9_-]{1,64}$' THEN
+        RAISE EXCEPTION 'rouse.register: % is no worker id', coalesce(quote_literal(left(p_worker_id, 80)), 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'At most 64 letters, digits, - and _.';
+    END IF;
+    IF p_key IS NULL OR octet_length(p_key) <> 32 THEN
+        RAISE EXCEPTION 'rouse.register: a key has 32 bytes, not %', coalesce(octet_length(p_key)::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM rouse._check_capabilities(p_capabilities);
+    -- One at a time for each id.
+    PERFORM pg_advisory_xact_lock(hashtextextended('rouse.register ' || p_worker_id, 0));
+    SELECT w.incarnation, w.key_hash, w.hostname, w.seen_at INTO holder
+    FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL;
+    IF FOUND THEN
+        IF holder.key_hash IS DISTINCT FROM sha256(p_key) AND holder.seen_at > at - interval '90 seconds' THEN
+            RAISE EXCEPTION 'rouse.register: worker id % is taken by a host that lives (%, heard of % s ago)',
+                p_worker_id, holder.hostname, round(extract(epoch FROM at - holder.seen_at))
+                USING ERRCODE = 'RW003',
+                      HINT = 'Choose another id. If that host is gone, its id is free 90 s after its last heartbeat, or at once for a host that has its key (worker_key_file).';
+        END IF;
+        PERFORM rouse._bury(holder.incarnation);
+    END IF;
+    INSERT INTO rouse.worker AS w (worker_id, key_hash, hostname, platform, version, handlers, capabilities, slots, queues, tags)
+    VALUES (p_worker_id, sha256(p_key), p_hostname, p_platform, p_version,
+            ARRAY(SELECT jsonb_object_keys(p_capabilities)), p_capabilities, p_slots, p_queues, p_tags)
+    RETURNING w.incarnation INTO incarnation;
+    heartbeat_ms := 30000;
+END
+$$;
+
+-- Says that the worker lives, what it can run, how it fares (SPEC row A2) and whether it takes no more jobs;
+-- and buries those of whom nothing was heard for 90 s. Returns how many those were.
+CREATE OR REPLACE FUNCTION rouse.heartbeat(p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean)
+RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at     timestamptz := clock_timestamp();
+    gone   bigint;
+    buried integer := 0;
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._check_capabilities(p_capabilities);
+    UPDATE rouse.worker AS w
+    SET seen_at = at, handlers = ARRAY(SELECT jsonb_object_keys(p_capabilities)), capabilities = p_capabilities,
+        stats = p_stats, stats_at = at,
+        draining_at = CASE WHEN p_draining THEN coalesce(w.draining_at, at) END
+    WHERE w.incarnation = p_worker;
+    -- Whoever is being buried by another at this moment is left to that one. Served by worker_living.
+    FOR gone IN
+        SELECT w.incarnation FROM rouse.worker AS w
+        WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at < at - interval '90 seconds'
+        ORDER BY w.worker_id FOR UPDATE SKIP LOCKED
+    LOOP
+        PERFORM rouse._bury(gone);
+        buried := buried + 1;
+    END LOOP;
+    RETURN buried;
+END
+$$;
+
+-- Says that the worker has stopped. What it still has is free at once.
+CREATE OR REPLACE FUNCTION rouse.unregister(p_worker bigint, p_key bytea) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._bury(p_worker);
+    UPDATE rouse.worker AS w SET stopped_at = w.dead_at, dead_at = NULL WHERE w.incarnation = p_worker;
+END
+$$;
+
+-- Takes the ended lives of a worker off the list, and says how many they were (SPEC row A2). Refused while one lives.
+-- What it has said of itself goes at once. Rows go for good, by a later call, once they are older than everything that is
+-- kept: until then the history of jobs names them. Jobs that run are found by job_lease.
+CREATE OR REPLACE FUNCTION rouse.forget_worker(worker_id text) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO'
+SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at        timestamptz := clock_timestamp();
+    life      record;
+    forgotten integer;
+    kept_from timestamptz;
+BEGIN
+    -- The lock of rouse.register: nobody begins a life of this id meanwhile.
+    PERFORM pg_advisory_xact_lock(hashtextextended('rouse.register ' || forget_worker.worker_id, 0));
+    FOR life IN
+        SELECT w.incarnation, w.hostname, w.seen_at FROM rouse.worker AS w
+        WHERE w.worker_id = forget_worker.worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL
+    LOOP
+        IF life.seen_at > at - interval '90 seconds' THEN
+            RAISE EXCEPTION 'rouse.forget_worker: worker % lives (%, heard of % s ago)', forget_worker.worker_id, life.hostname,
+                round(extract(epoch FROM at - life.seen_at))
+                USING ERRCODE = 'object_not_in_prerequisite_state',
+                      HINT = 'Stop it first. One that is gone is dead 90 s after its last heartbeat.';
+        END IF;
+        PERFORM rouse._bury(life.incarnation);
+    END LOOP;
+    UPDATE rouse.worker AS w
+    SET forgotten_at = at, key_hash = NULL, hostname = '', platform = '', version = '', slots = 0, refused = 0,
+        handlers = '{}', capabilities = '{}', queues = '{}', tags = '{}', stats = NULL, stats_at = NULL
+    WHERE w.worker_id = forget_worker.worker_id AND w.forgotten_at IS NULL;
+    GET DIAGNOSTICS forgotten = ROW_COUNT;
+    IF forgotten = 0 THEN
+        RAISE EXCEPTION 'rouse.forget_worker: there is no worker %', coalesce(quote_literal(left(forget_worker.worker_id, 80)), 'null')
+            USING ERRCODE = 'no_data_found';
+    END IF;
+    PERFORM rouse._have_partitions(at);
+    INSERT INTO rouse.record (at, event, who, detail)
+    VALUES (at, 'forgotten', session_user, jsonb_build_object('worker_id', forget_worker.worker_id, 'lives', forgotten));
+    WITH partition AS MATERIALIZED (
+        SELECT c.relname FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+        WHERE i.inhparent IN ('rouse.finished'::regclass, 'rouse.attempt'::regclass, 'rouse.record'::regclass))
+    SELECT min(to_date(right(p.relname, 8), 'YYYYMMDD'))::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM partition AS p;
+    DELETE FROM rouse.worker AS w
+    WHERE w.forgotten_at < kept_from AND NOT EXISTS (
+        SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.worker = w.incarnation);
+    RETURN forgotten;
+END
+$$;
+
+-- Asks the worker of this id to prove that it can run the handler (SPEC row A9); returns the number that its answer
+-- will have, which nobody can guess. The worker is told at once, where it listens; else it looks at its next heartbeat.
+-- Of one worker no more than 100 challenges are open at a time, give or take those that are asked for at the same moment.
+-- With each, at most 100 of more than a day ago go. Served by worker_living, challenge_open and challenge_asked.
+CREATE OR REPLACE FUNCTION rouse.challenge(worker_id text, handler text) RETURNS uuid
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    at     timestamptz := clock_timestamp();
+    life   bigint;
+    unsaid bigint;
+    asked  uuid;
+BEGIN
+    IF challenge.handler IS NULL OR challenge.handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(challenge.handler) > 128 THEN
+        RAISE EXCEPTION 'rouse.challenge: % is no handler name', coalesce(quote_literal(left(challenge.handler, 140)), 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT w.incarnation INTO life FROM rouse.worker AS w
+    WHERE w.worker_id = challenge.worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at >= at - interval '90 seconds';
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'rouse.challenge: no worker % lives', coalesce(quote_literal(left(challenge.worker_id, 80)), 'null')
+            USING ERRCODE = 'no_data_found';
+    END IF;
+    DELETE FROM rouse.challenge AS c WHERE c.nonce = ANY (ARRAY(
+        SELECT o.nonce FROM rouse.challenge AS o WHERE o.asked_at < at - interval '1 day'
+        ORDER BY o.asked_at LIMIT 100 FOR UPDATE SKIP LOCKED));
+    -- Those that the worker can still see; see rouse.challenges.
+    SELECT count(*) INTO unsaid FROM (
+        SELECT FROM rouse.challenge AS c
+        WHERE c.worker = life AND c.answered_at IS NULL AND c.asked_at > at - interval '10 minutes' LIMIT 100) AS c;
+    IF unsaid >= 100 THEN
+        RAISE EXCEPTION 'rouse.challenge: worker % has 100 challenges of the last 10 minutes to answer', challenge.worker_id
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'Ask again when it has answered, or 10 minutes after they were asked.';
+    END IF;
+    INSERT INTO rouse.challenge AS c (worker, handler) VALUES (life, challenge.handler) RETURNING c.nonce INTO asked;
+    PERFORM pg_notify('rouse_worker_' || life, 'challenge');
+    RETURN asked;
+END
+$$;
+
+-- What was answered; null: nothing yet, or nobody was asked that.
+CREATE OR REPLACE FUNCTION rouse.challenge_answer(nonce uuid) RETURNS jsonb
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT c.answer FROM rouse.challenge AS c WHERE c.nonce = challenge_answer.nonce
+$$;
+
+-- What this life of a worker is to prove. What nobody can wait for any more is left out. Served by challenge_open.
+CREATE OR REPLACE FUNCTION rouse.challenges(p_worker bigint, p_key bytea) RETURNS TABLE (nonce uuid, handler text)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    RETURN QUERY
+    SELECT c.nonce, c.handler FROM rouse.challenge AS c
+    WHERE c.worker = p_worker AND c.answered_at IS NULL AND c.asked_at > clock_timestamp() - interval '10 minutes'
+    ORDER BY c.asked_at LIMIT 10;
+END
+$$;
+
+-- Answers one of them, once. False: it is not this worker's, or has an answer.
+CREATE OR REPLACE FUNCTION rouse.answer_challenge(p_worker bigint, p_key bytea, p_nonce uuid, p_answer jsonb) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    UPDATE rouse.challenge AS c SET answer = p_answer, answered_at = clock_timestamp()
+    WHERE c.nonce = p_nonce AND c.worker = p_worker AND c.answered_at IS NULL;
+    RETURN FOUND;
+END
+$$;
