@@ -61,6 +61,10 @@ CREATE TABLE rouse.worker (
     tags          text[] NOT NULL DEFAULT '{}',
     draining_at   timestamptz,
     dead_at       timestamptz,
+    -- Another host has taken the worker id over, with the same key.
+    replaced_at   timestamptz,
+    -- The host was heard of after this life was over: it has not crashed.
+    outlived_at   timestamptz,
     stats         jsonb,
     stats_at      timestamptz,
     -- How often it has tried to write on a job that was another's.
@@ -71,6 +75,9 @@ CREATE TABLE rouse.worker (
 );
 -- An id is unique among the living.
 CREATE UNIQUE INDEX worker_living ON rouse.worker (worker_id) WHERE stopped_at IS NULL AND dead_at IS NULL;
+
+-- Serves registration: whether two hosts share an id.
+CREATE INDEX worker_replaced ON rouse.worker (worker_id) WHERE replaced_at IS NOT NULL AND outlived_at IS NOT NULL;
 
 -- What a worker was asked to prove, and what it has answered. Kept for a day.
 CREATE TABLE rouse.challenge (

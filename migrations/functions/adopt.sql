@@ -1,38 +1,54 @@
 -- rouse.adopt: jobs whose worker is gone.
 
--- Takes over jobs whose lease has run out: up to `p_wanted` are claimed at once, ahead of everything
--- queued. A job's first loss is taken up like that; after a later one it waits (10 s, doubled
--- each time); a job that was lost p_lost_max times fails, because it probably kills its workers.
--- `within_ms`: only leases that ran out within the last so many
--- milliseconds are looked for; null: all. Served by job_lease. Rows that somebody else holds locked are skipped, and
--- so are those of paused queues, and, where p_sources is given, jobs of other sources.
+-- How often the job was lost because its worker crashed: the attempt that is being lost, if `p_worker` was not heard of since its lease
+-- ended, and those that were lost before. An outage of the server, a freeze or a takeover of the worker id costs a job its attempt too,
+-- but the worker outlives it and is heard of afterwards: the job did not kill it (SPEC row D5). Served by attempt_job and the primary
+-- key of rouse.worker.
+CREATE OR REPLACE FUNCTION rouse._crashes(p_job bigint, p_worker bigint, p_lease_until timestamptz) RETURNS bigint
+LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
+    SELECT count(*)
+    FROM (SELECT p_worker, p_lease_until
+          UNION ALL
+          SELECT a.worker, a.ended_at FROM rouse.attempt AS a WHERE a.job = p_job AND a.lost) AS lost(worker, at)
+    WHERE NOT EXISTS (
+        SELECT FROM rouse.worker AS w
+        WHERE w.incarnation = lost.worker AND (w.seen_at > lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL))
+$$;
+
+-- Takes over jobs whose lease has ended: up to `p_wanted`, ahead of everything queued. A job that was lost in a crash of its worker
+-- once at most is claimed at once; after a later crash it waits (10 s, doubled each time); a job with p_lost_max crashes fails, because
+-- it probably kills its workers. Other losses do not count (rouse._crashes).
+-- `within_ms`: only leases that ended within the last so many milliseconds are looked for; null: all. Served by job_lease. Rows that
+-- somebody else holds locked are skipped, and so are those of paused queues, and, where p_sources is given, jobs of other sources.
 --
--- Returns those that were claimed (`became` is null), and those that were not: `queued` or `failed`, with the attempt that was lost, and
--- `lost_after_ms`, its time from the claim to now.
+-- Returns the ids of those that were claimed (`became` is null), which rouse.claimed reads, and those that were not: `queued` or `failed`,
+-- with the attempt that was lost, and `lost_after_ms`, its time from the claim to now.
 CREATE OR REPLACE FUNCTION rouse.adopt(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_lease_ms bigint[], p_wanted integer, p_lost_max integer,
     p_within_ms bigint, p_sources text[])
-RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
-               requested_at timestamptz, claimed_at timestamptz, payload jsonb, memory_bytes bigint, became rouse.state, lost_after_ms bigint,
-               grants jsonb)
+RETURNS TABLE (id bigint, lane bigint, attempt integer, lost integer, became rouse.state, lost_after_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 10
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    at     timestamptz := clock_timestamp();
-    since  timestamptz := coalesce(at - p_within_ms * interval '1 millisecond', '-infinity');
-    orphan record;
-    why    jsonb;
-    then_it rouse.state;
+    at      timestamptz := clock_timestamp();
+    since   timestamptz := coalesce(at - p_within_ms * interval '1 millisecond', '-infinity');
+    orphan  record;
+    crashes bigint;
+    why     jsonb;
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     IF FOUND THEN
         p_lanes := rouse._not_paused(p_lanes);
     END IF;
+    -- This worker is heard of now, so that its own losses are no crashes.
+    UPDATE rouse.worker AS w SET seen_at = at
+    WHERE w.incarnation = p_worker AND w.seen_at < at - interval '1 second' AND EXISTS (
+        SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > since AND j.lease_until < at AND j.worker = p_worker);
     FOR orphan IN
-        SELECT j.id, j.lane, j.fence, j.attempt, j.lost, j.worker, j.claimed_at, asked.lease_ms, w.worker_id
+        SELECT j.id, j.lane, j.fence, j.attempt, j.lost, j.worker, j.claimed_at, j.lease_until, asked.lease_ms, w.worker_id
         FROM rouse.job AS j
         JOIN unnest(p_lanes, p_lease_ms) AS asked(lane, lease_ms) ON asked.lane = j.lane
         LEFT JOIN rouse.worker AS w ON w.incarnation = ANY (ARRAY[j.worker])
@@ -43,40 +59,39 @@ BEGIN
     LOOP
         -- A hint for the old owner, if it still lives.
         PERFORM pg_notify('rouse_worker_' || orphan.worker, orphan.id::text);
+        -- Of the first loss it does not matter whose fault it was.
+        crashes := CASE WHEN orphan.lost = 0 AND p_lost_max > 1 THEN 1 ELSE rouse._crashes(orphan.id, orphan.worker, orphan.lease_until) END;
         why := jsonb_build_object('kind', 'lost', 'message', format(
             'worker %s (incarnation %s) did not renew its lease', coalesce(orphan.worker_id, 'unknown'), orphan.worker));
-        IF orphan.lost + 1 >= p_lost_max THEN
-            why := why || jsonb_build_object('message', format(
-                'the job was lost with its worker %s times; it probably kills the worker', orphan.lost + 1));
-            UPDATE rouse.job AS j SET lost = j.lost + 1 WHERE j.id = orphan.id;
-            PERFORM rouse._settle(NULL, ARRAY[orphan.id], ARRAY[orphan.fence], ARRAY['failed'::rouse.state], ARRAY[NULL]::bigint[],
-                ARRAY[NULL]::jsonb[], ARRAY[why], ARRAY[NULL]::bigint[], ARRAY[NULL]::timestamptz[], ARRAY[NULL]::bigint[]);
-            then_it := 'failed';
-        ELSE
-            INSERT INTO rouse.attempt (job, attempt, lost, worker, claimed_at, started_at, ended_at, error)
-            VALUES (orphan.id, orphan.attempt, true, orphan.worker, orphan.claimed_at, NULL, at, why);
-            IF orphan.lost = 0 THEN
-                RETURN QUERY
-                UPDATE rouse.job AS j
-                SET attempt = j.attempt + 1, lost = j.lost + 1, fence = p_fence, worker = p_worker, claimed_at = at,
-                    lease_until = at + orphan.lease_ms * interval '1 millisecond', turn = nextval('rouse.turn_seq')
-                WHERE j.id = orphan.id
-                RETURNING j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.claimed_at, j.payload,
-                          j.memory_bytes, NULL::rouse.state, NULL::bigint, j.grants;
-                CONTINUE;
-            END IF;
-            UPDATE rouse.job AS j
-            SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, lost = j.lost + 1,
-                available_at = at + 10 * 2 ^ (orphan.lost - 1) * interval '1 second'
-            WHERE j.id = orphan.id;
-            then_it := 'queued';
-        END IF;
         id := orphan.id;
         lane := orphan.lane;
         attempt := orphan.attempt;
         lost := orphan.lost + 1;
-        became := then_it;
         lost_after_ms := (extract(epoch FROM at - orphan.claimed_at) * 1000)::bigint;
+        IF crashes >= p_lost_max THEN
+            became := 'failed';
+            why := why || jsonb_build_object('message', format(
+                'the worker crashed in %s attempts of this job; the job probably kills its worker', crashes));
+            UPDATE rouse.job AS j SET lost = j.lost + 1 WHERE j.id = orphan.id;
+            PERFORM rouse._settle(NULL, ARRAY[orphan.id], ARRAY[orphan.fence], ARRAY['failed'::rouse.state], ARRAY[NULL]::bigint[],
+                ARRAY[NULL]::jsonb[], ARRAY[why], ARRAY[NULL]::bigint[], ARRAY[NULL]::timestamptz[], ARRAY[NULL]::bigint[]);
+        ELSE
+            INSERT INTO rouse.attempt (job, attempt, lost, worker, claimed_at, started_at, ended_at, error)
+            VALUES (orphan.id, orphan.attempt, true, orphan.worker, orphan.claimed_at, NULL, at, why);
+            IF crashes <= 1 THEN
+                became := NULL;
+                UPDATE rouse.job AS j
+                SET attempt = j.attempt + 1, lost = j.lost + 1, fence = p_fence, worker = p_worker, claimed_at = at,
+                    lease_until = at + orphan.lease_ms * interval '1 millisecond', turn = nextval('rouse.turn_seq')
+                WHERE j.id = orphan.id;
+            ELSE
+                became := 'queued';
+                UPDATE rouse.job AS j
+                SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, lost = j.lost + 1,
+                    available_at = at + 10 * 2 ^ (crashes - 2) * interval '1 second'
+                WHERE j.id = orphan.id;
+            END IF;
+        END IF;
         RETURN NEXT;
     END LOOP;
 END

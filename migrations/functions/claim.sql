@@ -1,4 +1,9 @@
--- rouse.claim and rouse.claim_bound: ready jobs for a worker.
+-- rouse.claim and rouse.claim_bound: ready jobs for a worker; rouse.claimed: what they are.
+--
+-- A claim commits before anything large travels. Postgres sends rows before it commits, and waits for a client that does not read (a
+-- frozen host) for as long as the client is there: its claim would neither stand nor be undone, and nobody could take the jobs over,
+-- cancel them or delete them. An answer that is small fits into the buffers of the connection, whoever reads it: rouse.claim answers with
+-- the jobs themselves where they take less than 64 KiB, and with their ids where they take more; rouse.claimed then reads them.
 --
 -- Plans that do not depend on statistics, and never a compiler: a session keeps the plan that it made first. One that was made while
 -- rouse.job stood empty in the statistics read all of the primary key where ids are joined: `j.id = s.id` can be served by a merge or by
@@ -17,10 +22,13 @@
 -- What is too much is locked until this commits, and otherwise left as it was. The size is what the
 -- table keeps, because the payload itself would have to be read for its own; one that is compressed
 -- counts 16 times (JSON shrinks to a quarter or an eighth, and at the most to a ninetieth).
+--
+-- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them. The sizes in the table decide first, without
+-- reading a payload; the text that would be sent decides then, because a number such as 1e100000 is small in the table only.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_cursors bigint[], p_lease_ms bigint[], p_wanted integer)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
-               requested_at timestamptz, claimed_at timestamptz, payload jsonb, memory_bytes bigint, grants jsonb)
+               requested_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text, unread bigint[])
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -36,7 +44,7 @@ BEGIN
     END IF;
     RETURN QUERY
     WITH picked AS MATERIALIZED (
-        SELECT found.id, found.lease_ms
+        SELECT found.id, found.lease_ms, found.bytes
         FROM (
             SELECT ready.id, wanted.lease_ms, ready.bytes, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
             FROM unnest(p_lanes, p_cursors, p_lease_ms) AS wanted(lane, after, lease_ms)
@@ -47,22 +55,38 @@ BEGIN
                 WHERE j.lane = wanted.lane AND j.turn > wanted.after AND j.state = 'queued' AND j.turn IS NOT NULL
                 ORDER BY j.turn LIMIT p_wanted FOR NO KEY UPDATE SKIP LOCKED) AS ready
             LIMIT p_wanted) AS found
-        WHERE found.bytes_so_far - found.bytes < 8388608)
-    UPDATE rouse.job AS j
-    SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
-        claimed_at = at, lease_until = at + picked.lease_ms * interval '1 millisecond'
-    FROM picked WHERE j.id = ANY (ARRAY[picked.id])
-    RETURNING j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.claimed_at, j.payload, j.memory_bytes,
-              j.grants;
+        WHERE found.bytes_so_far - found.bytes < 8388608),
+    claimed AS (
+        UPDATE rouse.job AS j
+        SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
+            claimed_at = at, lease_until = at + picked.lease_ms * interval '1 millisecond'
+        FROM picked WHERE j.id = ANY (ARRAY[picked.id])
+        RETURNING j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.claimed_at, j.payload,
+                  j.memory_bytes, j.grants),
+    -- 120 bytes for what every row has.
+    whole AS MATERIALIZED (
+        SELECT c.id, c.lane, c.turn, c.attempt, c.lost, c.max_attempts, c.tenant, c.source, c.requested_at, c.claimed_at,
+               c.payload::text AS payload, c.memory_bytes, c.grants::text AS grants
+        FROM claimed AS c WHERE (SELECT sum(p.bytes + 120) < 65536 FROM picked AS p)),
+    small AS MATERIALIZED (
+        SELECT sum(octet_length(w.payload) + coalesce(octet_length(w.tenant), 0) + coalesce(octet_length(w.source), 0)
+                   + coalesce(octet_length(w.grants), 0) + 120) < 65536 AS it
+        FROM whole AS w)
+    SELECT w.id, w.lane, w.turn, w.attempt, w.lost, w.max_attempts, w.tenant, w.source, w.requested_at, w.claimed_at,
+           w.payload, w.memory_bytes, w.grants, NULL::bigint[]
+    FROM whole AS w WHERE (SELECT s.it FROM small AS s)
+    UNION ALL
+    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(c.id)
+    FROM claimed AS c WHERE (SELECT s.it FROM small AS s) IS NOT TRUE
+    HAVING count(*) > 0;
 END
 $$;
 
 -- As rouse.claim, of these lanes in their order only jobs of these sources, in theirs, and from the start of each: there are no
--- cursors. Served by job_source: a range in its order, and without sorting, nothing else does.
+-- cursors. Served by job_source: a range in its order, and without sorting, nothing else does. Returns ids.
 CREATE OR REPLACE FUNCTION rouse.claim_bound(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_sources text[], p_lease_ms bigint, p_wanted integer)
-RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
-               requested_at timestamptz, claimed_at timestamptz, payload jsonb, memory_bytes bigint, grants jsonb)
+RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
@@ -98,7 +122,27 @@ BEGIN
     SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
         claimed_at = at, lease_until = at + p_lease_ms * interval '1 millisecond'
     FROM picked WHERE j.id = ANY (ARRAY[picked.id])
-    RETURNING j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.claimed_at, j.payload, j.memory_bytes,
-              j.grants;
+    RETURNING j.id;
+END
+$$;
+
+-- The jobs of these ids that the worker has by this claim, in the order of the ids. Those that it has lost meanwhile are left out. Changes
+-- nothing and locks nothing, so that a client that does not read holds nobody up. Served by the primary key.
+CREATE OR REPLACE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[])
+RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
+               requested_at timestamptz, claimed_at timestamptz, payload jsonb, memory_bytes bigint, grants text)
+LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 100
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    -- The payload as jsonb: what is large stays where it is until it is sent.
+    RETURN QUERY
+    SELECT j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.claimed_at, j.payload,
+           j.memory_bytes, j.grants::text
+    FROM unnest(p_ids) AS asked(id)
+    JOIN rouse.job AS j ON j.id = ANY (ARRAY[asked.id])
+    WHERE j.state = 'running' AND j.fence = p_fence AND j.worker = p_worker;
 END
 $$;

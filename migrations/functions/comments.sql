@@ -49,6 +49,8 @@ COMMENT ON FUNCTION rouse.register IS
     'Registers one incarnation of a worker id with its key and capabilities.';
 COMMENT ON FUNCTION rouse.heartbeat IS
     'Renews the registration, updates capabilities and statistics, and expires workers that are silent.';
+COMMENT ON FUNCTION rouse.outlived IS
+    'Records that the host of an ended incarnation is alive, so that its lost attempts do not count as crashes.';
 COMMENT ON FUNCTION rouse.unregister IS
     'Ends this incarnation and frees the jobs that it has claimed.';
 COMMENT ON FUNCTION rouse.sleep IS
@@ -65,6 +67,8 @@ COMMENT ON FUNCTION rouse.claim IS
     'Claims ready jobs of these lanes.';
 COMMENT ON FUNCTION rouse.claim_bound IS
     'Claims ready jobs of these lanes that come from these sources.';
+COMMENT ON FUNCTION rouse.claimed IS
+    'Returns the jobs of one claim of this worker; the ids of those that it has lost are left out.';
 COMMENT ON FUNCTION rouse.adopt IS
     'Takes over jobs whose lease has expired.';
 COMMENT ON FUNCTION rouse.settle IS

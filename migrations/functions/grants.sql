@@ -24,9 +24,9 @@ GRANT EXECUTE ON FUNCTION
 
 -- Workers. Each function but the reads checks the worker's key.
 GRANT EXECUTE ON FUNCTION
-    rouse.register, rouse.heartbeat, rouse.unregister, rouse.sleep, rouse.awake,
+    rouse.register, rouse.heartbeat, rouse.outlived, rouse.unregister, rouse.sleep, rouse.awake,
     rouse.peek, rouse.promote, rouse.overdue, rouse.remaining, rouse.remaining_bound, rouse.depth,
-    rouse.claim, rouse.claim_bound, rouse.adopt, rouse.settle, rouse.renew,
+    rouse.claim, rouse.claim_bound, rouse.claimed, rouse.adopt, rouse.settle, rouse.renew,
     rouse.recorded_step_names, rouse.recorded_step, rouse.record_step, rouse.report, rouse.report_usage, rouse.append_log,
     rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
     rouse.challenges, rouse.answer_challenge, rouse.tell,
@@ -50,7 +50,7 @@ GRANT SELECT (job, percent, step, at) ON rouse.progress TO rouse_observer;
 GRANT SELECT (job, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out, at) ON rouse.running TO rouse_observer;
 -- Not the hash of the key.
 GRANT SELECT (worker_id, incarnation, hostname, platform, version, handlers, capabilities, slots, queues, tags,
-              registered_at, seen_at, draining_at, dead_at, stopped_at, stats, stats_at, refused)
+              registered_at, seen_at, draining_at, dead_at, replaced_at, outlived_at, stopped_at, stats, stats_at, refused)
     ON rouse.worker TO rouse_worker, rouse_observer;
 -- Partitions, which rouse.prepare_partitions grants as it makes them.
 DO $$

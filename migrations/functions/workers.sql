@@ -9,6 +9,7 @@
 --   RW002  another host has taken the worker's id over with the same key: stop
 --   RW003  the worker's id is taken by somebody who lives
 --   RW004  there is no such worker, or this is not its key
+--   RW005  two hosts share this worker id and its key: configure them apart
 -- To operators:
 --   P0002  there is no such worker
 --   55000  the worker is not in a state for that
@@ -96,6 +97,10 @@ $$;
 -- Registers one life of a worker. Its id is unique among the living: one who has the key of the holder takes
 -- the id over at once, others once the holder has not been heard of for 90 s (SPEC rows A1, A2).
 --
+-- Two hosts that share an id and a key would take it from each other for as long as their supervisors restart them, and each takeover
+-- costs every running job an attempt. The one that was replaced says that it still lived (rouse.outlived). From then on, for 10 minutes,
+-- the id stays with its holder while that one is heard of. Served by worker_replaced.
+--
 --   key           32 bytes, random for each life or pinned by the operator
 --   capabilities  {"handler": {"version": …, "grants": […]}, …}
 --   slots         attempts at the same time
@@ -131,7 +136,16 @@ BEGIN
                 USING ERRCODE = 'RW003',
                       HINT = 'Choose another id. If that host is gone, its id is free 90 s after its last heartbeat, or at once for a host that has its key (worker_key_file).';
         END IF;
+        IF holder.seen_at > at - interval '90 seconds' AND EXISTS (
+            SELECT FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.replaced_at IS NOT NULL AND w.outlived_at > at - interval '10 minutes')
+        THEN
+            RAISE EXCEPTION 'rouse.register: two hosts share worker id % and its key; the one on % has it (heard of % s ago)',
+                p_worker_id, holder.hostname, round(extract(epoch FROM at - holder.seen_at))
+                USING ERRCODE = 'RW005',
+                      HINT = 'Give each host a worker id (worker_id) and a key file (worker_key_file) of its own. If that host is gone, its id is free 90 s after its last heartbeat.';
+        END IF;
         PERFORM rouse._bury(holder.incarnation);
+        UPDATE rouse.worker AS w SET replaced_at = at WHERE w.incarnation = holder.incarnation;
     END IF;
     INSERT INTO rouse.worker AS w (worker_id, key_hash, hostname, platform, version, handlers, capabilities, slots, queues, tags)
     VALUES (p_worker_id, sha256(p_key), p_hostname, p_platform, p_version,
@@ -139,6 +153,14 @@ BEGIN
     RETURNING w.incarnation INTO incarnation;
     heartbeat_ms := 30000;
 END
+$$;
+
+-- Says that a host still lives although this life of its worker is over: it was declared dead, or replaced by another host. What it has
+-- lost thereby, it has not lost in a crash (rouse._crashes). Of a life that goes on nothing changes.
+CREATE OR REPLACE FUNCTION rouse.outlived(p_worker bigint, p_key bytea) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE rouse.worker AS w SET outlived_at = clock_timestamp()
+    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND (w.dead_at IS NOT NULL OR w.stopped_at IS NOT NULL)
 $$;
 
 -- Says that the worker lives, what it can run, how it fares (SPEC row A2) and whether it takes no more jobs;

@@ -34,8 +34,8 @@ pub struct LostJob {
 }
 
 impl Store {
-    /// Claims up to `wanted` jobs of these lanes whose lease has run out. A job that was lost before
-    /// waits instead, and one that has been lost `lost_max` times is failed. `within`: only leases that ran out in the last
+    /// Claims up to `wanted` jobs of these lanes whose lease has run out. A job whose workers crashed before
+    /// waits instead, and one with `lost_max` crashes is failed. `within`: only leases that ran out in the last
     /// so long by the database's clock are looked at; none: all. `sources`: only jobs of these; none: of any.
     pub async fn adopt(
         &self,
@@ -67,20 +67,22 @@ impl Store {
                 ],
             )
             .await?;
-        let mut adopted = Adopted::default();
+        let (mut ids, mut lost) = (Vec::new(), Vec::new());
         for row in &rows {
-            match row.get::<_, Option<&str>>(13) {
-                None => adopted.claimed.push(ClaimedJob::from_row(row, fence)?),
-                Some(became) => adopted.lost.push(LostJob {
-                    id: JobId(row.get(0)),
+            let id: i64 = row.get(0);
+            match row.get::<_, Option<&str>>(4) {
+                None => ids.push(id),
+                Some(became) => lost.push(LostJob {
+                    id: JobId(id),
                     lane: LaneId(row.get(1)),
-                    attempt: Attempt(row.get(3)),
-                    lost: row.get(4),
+                    attempt: Attempt(row.get(2)),
+                    lost: row.get(3),
                     has_failed: became == State::Failed.as_str(),
-                    after: Duration::from_millis(row.get::<_, i64>(14).try_into().unwrap_or(0)),
+                    after: Duration::from_millis(row.get::<_, i64>(5).try_into().unwrap_or(0)),
                 }),
             }
         }
-        Ok(adopted)
+        let claimed = self.claimed(fence, &ids).await?;
+        Ok(Adopted { claimed, lost })
     }
 }

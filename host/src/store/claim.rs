@@ -1,4 +1,4 @@
-//! Claims jobs in batches.
+//! Claims jobs in batches: first they are claimed, then those of a large claim are read.
 
 use std::time::{Duration, SystemTime};
 
@@ -55,7 +55,7 @@ pub struct ClaimedJob {
 }
 
 impl ClaimedJob {
-    pub(super) fn from_row(row: &Row, fence: Fence) -> Result<Self, StoreError> {
+    fn from_row(row: &Row, fence: Fence) -> Result<Self, StoreError> {
         Ok(Self {
             id: JobId(row.try_get(0)?),
             fence,
@@ -80,7 +80,7 @@ impl ClaimedJob {
 }
 
 impl Store {
-    /// Claims up to `wanted` jobs, from the lanes in the order given. One round trip.
+    /// Claims up to `wanted` jobs, from the lanes in the order given. One round trip, and a second one where the jobs are large.
     pub async fn claim(
         &self,
         fence: Fence,
@@ -106,12 +106,14 @@ impl Store {
                 ],
             )
             .await?;
-        rows.iter()
-            .map(|row| ClaimedJob::from_row(row, fence))
-            .collect()
+        match rows.first().map(|row| row.try_get::<_, Option<Vec<i64>>>(13)) {
+            Some(Ok(Some(ids))) => self.claimed(fence, &ids).await,
+            Some(Err(error)) => Err(error.into()),
+            Some(Ok(None)) | None => jobs(&rows, fence),
+        }
     }
 
-    /// Claims up to `wanted` jobs of these sources, from the lanes in the order given. One round trip.
+    /// Claims up to `wanted` jobs of these sources, from the lanes in the order given. Two round trips.
     pub async fn claim_bound(
         &self,
         fence: Fence,
@@ -137,8 +139,44 @@ impl Store {
                 ],
             )
             .await?;
-        rows.iter()
-            .map(|row| ClaimedJob::from_row(row, fence))
-            .collect()
+        let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+        self.claimed(fence, &ids).await
     }
+
+    /// Reads the jobs of this claim; those that the worker has lost meanwhile are left out. A connection that breaks costs nothing but
+    /// another try: the claim stands, and its leases would have to run out.
+    pub(super) async fn claimed(
+        &self,
+        fence: Fence,
+        ids: &[i64],
+    ) -> Result<Vec<ClaimedJob>, StoreError> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = match self.read_claimed(fence, ids).await {
+            Err(error) if error.is_transient() => self.read_claimed(fence, ids).await?,
+            answer => answer?,
+        };
+        jobs(&rows, fence)
+    }
+
+    async fn read_claimed(&self, fence: Fence, ids: &[i64]) -> Result<Vec<Row>, StoreError> {
+        let me = self.me()?;
+        self.query(
+            include_str!("claimed.sql"),
+            &[
+                (&me.incarnation.0, Type::INT8),
+                (&me.key(), Type::BYTEA),
+                (&fence.0, Type::INT8),
+                (&ids, Type::INT8_ARRAY),
+            ],
+        )
+        .await
+    }
+}
+
+fn jobs(rows: &[Row], fence: Fence) -> Result<Vec<ClaimedJob>, StoreError> {
+    rows.iter()
+        .map(|row| ClaimedJob::from_row(row, fence))
+        .collect()
 }

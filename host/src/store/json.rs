@@ -1,4 +1,4 @@
-//! JSON that is carried, not read: `jsonb` on the wire, bytes here.
+//! JSON that is carried, not read: `jsonb` or its text on the wire, bytes here.
 
 use bytes::{BufMut, BytesMut};
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
@@ -10,16 +10,18 @@ pub struct JsonText(pub String);
 type Error = Box<dyn std::error::Error + Sync + Send>;
 
 impl<'a> FromSql<'a> for JsonText {
-    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Error> {
-        // jsonb is sent as its version, 1, and the text.
-        match raw.split_first() {
-            Some((1, text)) => Ok(Self(std::str::from_utf8(text)?.to_string())),
-            _ => Err("jsonb of an unknown version".into()),
-        }
+    fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, Error> {
+        let text = match (ty, raw.split_first()) {
+            (&Type::TEXT, _) => raw,
+            // jsonb is sent as its version, 1, and the text.
+            (_, Some((1, text))) => text,
+            _ => return Err("jsonb of an unknown version".into()),
+        };
+        Ok(Self(std::str::from_utf8(text)?.to_string()))
     }
 
     fn accepts(ty: &Type) -> bool {
-        *ty == Type::JSONB
+        *ty == Type::JSONB || *ty == Type::TEXT
     }
 }
 

@@ -98,6 +98,7 @@ const OVER: &str = "RW001";
 const SUPERSEDED: &str = "RW002";
 const TAKEN: &str = "RW003";
 const UNKNOWN: &str = "RW004";
+const SHARED: &str = "RW005";
 
 impl StoreError {
     fn is(&self, codes: &[&str]) -> bool {
@@ -116,9 +117,9 @@ impl StoreError {
         self.is(&[SUPERSEDED])
     }
 
-    /// True where a host that lives has the worker id already.
+    /// True where a host that lives has the worker id already, with a key of its own or with the same one.
     pub fn is_taken(&self) -> bool {
-        self.is(&[TAKEN])
+        self.is(&[TAKEN, SHARED])
     }
 }
 
@@ -183,6 +184,17 @@ impl Store {
             .await?;
         let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))
+    }
+
+    /// Says that this host lives although the life of its worker is over, so that the attempts that it has lost count as no crash of theirs.
+    pub async fn outlived(&self) -> Result<(), StoreError> {
+        let me = self.me()?;
+        self.query(
+            "SELECT rouse.outlived($1, $2)",
+            &[(&me.incarnation.0, Type::INT8), (&me.key(), Type::BYTEA)],
+        )
+        .await?;
+        Ok(())
     }
 
     /// Says that the worker has stopped. What it still has is free at once.

@@ -106,6 +106,7 @@ impl Claimer<'_> {
     async fn looked(&mut self, found: usize, wanted: usize, why: Why) -> Option<Why> {
         if self.failures > 0 {
             info!("the database answers again");
+            self.shared.heartbeat_now.notify_one();
         }
         self.failures = 0;
         self.shared.database_answers.store(true, Ordering::Relaxed);

@@ -250,16 +250,18 @@ impl Leases {
         until <= BootTime::now()
     }
 
-    fn distrust(&self, now: BootTime) {
+    /// Gives up what cannot be trusted any more; true where there was any.
+    fn distrust(&self, now: BootTime) -> bool {
         let expired: Vec<(JobId, Fence)> = self
             .lock()
             .iter()
             .filter(|(_, lease)| lease.trusted_until <= now && !lease.over)
             .map(|(id, lease)| (*id, lease.fence))
             .collect();
-        for (id, fence) in expired {
-            self.lose(id, fence, AbortReason::Error);
+        for (id, fence) in &expired {
+            self.lose(*id, *fence, AbortReason::Error);
         }
+        !expired.is_empty()
     }
 }
 
@@ -270,13 +272,13 @@ pub(super) async fn renew_forever(shared: Arc<Shared>) {
         let _ = tokio::time::timeout(TICK, shared.leases.doubts.notified()).await;
         let asked = BootTime::now();
         // First: after a suspension, for instance, no renewal makes a lease good again that was over.
-        shared.leases.distrust(asked);
+        let mut lost = shared.leases.distrust(asked);
         let due = shared.leases.due(asked);
         if !due.is_empty() {
             // A second at most: a database that does not answer must not keep the distrust below
             // from happening.
             match shared.store.renew(&due).await {
-                Ok(answers) => take_answers(&shared, &due, asked, answers),
+                Ok(answers) => lost |= take_answers(&shared, &due, asked, answers),
                 Err(error) => {
                     shared.leases.unanswered(&due);
                     if !shared.doubted(&error) {
@@ -285,16 +287,22 @@ pub(super) async fn renew_forever(shared: Arc<Shared>) {
                 }
             }
         }
-        shared.leases.distrust(BootTime::now());
+        lost |= shared.leases.distrust(BootTime::now());
+        if lost {
+            // The database is to know that this host lives: the jobs have not killed it.
+            shared.heartbeat_now.notify_one();
+        }
     }
 }
 
+/// True where another worker has taken one of them over.
 fn take_answers(
     shared: &Shared,
     due: &[Renewal],
     asked: BootTime,
     answers: Vec<(JobId, Option<Refusal>)>,
-) {
+) -> bool {
+    let mut taken = false;
     let renewals: HashMap<JobId, &Renewal> = due.iter().map(|one| (one.id, one)).collect();
     for (id, refusal) in answers {
         let Some(renewal) = renewals.get(&id) else {
@@ -306,9 +314,13 @@ fn take_answers(
             }
             None => shared.leases.lose(id, renewal.fence, AbortReason::Error),
             Some(Refusal::Busy) => shared.leases.unanswered(std::slice::from_ref(*renewal)),
-            Some(Refusal::Lost(reason)) => shared.leases.lose(id, renewal.fence, reason),
+            Some(Refusal::Lost(reason)) => {
+                taken |= reason == AbortReason::TakenByAnotherWorker;
+                shared.leases.lose(id, renewal.fence, reason);
+            }
         }
     }
+    taken
 }
 
 #[cfg(test)]

@@ -130,7 +130,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     loop {
         tokio::select! {
             () = tokio::time::sleep(every) => {}
-            () = shared.doubts.notified() => {}
+            () = shared.heartbeat_now.notified() => {}
             // The others are to know at once what this worker can run. The catalog lives as long as the worker.
             _ = changes.changed() => shared.wakeups.ring(None),
             () = shared.stop.drain.cancelled(), if !draining => {}
@@ -172,7 +172,15 @@ async fn begin_again(shared: &Arc<Shared>, why: &StoreError) {
     warn!(error = %why, job.ids = ?ids, "this life of the worker is over; what it runs is stopped");
     // What waits in line is refused when it is given back: it is others' already.
     slots::give_back_all(shared).await;
+    // This host has not crashed: what it has lost is not held against the jobs.
+    if let Err(error) = shared.store.outlived().await {
+        warn!(%error, "cannot report that this host is alive; the attempts that it has lost count as crashes");
+    }
     if why.is_superseded() {
+        error!(
+            worker.id = %shared.settings.worker_id,
+            "another host runs with the worker id and the key file of this one; give each host its own (worker_id, worker_key_file). This host stops"
+        );
         let _ = shared.fatal.set(why.to_string());
         shared.stop.now();
         return;

@@ -143,8 +143,9 @@ struct Shared {
     patient_calls: Semaphore,
     tally: life::Tally,
     challenges: challenges::Challenges,
-    /// The database has refused this worker: is this life over?
-    doubts: Notify,
+    /// The next heartbeat is sent at once: the database has refused this worker, or has not heard of it for a while. A host that is heard
+    /// of after it has lost attempts has not crashed.
+    heartbeat_now: Notify,
     /// The number of the life that goes on.
     reborn: watch::Sender<Incarnation>,
     /// Why this worker cannot go on at all.
@@ -159,7 +160,7 @@ impl Shared {
     fn doubted(&self, error: &StoreError) -> bool {
         let doubted = error.is_over() || error.is_superseded();
         if doubted {
-            self.doubts.notify_one();
+            self.heartbeat_now.notify_one();
         }
         doubted
     }
@@ -226,7 +227,7 @@ pub async fn run(
         patient_calls: Semaphore::new(1),
         tally: life::Tally::new(),
         challenges: challenges::Challenges::default(),
-        doubts: Notify::new(),
+        heartbeat_now: Notify::new(),
         reborn: watch::Sender::new(incarnation),
         fatal: OnceLock::new(),
         settlements,

@@ -125,7 +125,7 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
                 shared.leases.doubt(job);
                 if job.is_none() {
                     // Perhaps this life is over.
-                    shared.doubts.notify_one();
+                    shared.heartbeat_now.notify_one();
                 }
             }
             Some(Heard::Challenged) => shared.challenges.ring(),
