@@ -12,7 +12,10 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::database::registration;
-use crate::support::worker::{TestWorker, cancel, ended, enqueue, show, until, until_true};
+use crate::support::proxy::{ECHO, Proxy, Side};
+use crate::support::worker::{
+    TestWorker, cancel, catalog, ended, enqueue, show, until, until_true,
+};
 
 async fn claim(store: &Store) -> Vec<ClaimedJob> {
     let lanes = store.lanes_after(i64::MIN).await.unwrap();
@@ -400,6 +403,28 @@ async fn a_running_attempt_is_told_of_a_cancellation_that_came_while_nobody_list
     })
     .await
     .expect("the attempt has ended");
+    assert_eq!(show(&client, id).await.state, "cancelled");
+}
+
+/// The worker hears nothing yet that it would believe: it tries out whether its notifications arrive.
+#[tokio::test]
+async fn a_running_attempt_is_told_of_a_cancellation_that_came_before_the_listener_had_heard_itself()
+ {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let echo = proxy.hold(ECHO, Side::Statement);
+    let id = enqueue(&client, "test.wait-abort", json!({})).await;
+    let (store, catalog) = (proxy.store(), catalog().await);
+    let worker = TestWorker::start_through(store, db.connector(), Settings::default(), catalog);
+    echo.caught().await;
+    until(&client, id, |job| job.state == "running").await;
+    assert!(cancel(&client, id).await, "it is cancelled");
+    echo.release();
+    // The renewal would come after 24 s, and the attempt waits for nothing else.
+    tokio::time::timeout(Duration::from_secs(15), worker.drain())
+        .await
+        .expect("the attempt has ended");
     assert_eq!(show(&client, id).await.state, "cancelled");
 }
 
