@@ -369,22 +369,17 @@ async fn a_running_attempt_is_told_of_its_cancellation_at_once() {
     assert_eq!(show(&client, id).await.state, "cancelled");
 }
 
-/// Nobody can connect to the database meanwhile, so that the worker cannot listen anew before the job is cancelled.
 #[tokio::test]
 async fn a_running_attempt_is_told_of_a_cancellation_that_came_while_nobody_listened() {
     let db = TestDb::new().await;
-    let (client, other) = (db.client().await, db.client().await);
-    let worker = TestWorker::start(&db, Settings::default()).await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let (listen_at, catalog) = (proxy.connector(), catalog().await);
+    let worker = TestWorker::start_listening_at(listen_at, &db, Settings::default(), catalog);
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
-    let connections = async |allowed: bool| {
-        let sql = format!(
-            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I ALLOW_CONNECTIONS {allowed}', current_database()); END $$"
-        );
-        other.batch_execute(&sql).await.unwrap();
-    };
-    connections(false).await;
+    let listens_again = proxy.hold("LISTEN rouse_wake", Side::Statement);
     let cut = client
         .query(
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
@@ -394,15 +389,13 @@ async fn a_running_attempt_is_told_of_a_cancellation_that_came_while_nobody_list
         .await
         .unwrap();
     assert_eq!(cut.len(), 1);
+    listens_again.caught().await;
     assert!(cancel(&client, id).await, "it is cancelled");
-    connections(true).await;
+    listens_again.release();
     // The renewal would come after 24 s, and the attempt waits for nothing else.
-    tokio::time::timeout(Duration::from_secs(15), async {
-        until_true(&client, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%')").await;
-        worker.drain().await;
-    })
-    .await
-    .expect("the attempt has ended");
+    tokio::time::timeout(Duration::from_secs(15), worker.drain())
+        .await
+        .expect("the attempt has ended");
     assert_eq!(show(&client, id).await.state, "cancelled");
 }
 

@@ -88,9 +88,13 @@ impl Proxy {
     }
 
     /// The same, for a worker in this process.
+    pub(crate) fn connector(&self) -> Connector {
+        Connector::from_url(&self.url, &|_| None).expect("a good connection string")
+    }
+
+    /// A store with connections of its own through it.
     pub(crate) fn store(&self) -> Store {
-        let connector = Connector::from_url(&self.url, &|_| None);
-        Store::new(connector.expect("a good connection string").pool(4))
+        Store::new(self.connector().pool(4))
     }
 
     /// Holds up the next statement that has these words, or its answer.
