@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::support::worker::{PATIENCE, cancel, ended, enqueue, events, put, until, until_true};
+use crate::support::proxy::{ECHO, Proxy, Side};
+use crate::support::worker::{
+    PATIENCE, cancel, ended, enqueue, events, put, show, until, until_true,
+};
 use crate::support::{Host, TestDb, command, cut_all_others, folder, rouse_binary, rouse_in};
 
 #[tokio::test]
@@ -265,6 +268,29 @@ async fn a_paused_queue_is_not_drained_and_one_that_is_paused_meanwhile_ends_the
     assert_eq!(events(&client, waits).await, ["requested"]);
     let ran = rouse_in(&db, &["queue", "drain", "default"], &folder).await;
     ran.exits(6).says("rouse queue resume default");
+}
+
+/// Its leases are good for five minutes: the renewal would come after two.
+#[tokio::test]
+async fn a_cancellation_that_comes_before_the_drain_hears_its_own_notifications_ends_it_at_once() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder("slots = 1\n", &["test_guests.wasm"]);
+    let id = enqueue(&client, "test.race", json!({"ms": 600_000})).await;
+    let proxy = Proxy::start(&db).await;
+    let echo = proxy.hold(ECHO, Side::Statement);
+    let args = ["queue", "drain", "default"];
+    let drain = Host::spawn(command(proxy.url(), &args, &folder));
+    echo.caught().await;
+    until(&client, id, |job| job.state == "running").await;
+    assert!(cancel(&client, id).await, "it is cancelled");
+    echo.release();
+    // The proxy is in this thread.
+    let (status, output) = tokio::task::spawn_blocking(move || drain.exit(PATIENCE))
+        .await
+        .unwrap();
+    assert_eq!(status.code(), Some(0), "{output}");
+    assert_eq!(show(&client, id).await.state, "cancelled");
 }
 
 #[tokio::test]

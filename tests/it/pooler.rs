@@ -31,15 +31,10 @@ fn pooler(db: &TestDb) -> Option<Pooler> {
         eprintln!("SKIPPED: there is no PgBouncer on this machine (apt-get install pgbouncer)");
         return None;
     };
-    let url = db.url();
-    let (server, database) = url.rsplit_once('/').expect("a database");
-    let (user, host) = server
-        .strip_prefix("postgres://")
-        .and_then(|rest| rest.split_once('@'))
-        .expect("a user at a host");
-    let socket = host.replace("%2F", "/");
+    let at = db.address();
+    let (user, database, socket) = (&at.user, &at.database, at.directory.display());
     // The socket is for its owner alone, and so is this process.
-    let owner = std::fs::metadata(&socket).expect("the socket's directory");
+    let owner = std::fs::metadata(&at.directory).expect("the socket's directory");
     let (dir, port) = (scratch("pooler"), free_port());
     let config = dir.join("pgbouncer.ini");
     std::fs::write(

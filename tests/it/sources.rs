@@ -5,7 +5,7 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, ended, enqueue, show, until, until_true};
+use crate::support::worker::{TestWorker, ended, enqueue, guests_dir, show, until_true, watched};
 
 #[tokio::test]
 async fn a_source_can_be_bound_to_a_handler_of_the_consumers_own() {
@@ -26,29 +26,62 @@ async fn a_source_can_be_bound_to_a_handler_of_the_consumers_own() {
 }
 
 #[tokio::test]
-async fn a_job_whose_source_is_bound_to_a_missing_handler_says_so_and_is_tried_again() {
+async fn jobs_whose_source_is_bound_to_a_missing_handler_wait_for_it_and_cost_neither_attempts_nor_much()
+ {
     let db = TestDb::new().await;
     let client = db.client().await;
+    let (catalog, folder) = watched(&["noop.wasm"]).await;
     let bound = Settings {
-        sources: [("cron".to_string(), "no.such.handler".to_string())].into(),
+        slots: 4,
+        sources: [("cron".to_string(), "text.stats".to_string())].into(),
         ..Settings::default()
     };
-    let worker = TestWorker::start(&db, bound).await;
-    let row = client
-        .query_one("SELECT rouse.enqueue('noop', source => 'cron')", &[])
+    client
+        .execute(
+            "SELECT rouse.enqueue_many('noop', array_fill('{\"text\": \"one two\"}'::jsonb, ARRAY[30]), source => 'cron')",
+            &[],
+        )
         .await
         .unwrap();
-    let job = until(&client, row.get(0), |job| job.error.is_some()).await;
-    assert_eq!(job.state, "queued");
-    let error = job.error.unwrap();
-    assert!(
-        error["message"]
-            .as_str()
-            .unwrap()
-            .contains("no.such.handler"),
-        "{error}"
-    );
+    let behind = enqueue(&client, "noop", json!({"n": 1})).await;
+    let worker = TestWorker::start_on(&db, bound, catalog);
+    assert_eq!(ended(&client, behind).await.state, "succeeded");
+    // Each of these takes a few looks.
+    for _ in 0..50 {
+        let row = client
+            .query_one(
+                "SELECT rouse.enqueue('noop', '{\"n\": 2}', queue => 'other')",
+                &[],
+            )
+            .await
+            .unwrap();
+        ended(&client, row.get(0)).await;
+    }
+    let row = client
+        .query_one(
+            "SELECT count(*) FILTER (WHERE state = 'queued' AND attempt = 0), (SELECT count(*) FROM rouse.attempt),
+                    (SELECT count(*) FROM rouse.record WHERE event = 'released')
+             FROM rouse.job",
+            &[],
+        )
+        .await
+        .unwrap();
+    let (waiting, attempts, released): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
+    assert_eq!((waiting, attempts), (30, 0));
+    assert!((30..100).contains(&released), "{released} were given back");
+
+    let late = folder.path().join("text_stats.wasm");
+    std::fs::copy(guests_dir().join("text_stats.wasm"), late).unwrap();
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     worker.drain().await;
+    let row = client
+        .query_one(
+            "SELECT count(*), max(attempt) FROM rouse.finished WHERE source = 'cron' AND state = 'succeeded' AND result ? 'words'",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i32>(1)), (30, 1));
 }
 
 /// A consumer that has a handler of its own for this source.

@@ -12,7 +12,10 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::database::registration;
-use crate::support::worker::{TestWorker, cancel, ended, enqueue, show, until, until_true};
+use crate::support::proxy::{ECHO, Proxy, Side};
+use crate::support::worker::{
+    TestWorker, cancel, catalog, ended, enqueue, show, until, until_true,
+};
 
 async fn claim(store: &Store) -> Vec<ClaimedJob> {
     let lanes = store.lanes_after(i64::MIN).await.unwrap();
@@ -366,22 +369,17 @@ async fn a_running_attempt_is_told_of_its_cancellation_at_once() {
     assert_eq!(show(&client, id).await.state, "cancelled");
 }
 
-/// Nobody can connect to the database meanwhile, so that the worker cannot listen anew before the job is cancelled.
 #[tokio::test]
 async fn a_running_attempt_is_told_of_a_cancellation_that_came_while_nobody_listened() {
     let db = TestDb::new().await;
-    let (client, other) = (db.client().await, db.client().await);
-    let worker = TestWorker::start(&db, Settings::default()).await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let (listen_at, catalog) = (proxy.connector(), catalog().await);
+    let worker = TestWorker::start_listening_at(listen_at, &db, Settings::default(), catalog);
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
-    let connections = async |allowed: bool| {
-        let sql = format!(
-            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I ALLOW_CONNECTIONS {allowed}', current_database()); END $$"
-        );
-        other.batch_execute(&sql).await.unwrap();
-    };
-    connections(false).await;
+    let listens_again = proxy.hold("LISTEN rouse_wake", Side::Statement);
     let cut = client
         .query(
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
@@ -391,15 +389,35 @@ async fn a_running_attempt_is_told_of_a_cancellation_that_came_while_nobody_list
         .await
         .unwrap();
     assert_eq!(cut.len(), 1);
+    listens_again.caught().await;
     assert!(cancel(&client, id).await, "it is cancelled");
-    connections(true).await;
+    listens_again.release();
     // The renewal would come after 24 s, and the attempt waits for nothing else.
-    tokio::time::timeout(Duration::from_secs(15), async {
-        until_true(&client, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%')").await;
-        worker.drain().await;
-    })
-    .await
-    .expect("the attempt has ended");
+    tokio::time::timeout(Duration::from_secs(15), worker.drain())
+        .await
+        .expect("the attempt has ended");
+    assert_eq!(show(&client, id).await.state, "cancelled");
+}
+
+/// The worker hears nothing yet that it would believe: it tries out whether its notifications arrive.
+#[tokio::test]
+async fn a_running_attempt_is_told_of_a_cancellation_that_came_before_the_listener_had_heard_itself()
+ {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let echo = proxy.hold(ECHO, Side::Statement);
+    let id = enqueue(&client, "test.wait-abort", json!({})).await;
+    let (store, catalog) = (proxy.store(), catalog().await);
+    let worker = TestWorker::start_through(store, db.connector(), Settings::default(), catalog);
+    echo.caught().await;
+    until(&client, id, |job| job.state == "running").await;
+    assert!(cancel(&client, id).await, "it is cancelled");
+    echo.release();
+    // The renewal would come after 24 s, and the attempt waits for nothing else.
+    tokio::time::timeout(Duration::from_secs(15), worker.drain())
+        .await
+        .expect("the attempt has ended");
     assert_eq!(show(&client, id).await.state, "cancelled");
 }
 

@@ -41,7 +41,7 @@ impl Named {
         let sources = self.sources.iter().filter(|(_, handler)| !fits(handler));
         let sources = sources.map(|(source, handler)| {
             format!(
-                "{source} of [sources] in rouse.toml names {handler}, a handler that the folder does not have (`rouse handlers` lists them)"
+                "{source} of [sources] in rouse.toml names {handler}, a handler that the folder does not have (`rouse handlers` lists them): jobs from that source wait for it"
             )
         });
         tables.chain(sources).collect()

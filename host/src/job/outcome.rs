@@ -145,7 +145,8 @@ pub struct OwnLimits {
 /// | a result that is too large or invalid | after the backoff |
 /// | the run timeout | after the backoff; the last one ends the job as `timed_out` |
 /// | the host could not run it | after the backoff |
-/// | a shutdown | at once, and this one does not count |
+/// | what the job leaves of its grants is not understood | never |
+/// | a shutdown, or it never began: no slot in time, no handler | at once, and this one does not count |
 ///
 /// (SPEC rows B4, Q5.)
 pub fn decide(end: RunEnd, tries: Tries, policy: &RetryPolicy, random: f64) -> Outcome {
@@ -226,7 +227,12 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
                 last: State::TimedOut,
             },
         ),
-        RunEnd::Aborted(AbortReason::Shutdown) => Judged::Decided(Outcome::Released),
+        RunEnd::Aborted(AbortReason::Shutdown) | RunEnd::NotStarted | RunEnd::NoHandler => {
+            Judged::Decided(Outcome::Released)
+        }
+        RunEnd::GrantsRefused(why) => {
+            Judged::failed(AttemptError::new(ErrorKind::Denied, why), When::Never)
+        }
         RunEnd::Aborted(
             reason @ (AbortReason::TakenByAnotherWorker
             | AbortReason::AlreadyCompleted

@@ -66,6 +66,7 @@ fn simple_ends() -> impl Strategy<Value = RunEnd> {
         }),
         Just(RunEnd::Aborted(AbortReason::TimedOut)),
         text.prop_map(RunEnd::PayloadRefused),
+        text.prop_map(RunEnd::GrantsRefused),
         text.prop_map(RunEnd::ResultRefused),
         text.prop_map(RunEnd::Unrunnable),
     ]
@@ -412,6 +413,22 @@ fn nothing_is_said_about_a_job_whose_lease_is_lost_and_a_shutdown_gives_it_back(
         assert!(matches!(outcome(reason), Outcome::Dropped(why) if why == reason));
     }
     assert!(matches!(outcome(AbortReason::Shutdown), Outcome::Released));
+}
+
+#[test]
+fn an_attempt_that_never_began_does_not_count_and_one_whose_grants_are_not_understood_is_the_last()
+{
+    let outcome = |end| decide(end, tries(3, 3), &RetryPolicy::default(), 0.0);
+    for end in [RunEnd::NotStarted, RunEnd::NoHandler] {
+        assert!(matches!(outcome(end), Outcome::Released));
+    }
+    let end = RunEnd::GrantsRefused("grants of a later version".into());
+    let Outcome::Ended { state, error } = decide(end, tries(1, 9), &RetryPolicy::default(), 0.0)
+    else {
+        panic!("no other attempt would understand them");
+    };
+    assert_eq!((state, error.kind), (State::Failed, ErrorKind::Denied));
+    assert_eq!(error.message, "grants of a later version");
 }
 
 #[test]

@@ -90,6 +90,9 @@ pub(super) fn left_in_order(end: &RunEnd) -> bool {
         | RunEnd::OutputTooLarge { .. }
         | RunEnd::PayloadRefused(_)
         | RunEnd::Aborted(_)
+        | RunEnd::NotStarted
+        | RunEnd::NoHandler
+        | RunEnd::GrantsRefused(_)
         | RunEnd::Unrunnable(_) => false,
     }
 }

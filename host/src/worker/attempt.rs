@@ -8,15 +8,12 @@ use metrics::counter;
 use super::Shared;
 use super::events::{self, Of, Since};
 use super::journal::AttemptJournal;
-use super::leases::Lease;
+use super::leases::Begun;
 use super::meters::{Became, HandlerMeters};
 use super::middleware::{AttemptInfo, Next};
 use super::policy::Policy;
 use super::settler::{Ended, Unsettled};
-use crate::job::{
-    AttemptError, ErrorKind, Fence, JobId, Outcome, OwnLimits, RetryPolicy, RunEnd, State, Tries,
-    decide,
-};
+use crate::job::{ErrorKind, Fence, JobId, Outcome, OwnLimits, RetryPolicy, RunEnd, Tries, decide};
 use crate::sandbox::{AbortHandle, BootTime, Handler, JobInput, Narrowing, Run};
 use crate::store::{ClaimedJob, Fate, JsonText, Lane, Ran, Settlement};
 
@@ -33,11 +30,6 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// True when its lease has run out: it stood in line while the machine was suspended, for instance.
-    pub(super) fn is_lost(&self, now: BootTime) -> bool {
-        self.asked.plus(self.lease) <= now
-    }
-
     /// What events about it tell. `handler`: the one that runs.
     pub(super) fn of<'a>(&self, shared: &'a Shared, handler: &'a str) -> Of<'a> {
         Of {
@@ -88,60 +80,82 @@ impl Drop for Slot<'_> {
 
 /// Takes one claimed job from its claim to its settlement.
 async fn run(shared: &Arc<Shared>, mut claim: Claim) {
-    // Others may run it by now. Where nobody has it, nothing is lost.
-    if claim.is_lost(BootTime::now()) {
-        return give_back(shared, &claim).await;
-    }
-    let handler = match dispatch(shared, &claim) {
-        Dispatch::To(handler) => handler,
-        Dispatch::Withdrawn => return give_back(shared, &claim).await,
-        Dispatch::Unbound(why) => {
-            let error = AttemptError::new(ErrorKind::Unrunnable, why);
-            let delay = RetryPolicy::default().initial;
-            let outcome = Outcome::Retry {
-                again: delay.into(),
-                error,
-            };
-            let meters = shared.meters.of(&claim.lane.handler);
-            return settle(shared, &claim, meters, None, outcome).await;
-        }
+    let handlers = shared.catalog.current();
+    let source = claim.job.source.as_deref();
+    let name = shared.settings.handler_for(source, &claim.lane.handler);
+    let Some(handler) = handlers.get(name).cloned() else {
+        // It was withdrawn between the claim and now.
+        return end(shared, &claim, &claim.lane.handler, RunEnd::NoHandler).await;
     };
     let mut policy = Policy::resolve(&handler.manifest, &shared.settings.overrides);
     let (handler, own) = match narrow(&handler, &claim.job, &mut policy) {
         Ok(narrowed) => narrowed.unwrap_or((handler, OwnLimits::default())),
         Err(why) => {
-            let meters = shared.meters.of(&handler.manifest.name);
-            let error = AttemptError::new(ErrorKind::Denied, why);
-            let state = State::Failed;
-            return settle(
-                shared,
-                &claim,
-                meters,
-                None,
-                Outcome::Ended { state, error },
-            )
-            .await;
+            let why = RunEnd::GrantsRefused(why);
+            return end(shared, &claim, &handler.manifest.name, why).await;
         }
+    };
+    let journal = Arc::new(AttemptJournal::new(
+        shared.clone(),
+        &claim.job,
+        handler.clone(),
+    ));
+    let begun = Begun {
+        lease: policy.lease,
+        grace: policy.grace,
+        watched: journal.watched(),
+    };
+    let leases = &shared.leases;
+    let abort = match leases.begin(claim.job.id, claim.job.fence, &begun).await {
+        Ok(abort) => abort,
+        Err(why) => return end(shared, &claim, &handler.manifest.name, why).await,
     };
     let meters = shared.meters.of(&handler.manifest.name);
     let started_after = claim.received.elapsed();
-    let run = sandbox_run(shared, &mut claim, &handler, &policy, &meters).await;
+    let run = sandbox_run(
+        shared, &mut claim, &handler, &policy, &meters, journal, abort,
+    )
+    .await;
     let ran = run.used.map(|usage| Ran {
         usage,
         digest: handler.module.digest.0,
     });
-    let outcome = outcome(&handler, &claim, run, &policy, own);
-    if let Outcome::Retry { error, .. } | Outcome::Ended { error, .. } = &outcome {
-        meters.count_error(error.kind);
-        if error.kind == ErrorKind::TimedOut {
-            shared.tally.timed_out();
-        }
-    }
+    let tries = Tries {
+        max: claim.job.max_attempts.unwrap_or(policy.retry.max_attempts),
+        more_memory_bytes: more_memory_bytes(&handler, &claim.job),
+        own,
+        ..tries(&claim)
+    };
+    let outcome = decide(run.end, tries, &policy.retry, rand::random());
     let started = Some(Started {
         after: started_after,
         ran,
     });
     settle(shared, &claim, meters, started, outcome).await;
+}
+
+/// Ends an attempt that never began.
+async fn end(shared: &Shared, claim: &Claim, handler: &str, end: RunEnd) {
+    // What waits to be written needs no lease for longer than it has one.
+    shared.leases.give_up(claim.job.id, claim.job.fence);
+    let outcome = decide(end, tries(claim), &RetryPolicy::default(), rand::random());
+    settle(shared, claim, shared.meters.of(handler), None, outcome).await;
+}
+
+/// Gives a claim back that has not started.
+pub(super) async fn give_back(shared: &Shared, claim: &Claim, why: RunEnd) {
+    end(shared, claim, &claim.lane.handler, why).await;
+}
+
+/// How often the job was tried, as far as its row says.
+fn tries(claim: &Claim) -> Tries {
+    let failed = claim.job.attempt.0 - claim.job.lost;
+    Tries {
+        failed: u32::try_from(failed).unwrap_or(0),
+        max: claim.job.max_attempts.unwrap_or(1),
+        more_memory_bytes: None,
+        own: OwnLimits::default(),
+    }
 }
 
 /// The handler with what the job leaves of its grants, limits and time, and which limits are the job's by that; none: all of it.
@@ -176,65 +190,15 @@ struct Started {
     ran: Option<Ran>,
 }
 
-/// Gives a claim back that has not started.
-pub(super) async fn give_back(shared: &Shared, claim: &Claim) {
-    let meters = shared.meters.of(&claim.lane.handler);
-    settle(shared, claim, meters, None, Outcome::Released).await;
-}
-
-/// Where a claimed job goes.
-enum Dispatch {
-    To(Arc<Handler>),
-    /// The handler was withdrawn between the claim and now.
-    Withdrawn,
-    /// The operator bound the job's source to a handler that is not there.
-    Unbound(String),
-}
-
-/// The handler for the job: the one that the operator bound to its source, else the one that its
-/// producer named.
-fn dispatch(shared: &Shared, claim: &Claim) -> Dispatch {
-    let handlers = shared.catalog.current();
-    let source = claim.job.source.as_ref();
-    let bound = source.and_then(|source| shared.settings.sources.get(source));
-    let name = bound.unwrap_or(&claim.lane.handler);
-    match (handlers.get(name), bound) {
-        (Some(handler), _) => Dispatch::To(handler.clone()),
-        (None, None) => Dispatch::Withdrawn,
-        (None, Some(bound)) => Dispatch::Unbound(format!(
-            "rouse.toml binds the source of this job to the handler {bound}, which this host does not have"
-        )),
-    }
-}
-
 async fn sandbox_run(
     shared: &Arc<Shared>,
     claim: &mut Claim,
     handler: &Arc<Handler>,
     policy: &Policy,
     meters: &HandlerMeters,
+    journal: Arc<AttemptJournal>,
+    abort: AbortHandle,
 ) -> Run {
-    let abort = AbortHandle::new();
-    let journal = Arc::new(AttemptJournal::new(
-        shared.clone(),
-        &claim.job,
-        handler.clone(),
-    ));
-    shared.leases.insert(
-        claim.job.id,
-        Lease {
-            fence: claim.job.fence,
-            lease: policy.lease,
-            grace: policy.grace,
-            abort: abort.clone(),
-            watched: journal.watched(),
-            // What the claim was made for, which a new version of the handler, or one that the
-            // operator bound to the source, need not agree with.
-            trusted_until: claim.asked.plus(claim.lease),
-            over: false,
-            doubted: false,
-        },
-    );
     let input = input(claim, policy);
     let job = &claim.job;
     let about = AttemptInfo {
@@ -281,18 +245,6 @@ fn input(claim: &mut Claim, policy: &Policy) -> JobInput {
     }
 }
 
-/// The decision about the job, which is pure; see [`decide`].
-fn outcome(handler: &Handler, claim: &Claim, run: Run, policy: &Policy, own: OwnLimits) -> Outcome {
-    let failed = claim.job.attempt.0 - claim.job.lost;
-    let tries = Tries {
-        failed: u32::try_from(failed).unwrap_or(0),
-        max: claim.job.max_attempts.unwrap_or(policy.retry.max_attempts),
-        more_memory_bytes: more_memory_bytes(handler, &claim.job),
-        own,
-    };
-    decide(run.end, tries, &policy.retry, rand::random())
-}
-
 /// The memory that an earlier attempt has asked for, by running out of its own.
 fn memory_bytes(job: &ClaimedJob) -> Option<usize> {
     job.memory_bytes
@@ -316,6 +268,12 @@ async fn settle(
     outcome: Outcome,
 ) {
     let job = &claim.job;
+    if let Outcome::Retry { error, .. } | Outcome::Ended { error, .. } = &outcome {
+        meters.count_error(error.kind);
+        if error.kind == ErrorKind::TimedOut {
+            shared.tally.timed_out();
+        }
+    }
     let fate = match outcome {
         Outcome::Succeeded(result) => {
             let text: Box<str> = result.into();

@@ -7,13 +7,15 @@ use metrics::counter;
 
 use super::Shared;
 use super::ageing::{Half, KNOWN_MAX, Overdue};
-use super::attempt::Claim;
+use super::attempt::{self, Claim};
 use super::events::{self, Of, Since};
 use super::lanes::{After, Lanes, Serving};
+use super::leases::UnderWay;
 use super::policy::Policy;
 use super::prefetch::Prefetch;
 use super::slots;
-use crate::job::{Fence, LaneId};
+use super::unbound::{Sorted, Unbound};
+use crate::job::{Fence, LaneId, RunEnd};
 use crate::sandbox::{BootTime, Handler, HandlerSet};
 use crate::store::{Adopted, ClaimOrder, ClaimedJob, Lane, LostJob, StoreError};
 
@@ -30,6 +32,8 @@ pub(super) struct Claims<'a> {
     handlers: Option<Arc<HandlerSet>>,
     /// Sources that are bound to a handler that is here.
     sources: Vec<String>,
+    /// Jobs of sources that are bound to a handler that is not here.
+    unbound: Unbound,
     /// Before then nothing is looked for by source, because nothing was there, unless somebody says so.
     by_source_at: Instant,
     /// Of each claim, for jobs that are found by their source: neither they nor the others are to wait for the end of the others.
@@ -45,6 +49,7 @@ impl<'a> Claims<'a> {
             lanes: Lanes::default(),
             handlers: None,
             sources: Vec::new(),
+            unbound: Unbound::default(),
             by_source_at: Instant::now(),
             half: Half::default(),
             prefetch: Prefetch::new(Instant::now()),
@@ -76,6 +81,10 @@ impl<'a> Claims<'a> {
         // Which of them it will be is not known before the claim.
         let bound_lease_ms = bound.iter().map(|(_, handler)| lease_ms(handler)).max();
         self.sources = bound.iter().map(|(source, _)| (*source).clone()).collect();
+        let unbound = settings.sources.iter();
+        let unbound = unbound.filter(|(_, name)| handlers.get(name).is_none());
+        self.unbound
+            .set(unbound.map(|(source, _)| source.clone()).collect());
         self.lanes.serve(|lane: &Lane| {
             let queue_place = match settings.queues.as_slice() {
                 [] => 0,
@@ -128,16 +137,16 @@ impl<'a> Claims<'a> {
             .await?;
         if found < wanted && self.finds_by_source() {
             let lanes = self.lanes.all_by_source();
-            let sources = Some(self.sources.as_slice());
+            let sources = self.sources.clone();
             found += self
-                .adopt_from(&lanes, sources, wanted - found, within)
+                .adopt_from(&lanes, Some(&sources), wanted - found, within)
                 .await?;
         }
         Ok(found)
     }
 
     async fn adopt_from(
-        &self,
+        &mut self,
         orders: &[ClaimOrder],
         sources: Option<&[String]>,
         wanted: usize,
@@ -146,7 +155,9 @@ impl<'a> Claims<'a> {
         let fence = Fence(rand::random());
         let asked = BootTime::now();
         let lost_max = self.shared.settings.lost_max;
-        let store = &self.shared.store;
+        let shared = self.shared;
+        let store = &shared.store;
+        let under_way = shared.leases.claiming();
         let Adopted { claimed, lost } = store
             .adopt(fence, orders, sources, wanted, lost_max, within)
             .await?;
@@ -154,7 +165,7 @@ impl<'a> Claims<'a> {
         for job in &lost {
             self.tell(job);
         }
-        Ok(self.dispatch(claimed, asked, true))
+        Ok(self.dispatch(under_way, claimed, asked, true).await)
     }
 
     /// Tells of a job that was lost and that nobody claims now: no attempt of this worker will.
@@ -203,9 +214,8 @@ impl<'a> Claims<'a> {
         let mut found = 0;
         if let Some((lane, share)) = self.overdue.share(wanted) {
             let orders = self.lanes.order_of(lane);
-            let (jobs, asked) = self.claim_from(orders.as_slice(), share).await?;
-            self.overdue.claimed(jobs.len());
-            found = self.dispatch(jobs, asked, false);
+            found = self.claim_from(orders.into_iter().collect(), share).await?;
+            self.overdue.claimed(found);
         }
         let share = match self.finds_by_source() {
             true => self.half.of(wanted - found),
@@ -213,10 +223,9 @@ impl<'a> Claims<'a> {
         };
         let by_source = self.claim_by_source(share).await?;
         found += by_source;
-        let orders = self.lanes.orders(after);
-        if found < wanted && !orders.is_empty() {
-            let (jobs, asked) = self.claim_from(&orders, wanted - found).await?;
-            found += self.dispatch(jobs, asked, false);
+        if found < wanted {
+            let orders = self.lanes.orders(after);
+            found += self.claim_from(orders, wanted - found).await?;
         }
         // There may be more of them than their share, and nothing else.
         if by_source == share {
@@ -238,7 +247,9 @@ impl<'a> Claims<'a> {
         };
         let fence = Fence(rand::random());
         let asked = BootTime::now();
-        let store = &self.shared.store;
+        let shared = self.shared;
+        let store = &shared.store;
+        let under_way = shared.leases.claiming();
         let jobs = store
             .claim_bound(fence, &lanes, &self.sources, lease, wanted)
             .await?;
@@ -251,7 +262,7 @@ impl<'a> Claims<'a> {
         self.sources.rotate_left(1);
         let bytes = jobs.iter().map(|job| job.payload.0.len()).sum();
         self.prefetch.claimed(jobs.len(), bytes);
-        Ok(self.dispatch(jobs, asked, false))
+        Ok(self.dispatch(under_way, jobs, asked, false).await)
     }
 
     /// Somebody says that there is a job in this lane. True where the lane is served.
@@ -262,27 +273,46 @@ impl<'a> Claims<'a> {
         self.lanes.touch(lane)
     }
 
-    /// One claim; and when it was asked for.
+    /// One claim, from those of the lanes that do not rest. Returns how many jobs it has found.
     async fn claim_from(
         &mut self,
-        orders: &[ClaimOrder],
+        mut orders: Vec<ClaimOrder>,
         wanted: usize,
-    ) -> Result<(Vec<ClaimedJob>, BootTime), StoreError> {
+    ) -> Result<usize, StoreError> {
+        let now = Instant::now();
+        orders.retain(|order| !self.unbound.rests(order.lane, now));
+        if orders.is_empty() {
+            return Ok(0);
+        }
+        let shared = self.shared;
         let fence = Fence(rand::random());
         let asked = BootTime::now();
-        let jobs = self.shared.store.claim(fence, orders, wanted).await?;
-        self.lanes.claimed(orders, &jobs, wanted);
+        let under_way = shared.leases.claiming();
+        let jobs = shared.store.claim(fence, &orders, wanted).await?;
+        self.lanes.claimed(&orders, &jobs, wanted);
         let bytes = jobs.iter().map(|job| job.payload.0.len()).sum();
         self.prefetch.claimed(jobs.len(), bytes);
-        Ok((jobs, asked))
+        Ok(self.dispatch(under_way, jobs, asked, false).await)
     }
 
-    fn dispatch(&self, jobs: Vec<ClaimedJob>, asked: BootTime, adopted: bool) -> usize {
+    /// Puts the jobs of a claim in line, and gives those back whose handler is missing. Returns how many of them are news.
+    async fn dispatch(
+        &mut self,
+        under_way: UnderWay<'_>,
+        jobs: Vec<ClaimedJob>,
+        asked: BootTime,
+        adopted: bool,
+    ) -> usize {
         let received = Instant::now();
-        let count = jobs.len();
-        self.shared.meters.claimed.increment(count as u64);
-        let claims = jobs
-            .into_iter()
+        self.shared.meters.claimed.increment(jobs.len() as u64);
+        let Sorted {
+            runnable,
+            unbound,
+            new,
+        } = self.unbound.sort(jobs, received);
+        let unbound_from = runnable.len();
+        let jobs = runnable.into_iter().chain(unbound);
+        let mut claims: Vec<Claim> = jobs
             .map(|job| {
                 let (lane, lease) = self
                     .lanes
@@ -303,8 +333,13 @@ impl<'a> Claims<'a> {
                 claim
             })
             .collect();
+        under_way.arrived(&claims);
+        let unbound = claims.split_off(unbound_from);
         slots::start(self.shared, claims);
-        count
+        for claim in unbound {
+            attempt::give_back(self.shared, &claim, RunEnd::NoHandler).await;
+        }
+        new
     }
 }
 

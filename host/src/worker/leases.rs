@@ -1,19 +1,24 @@
-//! The leases of running attempts: renewed in one statement, given up when they cannot be trusted.
+//! The leases of claims and running attempts: renewed in one statement, given up when they cannot be trusted.
+//!
+//! A claim is held from when its answer arrives, so that a change of its job is noticed while it waits for a slot too: an attempt
+//! whose job was changed starts only once the database has said that it may.
 //!
 //! The worker counts its own trust from before it asked the database, so that it stops trusting a
 //! lease before the database does.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::collections::{HashMap, HashSet};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use super::Shared;
+use super::attempt::Claim;
 use super::journal::Watched;
 use super::policy::LEASE_MIN;
-use crate::job::{AbortReason, Fence, JobId};
+use crate::job::{AbortReason, Fence, JobId, RunEnd};
 use crate::sandbox::{AbortHandle, BootTime};
 use crate::store::{Refusal, Renewal, RunningUsage};
 
@@ -21,155 +26,309 @@ use crate::store::{Refusal, Renewal, RunningUsage};
 const TICK: Duration = Duration::from_millis(250);
 /// A lease is renewed after this share of it (SPEC row Q2: below half).
 const RENEWED_AFTER: f64 = 0.4;
+/// A claim in doubt keeps its slot waiting for no longer than this; then it is given back.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
-/// The lease of one running attempt.
-pub(super) struct Lease {
-    pub(super) fence: Fence,
+/// The lease of one claim.
+struct Lease {
+    fence: Fence,
+    lease: Duration,
+    /// From before the database was asked, plus the lease.
+    trusted_until: BootTime,
+    abort: AbortHandle,
+    /// None: it waits for a slot.
+    attempt: Option<Begun>,
+    /// Lost or given up: it is renewed no more.
+    over: bool,
+    /// Somebody else may have changed the job since it was last asked for: it is asked for now, and not when it is due.
+    doubted: bool,
+    /// It is being asked for.
+    asked: bool,
+}
+
+/// An attempt that has begun.
+#[derive(Clone)]
+pub(super) struct Begun {
+    /// For how long it renews its lease.
     pub(super) lease: Duration,
     pub(super) grace: Duration,
-    pub(super) abort: AbortHandle,
-    /// What the attempt uses.
+    /// What it uses.
     pub(super) watched: Arc<Watched>,
-    /// From before the database was asked, plus the lease.
-    pub(super) trusted_until: BootTime,
-    /// Lost or given up: it is renewed no more.
-    pub(super) over: bool,
-    /// Somebody else may have changed the job since it was last asked for: it is asked for now, and not when it is due.
-    pub(super) doubted: bool,
 }
 
-/// A job may be changed from when its claim is committed, and its attempt begins when the answer has come and it has waited in line:
-/// what is heard of it in between is kept for so long.
-const EARLY_KEPT: Duration = Duration::from_secs(30);
-
-/// The leases of all running attempts.
-#[derive(Default)]
-pub(super) struct Leases {
-    running: Mutex<HashMap<JobId, Lease>>,
-    /// Why all of them have been aborted. Changed and read under the lock of `running`, so that an
-    /// attempt whose claim had just left the line is not forgotten.
-    all_aborted: OnceLock<AbortReason>,
-    /// Jobs that were changed, and do not run here (yet); since when that is known. Changed under the lock of `running`.
-    early: Mutex<HashMap<JobId, Instant>>,
-    /// There are leases that are doubted.
-    doubts: Notify,
-}
-
-impl Leases {
-    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, Lease>> {
-        // Nothing panics while it holds the lock, and the map is whole at every step.
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+impl Lease {
+    fn new(fence: Fence, asked: BootTime, lease: Duration) -> Self {
+        Self {
+            fence,
+            lease,
+            trusted_until: asked.plus(lease),
+            abort: AbortHandle::new(),
+            attempt: None,
+            over: false,
+            doubted: false,
+            asked: false,
+        }
     }
 
-    pub(super) fn insert(&self, id: JobId, mut lease: Lease) {
-        let mut running = self.lock();
-        if self.early().remove(&id).is_some() {
-            lease.doubted = true;
-            self.doubts.notify_one();
+    /// Of a claim that waits, none: nothing runs that would have to end.
+    fn grace(&self) -> Duration {
+        self.attempt
+            .as_ref()
+            .map_or(Duration::ZERO, |attempt| attempt.grace)
+    }
+
+    /// A claim that waits is renewed only where it is in doubt: it is given back before its lease needs that.
+    fn is_due(&self, now: BootTime) -> bool {
+        let renewed = now.plus(self.lease.mul_f64(1.0 - RENEWED_AFTER)) >= self.trusted_until;
+        !self.over && (self.doubted || (self.attempt.is_some() && renewed))
+    }
+
+    /// Why its attempt may not begin; none: that is not known yet.
+    fn begin(&mut self, attempt: &Begun, now: BootTime) -> Option<Result<AbortHandle, RunEnd>> {
+        if let Some(reason) = self.abort.reason() {
+            return Some(Err(RunEnd::Aborted(reason)));
         }
-        if let Some(reason) = self.all_aborted.get() {
-            lease.abort.abort(*reason, lease.grace);
+        // Others may run it by now. Where nobody has it, nothing is lost.
+        if self.trusted_until <= now {
+            return Some(Err(RunEnd::NotStarted));
         }
-        lease.abort.trust_until(lease.trusted_until, lease.grace);
-        let before = running.insert(id, lease);
+        if self.doubted || self.asked {
+            return None;
+        }
+        self.lease = attempt.lease;
+        // The trust is that of the claim, which a new version of the handler, or one that the operator
+        // bound to the source, need not agree with.
+        self.abort.trust_until(self.trusted_until, attempt.grace);
+        self.attempt = Some(attempt.clone());
+        Some(Ok(self.abort.clone()))
+    }
+}
+
+/// The leases of all claims, from their arrival to their settlement.
+#[derive(Default)]
+pub(super) struct Leases {
+    inner: Mutex<Inner>,
+    /// There are leases that are doubted.
+    doubts: Notify,
+    /// Of some of them it is known what they are now.
+    answers: Notify,
+}
+
+#[derive(Default)]
+struct Inner {
+    held: HashMap<JobId, Lease>,
+    /// Why all of them have been aborted, and those that arrive later are too.
+    all_aborted: Option<AbortReason>,
+    /// Which jobs (none: any) were changed while a claim is under way, which may bring them; none: no claim is.
+    heard: Option<HashSet<Option<JobId>>>,
+}
+
+/// A claim that was asked for and has not been answered.
+pub(super) struct UnderWay<'a>(&'a Leases);
+
+impl UnderWay<'_> {
+    /// Its answer has come. A job of it that was changed meanwhile is in doubt from the start.
+    pub(super) fn arrived(self, claims: &[Claim]) {
+        let mut inner = self.0.lock();
+        let mut doubts = false;
+        for claim in claims {
+            let lease = Lease::new(claim.job.fence, claim.asked, claim.lease);
+            doubts |= inner.hold(claim.job.id, lease);
+        }
+        drop(inner);
+        if doubts {
+            self.0.doubts.notify_one();
+        }
+        // An earlier attempt at one of them may have waited for an answer.
+        self.0.answers.notify_waiters();
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.lock().heard = None;
+    }
+}
+
+impl Inner {
+    /// True where it is in doubt.
+    fn hold(&mut self, id: JobId, mut lease: Lease) -> bool {
+        let doubted = self
+            .heard
+            .as_ref()
+            .is_some_and(|heard| heard.contains(&Some(id)) || heard.contains(&None));
+        lease.doubted = doubted;
+        if let Some(reason) = self.all_aborted {
+            lease.abort.abort(reason, lease.grace());
+        }
         // This worker has adopted its own job (after a suspension, for instance) before it noticed
         // that it had lost it. From here on nobody could tell the earlier attempt to stop.
-        if let Some(before) = before {
+        if let Some(before) = self.held.insert(id, lease) {
             before
                 .abort
                 .abort(AbortReason::TakenByAnotherWorker, Duration::ZERO);
         }
+        doubted
+    }
+
+    fn get(&mut self, id: JobId, fence: Fence) -> Option<&mut Lease> {
+        // The same job may be here again, under another fence, when its lease was lost.
+        self.held.get_mut(&id).filter(|lease| lease.fence == fence)
+    }
+
+    /// Those of attempts that have begun.
+    fn running(&self) -> impl Iterator<Item = (JobId, &Lease)> {
+        self.held
+            .iter()
+            .filter(|(_, lease)| lease.attempt.is_some())
+            .map(|(id, lease)| (*id, lease))
+    }
+}
+
+impl Leases {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing panics while it holds the lock, and the map is whole at every step.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A claim is about to be asked for: from here on its jobs may be changed by others. One at a time.
+    pub(super) fn claiming(&self) -> UnderWay<'_> {
+        self.lock().heard = Some(HashSet::new());
+        UnderWay(self)
+    }
+
+    /// Begins an attempt of a claim that has arrived. Where somebody may have changed the job meanwhile, the database is asked
+    /// first.
+    ///
+    /// # Errors
+    /// How it ends instead: it is another's or nobody's any more, or it has to be given back.
+    pub(super) async fn begin(
+        &self,
+        id: JobId,
+        fence: Fence,
+        attempt: &Begun,
+    ) -> Result<AbortHandle, RunEnd> {
+        if let Some(begun) = self.try_begin(id, fence, attempt) {
+            return begun;
+        }
+        let begun = async {
+            loop {
+                let mut answers = pin!(self.answers.notified());
+                // Waits from here on: an answer between the look and the await is not missed.
+                answers.as_mut().enable();
+                if let Some(begun) = self.try_begin(id, fence, attempt) {
+                    return begun;
+                }
+                answers.await;
+            }
+        };
+        let answered = tokio::time::timeout(ANSWERED_WITHIN, begun).await;
+        answered.unwrap_or(Err(RunEnd::NotStarted))
+    }
+
+    fn try_begin(
+        &self,
+        id: JobId,
+        fence: Fence,
+        attempt: &Begun,
+    ) -> Option<Result<AbortHandle, RunEnd>> {
+        match self.lock().get(id, fence) {
+            Some(lease) => lease.begin(attempt, BootTime::now()),
+            // A later claim of this worker has it.
+            None => Some(Err(RunEnd::Aborted(AbortReason::TakenByAnotherWorker))),
+        }
     }
 
     pub(super) fn remove(&self, id: JobId, fence: Fence) {
-        let mut running = self.lock();
-        // The same job may run here again, under another fence, when its lease was lost.
-        if running.get(&id).is_some_and(|lease| lease.fence == fence) {
-            running.remove(&id);
+        let mut inner = self.lock();
+        if inner.get(id, fence).is_some() {
+            inner.held.remove(&id);
         }
     }
 
-    /// Aborts all attempts, those that start later too; returns the jobs of those that run.
+    /// Aborts all attempts, those that begin later too; returns the jobs of those that run.
     pub(super) fn abort_all(&self, reason: AbortReason) -> Vec<i64> {
-        let running = self.lock();
-        let reason = *self.all_aborted.get_or_init(|| reason);
-        for lease in running.values() {
-            lease.abort.abort(reason, lease.grace);
+        let mut inner = self.lock();
+        let reason = *inner.all_aborted.get_or_insert(reason);
+        for lease in inner.held.values() {
+            lease.abort.abort(reason, lease.grace());
         }
-        running.keys().map(|id| id.0).collect()
+        let running = inner.running().map(|(id, _)| id.0).collect();
+        drop(inner);
+        self.answers.notify_waiters();
+        running
     }
 
     /// Somebody else has changed this job (none: any of them): it is found out what it is now.
     pub(super) fn doubt(&self, id: Option<JobId>) {
-        let mut running = self.lock();
+        let mut inner = self.lock();
+        if let Some(heard) = &mut inner.heard {
+            heard.insert(id);
+        }
         let mut any = false;
-        for (_, lease) in running
+        for (_, lease) in inner
+            .held
             .iter_mut()
             .filter(|(one, _)| id.is_none_or(|id| id == **one))
         {
             lease.doubted = true;
             any = true;
         }
+        drop(inner);
         if any {
             self.doubts.notify_one();
-        } else if let Some(id) = id {
-            let mut early = self.early();
-            early.retain(|_, since| since.elapsed() < EARLY_KEPT);
-            early.insert(id, Instant::now());
         }
     }
 
-    fn early(&self) -> MutexGuard<'_, HashMap<JobId, Instant>> {
-        self.early.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// These were asked for, and there was no answer: what was doubted of them still is.
+    /// These were asked for, and there was no answer: they are in doubt, if they were not before.
     fn unanswered(&self, renewals: &[Renewal]) {
-        let mut running = self.lock();
+        let mut inner = self.lock();
         for renewal in renewals {
-            if let Some(lease) = running.get_mut(&renewal.id) {
+            if let Some(lease) = inner.get(renewal.id, renewal.fence) {
                 lease.doubted = true;
+                lease.asked = false;
             }
         }
     }
 
-    /// Every lease is lost, for this reason; returns the jobs of those that run.
+    /// Every lease is lost, for this reason; returns the jobs of attempts that run.
     pub(super) fn lose_all(&self, reason: AbortReason) -> Vec<i64> {
-        let all: Vec<(JobId, Fence)> = self
-            .lock()
+        let inner = self.lock();
+        let all: Vec<(JobId, Fence)> = inner
+            .held
             .iter()
             .map(|(id, lease)| (*id, lease.fence))
             .collect();
+        let running = inner.running().map(|(id, _)| id.0).collect();
+        drop(inner);
         for (id, fence) in &all {
             self.lose(*id, *fence, reason);
         }
-        all.iter().map(|(id, _)| id.0).collect()
+        running
     }
 
     /// What the attempts that have run for so long have used so far.
     pub(super) fn used(&self, runs_for: Duration) -> Vec<RunningUsage> {
-        let used = |(id, lease): (&JobId, &Lease)| {
+        let used = |(id, lease): (JobId, &Lease)| {
+            let attempt = lease.attempt.as_ref()?;
             Some(RunningUsage {
-                id: *id,
+                id,
                 fence: lease.fence,
-                usage: lease.watched.usage(runs_for)?,
+                usage: attempt.watched.usage(runs_for)?,
             })
         };
-        self.lock().iter().filter_map(used).collect()
+        self.lock().running().filter_map(used).collect()
     }
 
     /// What is to be asked for now. A doubt that comes while that is under way is one of its own.
     fn due(&self, now: BootTime) -> Vec<Renewal> {
         self.lock()
+            .held
             .iter_mut()
-            .filter(|(_, lease)| {
-                !lease.over
-                    && (lease.doubted
-                        || now.plus(lease.lease.mul_f64(1.0 - RENEWED_AFTER))
-                            >= lease.trusted_until)
-            })
+            .filter(|(_, lease)| lease.is_due(now))
             .map(|(id, lease)| {
                 lease.doubted = false;
+                lease.asked = true;
                 Renewal {
                     id: *id,
                     fence: lease.fence,
@@ -183,81 +342,87 @@ impl Leases {
     /// lease could not be trusted any more: there is no way back.
     #[must_use]
     fn extend(&self, renewal: &Renewal, asked: BootTime) -> bool {
-        if let Some(lease) = self.lock().get_mut(&renewal.id)
-            && lease.fence == renewal.fence
-        {
+        if let Some(lease) = self.lock().get(renewal.id, renewal.fence) {
+            lease.asked = false;
             if lease.abort.reason() == Some(AbortReason::Error) {
                 return false;
             }
             lease.trusted_until = asked.plus(lease.lease);
-            lease.abort.trust_until(lease.trusted_until, lease.grace);
+            if let Some(attempt) = &lease.attempt {
+                lease.abort.trust_until(lease.trusted_until, attempt.grace);
+            }
         }
         true
     }
 
     /// The job is this worker's no more.
     pub(super) fn lose(&self, id: JobId, fence: Fence, reason: AbortReason) {
-        if let Some(lease) = self.lock().get_mut(&id)
-            && lease.fence == fence
-            && !lease.over
-        {
-            lease.over = true;
-            let grace = match reason {
-                // Whoever has it now is running already.
-                AbortReason::TakenByAnotherWorker => Duration::ZERO,
-                AbortReason::AlreadyCompleted
-                | AbortReason::NotFound
-                | AbortReason::Error
-                | AbortReason::TimedOut
-                | AbortReason::Cancelled
-                | AbortReason::Shutdown => lease.grace,
-            };
-            lease.abort.abort(reason, grace);
-            let told = "lease lost; the attempt is told to stop";
-            match reason {
-                // Somebody has asked for it.
-                AbortReason::AlreadyCompleted | AbortReason::Cancelled => {
-                    info!(job.id = %id, reason = reason.as_str(), "{told}");
-                }
-                AbortReason::TakenByAnotherWorker
-                | AbortReason::NotFound
-                | AbortReason::Error
-                | AbortReason::TimedOut
-                | AbortReason::Shutdown => {
-                    warn!(job.id = %id, reason = reason.as_str(), "{told}");
-                }
+        let mut inner = self.lock();
+        let Some(lease) = inner.get(id, fence).filter(|lease| !lease.over) else {
+            return;
+        };
+        lease.over = true;
+        let grace = match reason {
+            // Whoever has it now is running already.
+            AbortReason::TakenByAnotherWorker => Duration::ZERO,
+            AbortReason::AlreadyCompleted
+            | AbortReason::NotFound
+            | AbortReason::Error
+            | AbortReason::TimedOut
+            | AbortReason::Cancelled
+            | AbortReason::Shutdown => lease.grace(),
+        };
+        lease.abort.abort(reason, grace);
+        let has_begun = lease.attempt.is_some();
+        drop(inner);
+        if !has_begun {
+            // It is dropped when its turn comes.
+            debug!(job.id = %id, reason = reason.as_str(), "a claim was lost before its attempt began");
+            return;
+        }
+        let told = "lease lost; the attempt is told to stop";
+        match reason {
+            // Somebody has asked for it.
+            AbortReason::AlreadyCompleted | AbortReason::Cancelled => {
+                info!(job.id = %id, reason = reason.as_str(), "{told}");
+            }
+            AbortReason::TakenByAnotherWorker
+            | AbortReason::NotFound
+            | AbortReason::Error
+            | AbortReason::TimedOut
+            | AbortReason::Shutdown => {
+                warn!(job.id = %id, reason = reason.as_str(), "{told}");
             }
         }
     }
 
-    /// Stops renewing the lease of an attempt that has ended, so that it runs out.
+    /// Stops renewing the lease of a claim that is given back, or of an attempt that has ended, so that it runs out.
     pub(super) fn give_up(&self, id: JobId, fence: Fence) {
-        if let Some(lease) = self.lock().get_mut(&id)
-            && lease.fence == fence
-        {
+        if let Some(lease) = self.lock().get(id, fence) {
             lease.over = true;
         }
     }
 
-    /// True when the lease of an attempt that has ended cannot be trusted any more. One that never
-    /// started is not listed, and is trusted for the shortest lease after `asked`.
+    /// True when the lease of an attempt that has ended cannot be trusted any more. One that has never
+    /// begun is trusted for the shortest lease after `asked`.
     pub(super) fn is_lost(&self, id: JobId, fence: Fence, asked: BootTime) -> bool {
         let until = self
             .lock()
-            .get(&id)
-            .filter(|lease| lease.fence == fence)
+            .get(id, fence)
+            .filter(|lease| lease.attempt.is_some())
             .map_or(asked.plus(LEASE_MIN), |lease| lease.trusted_until);
         until <= BootTime::now()
     }
 
     /// Gives up what cannot be trusted any more; true where there was any.
     fn distrust(&self, now: BootTime) -> bool {
-        let expired: Vec<(JobId, Fence)> = self
-            .lock()
-            .iter()
+        let inner = self.lock();
+        let expired: Vec<(JobId, Fence)> = inner
+            .running()
             .filter(|(_, lease)| lease.trusted_until <= now && !lease.over)
-            .map(|(id, lease)| (*id, lease.fence))
+            .map(|(id, lease)| (id, lease.fence))
             .collect();
+        drop(inner);
         for (id, fence) in &expired {
             self.lose(*id, *fence, AbortReason::Error);
         }
@@ -320,6 +485,7 @@ fn take_answers(
             }
         }
     }
+    shared.leases.answers.notify_waiters();
     taken
 }
 
@@ -328,6 +494,52 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    const JOB: JobId = JobId(1);
+    const FENCE: Fence = Fence(7);
+    const LEASE: Duration = Duration::from_secs(10);
+    const GRACE: Duration = Duration::from_secs(5);
+
+    impl Leases {
+        /// A claim of one job arrives that was asked for then.
+        fn arrives(&self, id: JobId, fence: Fence, asked: BootTime, lease: Duration) {
+            self.lock().hold(id, Lease::new(fence, asked, lease));
+        }
+
+        /// Its attempt begins at once.
+        fn begins(&self, id: JobId, fence: Fence, lease: Duration) -> Result<AbortHandle, RunEnd> {
+            let begun = self.try_begin(id, fence, &attempt(lease));
+            begun.expect("it is known whether it may")
+        }
+
+        /// An attempt that runs, of a claim that was asked for then.
+        fn runs(&self, id: JobId, fence: Fence, asked: BootTime) -> AbortHandle {
+            self.arrives(id, fence, asked, LEASE);
+            self.begins(id, fence, LEASE).expect("it may begin")
+        }
+    }
+
+    fn attempt(lease: Duration) -> Begun {
+        Begun {
+            lease,
+            grace: GRACE,
+            watched: Arc::default(),
+        }
+    }
+
+    fn renewal() -> Renewal {
+        Renewal {
+            id: JOB,
+            fence: FENCE,
+            lease_ms: 10_000,
+        }
+    }
+
+    /// Before now, by so much.
+    fn ago(duration: Duration) -> BootTime {
+        let now = BootTime::now().since(BootTime::default());
+        BootTime::default().plus(now.saturating_sub(duration))
+    }
 
     proptest! {
         /// The database counts a lease from when it answers, and the worker from before it asked. So whatever
@@ -340,9 +552,8 @@ mod tests {
             let lease = Duration::from_millis(lease_ms);
             let runs_out_in_the_database = asked.plus(Duration::from_millis(way_there_ms)).plus(lease);
             let leases = Leases::default();
-            let (mut one, told) = self::lease(FENCE, asked.plus(lease));
-            one.lease = lease;
-            leases.insert(JOB, one);
+            leases.arrives(JOB, FENCE, asked, lease);
+            let told = leases.begins(JOB, FENCE, lease).expect("it may begin");
 
             let now = asked.plus(Duration::from_millis(later_ms));
             let due = !leases.due(now).is_empty();
@@ -354,44 +565,108 @@ mod tests {
         }
     }
 
-    const JOB: JobId = JobId(1);
-    const FENCE: Fence = Fence(7);
+    #[test]
+    fn an_attempt_of_a_job_that_was_changed_begins_when_the_database_has_said_that_it_may() {
+        let (asked, leases) = (BootTime::now(), Leases::default());
+        leases.arrives(JOB, FENCE, asked, LEASE);
+        leases.arrives(JobId(2), FENCE, asked, LEASE);
+        leases.doubt(Some(JOB));
+        assert!(leases.begins(JobId(2), FENCE, LEASE).is_ok());
+        let unknown = || leases.try_begin(JOB, FENCE, &attempt(LEASE)).is_none();
+        assert!(unknown(), "it is to be asked for");
+        let due = leases.due(asked);
+        assert_eq!(due.iter().map(|one| one.id).collect::<Vec<_>>(), [JOB]);
+        assert!(unknown(), "it is being asked for");
+        leases.unanswered(&due);
+        assert!(unknown(), "nobody has answered");
+        let due = leases.due(asked);
+        assert!(leases.extend(&due[0], asked));
+        assert!(leases.begins(JOB, FENCE, LEASE).is_ok());
+    }
 
-    fn lease(fence: Fence, trusted_until: BootTime) -> (Lease, AbortHandle) {
-        let abort = AbortHandle::new();
-        let lease = Lease {
-            fence,
-            lease: Duration::from_secs(10),
-            grace: Duration::from_secs(5),
-            watched: Arc::default(),
-            abort: abort.clone(),
-            trusted_until,
-            over: false,
-            doubted: false,
-        };
-        (lease, abort)
+    #[tokio::test]
+    async fn an_attempt_that_waits_for_an_answer_begins_or_ends_with_it() {
+        let (asked, leases) = (BootTime::now(), Arc::new(Leases::default()));
+        for (id, lost) in [(JOB, None), (JobId(2), Some(AbortReason::Cancelled))] {
+            leases.arrives(id, FENCE, asked, LEASE);
+            leases.doubt(Some(id));
+            let waiting = tokio::spawn({
+                let leases = leases.clone();
+                async move { leases.begin(id, FENCE, &attempt(LEASE)).await }
+            });
+            tokio::task::yield_now().await;
+            assert!(!waiting.is_finished());
+            let due = leases.due(asked);
+            match lost {
+                None => assert!(leases.extend(&due[0], asked)),
+                Some(reason) => leases.lose(id, FENCE, reason),
+            }
+            leases.answers.notify_waiters();
+            let begun = waiting.await.expect("it ends");
+            assert_eq!(begun.err(), lost.map(RunEnd::Aborted));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_claim_for_which_no_answer_comes_does_not_keep_its_slot() {
+        let leases = Leases::default();
+        leases.arrives(JOB, FENCE, BootTime::now(), LEASE);
+        leases.doubt(None);
+        let begun = leases.begin(JOB, FENCE, &attempt(LEASE)).await;
+        assert_eq!(begun.err(), Some(RunEnd::NotStarted));
     }
 
     #[test]
-    fn what_is_heard_of_a_job_before_its_attempt_begins_is_asked_for_then() {
-        let later = BootTime::now().plus(Duration::from_secs(10));
-        let leases = Leases::default();
-        leases.doubt(Some(JOB));
-        for (id, is_doubted) in [(JobId(2), false), (JOB, true)] {
-            leases.insert(id, lease(FENCE, later).0);
-            let due = leases.due(BootTime::now());
-            assert_eq!(due.iter().any(|one| one.id == id), is_doubted, "{id}");
+    fn what_is_heard_of_a_job_before_the_answer_of_its_claim_arrives_is_asked_for() {
+        let asked = BootTime::now();
+        for (heard, doubted) in [
+            (Some(JOB), [true, false]),
+            (None, [true, true]),
+            (Some(JobId(3)), [false, false]),
+        ] {
+            let leases = Leases::default();
+            let under_way = leases.claiming();
+            leases.doubt(heard);
+            for (id, doubted) in [JOB, JobId(2)].into_iter().zip(doubted) {
+                leases.arrives(id, FENCE, asked, LEASE);
+                let unknown = leases.try_begin(id, FENCE, &attempt(LEASE)).is_none();
+                assert_eq!(unknown, doubted, "{heard:?} {id}");
+            }
+            drop(under_way);
+            // Not for ever: the next claim is another one.
+            let _under_way = leases.claiming();
+            leases.arrives(JobId(3), FENCE, asked, LEASE);
+            assert!(leases.begins(JobId(3), FENCE, LEASE).is_ok());
         }
-        // Once: a later attempt at it is not doubted.
-        leases.remove(JOB, FENCE);
-        leases.insert(JOB, lease(FENCE, later).0);
-        assert!(leases.due(BootTime::now()).is_empty());
+    }
+
+    #[test]
+    fn a_claim_that_waits_is_renewed_only_where_it_is_in_doubt_and_not_once_it_is_given_back() {
+        let (now, leases) = (BootTime::now(), Leases::default());
+        leases.arrives(JOB, FENCE, now, LEASE);
+        let late = now.plus(LEASE.mul_f64(0.9));
+        assert!(leases.due(late).is_empty());
+        leases.doubt(None);
+        assert_eq!(leases.due(late).len(), 1);
+        leases.doubt(None);
+        leases.give_up(JOB, FENCE);
+        assert!(leases.due(late).is_empty());
+    }
+
+    #[test]
+    fn a_claim_that_waited_past_its_lease_is_given_back() {
+        let leases = Leases::default();
+        leases.arrives(JOB, FENCE, ago(LEASE), LEASE);
+        leases.distrust(BootTime::now());
+        let begun = leases.begins(JOB, FENCE, LEASE);
+        assert_eq!(begun.err(), Some(RunEnd::NotStarted));
     }
 
     #[test]
     fn a_doubt_that_comes_while_leases_are_renewed_is_not_taken_for_answered() {
         let (asked, leases) = (BootTime::now(), Leases::default());
-        leases.insert(JOB, lease(FENCE, asked).0);
+        leases.runs(JOB, FENCE, asked);
+        leases.doubt(Some(JOB));
         let due = leases.due(asked);
         leases.doubt(Some(JOB));
         assert!(leases.extend(&due[0], asked));
@@ -404,89 +679,89 @@ mod tests {
 
     #[test]
     fn a_worker_that_adopts_its_own_job_stops_the_attempt_that_still_runs() {
-        let later = BootTime::now().plus(Duration::from_secs(10));
-        let leases = Leases::default();
-        let (first, told) = lease(FENCE, later);
-        leases.insert(JOB, first);
-        assert_eq!(told.reason(), None);
-        let (second, untold) = lease(Fence(8), later);
-        leases.insert(JOB, second);
-        assert_eq!(told.reason(), Some(AbortReason::TakenByAnotherWorker));
-        assert_eq!(untold.reason(), None);
+        let (now, leases) = (BootTime::now(), Leases::default());
+        let first = leases.runs(JOB, FENCE, now);
+        assert_eq!(first.reason(), None);
+        let second = leases.runs(JOB, Fence(8), now);
+        assert_eq!(first.reason(), Some(AbortReason::TakenByAnotherWorker));
+        assert_eq!(second.reason(), None);
+        // Nor does it begin, where it still waited.
+        let begun = leases.begins(JOB, FENCE, LEASE);
+        let taken = RunEnd::Aborted(AbortReason::TakenByAnotherWorker);
+        assert_eq!(begun.err(), Some(taken));
     }
 
     #[test]
-    fn an_attempt_that_starts_after_all_were_aborted_is_aborted_too() {
-        let later = BootTime::now().plus(Duration::from_secs(10));
-        let leases = Leases::default();
-        let (first, told) = lease(FENCE, later);
-        leases.insert(JOB, first);
+    fn an_attempt_that_would_begin_after_all_were_aborted_does_not() {
+        let (now, leases) = (BootTime::now(), Leases::default());
+        let told = leases.runs(JOB, FENCE, now);
+        leases.arrives(JobId(2), FENCE, now, LEASE);
         assert_eq!(leases.abort_all(AbortReason::Shutdown), [JOB.0]);
         assert_eq!(told.reason(), Some(AbortReason::Shutdown));
-        let (second, told) = lease(FENCE, later);
-        leases.insert(JobId(2), second);
-        assert_eq!(told.reason(), Some(AbortReason::Shutdown));
+        leases.arrives(JobId(3), FENCE, now, LEASE);
+        for id in [2, 3] {
+            let begun = leases.begins(JobId(id), FENCE, LEASE);
+            assert_eq!(begun.err(), Some(RunEnd::Aborted(AbortReason::Shutdown)));
+        }
+    }
+
+    #[test]
+    fn no_claim_begins_once_the_life_of_the_worker_is_over() {
+        let (now, leases) = (BootTime::now(), Leases::default());
+        let told = leases.runs(JOB, FENCE, now);
+        leases.arrives(JobId(2), FENCE, now, LEASE);
+        assert_eq!(leases.lose_all(AbortReason::Error), [JOB.0]);
+        assert_eq!(told.reason(), Some(AbortReason::Error));
+        let begun = leases.begins(JobId(2), FENCE, LEASE);
+        assert_eq!(begun.err(), Some(RunEnd::Aborted(AbortReason::Error)));
     }
 
     #[test]
     fn a_lease_that_cannot_be_trusted_any_more_is_lost_once_and_renewed_no_more() {
-        let now = BootTime::now();
-        let leases = Leases::default();
-        let (lease, told) = lease(FENCE, now);
+        let (now, leases) = (BootTime::now(), Leases::default());
+        let told = leases.runs(JOB, FENCE, now);
         // A time-out that came first hides neither.
         told.abort(AbortReason::TimedOut, Duration::from_secs(60));
-        leases.insert(JOB, lease);
-        assert_eq!(leases.due(now).len(), 1);
-        leases.distrust(now);
-        assert!(leases.due(now).is_empty());
-        assert!(told.grace_remaining() <= Some(Duration::from_secs(5)));
-        assert!(leases.is_lost(JOB, FENCE, now));
+        let later = now.plus(LEASE);
+        assert_eq!(leases.due(later).len(), 1);
+        leases.distrust(later);
+        assert!(leases.due(later).is_empty());
+        assert!(told.grace_remaining() <= Some(GRACE));
     }
 
     #[test]
     fn an_attempt_knows_by_itself_when_its_lease_cannot_be_trusted_any_more() {
         let leases = Leases::default();
-        let now = BootTime::now();
-        let (lease, told) = lease(FENCE, now.plus(Duration::from_secs(3600)));
-        leases.insert(JOB, lease);
+        let told = leases.runs(JOB, FENCE, BootTime::now());
         assert_eq!(told.reason(), None);
-        let renewal = Renewal {
-            id: JOB,
-            fence: FENCE,
-            lease_ms: 10_000,
-        };
+        assert!(!leases.is_lost(JOB, FENCE, BootTime::now()));
         // As if it had been asked for at the beginning of the clock: ten seconds of trust, long gone.
-        assert!(leases.extend(&renewal, BootTime::default()));
+        assert!(leases.extend(&renewal(), BootTime::default()));
         assert_eq!(told.reason(), Some(AbortReason::Error));
+        assert!(leases.is_lost(JOB, FENCE, BootTime::now()));
     }
 
     #[test]
     fn a_lease_that_could_not_be_trusted_for_a_while_is_not_made_good_by_a_late_renewal() {
-        let now = BootTime::now();
-        let leases = Leases::default();
-        let (lease, told) = lease(FENCE, now);
-        told.trust_until(now, Duration::from_secs(5));
-        leases.insert(JOB, lease);
+        let (now, leases) = (BootTime::now(), Leases::default());
+        let told = leases.runs(JOB, FENCE, now);
+        told.trust_until(now, GRACE);
         // The guest has asked, and was told to stop, before anybody looked at the leases.
         assert_eq!(told.reason(), Some(AbortReason::Error));
-        let renewal = Renewal {
-            id: JOB,
-            fence: FENCE,
-            lease_ms: 10_000,
-        };
-        assert!(!leases.extend(&renewal, now));
+        assert!(!leases.extend(&renewal(), now));
         leases.lose(JOB, FENCE, AbortReason::Error);
-        assert!(leases.due(now).is_empty(), "it is renewed no more");
-        assert!(told.grace_remaining() <= Some(Duration::from_secs(5)));
+        assert!(
+            leases.due(now.plus(LEASE)).is_empty(),
+            "it is renewed no more"
+        );
+        assert!(told.grace_remaining() <= Some(GRACE));
     }
 
     #[test]
     fn a_lease_that_is_given_up_runs_out_without_being_renewed() {
-        let now = BootTime::now();
-        let leases = Leases::default();
-        let (lease, told) = lease(FENCE, now.plus(Duration::from_secs(3600)));
-        leases.insert(JOB, lease);
-        let late = now.plus(Duration::from_secs(3599));
+        let (now, leases) = (BootTime::now(), Leases::default());
+        let told = leases.runs(JOB, FENCE, now);
+        let late = now.plus(LEASE.mul_f64(0.9));
         assert_eq!(leases.due(late).len(), 1);
         leases.give_up(JOB, FENCE);
         assert!(leases.due(late).is_empty());

@@ -32,6 +32,7 @@ mod settler;
 mod sleeper;
 mod slots;
 mod state;
+mod unbound;
 mod upkeep;
 mod usage;
 mod vitals;

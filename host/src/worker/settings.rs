@@ -41,6 +41,14 @@ pub struct Settings {
     pub overrides: Overrides,
 }
 
+impl Settings {
+    /// The handler that runs a job: the one that the operator bound to its source, else the one that its producer named.
+    pub fn handler_for<'a>(&'a self, source: Option<&str>, named: &'a str) -> &'a str {
+        let bound = source.and_then(|source| self.sources.get(source));
+        bound.map_or(named, String::as_str)
+    }
+}
+
 impl Default for Settings {
     /// All queues, 4 slots a core, notifications on, polls from 5 ms up to 2 s, promotion after 15 minutes, 3 losses, 7 days,
     /// 300 s to drain.

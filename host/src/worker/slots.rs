@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use super::Shared;
 use super::attempt::{self, Claim};
+use crate::job::RunEnd;
 
 /// A claim that has not started within this long is given back, so that others can have it.
 const START_WITHIN: Duration = Duration::from_secs(1);
@@ -177,7 +178,7 @@ pub(super) async fn give_back_late_claims(shared: Arc<Shared>) {
         let _under_way = shared.attempts.token();
         if let Some(then) = Instant::now().checked_sub(START_WITHIN) {
             for claim in shared.slots.late(then) {
-                attempt::give_back(&shared, &claim).await;
+                attempt::give_back(&shared, &claim, RunEnd::NotStarted).await;
             }
         }
     }
@@ -186,12 +187,12 @@ pub(super) async fn give_back_late_claims(shared: Arc<Shared>) {
 /// Gives back whatever has not started: this worker is about to stop.
 pub(super) async fn give_back_all(shared: &Shared) {
     for claim in shared.slots.late(Instant::now()) {
-        attempt::give_back(shared, &claim).await;
+        attempt::give_back(shared, &claim, RunEnd::NotStarted).await;
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::time::SystemTime;
 
     use super::*;
@@ -199,24 +200,29 @@ mod tests {
     use crate::sandbox::BootTime;
     use crate::store::{ClaimedJob, JsonText, Lane};
 
+    /// A job of lane 1, as it is claimed.
+    pub(in super::super) fn job(id: i64) -> ClaimedJob {
+        ClaimedJob {
+            id: JobId(id),
+            fence: Fence(1),
+            lane: LaneId(1),
+            turn: id,
+            attempt: Attempt(1),
+            lost: 0,
+            max_attempts: None,
+            tenant: None,
+            source: None,
+            requested_at: SystemTime::UNIX_EPOCH,
+            claimed_at: SystemTime::UNIX_EPOCH,
+            payload: JsonText("{}".into()),
+            memory_bytes: None,
+            grants: None,
+        }
+    }
+
     fn claim(id: i64, received: Instant) -> Claim {
         Claim {
-            job: ClaimedJob {
-                id: JobId(id),
-                fence: Fence(1),
-                lane: LaneId(1),
-                turn: id,
-                attempt: Attempt(1),
-                lost: 0,
-                max_attempts: None,
-                tenant: None,
-                source: None,
-                requested_at: SystemTime::UNIX_EPOCH,
-                claimed_at: SystemTime::UNIX_EPOCH,
-                payload: JsonText("{}".into()),
-                memory_bytes: None,
-                grants: None,
-            },
+            job: job(id),
             lane: Arc::new(Lane {
                 seq: 1,
                 id: LaneId(1),
@@ -283,14 +289,6 @@ mod tests {
         let late: Vec<i64> = slots.late(start).iter().map(|c| c.job.id.0).collect();
         assert_eq!(late, [2]);
         assert_eq!(slots.in_hand(), 2, "one runs, one waits");
-    }
-
-    #[test]
-    fn a_claim_that_stood_in_line_past_its_lease_is_lost() {
-        let claim = claim(1, Instant::now());
-        let end = claim.asked.plus(claim.lease);
-        assert!(claim.is_lost(end));
-        assert!(!claim.is_lost(claim.asked.plus(claim.lease - Duration::from_millis(1))));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A database for each test.
 
+use std::path::PathBuf;
 use std::sync::{
     OnceLock,
     atomic::{AtomicU32, Ordering},
@@ -21,6 +22,14 @@ const TEMPLATE: &str = "rouse_template";
 pub(crate) struct TestDb {
     name: String,
     workers: AtomicU32,
+}
+
+/// Where a database is.
+pub(crate) struct Address {
+    pub(crate) user: String,
+    /// The directory of the server's Unix socket.
+    pub(crate) directory: PathBuf,
+    pub(crate) database: String,
 }
 
 impl TestDb {
@@ -49,6 +58,21 @@ impl TestDb {
     /// Its connection string, over the Unix socket, as the superuser.
     pub(crate) fn url(&self) -> String {
         cluster::shared().url(&self.name)
+    }
+
+    /// Where it is, for whoever passes bytes on.
+    pub(crate) fn address(&self) -> Address {
+        let url = self.url();
+        let (server, database) = url.rsplit_once('/').expect("a database");
+        let (user, host) = server
+            .strip_prefix("postgres://")
+            .and_then(|rest| rest.split_once('@'))
+            .expect("a user at a host");
+        Address {
+            user: user.into(),
+            directory: host.replace("%2F", "/").into(),
+            database: database.into(),
+        }
     }
 
     /// A store on it, with connections of its own.

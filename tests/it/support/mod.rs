@@ -5,6 +5,7 @@ pub(crate) mod claims;
 mod cluster;
 pub(crate) mod database;
 mod host;
+pub(crate) mod proxy;
 mod ran;
 pub(crate) mod web;
 pub(crate) mod worker;

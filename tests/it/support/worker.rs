@@ -150,7 +150,8 @@ impl TestWorker {
         Self::start_with(parts, settings)
     }
 
-    fn start_with(parts: Parts, settings: Settings) -> Self {
+    /// Starts a worker with parts of the test's own.
+    pub(crate) fn start_with(parts: Parts, settings: Settings) -> Self {
         let stop = Stop::default();
         let task = tokio::spawn(worker::run(
             settings,

@@ -147,8 +147,7 @@ async fn drain(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(exit_code(&summary))
 }
 
-/// A host lets a job wait whose source is bound to a handler that it does not have (yet). This process would take one
-/// attempt after the other from it.
+/// A host lets a job wait whose source is bound to a handler that it does not have (yet). This process would wait with it.
 fn check_sources(settings: &Settings, catalog: &Catalog, args: &Args) -> anyhow::Result<()> {
     let handlers = catalog.current();
     let mut missing: Vec<String> = settings

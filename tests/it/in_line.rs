@@ -1,0 +1,144 @@
+//! Jobs that are claimed and wait for a slot, and what others do to them meanwhile.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rouse::worker::{AttemptInfo, Middleware, Next, Parts, Running, Settings};
+use serde_json::json;
+
+use crate::support::TestDb;
+use crate::support::proxy::{Proxy, Side};
+use crate::support::worker::{
+    PATIENCE, TestWorker, cancel, catalog, ended, enqueue, sandbox, show, until, until_true,
+};
+
+/// Notes which attempts have begun, and which have ended.
+#[derive(Default)]
+struct Seen {
+    began: Mutex<Vec<i64>>,
+    ended: Mutex<Vec<i64>>,
+}
+
+fn note(list: &Mutex<Vec<i64>>, id: i64) {
+    list.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+}
+
+fn noted(list: &Mutex<Vec<i64>>, id: i64) -> bool {
+    let list = list.lock().unwrap_or_else(PoisonError::into_inner);
+    list.contains(&id)
+}
+
+impl Middleware for Seen {
+    fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
+        Box::pin(async move {
+            note(&self.began, attempt.id.0);
+            let run = next.run().await;
+            note(&self.ended, attempt.id.0);
+            run
+        })
+    }
+}
+
+fn seen() -> (Arc<Seen>, Vec<Arc<dyn Middleware>>) {
+    let seen = Arc::<Seen>::default();
+    (seen.clone(), vec![seen])
+}
+
+/// Waits for what happens in this process alone.
+async fn until_noted(list: &Mutex<Vec<i64>>, id: i64) {
+    let noted = async {
+        while !noted(list, id) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let patience = tokio::time::timeout(PATIENCE, noted).await;
+    patience.unwrap_or_else(|_| panic!("it is not so with job {id}"));
+}
+
+#[tokio::test]
+async fn a_job_that_is_cancelled_while_it_waits_for_a_slot_never_starts() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (seen, around) = seen();
+    let one = Settings {
+        slots: 1,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start_within(&db, one, around).await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    let mut cancelled = Vec::new();
+    // Where the machine is too busy to cancel them before they are given back, there is another round.
+    while cancelled.len() < 10 {
+        // Short ones, so that many are claimed ahead; one that keeps the slot; and those that wait behind it.
+        let rows = client
+            .query(
+                "SELECT * FROM rouse.enqueue_many('test.race', array_fill('{\"ms\": 0}'::jsonb, ARRAY[200])
+                     || '{\"ms\": 600000}'::jsonb || array_fill('{\"ms\": 0}'::jsonb, ARRAY[50]))",
+                &[],
+            )
+            .await
+            .unwrap();
+        let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+        let long = ids[200];
+        until(&client, long, |job| job.state == "running").await;
+        let waiting = client
+            .query(
+                "SELECT j.id FROM (SELECT id FROM rouse.job WHERE state = 'running' AND id > $1 OFFSET 0) AS j WHERE rouse.cancel(j.id)",
+                &[&long],
+            )
+            .await
+            .unwrap();
+        // Notifications come in the order of their commits: once this one is aborted, the worker knows of the others.
+        assert!(cancel(&client, long).await);
+        for row in waiting {
+            let id: i64 = row.get(0);
+            // One that had been given back by then had no attempt.
+            if show(&client, id).await.attempt == 1 {
+                cancelled.push(id);
+            }
+        }
+        until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    }
+    worker.drain().await;
+    let started: Vec<i64> = cancelled
+        .into_iter()
+        .filter(|id| noted(&seen.began, *id))
+        .collect();
+    assert!(started.is_empty(), "they have started: {started:?}");
+}
+
+#[tokio::test]
+async fn a_job_that_is_cancelled_before_the_answer_of_its_claim_arrives_never_starts() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let (seen, middlewares) = seen();
+    let parts = Parts {
+        store: proxy.store(),
+        listen_at: db.connector(),
+        sandbox: sandbox(),
+        catalog: catalog().await,
+        middlewares,
+    };
+    let worker = TestWorker::start_with(parts, Settings::default());
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    let running = enqueue(&client, "test.wait-abort", json!({})).await;
+    until_noted(&seen.began, running).await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+
+    let answer = proxy.hold("FROM rouse.claim(", Side::Answer);
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    answer.caught().await;
+    until(&client, id, |job| job.state == "running").await;
+    assert!(cancel(&client, id).await, "it is cancelled");
+    // What is heard of this one comes later: once it is aborted, the worker knows of the other too.
+    assert!(cancel(&client, running).await, "it is cancelled");
+    until_noted(&seen.ended, running).await;
+    answer.release();
+
+    let next = enqueue(&client, "noop", json!({"n": 2})).await;
+    assert_eq!(ended(&client, next).await.state, "succeeded");
+    worker.drain().await;
+    assert!(!noted(&seen.began, id), "it has started");
+    assert_eq!(show(&client, id).await.state, "cancelled");
+}

@@ -1,0 +1,190 @@
+//! A wire between a worker and its database, on which a message can be held up.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rouse::store::Store;
+use rouse::store::connect::Connector;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::watch;
+
+use super::TestDb;
+use super::worker::PATIENCE;
+
+/// By which a worker tries out whether its notifications arrive, once it listens.
+pub(crate) const ECHO: &str = "SELECT pg_notify($1, $2)";
+
+/// Passes on what comes on a port of this machine, until the test ends.
+pub(crate) struct Proxy {
+    url: String,
+    next: Arc<Mutex<Option<Arc<Hold>>>>,
+}
+
+/// What is to be held up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// The statement: the database does not see it yet.
+    Statement,
+    /// The answer, and what comes after it on that connection: the database has done what was asked.
+    Answer,
+}
+
+#[derive(Debug)]
+struct Hold {
+    words: &'static str,
+    side: Side,
+    is_caught: watch::Sender<bool>,
+    is_released: watch::Sender<bool>,
+}
+
+/// A message that is held up once it comes. Released when dropped.
+#[derive(Debug)]
+pub(crate) struct Held(Arc<Hold>);
+
+impl Held {
+    /// Waits until the statement has come.
+    pub(crate) async fn caught(&self) {
+        let mut caught = self.0.is_caught.subscribe();
+        tokio::time::timeout(PATIENCE, caught.wait_for(|caught| *caught))
+            .await
+            .unwrap_or_else(|_| panic!("nobody has sent {:?}", self.0.words))
+            .expect("the sender is here");
+    }
+
+    /// Lets it pass.
+    pub(crate) fn release(self) {}
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.is_released.send_replace(true);
+    }
+}
+
+impl Proxy {
+    /// A proxy to this database.
+    pub(crate) async fn start(db: &TestDb) -> Self {
+        let at = db.address();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("its number").port();
+        let next = Arc::new(Mutex::new(None));
+        let (socket, holds) = (at.directory.join(".s.PGSQL.5432"), next.clone());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(pass_on(client, socket.clone(), Holds(holds.clone())));
+            }
+        });
+        let url = format!(
+            "postgres://{}@127.0.0.1:{port}/{}?sslmode=disable",
+            at.user, at.database
+        );
+        Self { url, next }
+    }
+
+    /// The connection string that leads through it.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The same, for a worker in this process.
+    pub(crate) fn connector(&self) -> Connector {
+        Connector::from_url(&self.url, &|_| None).expect("a good connection string")
+    }
+
+    /// A store with connections of its own through it.
+    pub(crate) fn store(&self) -> Store {
+        Store::new(self.connector().pool(4))
+    }
+
+    /// Holds up the next statement that has these words, or its answer.
+    pub(crate) fn hold(&self, words: &'static str, side: Side) -> Held {
+        let hold = Arc::new(Hold {
+            words,
+            side,
+            is_caught: watch::Sender::new(false),
+            is_released: watch::Sender::new(false),
+        });
+        *lock(&self.next) = Some(hold.clone());
+        Held(hold)
+    }
+}
+
+fn lock(next: &Mutex<Option<Arc<Hold>>>) -> MutexGuard<'_, Option<Arc<Hold>>> {
+    next.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Clone)]
+struct Holds(Arc<Mutex<Option<Arc<Hold>>>>);
+
+impl Holds {
+    /// Takes what is to be held, where these bytes have its words.
+    fn catch(&self, bytes: &[u8]) -> Option<Arc<Hold>> {
+        let mut next = lock(&self.0);
+        let words = next.as_ref()?.words.as_bytes();
+        let fits = bytes.windows(words.len()).any(|window| window == words);
+        let hold = next.take_if(|_| fits)?;
+        hold.is_caught.send_replace(true);
+        Some(hold)
+    }
+}
+
+async fn wait_for(hold: &Hold) {
+    let mut released = hold.is_released.subscribe();
+    // The sender is in the same struct.
+    let _ = released.wait_for(|released| *released).await;
+}
+
+/// One connection. It ends with either side.
+async fn pass_on(client: TcpStream, socket: PathBuf, holds: Holds) {
+    // A delay of the kernel's would look like one of the worker's.
+    let _ = client.set_nodelay(true);
+    let Ok(server) = UnixStream::connect(socket).await else {
+        return;
+    };
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    let answers = watch::Sender::new(None);
+    let held = answers.subscribe();
+    tokio::select! {
+        () = statements(from_client, to_server, holds, answers) => {}
+        () = pass_answers(from_server, to_client, held) => {}
+    }
+}
+
+async fn statements(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    holds: Holds,
+    answers: watch::Sender<Option<Arc<Hold>>>,
+) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = from.read(&mut bytes).await {
+        if let Some(hold) = holds.catch(&bytes[..count]) {
+            match hold.side {
+                Side::Statement => wait_for(&hold).await,
+                Side::Answer => _ = answers.send_replace(Some(hold)),
+            }
+        }
+        if to.write_all(&bytes[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn pass_answers(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    held: watch::Receiver<Option<Arc<Hold>>>,
+) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = from.read(&mut bytes).await {
+        let hold = held.borrow().clone();
+        if let Some(hold) = hold {
+            wait_for(&hold).await;
+        }
+        if to.write_all(&bytes[..count]).await.is_err() {
+            return;
+        }
+    }
+}
