@@ -45,7 +45,7 @@ BEGIN
     END IF;
     -- This worker is heard of now, so that its own losses are no crashes.
     UPDATE rouse.worker AS w SET seen_at = at
-    WHERE w.incarnation = p_worker AND w.seen_at < at - interval '1 second' AND EXISTS (
+    WHERE w.incarnation = p_worker AND EXISTS (
         SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > since AND j.lease_until < at AND j.worker = p_worker);
     FOR orphan IN
         SELECT j.id, j.lane, j.fence, j.attempt, j.lost, j.worker, j.claimed_at, j.lease_until, asked.lease_ms, w.worker_id

@@ -3,38 +3,55 @@
 use std::time::Duration;
 
 use rouse::job::{Attempt, Fence, JobId, LaneId};
-use rouse::store::{ClaimOrder, Locked, LostJob};
+use rouse::store::{Adopted, ClaimOrder, Locked, LostJob, Stats, Store, WorkerKey};
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, result, settlement};
+use crate::support::database::registration;
 use crate::support::worker::{enqueue, events, show};
 
+/// Its lease ends, and nothing was heard of its worker since.
 async fn expire(client: &Client, id: JobId) {
     client
         .execute(
-            "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE id = $1 AND state = 'running'",
+            "UPDATE rouse.job SET lease_until = clock_timestamp() WHERE id = $1 AND state = 'running'",
             &[&id.0],
         )
         .await
         .unwrap();
 }
 
+async fn adopt(store: &Store) -> Adopted {
+    let orders = orders(store, 60_000).await;
+    store
+        .adopt(Fence(rand()), &orders, None, 10, 3, None)
+        .await
+        .unwrap()
+}
+
+async fn heartbeat(store: &Store) {
+    store
+        .heartbeat(&json!({}), &Stats::default(), false)
+        .await
+        .unwrap();
+}
+
 #[tokio::test]
-async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() {
+async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_after_the_third_crash()
+{
     let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.worker().await);
+    let client = db.client().await;
+    let [store, next, last, survivor] = [
+        db.worker().await,
+        db.worker().await,
+        db.worker().await,
+        db.worker().await,
+    ];
     let id = enqueue(&client, "x", json!({})).await;
-    let orders = orders(&store, 60_000).await;
-    let adopt = async || {
-        store
-            .adopt(Fence(rand()), &orders, None, 10, 3, None)
-            .await
-            .unwrap()
-    };
     let first = claim(&store, 1).await.remove(0);
-    let adopted = adopt().await;
+    let adopted = adopt(&next).await;
     assert!(adopted.claimed.is_empty(), "its lease has not run out");
     let lost = |attempt, lost, has_failed| LostJob {
         id: first.id,
@@ -54,7 +71,7 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
     };
 
     expire(&client, first.id).await;
-    let mut adopted = adopt().await;
+    let mut adopted = adopt(&next).await;
     let second = adopted.claimed.remove(0);
     assert!(adopted.lost.is_empty(), "its event is the adoption");
     assert_eq!(
@@ -71,9 +88,9 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
         "the old owner has no say any more"
     );
 
-    expire(&client, first.id).await;
-    let adopted = adopt().await;
-    assert!(adopted.claimed.is_empty(), "after a second loss it waits");
+    expire(&client, second.id).await;
+    let adopted = adopt(&last).await;
+    assert!(adopted.claimed.is_empty(), "after a second crash it waits");
     assert_eq!(told(adopted.lost), [lost(2, 2, false)]);
     assert_eq!(show(&client, id).await.state, "queued");
     client
@@ -83,18 +100,19 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
         )
         .await
         .unwrap();
-    store.promote(None).await.unwrap();
-    let third = claim(&store, 1).await.remove(0);
+    last.promote(None).await.unwrap();
+    let third = claim(&last, 1).await.remove(0);
     assert_eq!((third.attempt.0, third.lost), (3, 2));
 
     client
         .execute(
-            "UPDATE rouse.job SET claimed_at = now() - interval '1 min', lease_until = now() - interval '1 s'",
+            "UPDATE rouse.job SET claimed_at = now() - interval '1 min'",
             &[],
         )
         .await
         .unwrap();
-    let adopted = adopt().await;
+    expire(&client, third.id).await;
+    let adopted = adopt(&survivor).await;
     assert!(adopted.claimed.is_empty());
     let ran = adopted.lost[0].after;
     assert!(ran >= Duration::from_secs(60), "since its claim: {ran:?}");
@@ -104,7 +122,10 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
     let error = shown.error.unwrap();
     assert_eq!(error["kind"], "lost");
     assert!(
-        error["message"].as_str().unwrap().contains("3 times"),
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("crashed in 3 attempts"),
         "{error}"
     );
     assert_eq!(
@@ -119,6 +140,57 @@ async fn a_lost_job_is_adopted_once_then_waits_and_fails_after_its_third_loss() 
             "failed"
         ]
     );
+}
+
+/// An outage of the server, a freeze: the lease ends, and the worker is heard of again.
+#[tokio::test]
+async fn losses_that_a_worker_outlives_do_not_count_as_crashes() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (store, other) = (db.worker().await, db.worker().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    let mut job = claim(&store, 1).await.remove(0);
+    // In turns: its own worker takes the job over, another one does, before and after the first is heard of again.
+    for (taker, owner) in [
+        (&store, &store),
+        (&other, &store),
+        (&store, &other),
+        (&other, &store),
+        (&store, &other),
+    ] {
+        expire(&client, job.id).await;
+        let mut adopted = adopt(taker).await;
+        job = adopted.claimed.remove(0);
+        heartbeat(owner).await;
+    }
+    assert_eq!((job.attempt.0, job.lost), (6, 5));
+    assert_eq!(show(&client, id).await.state, "running");
+}
+
+/// A host that finds that its worker was declared dead, or replaced, reports that it has not crashed.
+#[tokio::test]
+async fn what_a_worker_loses_because_it_was_replaced_does_not_count_as_a_crash() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "x", json!({})).await;
+    let mail = || registration("mail", WorkerKey::new([7; 32]));
+    let mut holder = db.store();
+    holder.register(&mail()).await.unwrap();
+    let mut job = claim(&holder, 1).await.remove(0);
+    for _ in 0..4 {
+        let next = db.store();
+        next.register(&mail()).await.unwrap();
+        job = adopt(&next).await.claimed.remove(0);
+        holder.outlived().await.unwrap();
+        // Else the next takeover would be refused.
+        client
+            .execute("UPDATE rouse.worker SET replaced_at = NULL", &[])
+            .await
+            .unwrap();
+        holder = next;
+    }
+    assert_eq!((job.attempt.0, job.lost), (5, 4));
+    assert_eq!(show(&client, id).await.state, "running");
 }
 
 #[tokio::test]

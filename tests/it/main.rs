@@ -15,6 +15,7 @@ mod state;
 mod vitals;
 mod wakeups;
 
+mod frozen;
 mod in_line;
 mod middleware;
 mod narrowing;

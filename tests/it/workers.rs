@@ -335,7 +335,7 @@ async fn a_worker_that_the_database_has_forgotten_registers_again() {
 }
 
 #[tokio::test]
-async fn of_two_hosts_with_the_same_id_and_key_the_first_stops() {
+async fn of_two_hosts_with_the_same_id_and_key_the_first_stops_and_does_not_come_back() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let same = Settings {
@@ -345,12 +345,50 @@ async fn of_two_hosts_with_the_same_id_and_key_the_first_stops() {
     };
     let first = TestWorker::start(&db, same.clone()).await;
     until_true(&client, "SELECT count(*) = 1 FROM rouse.workers").await;
-    let second = TestWorker::start(&db, same).await;
+    let running = enqueue(&client, "test.wait-abort", json!({})).await;
+    until(&client, running, |job| job.state == "running").await;
+    let second = TestWorker::start(&db, same.clone()).await;
     let why = first.failed().await;
     assert!(why.contains("taken worker id mail over"), "{why}");
+    // As its supervisor would: it does not take the id back, so that no job is lost to and fro.
+    for _ in 0..3 {
+        let why = TestWorker::start(&db, same.clone()).await.failed().await;
+        assert!(why.contains("two hosts share worker id mail"), "{why}");
+        assert!(why.contains("worker_key_file"), "{why}");
+    }
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
+    until(&client, running, |job| job.attempt == 2).await;
+    assert!(cancel(&client, running).await);
     second.drain().await;
+    assert_eq!(show(&client, running).await.attempt, 2, "lost once");
+}
+
+#[tokio::test]
+async fn a_shared_id_is_free_again_once_its_holder_is_silent() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let mail = || registration("mail", WorkerKey::new([7; 32]));
+    let (first, second) = (db.store(), db.store());
+    first.register(&mail()).await.unwrap();
+    second.register(&mail()).await.unwrap();
+    // Nothing was heard of the first since: it may have crashed, and this may be its successor.
+    let third = db.store();
+    third.register(&mail()).await.unwrap();
+    second.outlived().await.unwrap();
+    let refused = second.register(&mail()).await.unwrap_err();
+    assert!(refused.is_taken(), "{refused}");
+    silent_for(&client, &third, 91).await;
+    second.register(&mail()).await.unwrap();
+    // After 10 minutes a takeover is a takeover again.
+    client
+        .execute(
+            "UPDATE rouse.worker SET outlived_at = outlived_at - interval '10 minutes'",
+            &[],
+        )
+        .await
+        .unwrap();
+    db.store().register(&mail()).await.unwrap();
 }
 
 #[tokio::test]

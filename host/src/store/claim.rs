@@ -106,7 +106,10 @@ impl Store {
                 ],
             )
             .await?;
-        match rows.first().map(|row| row.try_get::<_, Option<Vec<i64>>>(13)) {
+        match rows
+            .first()
+            .map(|row| row.try_get::<_, Option<Vec<i64>>>(13))
+        {
             Some(Ok(Some(ids))) => self.claimed(fence, &ids).await,
             Some(Err(error)) => Err(error.into()),
             Some(Ok(None)) | None => jobs(&rows, fence),

@@ -1,0 +1,88 @@
+//! Hosts that are frozen inside a round trip: the server has the statement, and nobody reads the answer.
+
+use rouse::worker::Settings;
+use serde_json::json;
+
+use crate::support::TestDb;
+use crate::support::proxy::{Proxy, Side};
+use crate::support::worker::{
+    TestWorker, cancel, catalog, enqueue, lease, show, until, until_true,
+};
+
+/// Far more than the buffers of a connection hold: 64 payloads of 64 KiB that do not compress.
+const JOBS: i64 = 64;
+const ENQUEUE: &str = "
+    SELECT count(*) FROM (SELECT rouse.enqueue('test.race', jsonb_build_object('ms', 0, 'pad', (
+        SELECT string_agg(md5(random()::text || part), '') FROM generate_series(1, 2048) AS part WHERE n > 0))) FROM generate_series(1, 64) AS n) AS enqueued";
+
+/// What was claimed for a host that does not read is claimed, and no more: it can be cancelled, and others take it over when the lease ends.
+async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // A row lock that is held for a frozen host would hold up this test for ever.
+    client
+        .batch_execute("SET statement_timeout = '10s'")
+        .await
+        .unwrap();
+    let proxy = Proxy::start(&db).await;
+    let settings = || Settings {
+        overrides: lease("*", 5),
+        ..Settings::default()
+    };
+    let frozen =
+        TestWorker::start_through(proxy.store(), db.connector(), settings(), catalog().await);
+    let small = enqueue(&client, "noop", json!({"n": 1})).await;
+    until(&client, small, |job| job.state == "succeeded").await;
+    let answer = proxy.hold(statement, Side::Answer);
+    let enqueued: i64 = client.query_one(ENQUEUE, &[]).await.unwrap().get(0);
+    assert_eq!(enqueued, JOBS);
+    answer.caught().await;
+
+    until_true(
+        &client,
+        "SELECT EXISTS (SELECT FROM rouse.job WHERE state = 'running')",
+    )
+    .await;
+    let claimed: i64 = client
+        .query_one("SELECT min(id) FROM rouse.job WHERE state = 'running'", &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert!(cancel(&client, claimed).await);
+    let blocked: i64 = client
+        .query_one(
+            "SELECT count(*) FROM pg_stat_activity
+             WHERE datname = current_database() AND wait_event = 'ClientWrite' AND backend_xid IS NOT NULL",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(blocked, 0, "no transaction that writes waits for the host");
+
+    let other = TestWorker::start(&db, settings()).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    let by_the_other: i64 = client
+        .query_one(
+            "SELECT count(*) FROM rouse.jobs WHERE state = 'succeeded' AND handler = 'test.race' AND worker = (SELECT max(incarnation) FROM rouse.worker)",
+            &[],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(by_the_other, JOBS - 1);
+    answer.release();
+    other.drain().await;
+    frozen.drain().await;
+    assert_eq!(show(&client, claimed).await.state, "cancelled");
+}
+
+#[tokio::test]
+async fn a_host_that_is_frozen_while_its_claim_is_answered_holds_up_nobody() {
+    a_host_that_does_not_read_the_answer_of("FROM rouse.claim(").await;
+}
+
+#[tokio::test]
+async fn a_host_that_is_frozen_while_it_reads_what_it_has_claimed_holds_up_nobody() {
+    a_host_that_does_not_read_the_answer_of("FROM rouse.claimed(").await;
+}
