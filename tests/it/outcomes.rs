@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use rouse::worker::Settings;
 use serde_json::{Value, json};
+use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, ended, enqueue, show, until};
+use crate::support::worker::{TestWorker, ended, enqueue, show, until, until_true};
 
 fn settings() -> Settings {
     Settings::default()
@@ -197,6 +198,84 @@ async fn an_outcome_that_cannot_be_written_holds_up_no_other_and_ends_with_its_l
     }
     // Its lease is not renewed for ever: another attempt begins.
     until(&client, refused, |job| job.attempt > 1).await;
+    worker.drain().await;
+}
+
+/// From now on there is no room on the disk for the ends of jobs for which this holds; counts in `public.tries` how often that was tried.
+async fn no_room(client: &Client, condition: &str) {
+    let sql = format!(
+        "CREATE SEQUENCE public.tries;
+         CREATE FUNCTION public.no_room() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+             -- A sequence keeps its value whatever becomes of the statement.
+             PERFORM nextval('public.tries');
+             RAISE EXCEPTION 'No space left on device' USING ERRCODE = 'disk_full';
+         END $$;
+         CREATE TRIGGER no_room BEFORE INSERT ON rouse.finished FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION public.no_room()"
+    );
+    client.batch_execute(&sql).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_outcome_for_which_there_is_no_room_holds_up_no_other_and_ends_with_its_lease() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    no_room(&client, "NEW.payload ->> 'n' IN ('40', '70')").await;
+    client
+        .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 100) AS n))")
+        .await
+        .unwrap();
+    let short = Settings {
+        overrides: crate::support::worker::lease("noop", 2),
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, short).await;
+    until_true(&client, "SELECT count(*) = 98 FROM rouse.finished").await;
+    // Their leases are not renewed for ever: other attempts begin.
+    until_true(&client, "SELECT bool_and(attempt > 1) FROM rouse.job").await;
+    client
+        .batch_execute("DROP TRIGGER no_room ON rouse.finished")
+        .await
+        .unwrap();
+    until_true(
+        &client,
+        "SELECT count(*) FILTER (WHERE state = 'succeeded') = 100 FROM rouse.finished",
+    )
+    .await;
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn while_there_is_no_room_at_all_it_is_tried_ever_less_often_and_no_outcome_is_lost() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    no_room(&client, "true").await;
+    let worker = TestWorker::start(&db, settings()).await;
+    client
+        .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 64) AS n))")
+        .await
+        .unwrap();
+    // By then it waits for 2 s after each try, which is two statements: one outcome alone, and then all.
+    until_true(&client, "SELECT last_value >= 16 FROM public.tries").await;
+    let row = client
+        .query_one(
+            "SELECT last_value, clock_timestamp()::text FROM public.tries",
+            &[],
+        )
+        .await
+        .unwrap();
+    let (before, at): (i64, String) = (row.get(0), row.get(1));
+    let later = format!("SELECT clock_timestamp() > '{at}'::timestamptz + interval '6 s'");
+    until_true(&client, &later).await;
+    let row = client
+        .query_one("SELECT last_value FROM public.tries", &[])
+        .await;
+    let tries = row.unwrap().get::<_, i64>(0) - before;
+    assert!(tries <= 12, "{tries} tries in 6 s");
+    client
+        .batch_execute("DROP TRIGGER no_room ON rouse.finished")
+        .await
+        .unwrap();
+    until_true(&client, "SELECT count(*) FILTER (WHERE state = 'succeeded' AND attempt = 1) = 64 FROM rouse.finished").await;
     worker.drain().await;
 }
 

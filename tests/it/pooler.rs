@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::support::worker::{
     PATIENCE, TestWorker, cancel, catalog, ended, enqueue, events, lease, until, until_true,
 };
-use crate::support::{Host, TestDb, cut_all_others, free_port, scratch};
+use crate::support::{Host, TestDb, command, cut_all_others, folder, free_port, scratch};
 
 /// A PgBouncer of this test's own, with two sessions for everybody.
 struct Pooler {
@@ -176,4 +176,42 @@ async fn with_a_direct_address_for_it_a_worker_behind_a_pooler_is_notified() {
     assert_eq!(ended(&client, id).await.state, "succeeded");
     assert!(before.elapsed() < never / 2, "the poll did it");
     worker.drain().await;
+}
+
+/// The sessions that the pooler has, and on how many channels they listen.
+async fn channels(pooler: &Pooler) -> Vec<(i32, i64)> {
+    let mut sessions = Vec::new();
+    let mut open = Vec::new();
+    // Each transaction keeps one, so that the next gets another.
+    for _ in 0..2 {
+        let client = crate::support::connect(&pooler.url).await;
+        client.batch_execute("BEGIN").await.unwrap();
+        let sql = "SELECT pg_backend_pid(), (SELECT count(*) FROM pg_listening_channels())";
+        let rows = client.query_typed(sql, &[]).await.unwrap();
+        sessions.push((rows[0].get(0), rows[0].get(1)));
+        open.push(client);
+    }
+    sessions
+}
+
+#[tokio::test]
+async fn a_host_behind_a_pooler_says_so_polls_and_leaves_nothing_in_sessions_of_others() {
+    let db = TestDb::new().await;
+    let Some(pooler) = pooler(&db) else { return };
+    let client = db.client().await;
+    let folder = folder("", &["noop.wasm"]);
+    let host = Host::spawn(command(&pooler.url, &["serve", "--http", "off"], &folder));
+    host.line(PATIENCE, |line| {
+        line.contains("a transaction pooler is in between; set ROUSE_LISTEN_URL")
+    });
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+    let sessions = channels(&pooler).await;
+    assert_ne!(sessions[0].0, sessions[1].0, "both of them");
+    assert!(
+        sessions.iter().all(|(_, channels)| *channels == 0),
+        "{sessions:?}"
+    );
 }

@@ -11,7 +11,7 @@ mod stream;
 mod tls;
 mod verify;
 
-use std::{fmt, path::Path, time::Duration};
+use std::{collections::HashSet, fmt, path::Path, time::Duration};
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
 use tokio_postgres::{
@@ -39,6 +39,8 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// … and this many times, so that a dead one is known within a minute.
 const KEEPALIVE_RETRIES: u32 = 3;
+/// How often two connections look which session they are given. A pooler gives the one that was used last, mostly.
+const SESSIONS_LOOKED_AT: usize = 4;
 /// What was sent and not acknowledged for so long counts as lost.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 
@@ -139,6 +141,37 @@ impl Connector {
             }
         });
         Ok(client)
+    }
+
+    /// True where connections share their sessions, as behind a pooler in transaction mode: what one of them leaves in a session
+    /// (LISTEN, for instance) stays there for all others. Two connections look which sessions they are given, by turns.
+    ///
+    /// A pooler that gives each connection a session of its own shares none. One that is very busy may not be found out.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn shares_sessions(&self) -> Result<bool, ConnectError> {
+        let (one, other) = (self.client().await?, self.client().await?);
+        let looking = async {
+            let mut sessions = [HashSet::new(), HashSet::new()];
+            for _ in 0..SESSIONS_LOOKED_AT {
+                for (client, seen) in [&one, &other].into_iter().zip(&mut sessions) {
+                    let rows = client.query_typed("SELECT pg_backend_pid()", &[]).await?;
+                    seen.extend(rows.iter().map(|row| row.get::<_, i32>(0)));
+                }
+            }
+            let [one, other] = sessions;
+            Ok(one.len() > 1 || other.len() > 1 || !one.is_disjoint(&other))
+        };
+        let patience = self.patience();
+        match tokio::time::timeout(patience, looking).await {
+            Ok(Ok(shared)) => Ok(shared),
+            Ok(Err(error)) => Err(ConnectError::failed(self.target(), &error)),
+            Err(_) => Err(ConnectError::TimedOut {
+                target: self.target(),
+                waited_s: patience.as_secs(),
+            }),
+        }
     }
 
     /// A pool of at most `size` connections. Nothing is opened yet.

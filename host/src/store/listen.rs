@@ -72,6 +72,9 @@ const CHALLENGE: &str = "challenge";
 /// How long a worker waits for what it has said to itself.
 pub const ECHO_WITHIN: Duration = Duration::from_secs(5);
 
+/// How long it may take to leave.
+const LEAVES_WITHIN: Duration = Duration::from_secs(1);
+
 /// The channel of one life of a worker; see `rouse._bury`, `rouse.adopt` and `rouse.cancel`
 /// (`migrations/functions/workers.sql`).
 fn own_channel(worker: Incarnation) -> String {
@@ -82,7 +85,7 @@ fn own_channel(worker: Incarnation) -> String {
 pub struct Listener {
     heard: mpsc::UnboundedReceiver<Heard>,
     // Dropping the client would end the connection.
-    _client: tokio_postgres::Client,
+    client: tokio_postgres::Client,
 }
 
 impl Listener {
@@ -111,10 +114,7 @@ impl Listener {
             ))
             .await
             .map_err(|error| ConnectError::failed(connector.target(), &error))?;
-        Ok(Self {
-            heard,
-            _client: client,
-        })
+        Ok(Self { heard, client })
     }
 
     /// True once the echo arrives; false where it does not within this time, or the connection ends.
@@ -129,6 +129,13 @@ impl Listener {
             false
         };
         tokio::time::timeout(within, echo).await.unwrap_or(false)
+    }
+
+    /// Ends the connection. Where it leads to a session that goes on, nothing listens there any more.
+    pub async fn leave(self) {
+        let unlisten = self.client.batch_execute("UNLISTEN *");
+        // Where the connection is gone, so is what it has left.
+        let _ = tokio::time::timeout(LEAVES_WITHIN, unlisten).await;
     }
 
     /// The next notification; none when the connection is gone.

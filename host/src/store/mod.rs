@@ -144,6 +144,21 @@ impl StoreError {
             .is_some_and(|db| *db.code() == SqlState::CHECK_VIOLATION && db.constraint().is_none())
     }
 
+    /// True where it may be the fault of one row, or of the size of the call: no room on the disk or in memory, too slow, a page that
+    /// cannot be read. Less of it at once may work.
+    pub fn may_be_one_rows_fault(&self) -> bool {
+        // 58 system.
+        self.code().is_some_and(|code| {
+            let size = [
+                SqlState::DISK_FULL,
+                SqlState::OUT_OF_MEMORY,
+                SqlState::CONFIGURATION_LIMIT_EXCEEDED,
+                SqlState::QUERY_CANCELED,
+            ];
+            size.contains(code) || code.code().starts_with("58")
+        })
+    }
+
     /// True where the same call may work later: the server is away, restarting, in recovery,
     /// out of connections, or changed its mind about a transaction.
     pub fn is_transient(&self) -> bool {

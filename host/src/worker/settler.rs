@@ -6,15 +6,15 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use tokio_postgres::error::SqlState;
 use tracing::{debug, error, warn};
 
 use super::Shared;
 use super::events;
 use super::meters::{Became, HandlerMeters};
+use super::policy::LEASE_MIN;
 use crate::job::{Attempt, AttemptError, ErrorKind, State};
 use crate::sandbox::BootTime;
 use crate::store::{Fate, JsonText, Locked, Settlement, StoreError};
@@ -28,8 +28,10 @@ const BATCH_MAX: usize = 1000;
 const GATHERED_FOR: Duration = Duration::from_millis(2);
 /// The most results and errors in one statement: Postgres ends a connection that sends it 1 GiB.
 const BATCH_BYTES_MAX: usize = 64 << 20;
-/// The wait after a failure that may pass.
+/// The wait after a failure that may pass; twice as long after each further one.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
+/// The longest such wait. No longer than the shortest lease: the outcome is lost with it.
+const RETRY_AFTER_MAX: Duration = LEASE_MIN;
 
 /// What the attempts send.
 #[expect(
@@ -56,28 +58,35 @@ pub(super) struct Unsettled {
 
 /// Settles until there is no more.
 pub(super) async fn run(shared: Arc<Shared>, mut ended: mpsc::Receiver<Ended>) {
+    let mut settler = Settler {
+        shared: &shared,
+        later: Vec::new(),
+        failures: 0,
+        has_room: false,
+    };
+    let mut retry_at = Instant::now();
     let mut more = true;
     let mut received = Vec::new();
-    // Outcomes that could not be written and hold up nobody: of jobs that somebody else's open
-    // transaction has locked, and those that the database refuses.
-    let mut later = Vec::new();
-    while more || !later.is_empty() {
-        if later.is_empty() {
+    while more || !settler.later.is_empty() {
+        if settler.later.is_empty() {
             ended.recv_many(&mut received, BATCH_MAX).await;
-            if received.len() < BATCH_MAX && shared.slots.are_full() {
-                tokio::time::sleep(GATHERED_FOR).await;
-                while received.len() < BATCH_MAX
-                    && let Ok(one) = ended.try_recv()
-                {
-                    received.push(one);
-                }
-            }
         } else if more {
             // Where nothing comes in the meantime, those are tried again all the same.
             let receiving = ended.recv_many(&mut received, BATCH_MAX);
-            let _ = tokio::time::timeout(RETRY_AFTER, receiving).await;
+            let _ = tokio::time::timeout_at(retry_at.into(), receiving).await;
         } else {
-            tokio::time::sleep(RETRY_AFTER).await;
+            tokio::time::sleep_until(retry_at.into()).await;
+        }
+        if !received.is_empty()
+            && received.len() < BATCH_MAX
+            && let Some(time) = settler.gathers_for()
+        {
+            tokio::time::sleep(time).await;
+            while received.len() < BATCH_MAX
+                && let Ok(one) = ended.try_recv()
+            {
+                received.push(one);
+            }
         }
         let mut batch = Vec::with_capacity(received.len());
         for one in received.drain(..) {
@@ -86,82 +95,165 @@ pub(super) async fn run(shared: Arc<Shared>, mut ended: mpsc::Receiver<Ended>) {
                 Ended::NoMore => more = false,
             }
         }
-        let again = std::mem::take(&mut later);
-        settle(&shared, batch, Locked::Wait, &mut later).await;
-        settle(&shared, again, Locked::Skip, &mut later).await;
-        keep_trying(&shared, &mut later);
+        let again = match Instant::now() >= retry_at {
+            true => std::mem::take(&mut settler.later),
+            false => Vec::new(),
+        };
+        let waits = !settler.later.is_empty();
+        settler.settle(batch, Tried::First).await;
+        settler.settle(again, Tried::Again).await;
+        if !waits {
+            retry_at = Instant::now() + retry_after(settler.failures);
+        }
+        keep_trying(&shared, &mut settler.later);
     }
 }
 
-/// Settles a batch. Where the database refuses it whole, the halves are tried, down to the one
-/// that it refuses; where the database is away, it is tried until the leases have run out.
-async fn settle(
-    shared: &Arc<Shared>,
-    batch: Vec<Unsettled>,
-    mut how: Locked,
-    later: &mut Vec<Unsettled>,
-) {
-    let mut parts = VecDeque::from([batch]);
-    while let Some(mut part) = parts.pop_front() {
-        if part.is_empty() {
-            continue;
+/// 0.2, 0.4, 0.8 … 2 s.
+fn retry_after(failures: u32) -> Duration {
+    (RETRY_AFTER * (1 << failures.min(8))).min(RETRY_AFTER_MAX)
+}
+
+/// Whether the outcomes of a batch were tried before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tried {
+    First,
+    Again,
+}
+
+/// What is left from one batch to the next.
+struct Settler<'a> {
+    shared: &'a Arc<Shared>,
+    /// Outcomes that could not be written and hold up nobody: of jobs that somebody else's open
+    /// transaction has locked, those that the database refuses, and those for which it has no room.
+    later: Vec<Unsettled>,
+    /// How often in a row nothing could be written.
+    failures: u32,
+    /// Something was written since the last that found no room.
+    has_room: bool,
+}
+
+impl Settler<'_> {
+    /// How long a batch waits for what is about to end; none: not at all.
+    fn gathers_for(&self) -> Option<Duration> {
+        match self.failures {
+            0 => self.shared.slots.are_full().then_some(GATHERED_FOR),
+            // Each batch is one try more.
+            _ => Some(RETRY_AFTER),
         }
-        if part.len() > 1 && part.iter().map(bytes).sum::<usize>() > BATCH_BYTES_MAX {
-            halve(part, &mut parts);
-            continue;
+    }
+
+    /// Settles a batch. Where the database refuses it whole, the halves are tried, down to the one
+    /// that it refuses; where the database is away, it is tried until the leases have run out.
+    async fn settle(&mut self, batch: Vec<Unsettled>, tried: Tried) {
+        if batch.is_empty() {
+            return;
         }
-        let settlements: Vec<&Settlement> = part.iter().map(|one| &one.settlement).collect();
-        match shared.store.settle(&settlements, how).await {
-            Ok(settled) => {
-                shared.meters.settle_batch_jobs.record(part.len() as f64);
-                for one in part {
-                    if settled.locked.contains(&one.settlement.id) {
-                        later.push(one);
-                    } else {
-                        report(shared, &one, settled.accepted.contains(&one.settlement.id));
+        let shared = self.shared;
+        let mut how = match tried {
+            Tried::First => Locked::Wait,
+            Tried::Again => Locked::Skip,
+        };
+        // One alone found no room. Where others find none either, they are not halved: they are tried again together.
+        let mut is_full = tried == Tried::First && self.failures > 0;
+        let mut alone = Vec::new();
+        if tried == Tried::First {
+            self.has_room = false;
+        }
+        let mut parts = VecDeque::from([batch]);
+        if tried == Tried::Again && self.failures > 0 {
+            // Whether there is room again is tried with one of them. It is another one each time.
+            let others = parts[0].split_off(1);
+            parts.push_back(others);
+        }
+        while let Some(mut part) = parts.pop_front() {
+            if part.is_empty() {
+                continue;
+            }
+            if part.len() > 1 && part.iter().map(bytes).sum::<usize>() > BATCH_BYTES_MAX {
+                halve(part, &mut parts);
+                continue;
+            }
+            let settlements: Vec<&Settlement> = part.iter().map(|one| &one.settlement).collect();
+            match shared.store.settle(&settlements, how).await {
+                Ok(settled) => {
+                    (self.has_room, self.failures) = (true, 0);
+                    shared.meters.settle_batch_jobs.record(part.len() as f64);
+                    for one in part {
+                        if settled.locked.contains(&one.settlement.id) {
+                            self.later.push(one);
+                        } else {
+                            report(shared, &one, settled.accepted.contains(&one.settlement.id));
+                        }
+                    }
+                }
+                Err(error) if error.is_locked() => {
+                    debug!(%error, jobs = part.len(), "somebody has one of these jobs locked; settling the others");
+                    how = Locked::Skip;
+                    parts.push_front(part);
+                }
+                Err(error) if error.may_be_one_rows_fault() => match part.len() {
+                    2.. if !is_full => {
+                        debug!(%error, jobs = part.len(), "a batch found no room; settling its halves");
+                        halve(part, &mut parts);
+                    }
+                    2.. => {
+                        self.later.append(&mut part);
+                        self.later.extend(parts.drain(..).flatten());
+                    }
+                    _ => {
+                        warn!(%error, "cannot settle; trying again");
+                        is_full = true;
+                        alone.append(&mut part);
+                    }
+                },
+                // The database knows this worker no more, and has given its jobs to others.
+                Err(error) if shared.doubted(&error) => {
+                    for one in part {
+                        report(shared, &one, false);
+                    }
+                }
+                Err(error) if error.is_transient() => {
+                    warn!(%error, jobs = part.len(), "cannot settle; trying again");
+                    self.wait().await;
+                    keep_trying(shared, &mut part);
+                    parts.push_front(part);
+                }
+                Err(error) if error.is_partition_missing() => {
+                    if let Err(error) = shared.store.prepare_partitions().await {
+                        error!(%error, "cannot make today's partition of the history");
+                        self.wait().await;
+                    }
+                    keep_trying(shared, &mut part);
+                    parts.push_front(part);
+                }
+                Err(error) if part.len() > 1 => {
+                    debug!(%error, jobs = part.len(), "a batch was refused; settling its halves");
+                    halve(part, &mut parts);
+                }
+                Err(error) => {
+                    if let Some(one) = part.pop() {
+                        refused(shared, one, &error, &mut parts, &mut self.later);
                     }
                 }
             }
-            Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
-                debug!(%error, jobs = part.len(), "somebody has one of these jobs locked; settling the others");
-                how = Locked::Skip;
-                parts.push_front(part);
-            }
-            // What takes too long as a whole may do in halves.
-            Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) && part.len() > 1 => {
-                debug!(%error, jobs = part.len(), "a batch took too long; settling its halves");
-                halve(part, &mut parts);
-            }
-            // The database knows this worker no more, and has given its jobs to others.
-            Err(error) if shared.doubted(&error) => {
-                for one in part {
-                    report(shared, &one, false);
-                }
-            }
-            Err(error) if error.is_transient() => {
-                warn!(%error, jobs = part.len(), "cannot settle; trying again");
-                tokio::time::sleep(RETRY_AFTER).await;
-                keep_trying(shared, &mut part);
-                parts.push_front(part);
-            }
-            Err(error) if error.is_partition_missing() => {
-                if let Err(error) = shared.store.prepare_partitions().await {
-                    error!(%error, "cannot make today's partition of the history");
-                    tokio::time::sleep(RETRY_AFTER).await;
-                }
-                keep_trying(shared, &mut part);
-                parts.push_front(part);
-            }
-            Err(error) if part.len() > 1 => {
-                debug!(%error, jobs = part.len(), "a batch was refused; settling its halves");
-                halve(part, &mut parts);
-            }
-            Err(error) => {
-                if let Some(one) = part.pop() {
-                    alone(shared, one, &error, &mut parts, later);
-                }
-            }
         }
+        if self.has_room {
+            // But not for these. So that this ends, their leases are renewed no more.
+            for Unsettled { settlement, .. } in &alone {
+                shared.leases.give_up(settlement.id, settlement.fence);
+            }
+        } else if is_full {
+            self.failures += 1;
+        }
+        // Last, so that with the next try the fault of another is found before theirs.
+        self.later.append(&mut alone);
+    }
+
+    /// Waits for a database that is away.
+    async fn wait(&mut self) {
+        tokio::time::sleep(retry_after(self.failures)).await;
+        self.failures += 1;
     }
 }
 
@@ -183,7 +275,7 @@ fn bytes(one: &Unsettled) -> usize {
 /// What becomes of the one outcome that the database refuses. A value that it cannot store fails
 /// the job. Whatever else it is may pass, but is not waited for: it is tried again beside the
 /// others, and its lease is renewed no more, so that this ends with the lease at the latest.
-fn alone(
+fn refused(
     shared: &Shared,
     mut one: Unsettled,
     error: &StoreError,
@@ -267,5 +359,18 @@ fn became(fate: &Fate) -> Became {
         },
         Fate::Retry(..) => Became::Retried,
         Fate::Released => Became::Released,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_waits_after_failures_grow_up_to_the_shortest_lease() {
+        let waits: Vec<u128> = [0, 1, 2, 3, 4, 99]
+            .map(|failures| retry_after(failures).as_millis())
+            .into();
+        assert_eq!(waits, [200, 400, 800, 1600, 2000, 2000]);
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use super::Shared;
-use crate::job::LaneId;
+use crate::job::{Incarnation, LaneId};
 use crate::store::connect::Connector;
 use crate::store::{ECHO_WITHIN, Heard, Listener, Wakeup};
 
@@ -86,20 +86,21 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
 async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
     let mut reborn = shared.reborn.subscribe();
     let incarnation = *reborn.borrow_and_update();
+    // It would listen in sessions of others, for as long as those last.
+    let is_pooled = connector.shares_sessions().await;
+    if is_pooled.context("cannot listen for notifications")? {
+        bail!(
+            "notifications do not arrive at {}: a transaction pooler is in between; set ROUSE_LISTEN_URL to a direct address of the \
+             same database, or notify = false",
+            connector.target()
+        );
+    }
     let mut listener = Listener::start(connector, incarnation)
         .await
         .context("cannot listen for notifications")?;
-    shared
-        .store
-        .echo(incarnation)
-        .await
-        .context("cannot try out whether notifications arrive")?;
-    if !listener.hears_the_echo(ECHO_WITHIN).await {
-        bail!(
-            "notifications do not arrive at {}: it is another database, or a transaction pooler is in between; set \
-             ROUSE_LISTEN_URL to a direct address of the same database, or notify = false",
-            connector.target()
-        );
+    if let Err(why) = try_out(shared, connector, &mut listener, incarnation).await {
+        listener.leave().await;
+        return Err(why);
     }
     shared.listening.store(true, Ordering::Relaxed);
     shared.listens_anew.store(true, Ordering::Relaxed);
@@ -135,6 +136,28 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
         }
     }
     shared.listening.store(false, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Tries out whether notifications arrive.
+async fn try_out(
+    shared: &Shared,
+    connector: &Connector,
+    listener: &mut Listener,
+    incarnation: Incarnation,
+) -> anyhow::Result<()> {
+    shared
+        .store
+        .echo(incarnation)
+        .await
+        .context("cannot try out whether notifications arrive")?;
+    if !listener.hears_the_echo(ECHO_WITHIN).await {
+        bail!(
+            "notifications do not arrive at {}: it is another database, or a pooler is in between; set \
+             ROUSE_LISTEN_URL to a direct address of the same database, or notify = false",
+            connector.target()
+        );
+    }
     Ok(())
 }
 
