@@ -36,26 +36,18 @@ type Seen = HashSet<Place>;
 /// Checks the whole value. `steps`: how many it may take; `unwanted`: whether nobody waits for the answer any more.
 pub(super) fn evaluate(
     schema: &Compiled,
-    json: &Json<'_>,
+    json: Json<'_>,
     steps: u64,
     unwanted: &dyn Fn() -> bool,
 ) -> Result<(), Stop> {
-    let mut check = Check {
-        schema,
-        json,
-        steps,
-        looked_at: steps,
-        held: 0,
-        depth: 0,
-        unwanted,
-    };
+    let mut check = Check::new(schema, json, steps, unwanted);
     check.fits(NodeId(0), json.root(), None)
 }
 
 /// One check, with what it may still use.
 pub(super) struct Check<'s, 'j> {
     pub(super) schema: &'s Compiled,
-    pub(super) json: &'j Json<'j>,
+    pub(super) json: Json<'j>,
     pub(super) steps: u64,
     /// What was left of them when it last looked whether anybody waits.
     pub(super) looked_at: u64,
@@ -66,6 +58,23 @@ pub(super) struct Check<'s, 'j> {
 }
 
 impl<'s, 'j> Check<'s, 'j> {
+    pub(super) fn new(
+        schema: &'s Compiled,
+        json: Json<'j>,
+        steps: u64,
+        unwanted: &'s dyn Fn() -> bool,
+    ) -> Self {
+        Self {
+            schema,
+            json,
+            steps,
+            looked_at: steps,
+            held: 0,
+            depth: 0,
+            unwanted,
+        }
+    }
+
     pub(super) fn count(&mut self, steps: u64) -> Result<(), Stop> {
         self.steps = self.steps.checked_sub(steps).ok_or(Stop::TooManySteps)?;
         if self.looked_at - self.steps >= STEPS_PER_LOOK {

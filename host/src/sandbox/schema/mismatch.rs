@@ -1,7 +1,5 @@
 //! What does not fit, for people.
 
-use serde_json::Value;
-
 use super::excerpt;
 use super::json::{Json, Kind, Place};
 use super::node::{Compiled, NodeId};
@@ -39,18 +37,18 @@ impl Mismatch {
     }
 
     /// Where it is, what is there, and which rule that does not fit.
-    pub(super) fn told(&self, schema: &Compiled, written: &Value, json: &Json<'_>) -> String {
-        let at = match json.pointer(self.at) {
+    pub(super) fn told(&self, schema: &Compiled, written: Json<'_>, json: Json<'_>) -> String {
+        let at = match json.pointer(self.at).0 {
             top if top.is_empty() => "at the top".to_owned(),
             pointer => format!("at {}", excerpt(&pointer)),
         };
         let found = found(json, self.at);
-        let pointer = schema.pointer(self.node);
-        let rule = pointer.strip_prefix('#').and_then(|path| {
-            let rule = written.pointer(path)?.get(self.keyword)?;
-            Some(excerpt(&format!("\"{}\": {rule}", self.keyword)))
+        let rule = schema.rule(written, self.node, self.keyword);
+        let rule = rule.map(|rule| {
+            let rule = written.raw(rule);
+            excerpt(&format!("\"{}\": {rule}", self.keyword))
         });
-        let pointer = excerpt(&pointer);
+        let pointer = excerpt(&schema.pointer(written, self.node));
         match (&self.detail, rule) {
             (Detail::Missing(name), _) => {
                 format!(
@@ -70,7 +68,7 @@ impl Mismatch {
 }
 
 /// What stands there, as far as it can be recognised.
-fn found(json: &Json<'_>, at: Place) -> String {
+fn found(json: Json<'_>, at: Place) -> String {
     let raw = json.raw(at);
     match json.kind(at) {
         Kind::Null | Kind::Boolean => raw.to_owned(),

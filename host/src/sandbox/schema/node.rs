@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::json::Kind;
+use super::json::{Json, Kind, Place};
 use super::number::Decimal;
 use super::pattern::Pattern;
 
@@ -24,7 +24,8 @@ pub(super) type Values = (&'static str, HashSet<Vec<u8>>);
 
 #[derive(Default)]
 pub(super) struct Node {
-    pub(super) written_at: WrittenAt,
+    /// Where it is written.
+    pub(super) place: Place,
     /// The schema `false`.
     pub(super) never: bool,
     pub(super) types: Option<Types>,
@@ -37,15 +38,6 @@ pub(super) struct Node {
     pub(super) combined: Option<Box<Combined>>,
     /// Of properties at which nothing else here has looked.
     pub(super) unevaluated_properties: Option<NodeId>,
-}
-
-/// Where a subschema is written: linear in the size of all, however deep it is.
-#[derive(Default)]
-pub(super) struct WrittenAt {
-    /// None: at the top, or where a reference led.
-    pub(super) within: Option<NodeId>,
-    /// From there on, as part of a JSON pointer.
-    pub(super) step: Box<str>,
 }
 
 #[derive(Default, Clone, Copy)]
@@ -131,16 +123,19 @@ impl Compiled {
         self.nodes.first().is_none_or(Node::is_open)
     }
 
-    /// Where a subschema is written: a JSON pointer.
-    pub(super) fn pointer(&self, id: NodeId) -> String {
-        let mut steps = Vec::new();
-        let mut next = Some(id);
-        while let Some(id) = next {
-            let at = &self.node(id).written_at;
-            steps.push(&*at.step);
-            next = at.within;
+    /// Where a subschema is written: a JSON pointer into `written`, which is the whole of it.
+    pub(super) fn pointer(&self, written: Json<'_>, id: NodeId) -> String {
+        format!("#{}", written.pointer(self.node(id).place).0)
+    }
+
+    /// What a subschema has under a keyword.
+    pub(super) fn rule(&self, written: Json<'_>, id: NodeId, keyword: &str) -> Option<Place> {
+        let place = self.node(id).place;
+        if written.kind(place) != Kind::Object {
+            return None;
         }
-        steps.iter().rev().copied().collect()
+        let mut members = written.members(place).into_iter();
+        Some(members.find(|member| member.name == keyword)?.at)
     }
 
     /// A subschema that comes back to itself without having gone deeper into the value.
