@@ -19,9 +19,9 @@ pub(super) fn canonical_text(json: Json<'_>, at: Place) -> Result<Vec<u8>, Strin
     }
 }
 
-impl Check<'_, '_> {
+impl<'s> Check<'s, '_, '_> {
     /// Sorted, so that no list makes this quadratic.
-    pub(super) fn has_equal_items(&mut self, at: Place) -> Result<bool, Stop> {
+    pub(super) fn has_equal_items(&mut self, at: Place) -> Result<bool, Stop<'s>> {
         let json = self.json;
         let mut all = Vec::new();
         let mut items: Vec<(usize, usize)> = Vec::new();
@@ -41,7 +41,7 @@ impl Check<'_, '_> {
     }
 
     /// Writes the value so that equal ones are written alike: members by name, numbers and strings by what they are.
-    pub(super) fn canonical(&mut self, at: Place, out: &mut Vec<u8>) -> Result<(), Stop> {
+    pub(super) fn canonical(&mut self, at: Place, out: &mut Vec<u8>) -> Result<(), Stop<'s>> {
         if self.depth == DEPTH_MAX {
             return Err(Stop::TooDeep);
         }

@@ -35,11 +35,12 @@ pub(super) fn compile(written: Json<'_>, pattern_bytes: &mut usize) -> Result<Co
         })?;
         compiler.compiled.nodes[id.0 as usize] = node;
     }
-    match compiler.compiled.endless() {
-        None => Ok(compiler.compiled),
-        Some(id) => Err(format!(
+    let mut compiled = compiler.compiled;
+    match compiled.relate() {
+        Ok(()) => Ok(compiled),
+        Err(id) => Err(format!(
             "{}: refers to itself without an end",
-            excerpt(&compiler.compiled.pointer(written, id))
+            excerpt(&compiled.pointer(written, id))
         )),
     }
 }
@@ -93,7 +94,6 @@ impl<'a> Compiler<'a, '_> {
         reader.by_name("$defs")?;
         Ok(Node {
             place,
-            never: false,
             types: reader.types()?,
             values: reader.values()?,
             number: reader.number_rules()?.map(Box::new),
@@ -102,6 +102,7 @@ impl<'a> Compiler<'a, '_> {
             object: reader.object_rules()?.map(Box::new),
             combined: reader.combined()?.map(Box::new),
             unevaluated_properties: reader.schema("unevaluatedProperties")?,
+            ..Node::default()
         })
     }
 }

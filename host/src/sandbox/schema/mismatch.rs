@@ -8,23 +8,25 @@ use super::node::{Compiled, NodeId};
 const FOUND_CHARS_MAX: usize = 40;
 
 /// A rule, and the part of a value that does not fit it.
-pub(super) struct Mismatch {
+#[derive(Clone, Copy)]
+pub(super) struct Mismatch<'s> {
     pub(super) at: Place,
     pub(super) node: NodeId,
     pub(super) keyword: &'static str,
-    pub(super) detail: Detail,
+    pub(super) detail: Detail<'s>,
 }
 
 /// What a keyword alone does not tell.
-pub(super) enum Detail {
+#[derive(Clone, Copy)]
+pub(super) enum Detail<'s> {
     None,
     /// A property is not there.
-    Missing(String),
+    Missing(&'s str),
     /// It fits more than one alternative.
     FitsMany,
 }
 
-impl Mismatch {
+impl Mismatch<'_> {
     /// How much it tells of an alternative for the value at this place: 0 where it only tells alternatives apart, 2 where
     /// something further inside does not fit.
     pub(super) fn tells(&self, at: Place) -> u8 {

@@ -13,6 +13,7 @@ mod node;
 
 mod compile;
 mod evaluate;
+mod remembered;
 
 mod canonical;
 mod mismatch;

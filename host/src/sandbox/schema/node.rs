@@ -38,6 +38,10 @@ pub(super) struct Node {
     pub(super) combined: Option<Box<Combined>>,
     /// Of properties at which nothing else here has looked.
     pub(super) unevaluated_properties: Option<NodeId>,
+    /// More than one subschema leads to it, so that it may meet the same part of a value more than once.
+    pub(super) is_shared: bool,
+    /// It has subschemas for what is within the value, by itself or where its references and alternatives lead.
+    pub(super) is_deep: bool,
 }
 
 #[derive(Default, Clone, Copy)]
@@ -138,10 +142,35 @@ impl Compiled {
         Some(members.find(|member| member.name == keyword)?.at)
     }
 
+    /// Notes what can be said of each subschema once all are there.
+    ///
+    /// # Errors
     /// A subschema that comes back to itself without having gone deeper into the value.
-    pub(super) fn endless(&self) -> Option<NodeId> {
+    pub(super) fn relate(&mut self) -> Result<(), NodeId> {
+        for id in self.inner_first()? {
+            let node = self.node(id);
+            let mut in_place = node.in_place().into_iter();
+            let is_deep = !node.within().is_empty() || in_place.any(|id| self.node(id).is_deep);
+            self.nodes[id.0 as usize].is_deep = is_deep;
+        }
+        let mut led_to = vec![0_u8; self.nodes.len()];
+        for node in &self.nodes {
+            for id in node.in_place().into_iter().chain(node.within()) {
+                let count = &mut led_to[id.0 as usize];
+                *count = count.saturating_add(1);
+            }
+        }
+        for (node, count) in self.nodes.iter_mut().zip(led_to) {
+            node.is_shared = count > 1;
+        }
+        Ok(())
+    }
+
+    /// All subschemas, each behind those for the very same value that it leads to; or one that leads to itself.
+    fn inner_first(&self) -> Result<Vec<NodeId>, NodeId> {
         let mut done = vec![false; self.nodes.len()];
         let mut on_the_way = vec![false; self.nodes.len()];
+        let mut order = Vec::with_capacity(self.nodes.len());
         for start in 0..self.nodes.len() {
             if done[start] {
                 continue;
@@ -150,7 +179,7 @@ impl Compiled {
             on_the_way[start] = true;
             while let Some((at, left)) = way.last_mut() {
                 match left.pop() {
-                    Some(next) if on_the_way[next.0 as usize] => return Some(next),
+                    Some(next) if on_the_way[next.0 as usize] => return Err(next),
                     Some(next) if done[next.0 as usize] => {}
                     Some(next) => {
                         let next = next.0 as usize;
@@ -160,12 +189,13 @@ impl Compiled {
                     None => {
                         done[*at] = true;
                         on_the_way[*at] = false;
+                        order.push(NodeId(*at as u32));
                         way.pop();
                     }
                 }
             }
         }
-        None
+        Ok(order)
     }
 }
 
@@ -180,6 +210,23 @@ impl Node {
             && self.object.is_none()
             && self.combined.is_none()
             && self.unevaluated_properties.is_none()
+    }
+
+    /// The subschemas for parts of the value.
+    fn within(&self) -> Vec<NodeId> {
+        let mut nodes = Vec::from_iter(self.unevaluated_properties);
+        if let Some(array) = &self.array {
+            nodes.extend(&array.prefix_items);
+            nodes.extend(array.items);
+            nodes.extend(array.contains.as_ref().map(|contains| contains.node));
+        }
+        if let Some(object) = &self.object {
+            nodes.extend(object.property_names);
+            nodes.extend(object.properties.values());
+            nodes.extend(object.pattern_properties.iter().map(|(_, node)| *node));
+            nodes.extend(object.additional_properties);
+        }
+        nodes
     }
 
     /// The subschemas for the very same value.

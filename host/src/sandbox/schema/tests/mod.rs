@@ -2,7 +2,10 @@
 
 mod hostile;
 mod laws;
+mod recursive;
 mod rules;
+
+use serde_json::Value;
 
 use super::*;
 
