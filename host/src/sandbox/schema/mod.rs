@@ -4,6 +4,7 @@
 //! time, numbers are compared by their digits, and whatever cannot be checked within that does not fit. What is
 //! evaluated and what is not: `docs/attempts.md`; why this is our own: `docs/decisions/schemas-are-checked-by-our-own.md`.
 
+mod ecma;
 mod json;
 mod number;
 mod pattern;
