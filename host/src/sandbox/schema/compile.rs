@@ -11,16 +11,21 @@ use super::node::{
 };
 use super::number::Decimal;
 use super::pattern::Pattern;
-use super::pointer::Pointers;
+use super::references::References;
 
 /// Reads a schema. `pattern_bytes`: what its patterns may still need.
 ///
 /// # Errors
 /// The mistake and its place.
 pub(super) fn compile(written: Json<'_>, pattern_bytes: &mut usize) -> Result<Compiled, String> {
+    let mistake = |place, why| {
+        let at = excerpt(&written.pointer(place).0);
+        format!("#{at}: {why}")
+    };
+    let references = References::new(written).map_err(|(place, why)| mistake(place, why))?;
     let mut compiler = Compiler {
         written,
-        pointers: Pointers::new(written),
+        references,
         compiled: Compiled::default(),
         known: HashMap::new(),
         pending: Vec::new(),
@@ -29,25 +34,22 @@ pub(super) fn compile(written: Json<'_>, pattern_bytes: &mut usize) -> Result<Co
     compiler.add(written.root());
     // One after the other: a chain of references costs no stack.
     while let Some((id, place)) = compiler.pending.pop() {
-        let node = compiler.read(place).map_err(|why| {
-            let at = excerpt(&compiler.compiled.pointer(written, id));
-            format!("{at}: {why}")
-        })?;
+        let node = compiler.read(place).map_err(|why| mistake(place, why))?;
         compiler.compiled.nodes[id.0 as usize] = node;
     }
     let mut compiled = compiler.compiled;
     match compiled.relate() {
         Ok(()) => Ok(compiled),
-        Err(id) => Err(format!(
-            "{}: refers to itself without an end",
-            excerpt(&compiled.pointer(written, id))
-        )),
+        Err(id) => {
+            let why = "refers to itself without an end".into();
+            Err(mistake(compiled.node(id).place, why))
+        }
     }
 }
 
 struct Compiler<'a, 'p> {
     written: Json<'a>,
-    pointers: Pointers<'a>,
+    references: References<'a>,
     compiled: Compiled,
     /// References may lead to the same one.
     known: HashMap<Place, NodeId>,
@@ -87,9 +89,11 @@ impl<'a> Compiler<'a, '_> {
         }
         let mut reader = Reader {
             written,
+            place,
             members: written.members(place),
             compiler: self,
         };
+        reader.dialect()?;
         // Looked into for its mistakes; what is used comes by reference.
         reader.by_name("$defs")?;
         Ok(Node {
@@ -101,6 +105,7 @@ impl<'a> Compiler<'a, '_> {
             array: reader.array_rules()?.map(Box::new),
             object: reader.object_rules()?.map(Box::new),
             combined: reader.combined()?.map(Box::new),
+            unevaluated_items: reader.schema("unevaluatedItems")?,
             unevaluated_properties: reader.schema("unevaluatedProperties")?,
             ..Node::default()
         })
@@ -111,6 +116,7 @@ impl<'a> Compiler<'a, '_> {
 struct Reader<'c, 'a, 'p> {
     compiler: &'c mut Compiler<'a, 'p>,
     written: Json<'a>,
+    place: Place,
     /// By name.
     members: Vec<Member<'a>>,
 }
@@ -125,6 +131,22 @@ impl<'a> Reader<'_, 'a, '_> {
 
     fn has_any(&self, keywords: &[&str]) -> bool {
         keywords.iter().any(|keyword| self.get(keyword).is_some())
+    }
+
+    /// What would change the meaning of other keywords is refused.
+    fn dialect(&self) -> Result<(), String> {
+        if let Some(at) = self.get("$schema") {
+            let uri = self.text(at).unwrap_or_default();
+            let official = ["https://json-schema.org/", "http://json-schema.org/"];
+            if !official.iter().any(|official| uri.starts_with(official)) {
+                let what = "a dialect of https://json-schema.org/: others may turn keywords off";
+                return Err(self.wrong("$schema", at, what));
+            }
+        }
+        match self.get("$recursiveRef") {
+            Some(_) => Err("\"$recursiveRef\" is not of 2020-12, expected \"$dynamicRef\"".into()),
+            None => Ok(()),
+        }
     }
 
     fn types(&self) -> Result<Option<Types>, String> {
@@ -245,6 +267,12 @@ impl<'a> Reader<'_, 'a, '_> {
                 dependent_required.push((member.name.into(), names));
             }
         }
+        for member in self.dependencies()? {
+            if self.written.kind(member.at) == Kind::Array {
+                let names = self.names("dependencies", member.at)?;
+                dependent_required.push((member.name.into(), names));
+            }
+        }
         let rules = ObjectRules {
             min_properties: self.count("minProperties")?,
             max_properties: self.count("maxProperties")?,
@@ -260,12 +288,21 @@ impl<'a> Reader<'_, 'a, '_> {
             "maxProperties",
             "required",
             "dependentRequired",
+            "dependencies",
             "propertyNames",
             "properties",
             "patternProperties",
             "additionalProperties",
         ];
         Ok(self.has_any(&keywords).then_some(rules))
+    }
+
+    /// What earlier drafts had for `dependentRequired` and `dependentSchemas`, by turns.
+    fn dependencies(&self) -> Result<Vec<Member<'a>>, String> {
+        match self.get("dependencies") {
+            Some(at) => self.members_of("dependencies", at, "an object of schemas and lists"),
+            None => Ok(Vec::new()),
+        }
     }
 
     fn combined(&mut self) -> Result<Option<Combined>, String> {
@@ -276,41 +313,62 @@ impl<'a> Reader<'_, 'a, '_> {
             then,
             otherwise,
         });
+        let mut dependent_schemas = self.by_name("dependentSchemas")?;
+        for member in self.dependencies()? {
+            if self.written.kind(member.at) != Kind::Array {
+                let node = self.compiler.add(member.at);
+                dependent_schemas.push((member.name.into(), node));
+            }
+        }
         let combined = Combined {
-            reference: self.reference()?,
+            references: self.references()?,
             all_of: self.list("allOf")?,
             any_of: self.list("anyOf")?,
             one_of: self.list("oneOf")?,
             not: self.schema("not")?,
             condition,
-            dependent_schemas: self.by_name("dependentSchemas")?,
+            dependent_schemas,
         };
         let keywords = [
             "$ref",
+            "$dynamicRef",
             "allOf",
             "anyOf",
             "oneOf",
             "not",
             "if",
             "dependentSchemas",
+            "dependencies",
         ];
         Ok(self.has_any(&keywords).then_some(combined))
     }
 
-    /// What `$ref` leads to, within this schema.
-    fn reference(&mut self) -> Result<Option<NodeId>, String> {
-        let Some(at) = self.get("$ref") else {
-            return Ok(None);
-        };
-        let reference = self.text(at).unwrap_or_default();
-        let Some(path) = reference.strip_prefix('#') else {
-            return Err(self.wrong("$ref", at, "a place in the same schema: #, or #/$defs/…"));
-        };
-        let path = percent_encoding::percent_decode_str(path).decode_utf8_lossy();
-        match self.compiler.pointers.place(self.written.root(), &path) {
-            Some(target) => Ok(Some(self.compiler.add(target))),
-            None => Err(self.wrong("$ref", at, "a place that there is in the schema")),
+    /// What `$ref` and `$dynamicRef` lead to, within this schema.
+    fn references(&mut self) -> Result<Vec<NodeId>, String> {
+        let mut nodes = Vec::new();
+        for keyword in ["$ref", "$dynamicRef"] {
+            let Some(at) = self.get(keyword) else {
+                continue;
+            };
+            let Some(reference) = self.text(at) else {
+                return Err(self.wrong(keyword, at, "a URI reference"));
+            };
+            let references = &mut self.compiler.references;
+            let mut target = references.find(self.place, &reference);
+            if keyword == "$dynamicRef"
+                && target
+                    .as_ref()
+                    .is_ok_and(|target| references.is_dynamic(*target))
+            {
+                target = Err(
+                    "which more than one \"$dynamicAnchor\" has for its name: references are resolved when the module loads",
+                );
+            }
+            let target = target
+                .map_err(|why| format!("\"{keyword}\" is \"{}\", {why}", excerpt(&reference)))?;
+            nodes.push(self.compiler.add(target));
         }
+        Ok(nodes)
     }
 
     /// The subschema under this keyword.

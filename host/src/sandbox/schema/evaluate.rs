@@ -148,9 +148,14 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
             return Err(Stop::TooDeep);
         }
         self.depth += 1;
-        let fits = match (node.unevaluated_properties, seen) {
-            (None, seen) => self.rules(id, node, at, seen),
-            (Some(rest), outer) => self.with_unevaluated(id, node, at, rest, outer),
+        let rest = match self.json.kind(at) {
+            Kind::Array => node.unevaluated_items,
+            Kind::Object => node.unevaluated_properties,
+            Kind::Null | Kind::Boolean | Kind::Number | Kind::String => None,
+        };
+        let fits = match rest {
+            None => self.rules(id, node, at, seen),
+            Some(rest) => self.with_unevaluated(id, node, at, rest, seen),
         };
         self.depth -= 1;
         fits
@@ -169,13 +174,14 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         // Who does not fit is the end, or is let go where it was tried.
         self.rules(id, node, at, Some(&mut seen))?;
         self.let_go(at);
-        if self.json.kind(at) != Kind::Object {
-            return Ok(());
-        }
-        for member in self.members(at)? {
-            if seen.insert(member.at) {
-                self.fits(rest, member.at, None)?;
-            }
+        let mut unseen: Vec<Place> = match self.json.kind(at) {
+            Kind::Object => self.members(at)?.iter().map(|member| member.at).collect(),
+            _ => self.json.items(at).collect(),
+        };
+        self.count(unseen.len() as u64)?;
+        unseen.retain(|part| seen.insert(*part));
+        for part in unseen {
+            self.fits(rest, part, None)?;
         }
         if let Some(outer) = outer {
             self.count(seen.len() as u64)?;
@@ -226,7 +232,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
             }
             Kind::Array => {
                 if let Some(rules) = &node.array {
-                    self.array(id, rules, at)?;
+                    self.array(id, rules, at, seen.as_deref_mut())?;
                 }
             }
             Kind::Object => {
@@ -305,7 +311,13 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         }
     }
 
-    fn array(&mut self, id: NodeId, rules: &'s ArrayRules, at: Place) -> Result<(), Stop<'s>> {
+    fn array(
+        &mut self,
+        id: NodeId,
+        rules: &'s ArrayRules,
+        at: Place,
+        mut seen: Option<&mut Seen>,
+    ) -> Result<(), Stop<'s>> {
         let json = self.json;
         let mut length = 0;
         let mut fitting = 0;
@@ -313,13 +325,21 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         for item in json.items(at) {
             length += 1;
             self.count(1)?;
+            let mut known = false;
             if let Some(node) = prefix.next().copied().or(rules.items) {
+                known = true;
                 self.fits(node, item, None)?;
             }
             if let Some(contains) = &rules.contains
                 && self.fits_or_not(contains.node, item, None)?.is_ok()
             {
+                known = true;
                 fitting += 1;
+            }
+            if let Some(seen) = &mut seen
+                && known
+            {
+                seen.insert(item);
             }
         }
         within(
@@ -436,7 +456,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         at: Place,
         mut seen: Option<&mut Seen>,
     ) -> Result<(), Stop<'s>> {
-        for node in combined.reference.iter().chain(&combined.all_of) {
+        for node in combined.references.iter().chain(&combined.all_of) {
             self.fits(*node, at, seen.as_deref_mut())?;
         }
         if !combined.any_of.is_empty() {

@@ -159,6 +159,11 @@ impl<'a> Json<'a> {
         u64::from(self.part(at).next - at.0)
     }
 
+    /// True where a part is this one, or in it.
+    pub(super) fn is_within(self, outer: Place, part: Place) -> bool {
+        (outer.0..self.part(outer).next).contains(&part.0)
+    }
+
     pub(super) fn root(self) -> Place {
         Place(0)
     }
@@ -221,9 +226,8 @@ impl<'a> Json<'a> {
         while at != to {
             let object = self.kind(at) == Kind::Object;
             let mut children = self.items(at).enumerate();
-            let within = |child: &Place| *child <= to && to.0 < self.part(*child).next;
             let (number, child) = children
-                .find(|(_, child)| within(child))
+                .find(|(_, child)| self.is_within(*child, to))
                 .expect("every part is within the root");
             match (object, number % 2 == 0) {
                 (false, _) => pointer += &format!("/{number}"),

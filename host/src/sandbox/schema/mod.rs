@@ -11,6 +11,7 @@ mod pattern;
 mod pointer;
 
 mod node;
+mod references;
 
 mod compile;
 mod evaluate;

@@ -36,7 +36,9 @@ pub(super) struct Node {
     pub(super) array: Option<Box<ArrayRules>>,
     pub(super) object: Option<Box<ObjectRules>>,
     pub(super) combined: Option<Box<Combined>>,
-    /// Of properties at which nothing else here has looked.
+    /// Of items at which nothing else here has looked.
+    pub(super) unevaluated_items: Option<NodeId>,
+    /// The same of properties.
     pub(super) unevaluated_properties: Option<NodeId>,
     /// More than one subschema leads to it, so that it may meet the same part of a value more than once.
     pub(super) is_shared: bool,
@@ -102,7 +104,8 @@ pub(super) struct ObjectRules {
 /// Subschemas for the very same value.
 #[derive(Default)]
 pub(super) struct Combined {
-    pub(super) reference: Option<NodeId>,
+    /// Of `$ref` and `$dynamicRef`.
+    pub(super) references: Vec<NodeId>,
     pub(super) all_of: Vec<NodeId>,
     pub(super) any_of: Vec<NodeId>,
     pub(super) one_of: Vec<NodeId>,
@@ -209,12 +212,14 @@ impl Node {
             && self.array.is_none()
             && self.object.is_none()
             && self.combined.is_none()
+            && self.unevaluated_items.is_none()
             && self.unevaluated_properties.is_none()
     }
 
     /// The subschemas for parts of the value.
     fn within(&self) -> Vec<NodeId> {
-        let mut nodes = Vec::from_iter(self.unevaluated_properties);
+        let mut nodes = Vec::from_iter(self.unevaluated_items);
+        nodes.extend(self.unevaluated_properties);
         if let Some(array) = &self.array {
             nodes.extend(&array.prefix_items);
             nodes.extend(array.items);
@@ -234,7 +239,8 @@ impl Node {
         let Some(combined) = &self.combined else {
             return Vec::new();
         };
-        let mut nodes: Vec<NodeId> = combined.reference.into_iter().chain(combined.not).collect();
+        let mut nodes = combined.references.clone();
+        nodes.extend(combined.not);
         nodes.extend(&combined.all_of);
         nodes.extend(&combined.any_of);
         nodes.extend(&combined.one_of);

@@ -45,10 +45,10 @@ fn doubling() -> String {
 
 #[test]
 fn alternatives_that_double_at_each_level_end() {
-    refused(&doubling(), "1", "too much work");
+    refused(&doubling(), "{}", "too much work");
     // Where nobody asks for what they have looked at, each level is tried once; so where each is one of the value.
     let once = doubling().replace("unevaluatedProperties", "title");
-    assert_eq!(schema(&once).unwrap().check(b"1"), Ok(()));
+    assert_eq!(schema(&once).unwrap().check(b"{}"), Ok(()));
     let deep = format!("{}1{}", "[".repeat(60), "]".repeat(60));
     let written =
         r##"{"anyOf": [{"items": {"$ref": "#"}}, {"items": {"$ref": "#"}}], "type": "array"}"##;
@@ -111,7 +111,7 @@ fn a_check_that_nobody_waits_for_ends() {
         looks.set(looks.get() + 1);
         looks.get() == 3
     };
-    let ended = schema(&doubling()).unwrap().check_while(b"1", &unwanted);
+    let ended = schema(&doubling()).unwrap().check_while(b"{}", &unwanted);
     assert_eq!((ended.is_err(), looks.get()), (true, 3));
 }
 

@@ -5,6 +5,7 @@ mod laws;
 mod patterns;
 mod recursive;
 mod rules;
+mod suite;
 
 use serde_json::Value;
 
@@ -189,15 +190,67 @@ fn a_mistake_in_a_schema_is_refused_with_its_place() {
         ),
         (
             r#"{"$ref": "https://example.com/s"}"#,
-            r#"#: "$ref" is "https://example.com/s", expected a place in the same schema: #, or #/$defs/…"#,
+            r#"#: "$ref" is "https://example.com/s", which is another document: a schema has to contain all that it refers to"#,
         ),
         (
             r##"{"$ref": "#/$defs/b"}"##,
-            r##"#: "$ref" is "#/$defs/b", expected a place that there is in the schema"##,
+            r##"#: "$ref" is "#/$defs/b", which leads to nothing in the schema"##,
         ),
         (
             r##"{"$ref": "#name"}"##,
-            r##"#: "$ref" is "#name", expected a place that there is in the schema"##,
+            r##"#: "$ref" is "#name", which leads to nothing in the schema"##,
+        ),
+        (
+            r##"{"$defs": {"a": {"$id": "a", "$ref": "#/$defs/a"}}}"##,
+            r##"#/$defs/a: "$ref" is "#/$defs/a", which leads to nothing in the schema"##,
+        ),
+        (
+            r#"{"$ref": "https://["}"#,
+            r#"#: "$ref" is "https://[", which is not a URI reference"#,
+        ),
+        (
+            r#"{"$ref": ["a"]}"#,
+            r#"#: "$ref" is ["a"], expected a URI reference"#,
+        ),
+        (
+            r#"{"items": {"$id": "urn:a"}, "not": {"$id": "urn:a"}}"#,
+            r#"#/not: "$id" is given twice: urn:a"#,
+        ),
+        (
+            r##"{"properties": {"a": {"$id": "#a"}}}"##,
+            r##"#/properties/a: "$id" is not a URI without a fragment"##,
+        ),
+        (
+            r#"{"$id": "urn:a", "items": {"$id": "b"}}"#,
+            r#"#/items: "$id" is not a URI without a fragment"#,
+        ),
+        (
+            r#"{"items": {"$anchor": "a"}, "not": {"$dynamicAnchor": "a"}}"#,
+            r#"#/not: "$dynamicAnchor" is given twice"#,
+        ),
+        (
+            r#"{"items": {"$anchor": 7}}"#,
+            r#"#/items: "$anchor" is not a string"#,
+        ),
+        (
+            r##"{"$dynamicRef": "#a", "$defs": {"b": {"$dynamicAnchor": "a"}, "c": {"$id": "c", "$dynamicAnchor": "a"}}}"##,
+            r##"#: "$dynamicRef" is "#a", which more than one "$dynamicAnchor" has for its name"##,
+        ),
+        (
+            r##"{"items": {"$recursiveRef": "#"}}"##,
+            r#"#/items: "$recursiveRef" is not of 2020-12, expected "$dynamicRef""#,
+        ),
+        (
+            r#"{"$schema": "https://spec.openapis.org/oas/3.1/dialect/base"}"#,
+            r#"expected a dialect of https://json-schema.org/: others may turn keywords off"#,
+        ),
+        (
+            r#"{"dependencies": {"a": "b"}}"#,
+            "#/dependencies/a: expected a JSON Schema (an object, true or false)",
+        ),
+        (
+            r#"{"dependencies": ["a"]}"#,
+            r#"#: "dependencies" is ["a"], expected an object of schemas and lists"#,
         ),
         (
             r##"{"$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"not": {"$ref": "#/$defs/a"}}}}"##,
