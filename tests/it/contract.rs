@@ -80,6 +80,37 @@ async fn a_result_that_does_not_fit_is_refused_after_the_run() {
 }
 
 #[tokio::test]
+async fn the_numbers_of_a_schema_are_those_that_its_module_has_written() {
+    let schema = r#"{"enum": [99.43984295500535, 18446744073709551616, 1e400]}"#;
+    let takes = module("test.typed", &format!(r#""input_schema": {schema}"#), ECHO);
+    let handlers = Handlers::with(&[("typed.wasm", &takes)]).await;
+    for payload in ["99.43984295500535", "18446744073709551616", "1e400"] {
+        let (end, _) = ends(&handlers, "test.typed", payload).await;
+        assert_eq!(end, RunEnd::Returned(payload.into()));
+    }
+    let (end, _) = ends(&handlers, "test.typed", "18446744073709551617").await;
+    assert!(refused(end).contains("18446744073709551617"));
+    // The command line shows them so too.
+    let db = TestDb::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("typed.wasm"), &takes).unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let listed = r#""input_schema":{"enum":[99.43984295500535,18446744073709551616,1e400]}"#;
+    for args in [
+        &["handlers", "--handlers", dir, "--json"][..],
+        &["handlers", "show", "test.typed", "--folder", dir, "--json"],
+    ] {
+        let (code, shown) = run(&db, args);
+        assert!(code == 0 && shown.contains(listed), "{shown}");
+    }
+    let (code, shown) = run(&db, &["handlers", "show", "test.typed", "--folder", dir]);
+    assert!(
+        code == 0 && shown.contains("18446744073709551616,1e400]}"),
+        "{shown}"
+    );
+}
+
+#[tokio::test]
 async fn no_payload_is_one_that_fits_a_handler_which_takes_nothing() {
     let nothing = module("test.typed", r#""input_schema": {"type": "null"}"#, ECHO);
     let handlers = Handlers::with(&[("typed.wasm", &nothing)]).await;
@@ -101,7 +132,7 @@ async fn a_module_whose_schema_is_wrong_is_refused_with_the_place() {
     let handlers = Handlers::with(&[("typed.wasm", &wrong)]).await;
     assert_eq!(
         handlers.refusal("typed.wasm"),
-        "its manifest (describe) is wrong about the handler `test.typed`: input_schema: #/properties/a: \"type\" is \"int\"; it has to be a type of JSON, or a list of such"
+        "its manifest (describe) is wrong about the handler `test.typed`: input_schema: #/properties/a: \"type\" is \"int\", expected a JSON type, or a list of them"
     );
 }
 

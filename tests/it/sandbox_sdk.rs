@@ -86,7 +86,7 @@ async fn all_guests_are_served_and_say_what_they_want() {
             .manifest
             .input_schema
             .written()
-            .is_object())
+            .starts_with('{'))
     );
 }
 

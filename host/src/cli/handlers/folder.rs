@@ -1,11 +1,14 @@
 //! `rouse handlers`: what a folder of modules has to offer.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Args as ClapArgs;
 use comfy_table::{Table, presets};
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
 use super::held::Held;
@@ -34,6 +37,18 @@ pub(super) struct Args {
     /// Print everything, schemas too, as one JSON object
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// Fields as JSON texts: numbers in schemas may be beyond what a `Value` holds.
+pub(super) type Manifest = BTreeMap<String, Box<RawValue>>;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Listed {
+    handlers: Vec<Manifest>,
+    refused: Vec<Value>,
+    errors: Vec<String>,
+    warnings: Vec<String>,
 }
 
 /// What a folder has, under the settings.
@@ -97,7 +112,7 @@ impl Folder {
     }
 
     /// What a module says of a handler, with the operator's settings over it.
-    pub(super) fn manifest(&self, handler: &Handler) -> Value {
+    pub(super) fn manifest(&self, handler: &Handler) -> Manifest {
         let manifest = &handler.manifest;
         let known = json!({
             "name": manifest.name,
@@ -109,13 +124,24 @@ impl Folder {
             "granted": words(&handler.held()),
             "grants": self.held(handler).json(),
             "missing": handler.missing().iter().map(missing).collect::<Vec<_>>(),
-            "input_schema": manifest.input_schema.written(),
-            "output_schema": manifest.output_schema.written(),
         });
         let mut all = known.as_object().cloned().unwrap_or_default();
         in_force::add_to(&mut all, &self.in_force(handler));
-        all.into()
+        let texts = all.into_iter().map(|(key, value)| (key, raw(&value)));
+        let mut texts: Manifest = texts.collect();
+        for (key, schema) in [
+            ("input_schema", &manifest.input_schema),
+            ("output_schema", &manifest.output_schema),
+        ] {
+            let text = RawValue::from_string(schema.written().to_owned());
+            texts.insert(key.into(), text.expect("a schema is JSON"));
+        }
+        texts
     }
+}
+
+fn raw(value: &Value) -> Box<RawValue> {
+    to_raw_value(value).expect("a Value is JSON")
 }
 
 /// Each of them once: two grants of one server are one word.
@@ -147,23 +173,20 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
 
     if args.json {
-        let listed: Vec<_> = handlers
-            .handlers
-            .values()
-            .map(|handler| folder.manifest(handler))
-            .collect();
-        let refused: Vec<_> = handlers
-            .refused
-            .iter()
-            .map(|refusal| json!({"file": refusal.file, "why": refusal.why}))
-            .collect();
-        let Trouble { errors, warnings } = trouble;
-        println!(
-            "{}",
-            as_json(
-                json!({"handlers": listed, "refused": refused, "errors": errors, "warnings": warnings})
-            )
-        );
+        let refused = handlers.refused.iter();
+        let listed = Listed {
+            handlers: handlers
+                .handlers
+                .values()
+                .map(|handler| folder.manifest(handler))
+                .collect(),
+            refused: refused
+                .map(|refusal| json!({"file": refusal.file, "why": refusal.why}))
+                .collect(),
+            errors: trouble.errors,
+            warnings: trouble.warnings,
+        };
+        println!("{}", as_json(serde_json::to_string(&listed)?));
         return Ok(code);
     }
 

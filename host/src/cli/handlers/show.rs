@@ -5,10 +5,11 @@ use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
 use comfy_table::{Table, presets};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::fleet::{backlog, worker};
-use super::folder::Folder;
+use super::folder::{Folder, Manifest};
 use super::in_force::{self, Setting};
 use super::pasted::annotated;
 use crate::cli::attempt_error::cell;
@@ -71,13 +72,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(EXIT_UNKNOWN));
     }
     if args.json {
-        let manifest = here.map(|here| here.manifest);
-        println!(
-            "{}",
-            as_json(
-                json!({"handler": args.name, "on": on, "waiting": waiting, "manifest": manifest})
-            )
-        );
+        let shown = Shown {
+            handler: &args.name,
+            on: &on,
+            waiting: &waiting,
+            manifest: here.map(|here| here.manifest),
+        };
+        println!("{}", as_json(serde_json::to_string(&shown)?));
         return Ok(ExitCode::SUCCESS);
     }
     let mut parts = Vec::new();
@@ -106,9 +107,18 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Shown<'a> {
+    handler: &'a str,
+    on: &'a [Value],
+    waiting: &'a [Value],
+    manifest: Option<Manifest>,
+}
+
 /// What a folder has of the handler.
 struct Here {
-    manifest: Value,
+    manifest: Manifest,
     granted: String,
     settings: Vec<Setting>,
     /// What decides about both: a host may have been started with another file.
@@ -191,9 +201,12 @@ impl Here {
     fn shown(&self) -> String {
         let mut table = Table::new();
         table.load_preset(presets::NOTHING);
-        for (key, value) in self.manifest.as_object().into_iter().flatten() {
+        for (key, text) in &self.manifest {
+            // Schemas are shown as they are written, whatever numbers they have.
+            let value = serde_json::from_str(text.get()).unwrap_or(Value::Null);
             let value = match key.as_str() {
-                "asked" => words(value),
+                "input_schema" | "output_schema" => plain(text.get()),
+                "asked" => words(&value),
                 "missing" => {
                     let names = value
                         .as_array()
@@ -204,7 +217,7 @@ impl Here {
                 }
                 "granted" | "grants" | "from" | "limits" | "state" => continue,
                 key if self.settings.iter().any(|setting| setting.is_named(key)) => continue,
-                _ => cell(value),
+                _ => cell(&value),
             };
             table.add_row([key.clone(), value]);
         }

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::schema::{PatternBytes, Schema};
 use crate::harmless::printable;
@@ -97,17 +97,26 @@ pub enum Instances {
 }
 
 #[derive(Deserialize)]
-struct WrittenManifest {
+struct WrittenManifest<'a> {
     sdk: Option<String>,
-    handlers: Vec<Value>,
+    #[serde(borrow)]
+    handlers: Vec<&'a RawValue>,
+}
+
+/// For the name alone, by which other mistakes are told.
+#[derive(Deserialize)]
+struct Named {
+    name: String,
 }
 
 #[derive(Deserialize)]
-struct WrittenHandler {
+struct WrittenHandler<'a> {
     version: Option<String>,
     description: Option<String>,
-    input_schema: Option<Value>,
-    output_schema: Option<Value>,
+    #[serde(borrow)]
+    input_schema: Option<&'a RawValue>,
+    #[serde(borrow)]
+    output_schema: Option<&'a RawValue>,
     #[serde(default, deserialize_with = "null_is_default")]
     retry: WrittenRetry,
     lease_ms: Option<u64>,
@@ -150,7 +159,7 @@ impl Manifest {
         if text.len() > MANIFEST_BYTES_MAX {
             return Err(format!("has {} bytes; 1 MiB is allowed", text.len()));
         }
-        let written: WrittenManifest =
+        let written: WrittenManifest<'_> =
             serde_json::from_str(text).map_err(|error| format!("does not parse: {error}"))?;
         if written.handlers.is_empty() {
             return Err("lists no handlers; name them in `rouse_sdk::export!`".into());
@@ -179,11 +188,15 @@ impl Manifest {
 }
 
 impl HandlerManifest {
-    fn check(written: Value, patterns: &mut PatternBytes) -> Result<Self, String> {
-        let Some(name) = written.get("name").and_then(Value::as_str) else {
+    fn check(written: &RawValue, patterns: &mut PatternBytes) -> Result<Self, String> {
+        let written = written.get();
+        // A list would be read as its fields in their order.
+        let named = written
+            .starts_with('{')
+            .then(|| serde_json::from_str(written));
+        let Some(Ok(Named { name })) = named else {
             return Err("has a handler without a name".into());
         };
-        let name = name.to_owned();
         if !is_name(&name) {
             return Err(format!(
                 "has a handler named `{}`; a name is 1 to {NAME_CHARS_MAX} of a-z, 0-9, - and _, \
@@ -191,7 +204,7 @@ impl HandlerManifest {
                 printable(&name, NAME_CHARS_MAX)
             ));
         }
-        serde_json::from_value(written)
+        serde_json::from_str(written)
             .map_err(|error| error.to_string())
             .and_then(|written| Self::check_named(name.clone(), written, patterns))
             .map_err(|why| format!("is wrong about the handler `{name}`: {why}"))
@@ -199,7 +212,7 @@ impl HandlerManifest {
 
     fn check_named(
         name: String,
-        written: WrittenHandler,
+        written: WrittenHandler<'_>,
         patterns: &mut PatternBytes,
     ) -> Result<Self, String> {
         if written.concurrency == Some(0) {
@@ -288,7 +301,7 @@ fn between(
 
 fn schema(
     what: &str,
-    written: Option<Value>,
+    written: Option<&RawValue>,
     patterns: &mut PatternBytes,
 ) -> Result<Schema, String> {
     match written {

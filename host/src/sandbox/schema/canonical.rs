@@ -1,7 +1,5 @@
 //! Equal values as equal texts: members by name, numbers and strings by what they are.
 
-use serde_json::Value;
-
 use super::evaluate::{Check, DEPTH_MAX, Stop};
 use super::json::{Json, Kind, Place};
 use super::node::Compiled;
@@ -11,29 +9,19 @@ use super::number::Decimal;
 ///
 /// # Errors
 /// Where it is nested too deep.
-pub(super) fn canonical_text(value: &Value) -> Result<Vec<u8>, String> {
-    let text = value.to_string();
-    let json = Json::read(text.as_bytes());
-    let json = json.map_err(|_| "has a value with too many parts")?;
-    let mut check = Check {
-        schema: &Compiled::default(),
-        json: &json,
-        steps: u64::MAX,
-        looked_at: u64::MAX,
-        held: 0,
-        depth: 0,
-        unwanted: &|| false,
-    };
+pub(super) fn canonical_text(json: Json<'_>, at: Place) -> Result<Vec<u8>, String> {
+    let nothing = Compiled::default();
+    let mut check = Check::new(&nothing, json, u64::MAX, &|| false);
     let mut out = Vec::new();
-    match check.canonical(json.root(), &mut out) {
+    match check.canonical(at, &mut out) {
         Ok(()) => Ok(out),
         Err(_) => Err("has a value that is nested too deep".into()),
     }
 }
 
-impl Check<'_, '_> {
+impl<'s> Check<'s, '_, '_> {
     /// Sorted, so that no list makes this quadratic.
-    pub(super) fn has_equal_items(&mut self, at: Place) -> Result<bool, Stop> {
+    pub(super) fn has_equal_items(&mut self, at: Place) -> Result<bool, Stop<'s>> {
         let json = self.json;
         let mut all = Vec::new();
         let mut items: Vec<(usize, usize)> = Vec::new();
@@ -53,7 +41,7 @@ impl Check<'_, '_> {
     }
 
     /// Writes the value so that equal ones are written alike: members by name, numbers and strings by what they are.
-    pub(super) fn canonical(&mut self, at: Place, out: &mut Vec<u8>) -> Result<(), Stop> {
+    pub(super) fn canonical(&mut self, at: Place, out: &mut Vec<u8>) -> Result<(), Stop<'s>> {
         if self.depth == DEPTH_MAX {
             return Err(Stop::TooDeep);
         }

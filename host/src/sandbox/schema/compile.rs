@@ -2,100 +2,102 @@
 
 use std::collections::{HashMap, HashSet};
 
-use serde_json::{Map, Value};
-
 use super::canonical::canonical_text;
 use super::excerpt;
-use super::json::escaped;
+use super::json::{Json, Kind, Member, Place};
 use super::node::{
     ArrayRules, Combined, Compiled, Condition, Contains, Dependent, Node, NodeId, NumberRules,
-    ObjectRules, StringRules, Types, Values, WrittenAt,
+    ObjectRules, StringRules, Types, Values,
 };
 use super::number::Decimal;
 use super::pattern::Pattern;
+use super::references::References;
 
 /// Reads a schema. `pattern_bytes`: what its patterns may still need.
 ///
 /// # Errors
 /// The mistake and its place.
-pub(super) fn compile(written: &Value, pattern_bytes: &mut usize) -> Result<Compiled, String> {
+pub(super) fn compile(written: Json<'_>, pattern_bytes: &mut usize) -> Result<Compiled, String> {
+    let mistake = |place, why| {
+        let at = excerpt(&written.pointer(place).0);
+        format!("#{at}: {why}")
+    };
+    let references = References::new(written).map_err(|(place, why)| mistake(place, why))?;
     let mut compiler = Compiler {
-        root: written,
+        written,
+        references,
         compiled: Compiled::default(),
         known: HashMap::new(),
         pending: Vec::new(),
         pattern_bytes,
     };
-    let top = WrittenAt {
-        within: None,
-        step: "#".into(),
-    };
-    compiler.add(written, top);
+    compiler.add(written.root());
     // One after the other: a chain of references costs no stack.
-    while let Some((id, written)) = compiler.pending.pop() {
-        let node = compiler.read(id, written).map_err(|why| {
-            let at = excerpt(&compiler.compiled.pointer(id));
-            format!("{at}: {why}")
-        })?;
-        let written_at = std::mem::take(&mut compiler.compiled.nodes[id.0 as usize].written_at);
-        compiler.compiled.nodes[id.0 as usize] = Node { written_at, ..node };
+    while let Some((id, place)) = compiler.pending.pop() {
+        let node = compiler.read(place).map_err(|why| mistake(place, why))?;
+        compiler.compiled.nodes[id.0 as usize] = node;
     }
-    match compiler.compiled.endless() {
-        None => Ok(compiler.compiled),
-        Some(id) => Err(format!(
-            "{}: comes back to itself without an end",
-            excerpt(&compiler.compiled.pointer(id))
-        )),
+    let mut compiled = compiler.compiled;
+    match compiled.relate() {
+        Ok(()) => Ok(compiled),
+        Err(id) => {
+            let why = "refers to itself without an end".into();
+            Err(mistake(compiled.node(id).place, why))
+        }
     }
 }
 
 struct Compiler<'a, 'p> {
-    root: &'a Value,
+    written: Json<'a>,
+    references: References<'a>,
     compiled: Compiled,
-    /// Subschemas by their address: references may lead to the same one.
-    known: HashMap<*const Value, NodeId>,
-    pending: Vec<(NodeId, &'a Value)>,
+    /// References may lead to the same one.
+    known: HashMap<Place, NodeId>,
+    pending: Vec<(NodeId, Place)>,
     pattern_bytes: &'p mut usize,
 }
 
 impl<'a> Compiler<'a, '_> {
     /// A place for a subschema, which is read later.
-    fn add(&mut self, written: &'a Value, written_at: WrittenAt) -> NodeId {
+    fn add(&mut self, place: Place) -> NodeId {
         let id = NodeId(self.compiled.nodes.len() as u32);
-        let id = *self.known.entry(std::ptr::from_ref(written)).or_insert(id);
+        let id = *self.known.entry(place).or_insert(id);
         if id.0 as usize == self.compiled.nodes.len() {
             self.compiled.nodes.push(Node {
-                written_at,
+                place,
                 ..Node::default()
             });
-            self.pending.push((id, written));
+            self.pending.push((id, place));
         }
         id
     }
 
-    fn read(&mut self, id: NodeId, written: &'a Value) -> Result<Node, String> {
-        let map = match written {
-            Value::Bool(anything) => {
+    fn read(&mut self, place: Place) -> Result<Node, String> {
+        let written = self.written;
+        match written.kind(place) {
+            Kind::Object => {}
+            Kind::Boolean => {
                 return Ok(Node {
-                    never: !anything,
+                    place,
+                    never: written.raw(place) == "false",
                     ..Node::default()
                 });
             }
-            Value::Object(map) => map,
-            Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-                return Err("is no JSON Schema (an object, true or false)".into());
+            Kind::Null | Kind::Number | Kind::String | Kind::Array => {
+                return Err("expected a JSON Schema (an object, true or false)".into());
             }
-        };
+        }
         let mut reader = Reader {
+            written,
+            place,
+            members: written.members(place),
             compiler: self,
-            id,
-            map,
         };
+        reader.dialect()?;
         // Looked into for its mistakes; what is used comes by reference.
         reader.by_name("$defs")?;
         Ok(Node {
-            written_at: WrittenAt::default(),
-            never: false,
+            place,
             types: reader.types()?,
             values: reader.values()?,
             number: reader.number_rules()?.map(Box::new),
@@ -103,7 +105,9 @@ impl<'a> Compiler<'a, '_> {
             array: reader.array_rules()?.map(Box::new),
             object: reader.object_rules()?.map(Box::new),
             combined: reader.combined()?.map(Box::new),
+            unevaluated_items: reader.schema("unevaluatedItems")?,
             unevaluated_properties: reader.schema("unevaluatedProperties")?,
+            ..Node::default()
         })
     }
 }
@@ -111,32 +115,51 @@ impl<'a> Compiler<'a, '_> {
 /// Reads one subschema.
 struct Reader<'c, 'a, 'p> {
     compiler: &'c mut Compiler<'a, 'p>,
-    id: NodeId,
-    map: &'a Map<String, Value>,
+    written: Json<'a>,
+    place: Place,
+    /// By name.
+    members: Vec<Member<'a>>,
 }
 
 impl<'a> Reader<'_, 'a, '_> {
+    fn get(&self, keyword: &str) -> Option<Place> {
+        let found = self
+            .members
+            .binary_search_by(|member| (*member.name).cmp(keyword));
+        found.ok().map(|number| self.members[number].at)
+    }
+
     fn has_any(&self, keywords: &[&str]) -> bool {
-        keywords
-            .iter()
-            .any(|keyword| self.map.contains_key(*keyword))
+        keywords.iter().any(|keyword| self.get(keyword).is_some())
+    }
+
+    /// What would change the meaning of other keywords is refused.
+    fn dialect(&self) -> Result<(), String> {
+        if let Some(at) = self.get("$schema") {
+            let uri = self.text(at).unwrap_or_default();
+            let official = ["https://json-schema.org/", "http://json-schema.org/"];
+            if !official.iter().any(|official| uri.starts_with(official)) {
+                let what = "a dialect of https://json-schema.org/: others may turn keywords off";
+                return Err(self.wrong("$schema", at, what));
+            }
+        }
+        match self.get("$recursiveRef") {
+            Some(_) => Err("\"$recursiveRef\" is not of 2020-12, expected \"$dynamicRef\"".into()),
+            None => Ok(()),
+        }
     }
 
     fn types(&self) -> Result<Option<Types>, String> {
-        let Some(written) = self.map.get("type") else {
+        let Some(at) = self.get("type") else {
             return Ok(None);
         };
-        let names = match written {
-            Value::Array(names) => names.as_slice(),
-            Value::Null
-            | Value::Bool(_)
-            | Value::Number(_)
-            | Value::String(_)
-            | Value::Object(_) => std::slice::from_ref(written),
+        let names = match self.written.kind(at) {
+            Kind::Array => self.written.items(at).collect(),
+            Kind::Null | Kind::Boolean | Kind::Number | Kind::String | Kind::Object => vec![at],
         };
         let mut types = Types::default();
         for name in names {
-            let known = match name.as_str().unwrap_or_default() {
+            let known = match &*self.text(name).unwrap_or_default() {
                 "null" => &mut types.null,
                 "boolean" => &mut types.boolean,
                 "number" => &mut types.number,
@@ -144,7 +167,7 @@ impl<'a> Reader<'_, 'a, '_> {
                 "string" => &mut types.string,
                 "array" => &mut types.array,
                 "object" => &mut types.object,
-                _ => return Err(wrong("type", written, "a type of JSON, or a list of such")),
+                _ => return Err(self.wrong("type", at, "a JSON type, or a list of them")),
             };
             *known = true;
         }
@@ -153,16 +176,13 @@ impl<'a> Reader<'_, 'a, '_> {
 
     fn values(&self) -> Result<Vec<Values>, String> {
         let mut values = Vec::new();
-        if let Some(value) = self.map.get("const") {
-            values.push(("const", HashSet::from([canonical_text(value)?])));
+        if let Some(at) = self.get("const") {
+            values.push(("const", HashSet::from([canonical_text(self.written, at)?])));
         }
-        match self.map.get("enum") {
-            None => {}
-            Some(Value::Array(listed)) => {
-                let texts = listed.iter().map(canonical_text);
-                values.push(("enum", texts.collect::<Result<_, _>>()?));
-            }
-            Some(other) => return Err(wrong("enum", other, "a list")),
+        if let Some(at) = self.get("enum") {
+            let listed = self.listed("enum", at, "a list")?.into_iter();
+            let texts = listed.map(|at| canonical_text(self.written, at));
+            values.push(("enum", texts.collect::<Result<_, _>>()?));
         }
         Ok(values)
     }
@@ -175,12 +195,11 @@ impl<'a> Reader<'_, 'a, '_> {
             exclusive_maximum: self.number("exclusiveMaximum")?,
             multiple_of: self.number("multipleOf")?,
         };
-        if rules
-            .multiple_of
-            .as_ref()
-            .is_some_and(|of| !of.is_positive())
+        if let Some(at) = self.get("multipleOf")
+            && !rules.multiple_of.as_ref().is_some_and(Decimal::is_unit)
         {
-            return Err("\"multipleOf\" has to be more than 0".into());
+            let what = "a number above 0 with at most 19 digits";
+            return Err(self.wrong("multipleOf", at, what));
         }
         let keywords = [
             "minimum",
@@ -193,10 +212,12 @@ impl<'a> Reader<'_, 'a, '_> {
     }
 
     fn string_rules(&mut self) -> Result<Option<StringRules>, String> {
-        let pattern = match self.map.get("pattern") {
+        let pattern = match self.get("pattern") {
             None => None,
-            Some(Value::String(pattern)) => Some(self.pattern(pattern)?),
-            Some(other) => return Err(wrong("pattern", other, "a regular expression")),
+            Some(at) => match self.text(at) {
+                Some(pattern) => Some(self.pattern(&pattern)?),
+                None => return Err(self.wrong("pattern", at, "a regular expression")),
+            },
         };
         let rules = StringRules {
             min_length: self.count("minLength")?,
@@ -209,10 +230,11 @@ impl<'a> Reader<'_, 'a, '_> {
     }
 
     fn array_rules(&mut self) -> Result<Option<ArrayRules>, String> {
-        let unique_items = match self.map.get("uniqueItems") {
+        let unique_items = match self.get("uniqueItems").map(|at| (at, self.written.raw(at))) {
             None => false,
-            Some(Value::Bool(unique)) => *unique,
-            Some(other) => return Err(wrong("uniqueItems", other, "true or false")),
+            Some((_, "true")) => true,
+            Some((_, "false")) => false,
+            Some((at, _)) => return Err(self.wrong("uniqueItems", at, "true or false")),
         };
         let contains = self.schema("contains")?;
         let min = self.count("minContains")?.unwrap_or(1);
@@ -234,20 +256,22 @@ impl<'a> Reader<'_, 'a, '_> {
         for (written, node) in self.by_name("patternProperties")? {
             pattern_properties.push((self.pattern(&written)?, node));
         }
-        let required = match self.map.get("required") {
+        let required = match self.get("required") {
             None => Vec::new(),
-            Some(names) => names_of("required", names)?,
+            Some(at) => self.names("required", at)?,
         };
         let mut dependent_required = Dependent::new();
-        match self.map.get("dependentRequired") {
-            None => {}
-            Some(Value::Object(map)) => {
-                for (name, names) in map {
-                    let names = names_of("dependentRequired", names)?;
-                    dependent_required.push((name.as_str().into(), names));
-                }
+        if let Some(at) = self.get("dependentRequired") {
+            for member in self.members_of("dependentRequired", at, "an object of lists")? {
+                let names = self.names("dependentRequired", member.at)?;
+                dependent_required.push((member.name.into(), names));
             }
-            Some(other) => return Err(wrong("dependentRequired", other, "an object of lists")),
+        }
+        for member in self.dependencies()? {
+            if self.written.kind(member.at) == Kind::Array {
+                let names = self.names("dependencies", member.at)?;
+                dependent_required.push((member.name.into(), names));
+            }
         }
         let rules = ObjectRules {
             min_properties: self.count("minProperties")?,
@@ -264,12 +288,21 @@ impl<'a> Reader<'_, 'a, '_> {
             "maxProperties",
             "required",
             "dependentRequired",
+            "dependencies",
             "propertyNames",
             "properties",
             "patternProperties",
             "additionalProperties",
         ];
         Ok(self.has_any(&keywords).then_some(rules))
+    }
+
+    /// What earlier drafts had for `dependentRequired` and `dependentSchemas`, by turns.
+    fn dependencies(&self) -> Result<Vec<Member<'a>>, String> {
+        match self.get("dependencies") {
+            Some(at) => self.members_of("dependencies", at, "an object of schemas and lists"),
+            None => Ok(Vec::new()),
+        }
     }
 
     fn combined(&mut self) -> Result<Option<Combined>, String> {
@@ -280,124 +313,128 @@ impl<'a> Reader<'_, 'a, '_> {
             then,
             otherwise,
         });
+        let mut dependent_schemas = self.by_name("dependentSchemas")?;
+        for member in self.dependencies()? {
+            if self.written.kind(member.at) != Kind::Array {
+                let node = self.compiler.add(member.at);
+                dependent_schemas.push((member.name.into(), node));
+            }
+        }
         let combined = Combined {
-            reference: self.reference()?,
+            references: self.references()?,
             all_of: self.list("allOf")?,
             any_of: self.list("anyOf")?,
             one_of: self.list("oneOf")?,
             not: self.schema("not")?,
             condition,
-            dependent_schemas: self.by_name("dependentSchemas")?,
+            dependent_schemas,
         };
         let keywords = [
             "$ref",
+            "$dynamicRef",
             "allOf",
             "anyOf",
             "oneOf",
             "not",
             "if",
             "dependentSchemas",
+            "dependencies",
         ];
         Ok(self.has_any(&keywords).then_some(combined))
     }
 
-    /// What `$ref` leads to, within this schema.
-    fn reference(&mut self) -> Result<Option<NodeId>, String> {
-        let Some(written) = self.map.get("$ref") else {
-            return Ok(None);
-        };
-        let wrong = |what| Err(wrong("$ref", written, what));
-        let Some(path) = written.as_str().and_then(|path| path.strip_prefix('#')) else {
-            return wrong("a place in the same schema: #, or #/$defs/…");
-        };
-        let decoded = percent_encoding::percent_decode_str(path).decode_utf8_lossy();
-        let Some(target) = self.compiler.root.pointer(&decoded) else {
-            return wrong("a place that there is in the schema");
-        };
-        let written_at = WrittenAt {
-            within: None,
-            step: format!("#{decoded}").into(),
-        };
-        Ok(Some(self.compiler.add(target, written_at)))
+    /// What `$ref` and `$dynamicRef` lead to, within this schema.
+    fn references(&mut self) -> Result<Vec<NodeId>, String> {
+        let mut nodes = Vec::new();
+        for keyword in ["$ref", "$dynamicRef"] {
+            let Some(at) = self.get(keyword) else {
+                continue;
+            };
+            let Some(reference) = self.text(at) else {
+                return Err(self.wrong(keyword, at, "a URI reference"));
+            };
+            let references = &mut self.compiler.references;
+            let mut target = references.find(self.place, &reference);
+            if keyword == "$dynamicRef"
+                && target
+                    .as_ref()
+                    .is_ok_and(|target| references.is_dynamic(*target))
+            {
+                target = Err(
+                    "which more than one \"$dynamicAnchor\" has for its name: references are resolved when the module loads",
+                );
+            }
+            let target = target
+                .map_err(|why| format!("\"{keyword}\" is \"{}\", {why}", excerpt(&reference)))?;
+            nodes.push(self.compiler.add(target));
+        }
+        Ok(nodes)
     }
 
     /// The subschema under this keyword.
     fn schema(&mut self, keyword: &str) -> Result<Option<NodeId>, String> {
-        let Some(written) = self.map.get(keyword) else {
+        let Some(at) = self.get(keyword) else {
             return Ok(None);
         };
-        match written {
-            Value::Object(_) | Value::Bool(_) => Ok(Some(self.add(written, format!("/{keyword}")))),
-            Value::Array(_) if keyword == "items" => Err(wrong(
-                keyword,
-                written,
-                "a schema (a list of them is \"prefixItems\")",
-            )),
-            Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-                Err(wrong(keyword, written, "a schema"))
+        match self.written.kind(at) {
+            Kind::Object | Kind::Boolean => Ok(Some(self.compiler.add(at))),
+            Kind::Array if keyword == "items" => {
+                let what = "a schema (a list of them is \"prefixItems\")";
+                Err(self.wrong(keyword, at, what))
+            }
+            Kind::Null | Kind::Number | Kind::String | Kind::Array => {
+                Err(self.wrong(keyword, at, "a schema"))
             }
         }
     }
 
     /// The subschemas in a list.
     fn list(&mut self, keyword: &str) -> Result<Vec<NodeId>, String> {
-        match self.map.get(keyword) {
-            None => Ok(Vec::new()),
-            Some(Value::Array(written)) if !written.is_empty() => Ok(written
-                .iter()
-                .enumerate()
-                .map(|(number, written)| self.add(written, format!("/{keyword}/{number}")))
-                .collect()),
-            Some(other) => Err(wrong(keyword, other, "a list of schemas")),
+        let Some(at) = self.get(keyword) else {
+            return Ok(Vec::new());
+        };
+        let listed = self.listed(keyword, at, "a list of schemas")?;
+        if listed.is_empty() {
+            return Err(self.wrong(keyword, at, "a list of schemas"));
         }
+        Ok(listed.into_iter().map(|at| self.compiler.add(at)).collect())
     }
 
     /// The subschemas in an object.
     fn by_name(&mut self, keyword: &str) -> Result<Dependent<NodeId>, String> {
-        match self.map.get(keyword) {
-            None => Ok(Vec::new()),
-            Some(Value::Object(map)) => Ok(map
-                .iter()
-                .map(|(name, written)| {
-                    let step = format!("/{keyword}/{}", escaped(name));
-                    (name.as_str().into(), self.add(written, step))
-                })
-                .collect()),
-            Some(other) => Err(wrong(keyword, other, "an object of schemas")),
-        }
-    }
-
-    fn add(&mut self, written: &'a Value, step: String) -> NodeId {
-        let written_at = WrittenAt {
-            within: Some(self.id),
-            step: step.into(),
+        let Some(at) = self.get(keyword) else {
+            return Ok(Vec::new());
         };
-        self.compiler.add(written, written_at)
+        let members = self.members_of(keyword, at, "an object of schemas")?;
+        let nodes = members.into_iter().map(|member| {
+            let node = self.compiler.add(member.at);
+            (member.name.into(), node)
+        });
+        Ok(nodes.collect())
     }
 
     fn number(&self, keyword: &str) -> Result<Option<Decimal<'static>>, String> {
-        match self.map.get(keyword) {
+        match self.get(keyword) {
             None => Ok(None),
-            Some(Value::Number(number)) => {
-                Ok(Some(Decimal::read(&number.to_string()).into_owned()))
+            Some(at) if self.written.kind(at) == Kind::Number => {
+                Ok(Some(Decimal::read(self.written.raw(at)).into_owned()))
             }
-            Some(other) => Err(wrong(keyword, other, "a number")),
+            Some(at) => Err(self.wrong(keyword, at, "a number")),
         }
     }
 
     /// A number of things; 3.0 is one too.
     fn count(&self, keyword: &str) -> Result<Option<u64>, String> {
-        let Some(written) = self.map.get(keyword) else {
+        let Some(at) = self.get(keyword) else {
             return Ok(None);
         };
-        let whole = |number: &f64| *number >= 0.0 && number.fract() == 0.0;
-        let number = match written.as_u64() {
-            Some(count) => Some(count),
-            None => written.as_f64().filter(whole).map(|number| number as u64),
+        let number = match self.written.kind(at) {
+            Kind::Number => Decimal::read(self.written.raw(at)).count(),
+            Kind::Null | Kind::Boolean | Kind::String | Kind::Array | Kind::Object => None,
         };
         match number {
             Some(count) => Ok(Some(count)),
-            None => Err(wrong(keyword, written, "a number of things: 0, 1, 2 …")),
+            None => Err(self.wrong(keyword, at, "a count: 0, 1, 2 …")),
         }
     }
 
@@ -405,19 +442,41 @@ impl<'a> Reader<'_, 'a, '_> {
         Pattern::parse(written, self.compiler.pattern_bytes)
             .map_err(|why| format!("\"{}\": {why}", excerpt(written)))
     }
-}
 
-fn names_of(keyword: &str, written: &Value) -> Result<Vec<Box<str>>, String> {
-    let names = written.as_array().and_then(|names| {
-        let names = names.iter().map(|name| name.as_str().map(Box::from));
-        names.collect::<Option<_>>()
-    });
-    names.ok_or_else(|| wrong(keyword, written, "a list of names"))
-}
+    fn names(&self, keyword: &str, at: Place) -> Result<Vec<Box<str>>, String> {
+        let names = self.listed(keyword, at, "a list of names")?.into_iter();
+        let names = names.map(|name| self.text(name).map(Box::from));
+        let names: Option<_> = names.collect();
+        names.ok_or_else(|| self.wrong(keyword, at, "a list of names"))
+    }
 
-fn wrong(keyword: &str, written: &Value, what: &str) -> String {
-    format!(
-        "\"{keyword}\" is {}; it has to be {what}",
-        excerpt(&written.to_string())
-    )
+    /// What a string says.
+    fn text(&self, at: Place) -> Option<std::borrow::Cow<'a, str>> {
+        (self.written.kind(at) == Kind::String).then(|| self.written.string(at))
+    }
+
+    fn listed(&self, keyword: &str, at: Place, what: &str) -> Result<Vec<Place>, String> {
+        match self.written.kind(at) {
+            Kind::Array => Ok(self.written.items(at).collect()),
+            Kind::Null | Kind::Boolean | Kind::Number | Kind::String | Kind::Object => {
+                Err(self.wrong(keyword, at, what))
+            }
+        }
+    }
+
+    fn members_of(&self, keyword: &str, at: Place, what: &str) -> Result<Vec<Member<'a>>, String> {
+        match self.written.kind(at) {
+            Kind::Object => Ok(self.written.members(at)),
+            Kind::Null | Kind::Boolean | Kind::Number | Kind::String | Kind::Array => {
+                Err(self.wrong(keyword, at, what))
+            }
+        }
+    }
+
+    fn wrong(&self, keyword: &str, at: Place, what: &str) -> String {
+        format!(
+            "\"{keyword}\" is {}, expected {what}",
+            excerpt(self.written.raw(at))
+        )
+    }
 }

@@ -9,6 +9,7 @@ use super::node::{
     ArrayRules, Combined, Compiled, Node, NodeId, NumberRules, ObjectRules, StringRules,
 };
 use super::number::Decimal;
+use super::remembered::Remembered;
 
 /// Schemas within schemas, references counted. Guests in Rust read JSON down to 128 levels, and each takes up to four:
 /// a reference, an alternative, the object, its property.
@@ -24,49 +25,66 @@ const HELD_PARTS_MAX: u64 = 8 << 20;
 const STEPS_PER_LOOK: u64 = 1 << 14;
 
 /// Why a value is not accepted.
-pub(super) enum Stop {
-    Mismatch(Mismatch),
+pub(super) enum Stop<'s> {
+    Mismatch(Mismatch<'s>),
     TooManySteps,
     TooDeep,
 }
 
-/// The properties of one object that something has looked at.
+/// The properties of one object, or the items of one array, that something has looked at.
 type Seen = HashSet<Place>;
 
 /// Checks the whole value. `steps`: how many it may take; `unwanted`: whether nobody waits for the answer any more.
-pub(super) fn evaluate(
-    schema: &Compiled,
-    json: &Json<'_>,
+pub(super) fn evaluate<'s>(
+    schema: &'s Compiled,
+    json: Json<'_>,
     steps: u64,
     unwanted: &dyn Fn() -> bool,
-) -> Result<(), Stop> {
-    let mut check = Check {
-        schema,
-        json,
-        steps,
-        looked_at: steps,
-        held: 0,
-        depth: 0,
-        unwanted,
-    };
-    check.fits(NodeId(0), json.root(), None)
+) -> Result<(), Stop<'s>> {
+    Check::new(schema, json, steps, unwanted).whole()
 }
 
 /// One check, with what it may still use.
-pub(super) struct Check<'s, 'j> {
+pub(super) struct Check<'s, 'j, 'u> {
     pub(super) schema: &'s Compiled,
-    pub(super) json: &'j Json<'j>,
+    pub(super) json: Json<'j>,
     pub(super) steps: u64,
     /// What was left of them when it last looked whether anybody waits.
     pub(super) looked_at: u64,
     /// Parts of objects of which something is kept.
     pub(super) held: u64,
     pub(super) depth: u32,
-    pub(super) unwanted: &'s dyn Fn() -> bool,
+    /// Properties that are looked into once the others of their object fit; those of outer objects first.
+    pub(super) later: Vec<(NodeId, Place)>,
+    pub(super) remembered: Remembered<'s>,
+    pub(super) unwanted: &'u dyn Fn() -> bool,
 }
 
-impl<'s, 'j> Check<'s, 'j> {
-    pub(super) fn count(&mut self, steps: u64) -> Result<(), Stop> {
+impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
+    pub(super) fn new(
+        schema: &'s Compiled,
+        json: Json<'j>,
+        steps: u64,
+        unwanted: &'u dyn Fn() -> bool,
+    ) -> Self {
+        Self {
+            schema,
+            json,
+            steps,
+            looked_at: steps,
+            held: 0,
+            depth: 0,
+            later: Vec::new(),
+            remembered: Remembered::new(),
+            unwanted,
+        }
+    }
+
+    pub(super) fn whole(&mut self) -> Result<(), Stop<'s>> {
+        self.fits(NodeId(0), self.json.root(), None)
+    }
+
+    pub(super) fn count(&mut self, steps: u64) -> Result<(), Stop<'s>> {
         self.steps = self.steps.checked_sub(steps).ok_or(Stop::TooManySteps)?;
         if self.looked_at - self.steps >= STEPS_PER_LOOK {
             self.looked_at = self.steps;
@@ -78,7 +96,7 @@ impl<'s, 'j> Check<'s, 'j> {
     }
 
     /// As much as what is noted of an object can take, until it is [let go](Self::let_go).
-    fn hold(&mut self, at: Place) -> Result<(), Stop> {
+    fn hold(&mut self, at: Place) -> Result<(), Stop<'s>> {
         self.held += self.json.parts_of(at);
         match self.held > HELD_PARTS_MAX {
             true => Err(Stop::TooManySteps),
@@ -90,36 +108,57 @@ impl<'s, 'j> Check<'s, 'j> {
         self.held -= self.json.parts_of(at);
     }
 
-    pub(super) fn count_bytes(&mut self, bytes: usize) -> Result<(), Stop> {
+    pub(super) fn count_bytes(&mut self, bytes: usize) -> Result<(), Stop<'s>> {
         self.count(1 + (bytes / BYTES_PER_STEP) as u64)
     }
 
     /// `seen`: where the properties are noted that something looks at, if anybody asks.
-    fn fits(&mut self, id: NodeId, at: Place, seen: Option<&mut Seen>) -> Result<(), Stop> {
+    fn fits(&mut self, id: NodeId, at: Place, seen: Option<&mut Seen>) -> Result<(), Stop<'s>> {
         self.count(1)?;
+        let node = self.schema.node(id);
+        if !node.is_shared {
+            return self.looked_into(id, node, at, seen);
+        }
+        match self.remembered.find(id, at) {
+            Some(Some(mismatch)) => return Err(Stop::Mismatch(mismatch)),
+            // What it has looked at is not remembered.
+            Some(None) if seen.is_none() => return Ok(()),
+            Some(None) | None => {}
+        }
+        let steps = self.steps;
+        let fits = self.looked_into(id, node, at, seen);
+        let mismatch = match fits {
+            Ok(()) => None,
+            Err(Stop::Mismatch(mismatch)) => Some(mismatch),
+            Err(Stop::TooManySteps | Stop::TooDeep) => return fits,
+        };
+        let took = steps - self.steps;
+        self.remembered.note(id, at, mismatch, took);
+        fits
+    }
+
+    fn looked_into(
+        &mut self,
+        id: NodeId,
+        node: &'s Node,
+        at: Place,
+        seen: Option<&mut Seen>,
+    ) -> Result<(), Stop<'s>> {
         if self.depth == DEPTH_MAX {
             return Err(Stop::TooDeep);
         }
         self.depth += 1;
-        let node = self.schema.node(id);
-        let fits = match (node.unevaluated_properties, seen) {
-            (None, seen) => self.rules(id, node, at, seen),
-            (Some(rest), outer) => self.with_unevaluated(id, node, at, rest, outer),
+        let rest = match self.json.kind(at) {
+            Kind::Array => node.unevaluated_items,
+            Kind::Object => node.unevaluated_properties,
+            Kind::Null | Kind::Boolean | Kind::Number | Kind::String => None,
+        };
+        let fits = match rest {
+            None => self.rules(id, node, at, seen),
+            Some(rest) => self.with_unevaluated(id, node, at, rest, seen),
         };
         self.depth -= 1;
         fits
-    }
-
-    /// Whether it fits, where both are answers.
-    fn matches(&mut self, id: NodeId, at: Place, seen: Option<&mut Seen>) -> Result<bool, Stop> {
-        let held = self.held;
-        let fits = self.fits(id, at, seen);
-        self.held = held;
-        match fits {
-            Ok(()) => Ok(true),
-            Err(Stop::Mismatch(_)) => Ok(false),
-            Err(stop @ (Stop::TooManySteps | Stop::TooDeep)) => Err(stop),
-        }
     }
 
     fn with_unevaluated(
@@ -129,19 +168,20 @@ impl<'s, 'j> Check<'s, 'j> {
         at: Place,
         rest: NodeId,
         outer: Option<&mut Seen>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Stop<'s>> {
         let mut seen = Seen::new();
         self.hold(at)?;
         // Who does not fit is the end, or is let go where it was tried.
         self.rules(id, node, at, Some(&mut seen))?;
         self.let_go(at);
-        if self.json.kind(at) != Kind::Object {
-            return Ok(());
-        }
-        for member in self.members(at)? {
-            if seen.insert(member.at) {
-                self.fits(rest, member.at, None)?;
-            }
+        let mut unseen: Vec<Place> = match self.json.kind(at) {
+            Kind::Object => self.members(at)?.iter().map(|member| member.at).collect(),
+            _ => self.json.items(at).collect(),
+        };
+        self.count(unseen.len() as u64)?;
+        unseen.retain(|part| seen.insert(*part));
+        for part in unseen {
+            self.fits(rest, part, None)?;
         }
         if let Some(outer) = outer {
             self.count(seen.len() as u64)?;
@@ -156,7 +196,7 @@ impl<'s, 'j> Check<'s, 'j> {
         node: &'s Node,
         at: Place,
         mut seen: Option<&mut Seen>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Stop<'s>> {
         let kind = self.json.kind(at);
         let rule = |keyword| fails(id, at, keyword);
         if node.never {
@@ -192,7 +232,7 @@ impl<'s, 'j> Check<'s, 'j> {
             }
             Kind::Array => {
                 if let Some(rules) = &node.array {
-                    self.array(id, rules, at)?;
+                    self.array(id, rules, at, seen.as_deref_mut())?;
                 }
             }
             Kind::Object => {
@@ -207,7 +247,7 @@ impl<'s, 'j> Check<'s, 'j> {
         }
     }
 
-    fn number(&mut self, id: NodeId, rules: &NumberRules, at: Place) -> Result<(), Stop> {
+    fn number(&mut self, id: NodeId, rules: &NumberRules, at: Place) -> Result<(), Stop<'s>> {
         let raw = self.json.raw(at);
         self.count_bytes(raw.len())?;
         if rules.multiple_of.is_some() {
@@ -249,7 +289,7 @@ impl<'s, 'j> Check<'s, 'j> {
         first_broken(id, at, &broken)
     }
 
-    fn string(&mut self, id: NodeId, rules: &StringRules, at: Place) -> Result<(), Stop> {
+    fn string(&mut self, id: NodeId, rules: &StringRules, at: Place) -> Result<(), Stop<'s>> {
         let text = self.json.string(at);
         self.count_bytes(text.len())?;
         if rules.min_length.is_some() || rules.max_length.is_some() {
@@ -271,7 +311,13 @@ impl<'s, 'j> Check<'s, 'j> {
         }
     }
 
-    fn array(&mut self, id: NodeId, rules: &'s ArrayRules, at: Place) -> Result<(), Stop> {
+    fn array(
+        &mut self,
+        id: NodeId,
+        rules: &'s ArrayRules,
+        at: Place,
+        mut seen: Option<&mut Seen>,
+    ) -> Result<(), Stop<'s>> {
         let json = self.json;
         let mut length = 0;
         let mut fitting = 0;
@@ -279,13 +325,21 @@ impl<'s, 'j> Check<'s, 'j> {
         for item in json.items(at) {
             length += 1;
             self.count(1)?;
+            let mut known = false;
             if let Some(node) = prefix.next().copied().or(rules.items) {
+                known = true;
                 self.fits(node, item, None)?;
             }
             if let Some(contains) = &rules.contains
-                && self.matches(contains.node, item, None)?
+                && self.fits_or_not(contains.node, item, None)?.is_ok()
             {
+                known = true;
                 fitting += 1;
+            }
+            if let Some(seen) = &mut seen
+                && known
+            {
+                seen.insert(item);
             }
         }
         within(
@@ -309,7 +363,7 @@ impl<'s, 'j> Check<'s, 'j> {
         rules: &'s ObjectRules,
         at: Place,
         mut seen: Option<&mut Seen>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Stop<'s>> {
         let members = self.members(at)?;
         within(
             id,
@@ -325,6 +379,8 @@ impl<'s, 'j> Check<'s, 'j> {
                 self.require(id, at, &members, names, "dependentRequired")?;
             }
         }
+        // What looks further into the value comes last: a tag decides first which alternative this is.
+        let first = self.later.len();
         for member in &members {
             if let Some(names) = rules.property_names {
                 self.fits(names, member.name_at, None)?;
@@ -332,26 +388,41 @@ impl<'s, 'j> Check<'s, 'j> {
             let mut known = false;
             if let Some(node) = rules.properties.get(&*member.name) {
                 known = true;
-                self.fits(*node, member.at, None)?;
+                self.soon(*node, member.at)?;
             }
             for (pattern, node) in &rules.pattern_properties {
                 self.count(pattern.steps(&member.name))?;
                 if pattern.is_in(&member.name) {
                     known = true;
-                    self.fits(*node, member.at, None)?;
+                    self.soon(*node, member.at)?;
                 }
             }
             if let Some(node) = rules.additional_properties
                 && !known
             {
                 known = true;
-                self.fits(node, member.at, None)?;
+                self.soon(node, member.at)?;
             }
             if let Some(seen) = &mut seen
                 && known
             {
                 seen.insert(member.at);
             }
+        }
+        drop(members);
+        for number in first..self.later.len() {
+            let (node, at) = self.later[number];
+            self.fits(node, at, None)?;
+        }
+        self.later.truncate(first);
+        Ok(())
+    }
+
+    /// As [`fits`](Self::fits), or left for later where it looks further into the value.
+    fn soon(&mut self, id: NodeId, at: Place) -> Result<(), Stop<'s>> {
+        match self.schema.node(id).is_deep {
+            true => self.later.push((id, at)),
+            false => self.fits(id, at, None)?,
         }
         Ok(())
     }
@@ -361,9 +432,9 @@ impl<'s, 'j> Check<'s, 'j> {
         id: NodeId,
         at: Place,
         members: &[Member<'_>],
-        names: &[Box<str>],
+        names: &'s [Box<str>],
         keyword: &'static str,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Stop<'s>> {
         for name in names {
             self.count_bytes(name.len())?;
             if !has(members, name) {
@@ -371,7 +442,7 @@ impl<'s, 'j> Check<'s, 'j> {
                     at,
                     node: id,
                     keyword,
-                    detail: Detail::Missing(name.to_string()),
+                    detail: Detail::Missing(name),
                 }));
             }
         }
@@ -384,8 +455,8 @@ impl<'s, 'j> Check<'s, 'j> {
         combined: &'s Combined,
         at: Place,
         mut seen: Option<&mut Seen>,
-    ) -> Result<(), Stop> {
-        for node in combined.reference.iter().chain(&combined.all_of) {
+    ) -> Result<(), Stop<'s>> {
+        for node in combined.references.iter().chain(&combined.all_of) {
             self.fits(*node, at, seen.as_deref_mut())?;
         }
         if !combined.any_of.is_empty() {
@@ -395,7 +466,7 @@ impl<'s, 'j> Check<'s, 'j> {
             self.alternatives(id, "oneOf", &combined.one_of, at, seen.as_deref_mut())?;
         }
         if let Some(not) = combined.not
-            && self.matches(not, at, None)?
+            && self.fits_or_not(not, at, None)?.is_ok()
         {
             return fails(id, at, "not");
         }
@@ -434,9 +505,9 @@ impl<'s, 'j> Check<'s, 'j> {
         nodes: &[NodeId],
         at: Place,
         mut seen: Option<&mut Seen>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Stop<'s>> {
         let mut fitting = 0;
-        let mut told: Option<Mismatch> = None;
+        let mut told: Option<Mismatch<'s>> = None;
         let (mut best, mut tied) = (0, false);
         for node in nodes {
             match self.tried(*node, at, seen.as_deref_mut())? {
@@ -479,28 +550,43 @@ impl<'s, 'j> Check<'s, 'j> {
         id: NodeId,
         at: Place,
         seen: Option<&mut Seen>,
-    ) -> Result<Result<(), Mismatch>, Stop> {
+    ) -> Result<Result<(), Mismatch<'s>>, Stop<'s>> {
         let mut own = seen.as_ref().map(|_| Seen::new());
-        let held = self.held;
         if own.is_some() {
             self.hold(at)?;
         }
-        let fits = self.fits(id, at, own.as_mut());
-        self.held = held;
-        match fits {
-            Ok(()) => {
-                if let (Some(seen), Some(own)) = (seen, own) {
-                    self.count(own.len() as u64)?;
-                    seen.extend(own);
-                }
-                Ok(Ok(()))
+        let fits = self.fits_or_not(id, at, own.as_mut());
+        if own.is_some() {
+            self.let_go(at);
+        }
+        let fits = fits?;
+        if let (Ok(()), Some(seen), Some(own)) = (&fits, seen, own) {
+            self.count(own.len() as u64)?;
+            seen.extend(own);
+        }
+        Ok(fits)
+    }
+
+    /// As [`fits`](Self::fits), where a mismatch lets go of all that was kept on the way to it.
+    fn fits_or_not(
+        &mut self,
+        id: NodeId,
+        at: Place,
+        seen: Option<&mut Seen>,
+    ) -> Result<Result<(), Mismatch<'s>>, Stop<'s>> {
+        let (held, later) = (self.held, self.later.len());
+        match self.fits(id, at, seen) {
+            Ok(()) => Ok(Ok(())),
+            Err(Stop::Mismatch(mismatch)) => {
+                self.held = held;
+                self.later.truncate(later);
+                Ok(Err(mismatch))
             }
-            Err(Stop::Mismatch(mismatch)) => Ok(Err(mismatch)),
             Err(stop @ (Stop::TooManySteps | Stop::TooDeep)) => Err(stop),
         }
     }
 
-    pub(super) fn members(&mut self, at: Place) -> Result<Vec<Member<'j>>, Stop> {
+    pub(super) fn members(&mut self, at: Place) -> Result<Vec<Member<'j>>, Stop<'s>> {
         let mut count: u64 = 0;
         for name in self.json.items(at).step_by(2) {
             self.count_bytes(self.json.raw(name).len())?;
@@ -518,7 +604,7 @@ fn has(members: &[Member<'_>], name: &str) -> bool {
         .is_ok()
 }
 
-fn fails(node: NodeId, at: Place, keyword: &'static str) -> Result<(), Stop> {
+fn fails<'s>(node: NodeId, at: Place, keyword: &'static str) -> Result<(), Stop<'s>> {
     Err(Stop::Mismatch(Mismatch {
         at,
         node,
@@ -527,20 +613,24 @@ fn fails(node: NodeId, at: Place, keyword: &'static str) -> Result<(), Stop> {
     }))
 }
 
-fn first_broken(node: NodeId, at: Place, rules: &[(bool, &'static str)]) -> Result<(), Stop> {
+fn first_broken<'s>(
+    node: NodeId,
+    at: Place,
+    rules: &[(bool, &'static str)],
+) -> Result<(), Stop<'s>> {
     match rules.iter().find(|(broken, _)| *broken) {
         Some((_, keyword)) => fails(node, at, keyword),
         None => Ok(()),
     }
 }
 
-fn within(
+fn within<'s>(
     node: NodeId,
     at: Place,
     count: u64,
     (min, min_keyword): (Option<u64>, &'static str),
     (max, max_keyword): (Option<u64>, &'static str),
-) -> Result<(), Stop> {
+) -> Result<(), Stop<'s>> {
     let few = min.is_some_and(|min| count < min);
     let many = max.is_some_and(|max| count > max);
     first_broken(node, at, &[(few, min_keyword), (many, max_keyword)])

@@ -10,11 +10,18 @@ use serde_json::value::RawValue;
 /// 64 MiB of parts: a list with as many numbers as a result of the usual size can have.
 pub(super) const PARTS_MAX: usize = 4 << 20;
 
-/// A JSON text, read.
-pub(super) struct Json<'a> {
-    text: &'a str,
+/// A JSON text with the list of its parts.
+pub(super) struct Document<'a> {
+    text: Cow<'a, str>,
     /// In the order of the text: a container is followed by what is in it, a member's name by its value.
     parts: Vec<Part>,
+}
+
+/// A view of a document.
+#[derive(Clone, Copy)]
+pub(super) struct Json<'a> {
+    text: &'a str,
+    parts: &'a [Part],
 }
 
 struct Part {
@@ -27,7 +34,7 @@ struct Part {
 }
 
 /// Which part of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Place(u32);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +60,11 @@ pub(super) enum Unread {
     TooManyParts,
 }
 
-impl<'a> Json<'a> {
+impl<'a> Document<'a> {
+    /// Reads a JSON text.
+    ///
+    /// # Errors
+    /// Where it is not JSON, or has too many parts.
     pub(super) fn read(text: &'a [u8]) -> Result<Self, Unread> {
         // This goes through the text without a stack, and without keeping anything.
         let raw: &RawValue =
@@ -103,30 +114,72 @@ impl<'a> Json<'a> {
             });
             at = end;
         }
-        Ok(Self { text, parts })
+        Ok(Self {
+            text: text.into(),
+            parts,
+        })
+    }
+
+    pub(super) fn into_owned(self) -> Document<'static> {
+        Document {
+            text: self.text.into_owned().into(),
+            parts: self.parts,
+        }
+    }
+
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub(super) fn json(&self) -> Json<'_> {
+        Json {
+            text: &self.text,
+            parts: &self.parts,
+        }
+    }
+}
+
+impl<'a> Json<'a> {
+    /// How many arrays and objects the deepest part is in, itself included.
+    pub(super) fn levels(self) -> usize {
+        let mut open: Vec<u32> = Vec::new();
+        let mut levels = 0;
+        for (number, part) in self.parts.iter().enumerate() {
+            while open.pop_if(|end| *end as usize <= number).is_some() {}
+            if matches!(part.kind, Kind::Array | Kind::Object) {
+                open.push(part.next);
+                levels = levels.max(open.len());
+            }
+        }
+        levels
     }
 
     /// How many parts it has with all that is in it.
-    pub(super) fn parts_of(&self, at: Place) -> u64 {
+    pub(super) fn parts_of(self, at: Place) -> u64 {
         u64::from(self.part(at).next - at.0)
     }
 
-    pub(super) fn root(&self) -> Place {
+    /// True where a part is this one, or in it.
+    pub(super) fn is_within(self, outer: Place, part: Place) -> bool {
+        (outer.0..self.part(outer).next).contains(&part.0)
+    }
+
+    pub(super) fn root(self) -> Place {
         Place(0)
     }
 
-    pub(super) fn kind(&self, at: Place) -> Kind {
+    pub(super) fn kind(self, at: Place) -> Kind {
         self.part(at).kind
     }
 
     /// The text of this part, as it was written.
-    pub(super) fn raw(&self, at: Place) -> &'a str {
+    pub(super) fn raw(self, at: Place) -> &'a str {
         let part = self.part(at);
         &self.text[part.start as usize..part.end as usize]
     }
 
     /// What a string says.
-    pub(super) fn string(&self, at: Place) -> Cow<'a, str> {
+    pub(super) fn string(self, at: Place) -> Cow<'a, str> {
         let raw = self.raw(at);
         let inner = &raw[1..raw.len() - 1];
         match inner.contains('\\') {
@@ -137,7 +190,7 @@ impl<'a> Json<'a> {
     }
 
     /// What is in an array, or names and values by turns of an object.
-    pub(super) fn items(&self, at: Place) -> impl Iterator<Item = Place> + '_ {
+    pub(super) fn items(self, at: Place) -> impl Iterator<Item = Place> + use<'a> {
         let end = self.part(at).next;
         let mut next = at.0 + 1;
         std::iter::from_fn(move || {
@@ -148,7 +201,7 @@ impl<'a> Json<'a> {
     }
 
     /// The members of an object by name. Of those that are there twice the last one counts, as for Postgres.
-    pub(super) fn members(&self, at: Place) -> Vec<Member<'a>> {
+    pub(super) fn members(self, at: Place) -> Vec<Member<'a>> {
         let mut members: Vec<Member<'a>> = self
             .items(at)
             .step_by(2)
@@ -166,22 +219,21 @@ impl<'a> Json<'a> {
         members
     }
 
-    /// The way to this part: a JSON pointer (RFC 6901). Of a member's name it is that of the member.
-    pub(super) fn pointer(&self, to: Place) -> String {
+    /// The way to this part: a JSON pointer (RFC 6901). Of a member's name it is that of the member, with true.
+    pub(super) fn pointer(self, to: Place) -> (String, bool) {
         let mut pointer = String::new();
         let mut at = self.root();
         while at != to {
             let object = self.kind(at) == Kind::Object;
             let mut children = self.items(at).enumerate();
-            let within = |child: &Place| *child <= to && to.0 < self.part(*child).next;
             let (number, child) = children
-                .find(|(_, child)| within(child))
+                .find(|(_, child)| self.is_within(*child, to))
                 .expect("every part is within the root");
             match (object, number % 2 == 0) {
                 (false, _) => pointer += &format!("/{number}"),
                 (true, true) => {
                     pointer += &format!("/{}", escaped(&self.string(child)));
-                    break;
+                    return (pointer, true);
                 }
                 (true, false) => {
                     let name = self.string(Place(child.0 - 1));
@@ -190,16 +242,16 @@ impl<'a> Json<'a> {
             }
             at = child;
         }
-        pointer
+        (pointer, false)
     }
 
-    fn part(&self, at: Place) -> &Part {
+    fn part(self, at: Place) -> &'a Part {
         &self.parts[at.0 as usize]
     }
 }
 
 /// A name as it stands in a JSON pointer.
-pub(super) fn escaped(name: &str) -> String {
+fn escaped(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 

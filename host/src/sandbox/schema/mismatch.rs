@@ -1,7 +1,5 @@
 //! What does not fit, for people.
 
-use serde_json::Value;
-
 use super::excerpt;
 use super::json::{Json, Kind, Place};
 use super::node::{Compiled, NodeId};
@@ -10,23 +8,25 @@ use super::node::{Compiled, NodeId};
 const FOUND_CHARS_MAX: usize = 40;
 
 /// A rule, and the part of a value that does not fit it.
-pub(super) struct Mismatch {
+#[derive(Clone, Copy)]
+pub(super) struct Mismatch<'s> {
     pub(super) at: Place,
     pub(super) node: NodeId,
     pub(super) keyword: &'static str,
-    pub(super) detail: Detail,
+    pub(super) detail: Detail<'s>,
 }
 
 /// What a keyword alone does not tell.
-pub(super) enum Detail {
+#[derive(Clone, Copy)]
+pub(super) enum Detail<'s> {
     None,
     /// A property is not there.
-    Missing(String),
+    Missing(&'s str),
     /// It fits more than one alternative.
     FitsMany,
 }
 
-impl Mismatch {
+impl Mismatch<'_> {
     /// How much it tells of an alternative for the value at this place: 0 where it only tells alternatives apart, 2 where
     /// something further inside does not fit.
     pub(super) fn tells(&self, at: Place) -> u8 {
@@ -39,18 +39,18 @@ impl Mismatch {
     }
 
     /// Where it is, what is there, and which rule that does not fit.
-    pub(super) fn told(&self, schema: &Compiled, written: &Value, json: &Json<'_>) -> String {
-        let at = match json.pointer(self.at) {
+    pub(super) fn told(&self, schema: &Compiled, written: Json<'_>, json: Json<'_>) -> String {
+        let at = match json.pointer(self.at).0 {
             top if top.is_empty() => "at the top".to_owned(),
             pointer => format!("at {}", excerpt(&pointer)),
         };
         let found = found(json, self.at);
-        let pointer = schema.pointer(self.node);
-        let rule = pointer.strip_prefix('#').and_then(|path| {
-            let rule = written.pointer(path)?.get(self.keyword)?;
-            Some(excerpt(&format!("\"{}\": {rule}", self.keyword)))
+        let rule = schema.rule(written, self.node, self.keyword);
+        let rule = rule.map(|rule| {
+            let rule = written.raw(rule);
+            excerpt(&format!("\"{}\": {rule}", self.keyword))
         });
-        let pointer = excerpt(&pointer);
+        let pointer = excerpt(&schema.pointer(written, self.node));
         match (&self.detail, rule) {
             (Detail::Missing(name), _) => {
                 format!(
@@ -70,7 +70,7 @@ impl Mismatch {
 }
 
 /// What stands there, as far as it can be recognised.
-fn found(json: &Json<'_>, at: Place) -> String {
+fn found(json: Json<'_>, at: Place) -> String {
     let raw = json.raw(at);
     match json.kind(at) {
         Kind::Null | Kind::Boolean => raw.to_owned(),

@@ -4,14 +4,18 @@
 //! time, numbers are compared by their digits, and whatever cannot be checked within that does not fit. What is
 //! evaluated and what is not: `docs/attempts.md`; why this is our own: `docs/decisions/schemas-are-checked-by-our-own.md`.
 
+mod ecma;
 mod json;
 mod number;
 mod pattern;
+mod pointer;
 
 mod node;
+mod references;
 
 mod compile;
 mod evaluate;
+mod remembered;
 
 mod canonical;
 mod mismatch;
@@ -22,10 +26,10 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use evaluate::{Stop, evaluate};
-use json::Json;
+use json::Document;
 use node::Compiled;
 
 use crate::harmless::printable;
@@ -45,13 +49,16 @@ const QUICK_STEPS: u64 = 10_000;
 /// Larger values take longer than that to be read alone.
 const QUICK_BYTES: usize = 64 << 10;
 
+/// Arrays and objects within each other in a schema.
+const LEVELS_MAX: usize = 128;
+
 /// A part of a schema is quoted as far as people read it.
 const EXCERPT_BYTES_MAX: usize = 200;
 
 /// A JSON Schema as a module wrote it, ready to be checked against.
 #[derive(Clone)]
 pub struct Schema {
-    written: Arc<Value>,
+    written: Arc<Document<'static>>,
     /// None where everything fits.
     compiled: Option<Arc<Compiled>>,
 }
@@ -68,27 +75,34 @@ impl PatternBytes {
 impl Schema {
     /// Everything fits.
     pub(super) fn open() -> Self {
+        let anything = Document::read(b"true").expect("it is JSON");
         Self {
-            written: Arc::new(Value::Bool(true)),
+            written: Arc::new(anything),
             compiled: None,
         }
     }
 
-    /// Reads a schema.
+    /// Reads a schema, in which numbers are what their digits say.
     ///
     /// # Errors
     /// What is wrong with it, with the place in it, for the author of the module.
-    pub(super) fn parse(written: Value, patterns: &mut PatternBytes) -> Result<Self, String> {
-        let compiled = compile::compile(&written, &mut patterns.0)?;
+    pub(super) fn parse(written: &RawValue, patterns: &mut PatternBytes) -> Result<Self, String> {
+        let text = compact(written.get());
+        let written = Document::read(text.as_bytes());
+        let written = written.map_err(|_| "has too many parts")?.into_owned();
+        if written.json().levels() > LEVELS_MAX {
+            return Err(format!("is nested deeper than {LEVELS_MAX} levels"));
+        }
+        let compiled = compile::compile(written.json(), &mut patterns.0)?;
         Ok(Self {
             compiled: (!compiled.is_open()).then(|| Arc::new(compiled)),
             written: Arc::new(written),
         })
     }
 
-    /// The schema as the module wrote it.
-    pub fn written(&self) -> &Value {
-        &self.written
+    /// The schema as the module wrote it, in one line: JSON, whose numbers may be beyond what a `serde_json::Value` holds.
+    pub fn written(&self) -> &str {
+        self.written.text()
     }
 
     /// Checks a JSON text. None where that takes longer than a millisecond: then [`check`](Self::check) has to do it, where
@@ -136,12 +150,13 @@ impl Schema {
         steps: u64,
         unwanted: &dyn Fn() -> bool,
     ) -> Result<(), Misfit> {
-        let json = Json::read(text).map_err(Misfit::Unread)?;
-        evaluate(compiled, &json, steps, unwanted).map_err(|stop| match stop {
+        let document = Document::read(text).map_err(Misfit::Unread)?;
+        let json = document.json();
+        evaluate(compiled, json, steps, unwanted).map_err(|stop| match stop {
             Stop::TooManySteps => Misfit::TooManySteps,
             Stop::TooDeep => Misfit::TooDeep,
             Stop::Mismatch(mismatch) => {
-                Misfit::Mismatch(mismatch.told(compiled, &self.written, &json))
+                Misfit::Mismatch(mismatch.told(compiled, self.written.json(), json))
             }
         })
     }
@@ -150,13 +165,13 @@ impl Schema {
 /// The same schema is written the same.
 impl PartialEq for Schema {
     fn eq(&self, other: &Self) -> bool {
-        self.written == other.written
+        self.written() == other.written()
     }
 }
 
 impl fmt::Debug for Schema {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.written.fmt(f)
+        f.write_str(self.written())
     }
 }
 
@@ -188,6 +203,23 @@ impl fmt::Display for Misfit {
             ),
         }
     }
+}
+
+/// The same JSON without blanks between its parts.
+fn compact(text: &str) -> String {
+    let mut in_string = false;
+    let mut escaped = false;
+    let keeps = |character: &char| {
+        match (in_string, character) {
+            _ if escaped => escaped = false,
+            (true, '\\') => escaped = true,
+            (_, '"') => in_string = !in_string,
+            (true, _) => {}
+            (false, character) => return !character.is_ascii_whitespace(),
+        }
+        true
+    };
+    text.chars().filter(keeps).collect()
 }
 
 /// A text of a stranger in a message.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::json::Kind;
+use super::json::{Json, Kind, Place};
 use super::number::Decimal;
 use super::pattern::Pattern;
 
@@ -24,7 +24,8 @@ pub(super) type Values = (&'static str, HashSet<Vec<u8>>);
 
 #[derive(Default)]
 pub(super) struct Node {
-    pub(super) written_at: WrittenAt,
+    /// Where it is written.
+    pub(super) place: Place,
     /// The schema `false`.
     pub(super) never: bool,
     pub(super) types: Option<Types>,
@@ -35,17 +36,14 @@ pub(super) struct Node {
     pub(super) array: Option<Box<ArrayRules>>,
     pub(super) object: Option<Box<ObjectRules>>,
     pub(super) combined: Option<Box<Combined>>,
-    /// Of properties at which nothing else here has looked.
+    /// Of items at which nothing else here has looked.
+    pub(super) unevaluated_items: Option<NodeId>,
+    /// The same of properties.
     pub(super) unevaluated_properties: Option<NodeId>,
-}
-
-/// Where a subschema is written: linear in the size of all, however deep it is.
-#[derive(Default)]
-pub(super) struct WrittenAt {
-    /// None: at the top, or where a reference led.
-    pub(super) within: Option<NodeId>,
-    /// From there on, as part of a JSON pointer.
-    pub(super) step: Box<str>,
+    /// More than one subschema leads to it, so that it may meet the same part of a value more than once.
+    pub(super) is_shared: bool,
+    /// It has subschemas for what is within the value, by itself or where its references and alternatives lead.
+    pub(super) is_deep: bool,
 }
 
 #[derive(Default, Clone, Copy)]
@@ -106,7 +104,8 @@ pub(super) struct ObjectRules {
 /// Subschemas for the very same value.
 #[derive(Default)]
 pub(super) struct Combined {
-    pub(super) reference: Option<NodeId>,
+    /// Of `$ref` and `$dynamicRef`.
+    pub(super) references: Vec<NodeId>,
     pub(super) all_of: Vec<NodeId>,
     pub(super) any_of: Vec<NodeId>,
     pub(super) one_of: Vec<NodeId>,
@@ -131,22 +130,50 @@ impl Compiled {
         self.nodes.first().is_none_or(Node::is_open)
     }
 
-    /// Where a subschema is written: a JSON pointer.
-    pub(super) fn pointer(&self, id: NodeId) -> String {
-        let mut steps = Vec::new();
-        let mut next = Some(id);
-        while let Some(id) = next {
-            let at = &self.node(id).written_at;
-            steps.push(&*at.step);
-            next = at.within;
-        }
-        steps.iter().rev().copied().collect()
+    /// Where a subschema is written: a JSON pointer into `written`, which is the whole of it.
+    pub(super) fn pointer(&self, written: Json<'_>, id: NodeId) -> String {
+        format!("#{}", written.pointer(self.node(id).place).0)
     }
 
+    /// What a subschema has under a keyword.
+    pub(super) fn rule(&self, written: Json<'_>, id: NodeId, keyword: &str) -> Option<Place> {
+        let place = self.node(id).place;
+        if written.kind(place) != Kind::Object {
+            return None;
+        }
+        let mut members = written.members(place).into_iter();
+        Some(members.find(|member| member.name == keyword)?.at)
+    }
+
+    /// Notes what can be said of each subschema once all are there.
+    ///
+    /// # Errors
     /// A subschema that comes back to itself without having gone deeper into the value.
-    pub(super) fn endless(&self) -> Option<NodeId> {
+    pub(super) fn relate(&mut self) -> Result<(), NodeId> {
+        for id in self.inner_first()? {
+            let node = self.node(id);
+            let mut in_place = node.in_place().into_iter();
+            let is_deep = !node.within().is_empty() || in_place.any(|id| self.node(id).is_deep);
+            self.nodes[id.0 as usize].is_deep = is_deep;
+        }
+        let mut led_to = vec![0_u8; self.nodes.len()];
+        for node in &self.nodes {
+            for id in node.in_place().into_iter().chain(node.within()) {
+                let count = &mut led_to[id.0 as usize];
+                *count = count.saturating_add(1);
+            }
+        }
+        for (node, count) in self.nodes.iter_mut().zip(led_to) {
+            node.is_shared = count > 1;
+        }
+        Ok(())
+    }
+
+    /// All subschemas, each behind those for the very same value that it leads to; or one that leads to itself.
+    fn inner_first(&self) -> Result<Vec<NodeId>, NodeId> {
         let mut done = vec![false; self.nodes.len()];
         let mut on_the_way = vec![false; self.nodes.len()];
+        let mut order = Vec::with_capacity(self.nodes.len());
         for start in 0..self.nodes.len() {
             if done[start] {
                 continue;
@@ -155,7 +182,7 @@ impl Compiled {
             on_the_way[start] = true;
             while let Some((at, left)) = way.last_mut() {
                 match left.pop() {
-                    Some(next) if on_the_way[next.0 as usize] => return Some(next),
+                    Some(next) if on_the_way[next.0 as usize] => return Err(next),
                     Some(next) if done[next.0 as usize] => {}
                     Some(next) => {
                         let next = next.0 as usize;
@@ -165,12 +192,13 @@ impl Compiled {
                     None => {
                         done[*at] = true;
                         on_the_way[*at] = false;
+                        order.push(NodeId(*at as u32));
                         way.pop();
                     }
                 }
             }
         }
-        None
+        Ok(order)
     }
 }
 
@@ -184,7 +212,26 @@ impl Node {
             && self.array.is_none()
             && self.object.is_none()
             && self.combined.is_none()
+            && self.unevaluated_items.is_none()
             && self.unevaluated_properties.is_none()
+    }
+
+    /// The subschemas for parts of the value.
+    fn within(&self) -> Vec<NodeId> {
+        let mut nodes = Vec::from_iter(self.unevaluated_items);
+        nodes.extend(self.unevaluated_properties);
+        if let Some(array) = &self.array {
+            nodes.extend(&array.prefix_items);
+            nodes.extend(array.items);
+            nodes.extend(array.contains.as_ref().map(|contains| contains.node));
+        }
+        if let Some(object) = &self.object {
+            nodes.extend(object.property_names);
+            nodes.extend(object.properties.values());
+            nodes.extend(object.pattern_properties.iter().map(|(_, node)| *node));
+            nodes.extend(object.additional_properties);
+        }
+        nodes
     }
 
     /// The subschemas for the very same value.
@@ -192,7 +239,8 @@ impl Node {
         let Some(combined) = &self.combined else {
             return Vec::new();
         };
-        let mut nodes: Vec<NodeId> = combined.reference.into_iter().chain(combined.not).collect();
+        let mut nodes = combined.references.clone();
+        nodes.extend(combined.not);
         nodes.extend(&combined.all_of);
         nodes.extend(&combined.any_of);
         nodes.extend(&combined.one_of);

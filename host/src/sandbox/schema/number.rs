@@ -73,7 +73,32 @@ impl<'a> Decimal<'a> {
         self.last() >= 0
     }
 
-    /// True where this is `unit` times an integer. `unit` is not 0, and has at most 19 digits, as numbers of schemas do.
+    /// The number of things that this is; none where it is negative or not an integer.
+    pub(super) fn count(&self) -> Option<u64> {
+        if self.digits.is_empty() {
+            return Some(0);
+        }
+        let zeros = usize::try_from(self.last()).ok()?;
+        if self.negative {
+            return None;
+        }
+        // Nothing has more of anything.
+        let most = || Some(u64::MAX);
+        match zeros {
+            0..20 => format!("{}{:0<zeros$}", self.digits, "")
+                .parse()
+                .ok()
+                .or_else(most),
+            20.. => most(),
+        }
+    }
+
+    /// True where its digits fit 64 bits, so that its remainders are quickly found: 19 digits do, a double has 17.
+    pub(super) fn is_unit(&self) -> bool {
+        self.is_positive() && self.digits.parse::<u64>().is_ok()
+    }
+
+    /// True where this is `unit` times an integer. `unit` [is one](Self::is_unit).
     pub(super) fn is_multiple_of(&self, unit: &Decimal<'_>) -> bool {
         if self.digits.is_empty() {
             return true;

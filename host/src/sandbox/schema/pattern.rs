@@ -1,8 +1,9 @@
-//! Patterns of schemas: those of JavaScript, as far as they can be matched in linear time.
+//! Patterns of schemas, compiled within bounds and matched in linear time.
 
 use regex_automata::Input;
 use regex_automata::meta::{Config, Regex};
-use regex_automata::util::syntax;
+
+use super::ecma;
 
 /// A pattern that a person has written.
 const WRITTEN_BYTES_MAX: usize = 4 << 10;
@@ -12,9 +13,6 @@ const BYTES_MAX: usize = 4 << 20;
 
 /// What the smallest pattern counts: some of its memory is not known.
 const BYTES_MIN: usize = 8 << 10;
-
-/// Groups within groups.
-const NEST_MAX: u32 = 50;
 
 /// What a search may use besides, while it lasts.
 const CACHE_BYTES_MAX: usize = 256 << 10;
@@ -43,17 +41,10 @@ impl Pattern {
             .hybrid_cache_capacity(CACHE_BYTES_MAX);
         let regex = Regex::builder()
             .configure(config)
-            .syntax(syntax::Config::new().nest_limit(NEST_MAX))
-            .build(&translated(written))
+            .build_from_hir(&ecma::parse(written)?)
             .map_err(|error| match error.size_limit() {
                 Some(_) => "the pattern is too large, or those of the module together are".into(),
-                None => {
-                    let why = error
-                        .syntax_error()
-                        .map_or(error.to_string(), |why| why.to_string());
-                    let why = why.lines().last().unwrap_or_default();
-                    format!("the pattern cannot be matched in linear time: {why}")
-                }
+                None => format!("the pattern cannot be compiled: {error}"),
             })?;
         let bytes = regex.memory_usage().max(BYTES_MIN);
         *bytes_left = bytes_left
@@ -77,55 +68,4 @@ impl Pattern {
         let input = Input::new(text).earliest(true);
         self.regex.search_half_with(&mut cache, &input).is_some()
     }
-}
-
-/// The same pattern for the syntax of Rust, where `\d`, `\w` and `\b` know more than ASCII, and brackets have operators.
-fn translated(written: &str) -> String {
-    let mut out = String::with_capacity(written.len());
-    let mut in_class = false;
-    let mut characters = written.chars().peekable();
-    while let Some(character) = characters.next() {
-        match character {
-            '\\' => {
-                let escaped = characters.next();
-                match escaped {
-                    Some('d') => out.push_str("[0-9]"),
-                    Some('D') => out.push_str("[^0-9]"),
-                    Some('w') => out.push_str("[0-9A-Za-z_]"),
-                    Some('W') => out.push_str("[^0-9A-Za-z_]"),
-                    Some('b') if in_class => out.push_str("\\x08"),
-                    Some('b') => out.push_str("(?-u:\\b)"),
-                    Some(other) => out.extend(['\\', other]),
-                    None => out.push('\\'),
-                }
-            }
-            '[' if in_class => out.push_str("\\["),
-            '[' => {
-                in_class = true;
-                out.push('[');
-                if characters.next_if_eq(&'^').is_some() {
-                    out.push('^');
-                }
-                // JavaScript's empty class, and its opposite. Rust would take the bracket for a member.
-                if characters.next_if_eq(&']').is_some() {
-                    let negated = out.ends_with('^');
-                    out.truncate(out.len() - if negated { 2 } else { 1 });
-                    out.push_str(if negated { "[\\s\\S]" } else { "[^\\s\\S]" });
-                    in_class = false;
-                }
-            }
-            ']' => {
-                in_class = false;
-                out.push(']');
-            }
-            '&' | '~' if in_class => out.extend(['\\', character]),
-            // A range that begins or ends with a hyphen. Rust would take two for a difference.
-            '-' if in_class && characters.next_if_eq(&'-').is_some() => {
-                let begins = out.ends_with(['[', '^']);
-                out.push_str(if begins { "\\--" } else { "-\\-" });
-            }
-            _ => out.push(character),
-        }
-    }
-    out
 }

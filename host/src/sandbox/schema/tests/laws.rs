@@ -1,12 +1,12 @@
 //! What holds for every schema and every value.
 
 use proptest::prelude::*;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::super::number::Decimal;
 use super::*;
 
-fn value() -> impl Strategy<Value = Value> {
+pub(super) fn value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
@@ -62,7 +62,7 @@ fn any_schema() -> impl Strategy<Value = Value> {
 
 /// None where the schema itself is refused, for its pattern.
 fn fits(written: &Value, value: &Value) -> Option<bool> {
-    let schema = Schema::parse(written.clone(), &mut PatternBytes::of_a_module()).ok()?;
+    let schema = schema(&written.to_string()).ok()?;
     Some(schema.check(value.to_string().as_bytes()).is_ok())
 }
 
@@ -97,8 +97,7 @@ proptest! {
 
     #[test]
     fn a_quick_check_says_the_same_as_a_long_one(written in any_schema(), value in value()) {
-        let parsed = Schema::parse(written, &mut PatternBytes::of_a_module());
-        if let Ok(schema) = parsed {
+        if let Ok(schema) = schema(&written.to_string()) {
             let text = value.to_string();
             if let Some(quickly) = schema.check_quickly(text.as_bytes()) {
                 prop_assert_eq!(quickly, schema.check(text.as_bytes()));
@@ -134,10 +133,22 @@ proptest! {
     }
 
     #[test]
+    fn a_number_is_the_one_that_is_written(bits in any::<u64>(), digits in "[1-9][0-9]{0,40}") {
+        let double = f64::from_bits(bits);
+        prop_assume!(double.is_finite());
+        for text in [double.to_string(), format!("{double:e}"), digits] {
+            let number = schema(&format!(r#"{{"const": {text}, "minimum": {text}, "maximum": {text}}}"#)).unwrap();
+            prop_assert_eq!(number.check(text.as_bytes()), Ok(()));
+            let larger = schema(&format!(r#"{{"exclusiveMinimum": {text}}}"#)).unwrap();
+            prop_assert!(larger.check(text.as_bytes()).is_err());
+        }
+    }
+
+    #[test]
     fn whatever_is_written_ends_without_a_panic(written in "\\PC{0,40}", pattern in "[\\[\\]\\\\^$a-z0-9&~{}(),?*+|.-]{0,12}", text in "\\PC{0,20}") {
         let schema = json!({ "pattern": pattern, "properties": { &written: { "pattern": text } }, "$ref": written });
-        let _ = Schema::parse(schema, &mut PatternBytes::of_a_module());
-        if let Ok(schema) = Schema::parse(json!({ "pattern": pattern }), &mut PatternBytes::of_a_module()) {
+        let _ = super::schema(&schema.to_string());
+        if let Ok(schema) = super::schema(&json!({ "pattern": pattern }).to_string()) {
             let _ = schema.check(json!(text).to_string().as_bytes());
             let _ = schema.check(text.as_bytes());
         }

@@ -119,6 +119,40 @@ const CASES: &[Case] = &[
         &["2e308", "0", "1e309"],
         &["1e307", "1"],
     ),
+    // Every digit counts, in schemas too.
+    (
+        r#"{"const": 99.43984295500535}"#,
+        &["99.43984295500535", "9943984295500535e-14"],
+        &["99.43984295500536", "99.4398429550053500001"],
+    ),
+    (
+        r#"{"enum": [18446744073709551616, 0.1000000000000000000001]}"#,
+        &["18446744073709551616", "0.1000000000000000000001"],
+        &["18446744073709551617", "18446744073709552000", "0.1"],
+    ),
+    (
+        r#"{"const": 1e400}"#,
+        &["1e400", "10e399"],
+        &["1e401", "1.0000000000000000000001e400"],
+    ),
+    (
+        r#"{"exclusiveMinimum": 9007199254740993, "maximum": 1e400}"#,
+        &["9007199254740994", "1e400"],
+        &["9007199254740993", "9007199254740992.5", "1e401"],
+    ),
+    (r#"{"multipleOf": 1e400}"#, &["3e400", "0"], &["1e399", "1"]),
+    (
+        r#"{"multipleOf": 1.234567890123456789}"#,
+        &["1.234567890123456789", "2469135780246913578e-18"],
+        &["1.234567890123456788", "1.2345678901234568"],
+    ),
+    (
+        r#"{"minLength": 0e400, "maxLength": 1e400}"#,
+        &["\"\"", "\"abc\""],
+        &[],
+    ),
+    (r#"{"minItems": 2e19}"#, &["1"], &["[]", "[1]"]),
+    (r#"{"maxItems": 10e-1}"#, &["[]", "[1]"], &["[1, 2]"]),
     // Strings: characters are counted, not bytes.
     (
         r#"{"minLength": 2, "maxLength": 3}"#,
@@ -365,7 +399,81 @@ const CASES: &[Case] = &[
         ],
         &["1", "{\"head\": 1, \"tail\": {\"head\": 2}}"],
     ),
+    // References by name, and schemas with a name of their own within the schema.
+    (
+        r##"{"properties": {"a": {"$ref": "#n"}, "b": {"$dynamicRef": "#d"}}, "$defs": {"x": {"$anchor": "n", "type": "null"}, "y": {"$dynamicAnchor": "d", "const": 1}}}"##,
+        &["{\"a\": null, \"b\": 1}"],
+        &["{\"a\": 1}", "{\"b\": null}"],
+    ),
+    (
+        r#"{"$id": "Tree", "type": "object", "properties": {"within": {"items": {"$ref": "Tree"}}}}"#,
+        &["{\"within\": [{\"within\": []}]}"],
+        &["{\"within\": [{\"within\": [1]}]}"],
+    ),
+    (
+        r##"{"$id": "https://example.com/a/b.json", "items": {"anyOf": [{"$ref": "c.json#/$defs/null"}, {"$ref": "/d#one"}, {"$ref": "#/$defs/two"}]},
+            "$defs": {"c": {"$id": "c.json", "$defs": {"null": {"type": "null"}}}, "d": {"$id": "https://example.com/d", "$defs": {"one": {"$anchor": "one", "const": 1}}}, "two": {"const": 2}}}"##,
+        &["[null, 1, 2]"],
+        &["[3]"],
+    ),
+    // Within one of those, # is its own top.
+    (
+        r##"{"properties": {"a": {"$id": "urn:uuid:0", "items": {"$ref": "#/$defs/b"}, "$defs": {"b": {"type": "null"}}}}, "$defs": {"b": {"const": 1}}}"##,
+        &["{\"a\": [null]}"],
+        &["{\"a\": [1]}"],
+    ),
+    // What only looks like a name is none.
+    (
+        r##"{"$ref": "#a", "enum": [{"$anchor": "a"}, null], "properties": {"$anchor": true, "$id": {"$anchor": "a", "maximum": 1}}}"##,
+        &["null", "{\"$anchor\": \"a\"}"],
+        &["1", "{\"$id\": 2}"],
+    ),
+    // What earlier drafts had.
+    (
+        r#"{"dependencies": {"a": ["b"], "c": {"required": ["d"]}, "e": false}}"#,
+        &[
+            "{\"a\": 1, \"b\": 1, \"c\": 1, \"d\": 1}",
+            "{\"b\": 1}",
+            "[\"a\"]",
+        ],
+        &["{\"a\": 1}", "{\"c\": 1}", "{\"e\": 1}"],
+    ),
+    (
+        r##"{"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/a", "definitions": {"a": {"type": "null"}}}"##,
+        &["null"],
+        &["1"],
+    ),
     // What nothing else has looked at.
+    (
+        r#"{"prefixItems": [true], "allOf": [{"prefixItems": [true, true]}, {"contains": {"const": 7}}], "unevaluatedItems": {"type": "null"}}"#,
+        &["[1, 2, null, 7, null]", "[7]", "{\"a\": 1}", "1"],
+        &["[1, 2, 3, 7]", "[1, 2]"],
+    ),
+    (
+        r#"{"anyOf": [{"prefixItems": [{"const": 1}]}, {"prefixItems": [true, {"const": 2}]}], "unevaluatedItems": false}"#,
+        &["[]", "[1]", "[1, 2]", "[3, 2]"],
+        &["[1, 3]", "[1, 2, 3]"],
+    ),
+    (
+        r#"{"allOf": [{"items": true}], "unevaluatedItems": false}"#,
+        &["[1]"],
+        &[],
+    ),
+    (
+        r#"{"items": {"unevaluatedItems": false}, "unevaluatedItems": false}"#,
+        &["[[], 1]"],
+        &["[[1]]"],
+    ),
+    (
+        r#"{"allOf": [{"unevaluatedItems": {"type": "integer"}}], "unevaluatedItems": false}"#,
+        &["[1]"],
+        &["[null]"],
+    ),
+    (
+        r#"{"if": {"prefixItems": [{"const": 1}]}, "then": {"prefixItems": [true, true]}, "unevaluatedItems": false, "unevaluatedProperties": false}"#,
+        &["[1, 2]", "{}"],
+        &["[1, 2, 3]", "[2]", "{\"a\": 1}"],
+    ),
     (
         r#"{"properties": {"a": true}, "allOf": [{"properties": {"b": true}}, {"patternProperties": {"^x": true}}], "unevaluatedProperties": false}"#,
         &["{\"a\": 1, \"b\": 2, \"xyz\": 3}", "[1]", "{}"],

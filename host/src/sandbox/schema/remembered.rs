@@ -1,0 +1,74 @@
+//! What was found where more than one way leads to the same schema with the same part of the value.
+//!
+//! The alternatives of a recursive type each look at what is within, so that without this the work would double with each
+//! level of the value.
+
+use std::collections::HashMap;
+
+use super::json::Place;
+use super::mismatch::Mismatch;
+use super::node::NodeId;
+
+/// Results, some 64 bytes each.
+const RESULTS_MAX: usize = 1 << 16;
+
+/// What took fewer steps is found again as fast.
+const STEPS_MIN: u64 = 32;
+
+/// Results of one check.
+pub(super) struct Remembered<'s> {
+    results: HashMap<(NodeId, Place), Result<'s>>,
+    results_max: usize,
+    steps_min: u64,
+}
+
+struct Result<'s> {
+    /// None: it matches.
+    mismatch: Option<Mismatch<'s>>,
+    /// What it took.
+    steps: u64,
+}
+
+impl<'s> Remembered<'s> {
+    pub(super) fn new() -> Self {
+        Self::bounded(RESULTS_MAX, STEPS_MIN)
+    }
+
+    pub(super) fn bounded(results_max: usize, steps_min: u64) -> Self {
+        Self {
+            results: HashMap::new(),
+            results_max,
+            steps_min,
+        }
+    }
+
+    /// What is known: nothing, that it matches, or why it does not.
+    pub(super) fn find(&self, node: NodeId, at: Place) -> Option<Option<Mismatch<'s>>> {
+        if self.results.is_empty() {
+            return None;
+        }
+        self.results.get(&(node, at)).map(|result| result.mismatch)
+    }
+
+    /// Notes what was found in so many steps. Where there is no room, what took the least is forgotten, and nothing that takes
+    /// as little is noted any more.
+    pub(super) fn note(
+        &mut self,
+        node: NodeId,
+        at: Place,
+        mismatch: Option<Mismatch<'s>>,
+        steps: u64,
+    ) {
+        if steps < self.steps_min {
+            return;
+        }
+        while self.results.len() >= self.results_max {
+            self.steps_min *= 2;
+            let steps_min = self.steps_min;
+            self.results.retain(|_, result| result.steps >= steps_min);
+        }
+        if steps >= self.steps_min {
+            self.results.insert((node, at), Result { mismatch, steps });
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Schemas of recursive types, as schemars writes them: what fits them is found to fit, however deep it is.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::super::evaluate::{Check, Stop};
+use super::super::json::Document;
+use super::super::remembered::Remembered;
+use super::*;
+
+/// `#[serde(tag = "type")] enum Expr { Add { left, right }, Sub, Mul, Div, Neg { of }, Num { value } }`; `tag` is what each
+/// variant has for its name.
+fn expressions(keyword: &str, tag: impl Fn(&str) -> Value) -> String {
+    let expr = json!({ "$ref": "#/$defs/Expr" });
+    let two = |name: &str| {
+        json!({ "type": "object", "required": ["type", "left", "right"],
+            "properties": { "left": expr, "right": expr, "type": tag(name) } })
+    };
+    let names = ["Add", "Sub", "Mul", "Div"];
+    let mut variants: Vec<Value> = names.into_iter().map(two).collect();
+    variants.push(json!({ "type": "object", "required": ["type", "of"],
+        "properties": { "of": expr, "type": tag("Neg") } }));
+    variants.push(json!({ "type": "object", "required": ["type", "value"],
+        "properties": { "type": tag("Num"), "value": { "type": "number" } } }));
+    let mut defs: serde_json::Map<String, Value> = names
+        .into_iter()
+        .chain(["Neg", "Num"])
+        .map(|name| {
+            (
+                format!("{name}Tag"),
+                json!({ "type": "string", "const": name }),
+            )
+        })
+        .collect();
+    defs.insert("Expr".into(), json!({ keyword: variants }));
+    json!({ "$ref": "#/$defs/Expr", "$defs": defs }).to_string()
+}
+
+fn constant(name: &str) -> Value {
+    json!({ "type": "string", "const": name })
+}
+
+/// `1 - 1 - 1 …`, each within the left or the right of the one before.
+fn nested(depth: usize, side: &str, innermost: &str) -> String {
+    let other = if side == "left" { "right" } else { "left" };
+    let open = format!(r#"{{"type":"Div","{other}":{{"type":"Num","value":1}},"{side}":"#);
+    format!("{}{innermost}{}", open.repeat(depth), "}".repeat(depth))
+}
+
+fn balanced(depth: usize) -> String {
+    match depth {
+        0 => r#"{"type":"Num","value":1.5}"#.into(),
+        _ => {
+            let within = balanced(depth - 1);
+            format!(r#"{{"left":{within},"right":{within},"type":"Sub"}}"#)
+        }
+    }
+}
+
+const NUM: &str = r#"{"type":"Num","value":7}"#;
+
+#[test]
+fn a_payload_of_a_recursive_type_fits_however_deep_it_is() {
+    let reference = |name: &str| json!({ "$ref": format!("#/$defs/{name}Tag") });
+    // Nothing says early which alternative it is: it is one of those with a property that comes last.
+    let untagged = json!({ "$ref": "#/$defs/Expr", "$defs": { "Expr": { "anyOf": [
+        { "type": "object", "required": ["left", "right"], "additionalProperties": false,
+          "properties": { "left": { "$ref": "#/$defs/Expr" }, "right": { "$ref": "#/$defs/Expr" }, "type": { "items": {}, "const": "Add" } } },
+        { "type": "object", "required": ["left", "right"],
+          "properties": { "left": { "$ref": "#/$defs/Expr" }, "right": { "$ref": "#/$defs/Expr" }, "type": { "items": {}, "const": "Mul" } } },
+        { "type": "object", "required": ["left", "right"],
+          "properties": { "left": { "$ref": "#/$defs/Expr" }, "right": { "$ref": "#/$defs/Expr" }, "type": { "items": {} } } },
+        { "type": "object", "required": ["value"], "properties": { "value": { "type": "number" } } },
+    ] } } });
+    for written in [
+        expressions("oneOf", constant),
+        expressions("anyOf", constant),
+        expressions("oneOf", reference),
+        expressions("anyOf", reference),
+        untagged.to_string(),
+    ] {
+        let schema = schema(&written).unwrap();
+        for depth in [8, 20, 120] {
+            for side in ["left", "right"] {
+                let value = nested(depth, side, NUM);
+                assert_eq!(schema.check(value.as_bytes()), Ok(()), "{depth} {written}");
+            }
+        }
+        // 130,000 numbers.
+        let value = balanced(12);
+        assert_eq!(schema.check(value.as_bytes()), Ok(()), "{written}");
+        let why = schema.check(nested(100, "left", "7").as_bytes());
+        assert!(why.unwrap_err().contains("/left/left/left"), "{written}");
+    }
+}
+
+#[test]
+fn a_tag_decides_before_the_rest_is_looked_at() {
+    let tagged = schema(&expressions("oneOf", constant)).unwrap();
+    let value = nested(100, "left", NUM);
+    let forgetful = Remembered::bounded(1, u64::MAX);
+    assert_eq!(ends(&tagged, &value, forgetful).unwrap(), "fits");
+    let wrong = nested(10, "left", r#"{"type":"Num","value":"7"}"#);
+    let why = tagged.check_quickly(wrong.as_bytes()).unwrap().unwrap_err();
+    assert!(
+        why.contains(&format!("{}/value", "/left".repeat(10))),
+        "{why}"
+    );
+}
+
+/// How a check ends that remembers so much.
+fn ends(schema: &Schema, value: &str, remembered: Remembered<'static>) -> Option<String> {
+    let compiled = schema.compiled.as_ref()?;
+    let document = Document::read(value.as_bytes()).unwrap_or_else(|_| panic!("it is JSON"));
+    let mut check = Check::new(compiled, document.json(), 1 << 20, &|| false);
+    check.remembered = remembered;
+    Some(match check.whole() {
+        Ok(()) => "fits".into(),
+        Err(Stop::Mismatch(mismatch)) => {
+            mismatch.told(compiled, schema.written.json(), document.json())
+        }
+        Err(Stop::TooManySteps) => "too many steps".into(),
+        Err(Stop::TooDeep) => "too deep".into(),
+    })
+}
+
+#[test]
+fn what_took_most_is_remembered_where_there_is_no_room_for_all() {
+    let written = expressions("anyOf", |name| json!({ "items": {}, "const": name }));
+    let schema = schema(&written).unwrap();
+    let value = balanced(9);
+    assert_eq!(
+        ends(&schema, &value, Remembered::bounded(1, u64::MAX)).unwrap(),
+        "too many steps"
+    );
+    assert_eq!(
+        ends(&schema, &value, Remembered::bounded(64, 8)).unwrap(),
+        "fits"
+    );
+}
+
+/// Definitions that refer to each other from within.
+fn definitions() -> impl Strategy<Value = Value> {
+    let name = proptest::sample::select(vec!["a", "b", "c"]);
+    let leaf = prop_oneof![
+        3 => name.clone().prop_map(|name| json!({ "$ref": format!("#/$defs/{name}") })),
+        1 => Just(json!({ "type": "integer" })),
+        1 => Just(json!({ "const": 1 })),
+        1 => Just(json!({ "required": ["a"] })),
+        1 => Just(json!(true)),
+    ];
+    let within = leaf.prop_recursive(3, 16, 3, move |inner| {
+        let many = proptest::collection::vec(inner.clone(), 1..4);
+        prop_oneof![
+            many.clone().prop_map(|all| json!({ "anyOf": all })),
+            many.clone().prop_map(|all| json!({ "oneOf": all })),
+            many.prop_map(|all| json!({ "allOf": all, "unevaluatedProperties": false })),
+            inner.clone().prop_map(|inner| json!({ "not": inner })),
+            (name.clone(), inner.clone())
+                .prop_map(|(name, inner)| json!({ "properties": { name: inner } })),
+            inner.prop_map(|inner| json!({ "items": inner })),
+        ]
+    });
+    (within.clone(), within.clone(), within.clone(), within).prop_map(|(top, a, b, c)| {
+        json!({ "anyOf": [{ "$ref": "#/$defs/a" }, top], "$defs": { "a": a, "b": b, "c": c } })
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_remembered_is_what_is_found_again(written in definitions(), value in super::laws::value()) {
+        if let Ok(schema) = schema(&written.to_string()) {
+            let value = value.to_string();
+            let anew = ends(&schema, &value, Remembered::bounded(1, u64::MAX));
+            prop_assert_eq!(&ends(&schema, &value, Remembered::bounded(1 << 16, 1)), &anew);
+            prop_assert_eq!(&ends(&schema, &value, Remembered::bounded(3, 1)), &anew);
+        }
+    }
+}
