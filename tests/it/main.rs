@@ -35,6 +35,7 @@ mod grants;
 mod harmless;
 mod hostile;
 mod in_force;
+mod parts;
 mod pinning;
 mod quotas;
 mod sandbox_abort;
