@@ -24,7 +24,7 @@ use super::pool::Machine;
 use super::quota::Ledgers;
 use super::state::AttemptState;
 use super::ticker::Ticker;
-use super::{Settings, bindings};
+use super::{Settings, bindings, clocks};
 
 /// Instances beside those of attempts, in which new modules are asked for their manifests.
 const DESCRIBES_MAX: usize = 2;
@@ -98,6 +98,7 @@ impl Sandbox {
             );
         }
 
+        clocks::start();
         let size = Machine::read().fit(
             settings.attempts_max,
             usize::try_from(settings.module_parts.memories).unwrap_or(usize::MAX),
