@@ -51,7 +51,7 @@ const TABLE_RESIDENT_BYTES: usize = 64 << 10;
 const MEMORY_SPARE_SHARE: usize = 8;
 
 /// A WebAssembly page.
-const PAGE_BYTES: usize = 64 << 10;
+pub(super) const PAGE_BYTES: usize = 64 << 10;
 
 /// Frames of a backtrace that are kept: the panic machinery takes the first ten.
 pub(super) const BACKTRACE_FRAMES_MAX: usize = 48;

@@ -162,7 +162,8 @@ pub(super) fn load(
     let pre = ModulePre::new(pre)
         .map_err(|error| format!("it exports something else as {HANDLERS_INTERFACE}: {error:#}"))?;
 
-    let described = describe::describe(sandbox, pre.clone())?;
+    let lines = Arc::new(lines);
+    let described = describe::describe(sandbox, pre.clone(), lines.clone())?;
     let manifest =
         Manifest::parse(&described).map_err(|why| format!("its manifest (describe) {why}"))?;
     Ok(Module {
@@ -171,7 +172,7 @@ pub(super) fn load(
         manifest,
         code,
         pre,
-        lines: Arc::new(lines),
+        lines,
     })
 }
 
