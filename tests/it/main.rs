@@ -59,3 +59,4 @@ mod private_postgres;
 mod ready;
 mod secrets;
 mod tls;
+mod wit;
