@@ -1,16 +1,19 @@
-//! What one attempt costs the guest side: processor time, without a database.
+//! What one attempt costs the guest side, without a database: CPU time, or, `held`, memory mappings and memory.
 //!
 //! ```text
 //! cargo xtask handlers
 //! cargo run -p rouse-host --example attempt_cost -- [handlers folder] [handler] [attempts] [payload] [reuse]
+//! cargo run -p rouse-host --example attempt_cost -- target/test-guests/p2 test.wait-abort 200 {} held
 //! perf stat -e instructions:u,instructions:k target/debug/examples/attempt_cost
 //! ```
+//!
+//! `held` runs the attempts all at once; their handler has to wait until it is aborted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use rouse::job::{Attempt, JobId, RunEnd};
+use rouse::job::{AbortReason, Attempt, JobId, RunEnd};
 use rouse::sandbox::{AbortHandle, Catalog, Handler, Instances, JobInput, Sandbox, Settings};
 
 /// Attempts that are not measured: until memory has been touched once, and code is in the caches.
@@ -23,15 +26,23 @@ async fn main() -> anyhow::Result<()> {
     let name = args.next().unwrap_or_else(|| "noop".into());
     let attempts: usize = args.next().map_or(Ok(200_000), |text| text.parse())?;
     let payload = args.next().unwrap_or_else(|| r#"{"n":7}"#.into());
-    let instances = match args.next().as_deref() {
-        Some("reuse") => Instances::Reuse,
-        Some(_) | None => Instances::Fresh,
+    let (instances, held) = match args.next().as_deref() {
+        Some("reuse") => (Instances::Reuse, false),
+        Some("held") => (Instances::Fresh, true),
+        Some(_) | None => (Instances::Fresh, false),
     };
 
+    let before = Space::now()?;
+    let settings = Settings::default();
     let sandbox = Sandbox::start(Settings {
         instances: [(name.clone(), instances)].into(),
-        ..Settings::default()
+        attempts_max: match held {
+            true => attempts,
+            false => settings.attempts_max,
+        },
+        ..settings
     })?;
+    println!("the pool: {}", Space::now()?.since(&before));
     let catalog = Catalog::open(sandbox.clone(), folder).await?;
     let set = catalog.current();
     let handler = set.get(&name).with_context(|| {
@@ -39,6 +50,9 @@ async fn main() -> anyhow::Result<()> {
         format!("there is no handler {name} in the folder, only {names}; build it first")
     })?;
 
+    if held {
+        return hold(&sandbox, handler, &payload, attempts).await;
+    }
     println!("{attempts} attempts at {name}, instances: {instances:?}");
     for tasks in [1, 2] {
         run_tasks(&sandbox, handler, &payload, tasks, WARM_UP).await?;
@@ -54,6 +68,102 @@ async fn main() -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Runs that many attempts at once, and says what they occupy while all of them wait for their abort.
+async fn hold(
+    sandbox: &Arc<Sandbox>,
+    handler: &Arc<Handler>,
+    payload: &str,
+    attempts: usize,
+) -> anyhow::Result<()> {
+    let before = Space::now()?;
+    let abort = AbortHandle::new();
+    let running: Vec<_> = (0..attempts)
+        .map(|_| {
+            let run = sandbox.run(
+                handler,
+                job(payload.as_bytes().to_vec()),
+                abort.clone(),
+                None,
+            );
+            sandbox.guests().spawn(run)
+        })
+        .collect();
+    // They wait where nothing is added any more.
+    let mut held = Space::now()?;
+    loop {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let now = Space::now()?;
+        if now == held {
+            break;
+        }
+        held = now;
+    }
+    let since = held.since(&before);
+    println!(
+        "{attempts} attempts at {}, held: {since}",
+        handler.manifest.name
+    );
+    println!(
+        "each: {:.2} mappings, {:.0} KiB resident",
+        (held.mappings - before.mappings) as f64 / attempts as f64,
+        held.resident_kib.saturating_sub(before.resident_kib) as f64 / attempts as f64,
+    );
+    abort.abort(AbortReason::Shutdown, Duration::from_secs(60));
+    for run in running {
+        let run = run.await?;
+        ensure!(matches!(run.end, RunEnd::Aborted(_)), "{:?}", run.end);
+    }
+    println!("after their end: {}", Space::now()?.since(&before));
+    Ok(())
+}
+
+/// What the kernel counts of this process.
+#[derive(PartialEq)]
+struct Space {
+    mappings: usize,
+    virtual_kib: usize,
+    resident_kib: usize,
+}
+
+impl Space {
+    fn now() -> anyhow::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        let kib = |key: &str| -> anyhow::Result<usize> {
+            let line = status.lines().find(|line| line.starts_with(key));
+            let line = line.context("read /proc/self/status")?;
+            Ok(line.split_whitespace().nth(1).context("read it")?.parse()?)
+        };
+        Ok(Self {
+            mappings: std::fs::read_to_string("/proc/self/maps")?.lines().count(),
+            virtual_kib: kib("VmSize:")?,
+            resident_kib: kib("VmRSS:")?,
+        })
+    }
+
+    fn since(&self, before: &Self) -> String {
+        format!(
+            "{} mappings, {:.2} GiB of address space, {:.1} MiB resident",
+            self.mappings.saturating_sub(before.mappings),
+            self.virtual_kib.saturating_sub(before.virtual_kib) as f64 / f64::from(1 << 20),
+            self.resident_kib.saturating_sub(before.resident_kib) as f64 / 1024.0,
+        )
+    }
+}
+
+fn job(payload: Vec<u8>) -> JobInput {
+    JobInput {
+        id: JobId(7),
+        queue: "default".into(),
+        tenant: None,
+        source: None,
+        attempt: Attempt(1),
+        max_attempts: 5,
+        requested_at_ms: 1_700_000_000_000,
+        payload,
+        memory_bytes: None,
+    }
 }
 
 /// Runs that many attempts in each of some tasks.
@@ -77,17 +187,7 @@ async fn run_tasks(
                         // Tasks that start on the same thread part here.
                         tokio::task::yield_now().await;
                     }
-                    let job = JobInput {
-                        id: JobId(7),
-                        queue: "default".into(),
-                        tenant: None,
-                        source: None,
-                        attempt: Attempt(1),
-                        max_attempts: 5,
-                        requested_at_ms: 1_700_000_000_000,
-                        payload: payload.clone(),
-                        memory_bytes: None,
-                    };
+                    let job = job(payload.clone());
                     let run = sandbox.run(&handler, job, AbortHandle::new(), None).await;
                     ensure!(matches!(run.end, RunEnd::Returned(_)), "{:?}", run.end);
                 }

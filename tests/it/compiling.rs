@@ -66,7 +66,7 @@ fn bomb_of_memory() -> Vec<u8> {
 
 /// A program that stands for a compiler which misbehaves. It is written by a shell: where this process had the file open for
 /// writing while another test starts a child, it could not be run.
-fn compiler_that(does: &str) -> PathBuf {
+pub(crate) fn compiler_that(does: &str) -> PathBuf {
     let path = scratch("compiler").join("compiler");
     let script = format!("#!/bin/sh\n{does}\n");
     let written = Command::new("sh")

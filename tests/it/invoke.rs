@@ -5,8 +5,9 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
+use crate::sandbox_guest::{guest_of_wasip1, manifest};
 use crate::support::worker::{PATIENCE, guests_dir};
-use crate::support::{Host, rouse, scratch};
+use crate::support::{Host, folder_of, rouse, rouse_without_database, scratch};
 
 /// A folder with the guests of `tests/guests` alone, which compile in a second, and a `rouse.toml` with this text.
 pub(crate) fn folder(config: &str) -> PathBuf {
@@ -275,4 +276,21 @@ fn a_signal_tells_the_handler_to_stop_and_a_second_one_does_not_wait_for_it() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert_eq!(deaf.exit(PATIENCE).0.code(), Some(130));
+}
+
+#[test]
+fn the_first_reader_of_the_monotonic_clock_reads_more_than_0() {
+    // Reads it as Go's runtime does when a module starts, and traps where it shows 0. In a process of its own, where
+    // nobody has read it before.
+    let guest = guest_of_wasip1(
+        r#"(import "wasi_snapshot_preview1" "clock_time_get"
+            (func $clock_time_get (param i32 i64 i32) (result i32)))"#,
+        &manifest("test.clock", "1"),
+        "(drop (call $clock_time_get (i32.const 1) (i64.const 1) (i32.const 2048)))
+         (if (i64.eqz (i64.load (i32.const 2048))) (then unreachable))
+         (call $return_ok (local.get $payload) (local.get $payload_len))",
+    );
+    let folder = folder_of("", &[("clock.wasm", guest)]);
+    let ran = rouse_without_database(&["invoke", "test.clock", "7"], &folder);
+    assert_eq!(ran.exits(0).stdout, "7\n");
 }

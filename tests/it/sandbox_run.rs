@@ -6,8 +6,8 @@ use rouse::job::{AbortReason, Failure, RunEnd};
 use rouse::sandbox::{AbortHandle, BootTime};
 
 use crate::sandbox_guest::{
-    Handlers, MEMORY_BYTES_MAX, RESULT_BYTES_MAX, echo, granted_dir, guest, guest_of_wasip1, job,
-    manifest, run, run_with, sandbox,
+    Handlers, MEMORY_BYTES_MAX, RESULT_BYTES_MAX, assemble, echo, granted_dir, guest,
+    guest_of_wasip1, job, manifest, run, run_with, sandbox,
 };
 use crate::support::attempt;
 
@@ -59,11 +59,76 @@ async fn an_error_of_the_handler_comes_in_its_own_words() {
 
 #[tokio::test]
 async fn a_trap_is_told_with_its_cause_and_a_backtrace() {
-    let RunEnd::Trapped { message, backtrace } = run("unreachable").await.end else {
+    let RunEnd::Trapped {
+        message,
+        backtrace,
+        stderr,
+    } = run("unreachable").await.end
+    else {
         panic!("a trap");
     };
     assert!(message.contains("unreachable"), "{message}");
     assert!(backtrace[0].contains("run"), "{backtrace:?}");
+    assert!(stderr.is_empty(), "{stderr:?}");
+}
+
+/// What a module of wasip1 has to import for [`complains`].
+const IMPORT_FD_WRITE: &str = r#"(import "wasi_snapshot_preview1" "fd_write" (func $fd_write (param i32 i32 i32 i32) (result i32)))
+    (data (i32.const 2048) "Traceback:\nTypeError: no such field\n")"#;
+
+/// Writes two lines to standard error, and traps.
+fn complains() -> &'static str {
+    "(i32.store (i32.const 320) (i32.const 2048)) (i32.store (i32.const 324) (i32.const 36))
+     (drop (call $fd_write (i32.const 2) (i32.const 320) (i32.const 1) (i32.const 344)))
+     unreachable"
+}
+
+#[tokio::test]
+async fn a_trap_is_told_with_the_last_lines_of_standard_error() {
+    let guest = guest_of_wasip1(IMPORT_FD_WRITE, &manifest("test.it", "1"), complains());
+    let handlers = Handlers::with(&[("guest.wasm", &guest)]).await;
+    let handler = handlers.handler("test.it");
+    let run = attempt(&sandbox(), &handler, job("{}"), AbortHandle::new()).await;
+    let RunEnd::Trapped { stderr, .. } = run.end else {
+        panic!("a trap, not {:?}", run.end);
+    };
+    assert_eq!(stderr, ["Traceback:", "TypeError: no such field"]);
+}
+
+#[tokio::test]
+async fn a_describe_that_fails_is_refused_with_standard_error_and_backtrace() {
+    let guest = assemble(IMPORT_FD_WRITE, complains(), "", "unreachable");
+    let handlers = Handlers::with(&[("guest.wasm", &guest)]).await;
+    let why = handlers.refusal("guest.wasm");
+    let said = "; standard error: Traceback: | TypeError: no such field; backtrace: function ";
+    assert!(
+        why.starts_with("it fails when it describes itself: wasm trap:") && why.contains(said),
+        "{why}"
+    );
+}
+
+#[tokio::test]
+async fn a_describe_has_32_mib_beside_the_memory_that_the_module_begins_with() {
+    // A runtime of 28 MiB, and as much for what it does.
+    let text = manifest("test.it", "1");
+    let describe = |mib: u32| {
+        format!(
+            "(if (i32.eq (i32.const -1) (memory.grow (i32.const {}))) (then unreachable))
+             (call $text (i32.const 4096) (i32.const {}))",
+            16 * mib,
+            text.len()
+        )
+    };
+    let run = "unreachable) (memory 448) (func";
+    let fits = assemble("", &describe(30), &text, run);
+    let greedy = assemble("", &describe(300), &text, run);
+    let handlers = Handlers::with(&[("fits.wasm", &fits), ("greedy.wasm", &greedy)]).await;
+    handlers.handler("test.it");
+    let why = handlers.refusal("greedy.wasm");
+    assert!(
+        why.starts_with("it needs more than 88 MiB of memory to describe itself; backtrace: "),
+        "{why}"
+    );
 }
 
 #[tokio::test]

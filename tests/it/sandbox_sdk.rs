@@ -211,7 +211,10 @@ async fn a_panic_of_rust_is_told_with_its_place_in_the_source() {
 #[tokio::test]
 async fn a_trap_of_rust_is_told_with_its_place_in_the_source() {
     let end = run("test.trap", Value::Null).await;
-    let RunEnd::Trapped { message, backtrace } = end else {
+    let RunEnd::Trapped {
+        message, backtrace, ..
+    } = end
+    else {
         panic!("a trap, not {end:?}");
     };
     assert!(message.contains("unreachable"), "{message}");

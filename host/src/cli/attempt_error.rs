@@ -2,20 +2,50 @@
 
 use serde_json::Value;
 
-use super::text::plain;
+use super::text::{plain, texts};
 
 /// The error as lines, each with two spaces before it and a line break behind.
 pub(super) fn lines(error: &Value) -> String {
     let mut text = String::new();
-    for key in ["kind", "guest_kind", "message", "location", "details"] {
+    for key in ["kind", "guest_kind", "message", "location"] {
         if let Some(value) = error.get(key) {
-            text.push_str(&format!("  {key}: {}\n", cell(value)));
+            text += &format!("  {key}: {}\n", cell(value));
         }
     }
-    for frame in error["backtrace"].as_array().into_iter().flatten() {
-        text.push_str(&format!("    {}\n", cell(frame)));
+    let (details, stack) = without_stack(&error["details"]);
+    if !details.is_null() {
+        text += &format!("  details: {}\n", cell(&details));
     }
-    text
+    if let Some(stack) = stack {
+        text += "  stack:\n";
+        text += &stack
+            .lines()
+            .map(|line| below(line.trim()))
+            .collect::<String>();
+    }
+    if texts(&error["stderr"]).next().is_some() {
+        text += "  stderr:\n";
+        text += &texts(&error["stderr"]).map(below).collect::<String>();
+    }
+    text + &texts(&error["backtrace"]).map(below).collect::<String>()
+}
+
+/// The details but for a stack, which is text with line breaks where a language has one (JavaScript, Python).
+fn without_stack(details: &Value) -> (Value, Option<String>) {
+    let mut rest = details.clone();
+    match rest
+        .as_object_mut()
+        .map(|fields| (fields.remove("stack"), fields.len()))
+    {
+        Some((Some(Value::String(stack)), 0)) => (Value::Null, Some(stack)),
+        Some((Some(Value::String(stack)), _)) => (rest, Some(stack)),
+        Some(_) | None => (details.clone(), None),
+    }
+}
+
+/// One line of a list.
+fn below(line: &str) -> String {
+    format!("    {}\n", plain(line))
 }
 
 /// A value in one cell: text as it is, everything else as JSON.
@@ -23,5 +53,35 @@ pub(super) fn cell(value: &Value) -> String {
     match value {
         Value::String(text) => plain(text),
         other => plain(&other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_stack_and_standard_error_are_printed_as_lines() {
+        let error = json!({
+            "kind": "guest_error", "guest_kind": "TypeError", "message": "no such field",
+            "details": {"stack": "run@app.js:3:7\n\u{1b}[2J\n", "at": 7},
+            "stderr": ["Traceback", "  File \"app.py\""], "backtrace": ["abort", "run"],
+        });
+        let all = "  kind: guest_error\n  guest_kind: TypeError\n  message: no such field\n  details: {\"at\":7}\n  stack:\n    run@app.js:3:7\n    \\u{1b}[2J\n  stderr:\n    Traceback\n      File \"app.py\"\n    abort\n    run\n";
+        assert_eq!(lines(&error), all);
+    }
+
+    #[test]
+    fn details_without_a_stack_of_text_stay_as_they_are() {
+        for (details, shown) in [
+            (json!({"stack": [1]}), "  details: {\"stack\":[1]}\n"),
+            (json!({"stack": "a\nb"}), "  stack:\n    a\n    b\n"),
+            (json!("plain"), "  details: plain\n"),
+            (json!(null), ""),
+        ] {
+            assert_eq!(lines(&json!({ "details": details })), shown);
+        }
     }
 }

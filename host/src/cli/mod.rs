@@ -25,6 +25,7 @@ mod state;
 mod target;
 mod text;
 mod top;
+mod wit;
 mod workers;
 
 use std::process::ExitCode;
@@ -46,6 +47,7 @@ use crate::telemetry::{self, LogFormat};
 Start here:
   rouse dev                       a private Postgres, migrated, with a worker on ./handlers-wasm
   rouse new greet                 a handler of your own, ready to build
+  rouse wit                       the contract for handlers in other languages
 In production:
   rouse migrate                   once, and after each upgrade (DATABASE_URL)
   rouse serve                     as many as you like (DATABASE_URL)"
@@ -92,6 +94,8 @@ enum Command {
     Handlers(handlers::Args),
     /// Write the crate of a new handler
     New(new::Args),
+    /// Write the contract for handlers (WIT), for languages other than Rust
+    Wit(wit::Args),
     /// Run only the private Postgres, migrated, without a worker
     Postgres(postgres::Args),
     /// What a host starts to have one module compiled
@@ -118,7 +122,8 @@ impl Command {
             | Self::Workers(_)
             | Self::Handlers(_)
             | Self::CompileModule(_)
-            | Self::New(_) => Some("error"),
+            | Self::New(_)
+            | Self::Wit(_) => Some("error"),
         }
     }
 
@@ -136,7 +141,8 @@ impl Command {
             | Self::Workers(_)
             | Self::Handlers(_)
             | Self::CompileModule(_)
-            | Self::New(_) => false,
+            | Self::New(_)
+            | Self::Wit(_) => false,
         }
     }
 }
@@ -197,6 +203,7 @@ pub fn main() -> ExitCode {
             Command::Workers(args) => workers::run(args).await,
             Command::Handlers(args) => handlers::run(args).await,
             Command::New(args) => new::run(&args),
+            Command::Wit(args) => wit::run(&args),
             Command::Postgres(args) => postgres::run(args).await,
             // Above.
             Command::CompileModule(args) => Ok(compile_module::run(&args)),

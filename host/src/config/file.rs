@@ -123,6 +123,12 @@ pub struct File {
     compile_cpu: Option<Duration>,
     /// Address space for the compilation of one module in MiB; default 2048.
     compile_memory_mb: Option<usize>,
+    /// Core instances that one module may be made of; default 20.
+    module_core_instances_max: Option<u32>,
+    /// Linear memories of one module; default 4.
+    module_memories_max: Option<u32>,
+    /// Tables of one module; default 8.
+    module_tables_max: Option<u32>,
     /// `lock`: only modules serve whose digests are in `handlers.lock` beside this file.
     pin: Option<PinWord>,
     /// Whose signatures modules need; default: none.

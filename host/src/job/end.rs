@@ -27,6 +27,8 @@ pub enum RunEnd {
         message: String,
         /// One frame a line, innermost first.
         backtrace: Vec<String>,
+        /// The last lines that it wrote to standard error: there, most languages say why.
+        stderr: Vec<String>,
     },
     /// Calls went deeper than the stack.
     StackOverflow {

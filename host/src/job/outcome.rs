@@ -51,6 +51,9 @@ pub struct AttemptError {
     /// Frames, innermost first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub backtrace: Vec<String>,
+    /// For [`ErrorKind::Trap`], the last lines that the handler wrote to standard error.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stderr: Vec<String>,
     /// The handler's own details.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Value>,
@@ -270,8 +273,15 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
             };
             Judged::failed(error, When::Backoff)
         }
-        RunEnd::Trapped { message, backtrace } => {
-            let error = AttemptError::new(ErrorKind::Trap, message).with(&backtrace);
+        RunEnd::Trapped {
+            message,
+            backtrace,
+            stderr,
+        } => {
+            let error = AttemptError {
+                stderr: stderr.iter().map(|said| line(said)).collect(),
+                ..AttemptError::new(ErrorKind::Trap, message).with(&backtrace)
+            };
             Judged::failed(error, When::Backoff)
         }
         RunEnd::StackOverflow { backtrace } => {
@@ -374,6 +384,7 @@ impl AttemptError {
             message: lines(message.as_ref()),
             location: None,
             backtrace: Vec::new(),
+            stderr: Vec::new(),
             details: None,
         }
     }

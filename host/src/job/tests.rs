@@ -52,6 +52,7 @@ fn simple_ends() -> impl Strategy<Value = RunEnd> {
         text.prop_map(|message| RunEnd::Trapped {
             message,
             backtrace: Vec::new(),
+            stderr: vec!["line\0".into()],
         }),
         Just(RunEnd::StackOverflow {
             backtrace: vec!["frame\0".into()],

@@ -12,8 +12,16 @@ use wasmtime_wasi::{HostMonotonicClock, HostWallClock};
 
 const COARSE: Duration = Duration::from_millis(1);
 
-/// Where the clock of all guests begins. One for each attempt would go back where an instance serves many jobs.
+/// What the monotonic clock shows when it starts: runtimes take 0 for a clock that does not work (Go's ends the program).
+const STARTS_AT: Duration = Duration::from_secs(1);
+
+/// When the clock of all guests started. One for each attempt would go back where an instance serves many jobs.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Starts the monotonic clock of guests, where it does not run yet: with the first sandbox of the process.
+pub(super) fn start() {
+    LazyLock::force(&START);
+}
 
 /// A clock that shows the last whole step.
 #[derive(Clone, Copy)]
@@ -54,7 +62,7 @@ impl HostMonotonicClock for Clock {
     }
 
     fn now(&self) -> u64 {
-        nanoseconds(self.round(START.elapsed()))
+        nanoseconds(self.round(STARTS_AT + START.elapsed()))
     }
 }
 

@@ -9,22 +9,28 @@ use wasmtime::Store;
 
 use super::bindings::ModulePre;
 use super::capability::{GuestLog, HandlerState, Http, Speaker, Steps};
-use super::end::trap_message;
+use super::end::{backtrace, trap_message};
+use super::engine::PAGE_BYTES;
 use super::limits;
+use super::lines::Lines;
 use super::memory::{AttemptLimiter, MemoryBudget};
 use super::meter::{Meter, within_cpu};
 use super::state::{AttemptState, OfAttempt};
-use super::{AbortHandle, Handler, Limits, Manifest, Sandbox};
+use super::{AbortHandle, Handler, Limits, Manifest, Sandbox, Settings};
 use crate::harmless::line;
 
-/// A manifest is put together from constants.
-const MEMORY_BYTES_MAX: usize = 32 << 20;
+/// Beside the memory that the module begins with, which holds a whole runtime in some languages: a manifest is put
+/// together from constants.
+const MEMORY_BYTES_MORE: usize = 32 << 20;
 
 /// Processor time. Not wall time: on a busy host a good module would be refused.
 const CPU_MAX: Duration = Duration::from_millis(500);
 
 /// For a module that waits instead of computing.
 const WALL_MAX: Duration = Duration::from_secs(15);
+
+/// What is repeated of a backtrace in a refusal: its innermost frames.
+const FRAMES_MAX: usize = 12;
 
 /// Calls `describe` in a throwaway instance that has no grants, little memory and little time.
 /// Blocks; not for async code.
@@ -34,8 +40,9 @@ const WALL_MAX: Duration = Duration::from_secs(15);
 pub(super) fn describe(
     sandbox: &Arc<Sandbox>,
     pre: ModulePre<AttemptState>,
+    lines: Arc<Lines>,
 ) -> Result<String, String> {
-    let task = sandbox.guests().spawn(call(sandbox.clone(), pre));
+    let task = sandbox.guests().spawn(call(sandbox.clone(), pre, lines));
     sandbox
         .guests()
         .block_on(task)
@@ -49,9 +56,11 @@ impl Sandbox {
     /// Where that fails, or the module does not say the same of the handler any more; a sentence that begins with
     /// "it …".
     pub async fn verify(self: &Arc<Self>, handler: &Handler) -> Result<(), String> {
-        let task = self
-            .guests()
-            .spawn(call(self.clone(), handler.module.pre.clone()));
+        let task = self.guests().spawn(call(
+            self.clone(),
+            handler.module.pre.clone(),
+            handler.module.lines.clone(),
+        ));
         let text = task
             .await
             .unwrap_or_else(|error| Err(format!("it could not be described: {error}")))?;
@@ -63,7 +72,11 @@ impl Sandbox {
     }
 }
 
-async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<String, String> {
+async fn call(
+    sandbox: Arc<Sandbox>,
+    pre: ModulePre<AttemptState>,
+    lines: Arc<Lines>,
+) -> Result<String, String> {
     let _permit = sandbox.describes.acquire().await;
     let _ticking = sandbox.ticker.tick();
 
@@ -84,13 +97,14 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
         http,
         profile: None,
     };
+    let memory_bytes = memory_bytes(&pre, sandbox.settings());
     let limits = Limits {
-        memory_bytes: MEMORY_BYTES_MAX,
+        memory_bytes,
         ..Limits::default()
     };
     // A budget of its own: a busy host is no reason to refuse a module.
-    let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(MEMORY_BYTES_MAX));
-    let state = AttemptState::new(Arc::default(), Arc::default(), &limits, limiter, of)?;
+    let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(memory_bytes));
+    let state = AttemptState::new(Arc::default(), lines, &limits, limiter, of)?;
     let mut store = Store::new(&sandbox.engine, state);
     limits::limit(&mut store, &limits);
 
@@ -102,23 +116,61 @@ async fn call(sandbox: Arc<Sandbox>, pre: ModulePre<AttemptState>) -> Result<Str
         });
         timeout(WALL_MAX, within_cpu(call, &Meter::default(), CPU_MAX)).await
     };
+    let state = store.data();
+    let log = &state.log;
     match called {
         Ok(Some(Ok(manifest))) => Ok(manifest),
-        Ok(None) => Err("it computes for more than 500 ms instead of describing itself".into()),
-        Err(_) => Err("it takes more than 15 s to describe itself".into()),
-        Ok(Some(Err(_))) if store.data().limiter.denial().is_some() => {
-            Err("it needs more than 32 MiB of memory to describe itself".into())
+        Ok(None) => Err(format!(
+            "it computes for more than {} ms instead of describing itself{}",
+            CPU_MAX.as_millis(),
+            evidence(log, &[])
+        )),
+        Err(_) => Err(format!(
+            "it takes more than {} s to describe itself{}",
+            WALL_MAX.as_secs(),
+            evidence(log, &[])
+        )),
+        Ok(Some(Err(error))) => {
+            let what = match (state.limiter.denial(), &state.panic) {
+                (Some(_), _) => format!(
+                    "it needs more than {} MiB of memory to describe itself",
+                    memory_bytes >> 20
+                ),
+                (None, Some(panic)) => format!(
+                    "it panics when it describes itself: {} at {}",
+                    line(&panic.message),
+                    panic.location
+                ),
+                (None, None) => format!(
+                    "it fails when it describes itself: {}",
+                    trap_message(&error)
+                ),
+            };
+            Err(what + &evidence(log, &backtrace(&error, &state.lines)))
         }
-        Ok(Some(Err(error))) => Err(match &store.data().panic {
-            Some(panic) => format!(
-                "it panics when it describes itself: {} at {}",
-                line(&panic.message),
-                panic.location
-            ),
-            None => format!(
-                "it fails when it describes itself: {}",
-                trap_message(&error)
-            ),
-        }),
     }
+}
+
+/// What the module begins with, and some more. No more than any attempt may have is counted of the former: where that is not
+/// enough, no attempt could run either.
+fn memory_bytes(pre: &ModulePre<AttemptState>, settings: &Settings) -> usize {
+    let begins_with = pre.instance_pre().component().resources_required();
+    let begins_with = begins_with.map_or(0, |it| {
+        let pages = u64::from(it.num_memories) * it.max_initial_memory_size.unwrap_or(0);
+        usize::try_from(pages).map_or(usize::MAX, |pages| pages.saturating_mul(PAGE_BYTES))
+    });
+    begins_with.min(settings.memory_bytes_most()) + MEMORY_BYTES_MORE
+}
+
+/// What helps to find the fault: the last lines of standard error, where most languages say why, and where it stopped.
+fn evidence(log: &GuestLog, backtrace: &[String]) -> String {
+    let said = log.last_errors();
+    let frames = &backtrace[..backtrace.len().min(FRAMES_MAX)];
+    let mut text = String::new();
+    for (what, lines) in [("standard error", &said[..]), ("backtrace", frames)] {
+        if !lines.is_empty() {
+            text += &format!("; {what}: {}", lines.join(" | "));
+        }
+    }
+    text
 }

@@ -170,6 +170,7 @@ fn trapped(error: &wasmtime::Error, state: &AttemptState) -> RunEnd {
     RunEnd::Trapped {
         message: trap_message(error),
         backtrace,
+        stderr: state.log.last_errors(),
     }
 }
 
@@ -206,7 +207,7 @@ fn is_too_much_data(error: &wasmtime::Error) -> bool {
 
 /// One string for each frame, innermost first: `function at file:line:column` where the module
 /// has its line tables.
-fn backtrace(error: &wasmtime::Error, lines: &Lines) -> Vec<String> {
+pub(super) fn backtrace(error: &wasmtime::Error, lines: &Lines) -> Vec<String> {
     let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else {
         return Vec::new();
     };

@@ -24,7 +24,7 @@ use super::pool::Machine;
 use super::quota::Ledgers;
 use super::state::AttemptState;
 use super::ticker::Ticker;
-use super::{Settings, bindings};
+use super::{Settings, bindings, clocks};
 
 /// Instances beside those of attempts, in which new modules are asked for their manifests.
 const DESCRIBES_MAX: usize = 2;
@@ -35,13 +35,6 @@ const DESCRIBES_MAX: usize = 2;
 const IDLE_PER_ATTEMPT: usize = 4;
 const IDLE_COUNT_MAX: usize = 64;
 
-/// What one component may be made of. A Rust guest is 3 core instances (its own code and two
-/// small ones that tie it to the host), or 4 from wasm32-wasip1, and one more where it exports `_initialize` as
-/// those of C and Go do; with 1 memory and 2 tables.
-const CORE_INSTANCES_PER_COMPONENT: u32 = 5;
-const MEMORIES_PER_COMPONENT: u32 = 1;
-const TABLES_PER_COMPONENT: u32 = 2;
-
 /// Of each instance's memory and tables, this much from the start stays with the process after the
 /// attempt and is cleared in place. Only what lies beyond is given back to the kernel, which costs a
 /// system call, an interruption of the other threads, and a page fault for each page that the next
@@ -49,7 +42,8 @@ const TABLES_PER_COMPONENT: u32 = 2;
 ///
 /// A small guest whose stack is 128 KiB has 192 to 256 KiB to begin with, and a table of 8 KiB for
 /// 1,000 functions. 200 attempts at once keep at most 200 × (256 + 2 × 64) KiB = 75 MiB, mostly
-/// under 55; what an attempt is reckoned to need, 2 MiB (`pool.rs`), is never reached.
+/// under 55. Of the largest modules that are allowed (4 memories, 8 tables) they keep 200 × (4 × 256 + 8 × 64) KiB = 300 MiB; what an
+/// attempt is reckoned to need, 2 MiB (`pool.rs`), is never reached.
 const MEMORY_RESIDENT_BYTES: usize = 256 << 10;
 const TABLE_RESIDENT_BYTES: usize = 64 << 10;
 
@@ -57,7 +51,7 @@ const TABLE_RESIDENT_BYTES: usize = 64 << 10;
 const MEMORY_SPARE_SHARE: usize = 8;
 
 /// A WebAssembly page.
-const PAGE_BYTES: usize = 64 << 10;
+pub(super) const PAGE_BYTES: usize = 64 << 10;
 
 /// Frames of a backtrace that are kept: the panic machinery takes the first ten.
 pub(super) const BACKTRACE_FRAMES_MAX: usize = 48;
@@ -104,7 +98,12 @@ impl Sandbox {
             );
         }
 
-        let size = Machine::read().fit(settings.attempts_max, settings.memory_bytes_total_max);
+        clocks::start();
+        let size = Machine::read().fit(
+            settings.attempts_max,
+            usize::try_from(settings.module_parts.memories).unwrap_or(usize::MAX),
+            settings.memory_bytes_total_max,
+        );
         if let Some(why) = size.clamp {
             tracing::warn!(
                 wanted = settings.attempts_max,
@@ -226,14 +225,18 @@ fn config(attempts: usize, settings: &Settings) -> Config {
     let instances = u32::try_from(instances).unwrap_or(u32::MAX);
     let most = settings.memory_bytes_most();
     let mut pool = PoolingAllocationConfig::new();
+    // Each instance may be of the largest module that is allowed, so that none ever waits for a place of its parts.
+    let parts = settings.module_parts;
     pool.total_component_instances(instances)
-        .total_core_instances(instances.saturating_mul(CORE_INSTANCES_PER_COMPONENT))
-        .total_memories(instances.saturating_mul(MEMORIES_PER_COMPONENT))
-        .total_tables(instances.saturating_mul(TABLES_PER_COMPONENT))
+        .total_core_instances(instances.saturating_mul(parts.core_instances))
+        .total_memories(instances.saturating_mul(parts.memories))
+        .total_tables(instances.saturating_mul(parts.tables))
         .total_stacks(instances)
-        .max_core_instances_per_component(CORE_INSTANCES_PER_COMPONENT)
-        .max_memories_per_component(MEMORIES_PER_COMPONENT)
-        .max_tables_per_component(TABLES_PER_COMPONENT)
+        .max_core_instances_per_component(parts.core_instances)
+        .max_memories_per_component(parts.memories)
+        .max_memories_per_module(parts.memories)
+        .max_tables_per_component(parts.tables)
+        .max_tables_per_module(parts.tables)
         .table_elements(TABLE_ELEMENTS)
         .table_keep_resident(TABLE_RESIDENT_BYTES)
         .linear_memory_keep_resident(MEMORY_RESIDENT_BYTES)

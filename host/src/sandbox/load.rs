@@ -10,6 +10,7 @@ use wasmtime::component::Component;
 
 use super::bindings::ModulePre;
 use super::compile::{compile, parts};
+use super::engine::code_config;
 use super::lines::Lines;
 use super::state::AttemptState;
 use super::{Manifest, Sandbox, describe};
@@ -161,7 +162,8 @@ pub(super) fn load(
     let pre = ModulePre::new(pre)
         .map_err(|error| format!("it exports something else as {HANDLERS_INTERFACE}: {error:#}"))?;
 
-    let described = describe::describe(sandbox, pre.clone())?;
+    let lines = Arc::new(lines);
+    let described = describe::describe(sandbox, pre.clone(), lines.clone())?;
     let manifest =
         Manifest::parse(&described).map_err(|why| format!("its manifest (describe) {why}"))?;
     Ok(Module {
@@ -170,17 +172,22 @@ pub(super) fn load(
         manifest,
         code,
         pre,
-        lines: Arc::new(lines),
+        lines,
     })
 }
-
-/// In wasmtime's words on what (memory, table, instance) is larger than its place in the pool, before it says how much.
-const TOO_LARGE: &str = " does not fit in pooling allocator requirements";
 
 /// What the compiler has made of a module, ready to be linked.
 struct Loaded {
     component: Component,
     lines: Lines,
+}
+
+/// Why code of the compiler is not taken in.
+enum Unfit {
+    /// The module is of more parts, or of larger ones, than the pool has room for: a sentence that begins with "it …".
+    Module(String),
+    /// It is damaged, or not of this host's version.
+    Code(wasmtime::Error),
 }
 
 /// What was kept of a module, or else what the compiler makes of it.
@@ -190,40 +197,73 @@ fn loaded(sandbox: &Sandbox, digest: Digest, bytes: &[u8]) -> Result<(Loaded, Co
     {
         match deserialize(&sandbox.engine, &compiled) {
             Ok(loaded) => return Ok((loaded, CodeFrom::Cache)),
-            Err(error) => cache.remove(digest, &format!("{error:#}")),
+            Err(Unfit::Module(why)) => return Err(why.into()),
+            Err(Unfit::Code(error)) => cache.remove(digest, &format!("{error:#}")),
         }
     }
     let compiled = compile(sandbox, bytes)?;
-    let loaded = deserialize(&sandbox.engine, &compiled).map_err(|error| {
-        let why = format!("{error:#}");
-        if why.contains(TOO_LARGE) {
-            let what = error.root_cause();
-            format!("it asks for more than a host has for one module: {what}").into()
-        } else {
-            Refused::Circumstances(format!(
-                "it could not be compiled: the compiler is not of this host's version: {why}"
-            ))
-        }
-    })?;
-    if let Some(cache) = &sandbox.cache {
+    let loaded = deserialize(&sandbox.engine, &compiled);
+    // Kept also where the module is too large for the pool: its code is good, and no later start compiles it again.
+    if let Some(cache) = &sandbox.cache
+        && !matches!(loaded, Err(Unfit::Code(_)))
+    {
         cache.put(digest, &compiled);
     }
-    Ok((loaded, CodeFrom::Compiler))
+    match loaded {
+        Ok(loaded) => Ok((loaded, CodeFrom::Compiler)),
+        Err(Unfit::Module(why)) => Err(why.into()),
+        Err(Unfit::Code(error)) => Err(Refused::Circumstances(format!(
+            "it could not be compiled: the compiler is not of this host's version: {error:#}"
+        ))),
+    }
 }
 
-fn deserialize(engine: &Engine, compiled: &[u8]) -> wasmtime::Result<Loaded> {
-    let (code, lines) =
-        parts(compiled).ok_or_else(|| wasmtime::Error::msg("its parts do not fit together"))?;
-    #[expect(
-        unsafe_code,
-        reason = "machine code can do anything; the one place where any is taken in"
-    )]
+fn deserialize(engine: &Engine, compiled: &[u8]) -> Result<Loaded, Unfit> {
+    let (code, lines) = parts(compiled)
+        .ok_or_else(|| Unfit::Code(wasmtime::Error::msg("its parts do not fit together")))?;
+    match component(engine, code) {
+        Ok(component) => Ok(Loaded { component, lines }),
+        // What an engine takes that has no pool, the pool has no room for.
+        Err(error) => Err(
+            match Engine::new(&code_config()).and_then(|no_pool| component(&no_pool, code)) {
+                Ok(_) => Unfit::Module(too_much(&error)),
+                Err(_) => Unfit::Code(error),
+            },
+        ),
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "machine code can do anything; the one place where any is taken in"
+)]
+fn component(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
     // SAFETY: wasmtime has made this code, for nobody else: it comes from the compiler of `compile`, which is this
     // program, or from a directory that only this user can write to (`cache`), where a digest over name and code says that
     // it is whole and that of this module. Version, settings and processor are checked by wasmtime itself. Nothing that somebody else
     // has compiled comes here: `check_kind` refuses it in the handlers folder.
-    let component = unsafe { Component::deserialize(engine, code) }?;
-    Ok(Loaded { component, lines })
+    unsafe { Component::deserialize(engine, code) }
+}
+
+/// Of a module that the pool has no room for: what wasmtime says, and the setting that makes room, where there is one.
+fn too_much(error: &wasmtime::Error) -> String {
+    let what = error.root_cause().to_string();
+    let settings = [
+        ("core module instances", "module_core_instances_max"),
+        ("linear memories", "module_memories_max"),
+        ("memories count", "module_memories_max"),
+        ("tables, which", "module_tables_max"),
+        ("tables count", "module_tables_max"),
+        ("memory has a minimum", "memory_mb of its handlers"),
+    ];
+    let setting = settings.iter().find(|(words, _)| what.contains(words));
+    let hint = setting.map(|(_, setting)| {
+        format!("; if it is to be trusted, raise {setting} in rouse.toml and restart the host")
+    });
+    format!(
+        "it asks for more than a host has for one module: {what}{}",
+        hint.unwrap_or_default()
+    )
 }
 
 /// Refuses what cannot be compiled at its first bytes.

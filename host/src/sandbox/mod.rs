@@ -64,4 +64,4 @@ pub use pin::{Lock, Pin, PublicKey, SigningKey, lock_line};
 pub use profile::Profile;
 pub use run::{JobInput, Run};
 pub use schema::Schema;
-pub use settings::Settings;
+pub use settings::{ModuleParts, Settings};

@@ -5,9 +5,20 @@ use std::fs;
 /// Beyond this, one process gains nothing: the sizes below were measured up to here.
 const ATTEMPTS_MAX: usize = 10_000;
 
-/// A live instance needs about 6 memory mappings (its memory, the image, the guards, the stack);
-/// 6.5, as 13 halves, leaves some for the rest of the process.
-const HALF_MAPS_PER_ATTEMPT: usize = 13;
+/// Memory mappings of a live instance: 2 for its stack, and for each of its memories up to 4 (what it began with, what was added,
+/// what is out of bounds, the guard). Measured by `host/examples/attempt_cost.rs`, `held`: 5.8 for a Rust guest.
+const MAPS_PER_STACK: usize = 2;
+const MAPS_PER_MEMORY: usize = 4;
+
+/// Of the mappings that a process may have, this part is for the rest of it: a thirteenth.
+const MAPS_SPARE_SHARE: usize = 13;
+
+/// Address space of one memory: 4 GiB, of which the compiler assumes that they are reserved, and the guard behind.
+const MEMORY_RESERVED_BYTES: usize = (4 << 30) + (32 << 20);
+
+/// Address space of the memories of all attempts, which is in one piece: of the 128 TiB that a process has, the largest that is
+/// free begins below the program, which Linux puts at two thirds (85 TiB).
+const RESERVED_BYTES_MAX: usize = 80 << 40;
 
 /// What a small guest occupies: 1.1 MiB of memory to begin with, its stack, its tables.
 const ATTEMPT_BYTES_MIN: usize = 2 << 20;
@@ -50,9 +61,15 @@ impl Machine {
         }
     }
 
-    /// How much of `wanted` fits. `memory_bytes_total` is the operator's word on the memory of
-    /// all attempts together.
-    pub(super) fn fit(self, wanted: usize, memory_bytes_total: Option<usize>) -> PoolSize {
+    /// How much of `wanted` fits, where each attempt may have so many memories. `memory_bytes_total` is the operator's word on
+    /// the memory of all attempts together.
+    pub(super) fn fit(
+        self,
+        wanted: usize,
+        memories: usize,
+        memory_bytes_total: Option<usize>,
+    ) -> PoolSize {
+        let maps_per_attempt = MAPS_PER_STACK + MAPS_PER_MEMORY * memories;
         let memory_bytes_total_max = memory_bytes_total
             .unwrap_or_else(|| self.memory_bytes.unwrap_or(MEMORY_BYTES_UNKNOWN) / 4 * 3);
         let limits = [
@@ -61,9 +78,14 @@ impl Machine {
                 "one host runs at most 10,000 attempts at once",
             ),
             (
-                self.maps_max
-                    .map_or(usize::MAX, |maps| maps * 2 / HALF_MAPS_PER_ATTEMPT),
-                "vm.max_map_count is too low; raise it with sysctl",
+                self.maps_max.map_or(usize::MAX, |maps| {
+                    (maps - maps / MAPS_SPARE_SHARE) / maps_per_attempt
+                }),
+                "vm.max_map_count is too low; raise it with sysctl, or lower module_memories_max in rouse.toml",
+            ),
+            (
+                RESERVED_BYTES_MAX / (memories * MEMORY_RESERVED_BYTES),
+                "the address space of a process is too small; lower module_memories_max in rouse.toml",
             ),
             (
                 memory_bytes_total_max / ATTEMPT_BYTES_MIN,
@@ -94,7 +116,7 @@ mod tests {
 
     #[test]
     fn what_fits_is_given_as_asked() {
-        let size = ROOMY.fit(64, None);
+        let size = ROOMY.fit(64, 4, None);
         assert_eq!(size.attempts_max, 64);
         assert_eq!(size.memory_bytes_total_max, 48 << 30);
         assert_eq!(size.clamp, None);
@@ -102,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_tightest_limit_is_named() {
-        let size = ROOMY.fit(20_000, None);
+        let size = ROOMY.fit(20_000, 1, None);
         assert_eq!(size.attempts_max, 10_000);
         assert!(size.clamp.is_some_and(|why| why.contains("10,000")));
 
@@ -110,11 +132,17 @@ mod tests {
             maps_max: Some(6_500),
             ..ROOMY
         };
-        let size = few_maps.fit(20_000, None);
+        let size = few_maps.fit(20_000, 1, None);
         assert_eq!(size.attempts_max, 1_000);
         assert!(size.clamp.is_some_and(|why| why.contains("max_map_count")));
+        let size = few_maps.fit(20_000, 4, None);
+        assert_eq!(size.attempts_max, 333);
 
-        let size = ROOMY.fit(20_000, Some(100 << 20));
+        let size = ROOMY.fit(20_000, 4, None);
+        assert_eq!(size.attempts_max, 5_080);
+        assert!(size.clamp.is_some_and(|why| why.contains("address space")));
+
+        let size = ROOMY.fit(20_000, 1, Some(100 << 20));
         assert_eq!(size.attempts_max, 50);
         assert!(size.clamp.is_some_and(|why| why.contains("memory")));
     }
@@ -125,7 +153,7 @@ mod tests {
             maps_max: Some(1),
             memory_bytes: Some(1 << 20),
         };
-        assert_eq!(tiny.fit(8, None).attempts_max, 1);
+        assert_eq!(tiny.fit(8, 4, None).attempts_max, 1);
     }
 
     #[test]

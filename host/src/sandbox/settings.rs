@@ -32,6 +32,29 @@ const COMPILE_MEMORY_BYTES_MAX: usize = 2 << 30;
 /// Each may take so much memory. More than four rarely come at once.
 const COMPILATIONS_MAX: usize = 4;
 
+/// What one module may be made of. The pool has room for all of it for each attempt, so that none ever waits for a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModuleParts {
+    /// Core instances. A Rust guest has 3 or 4 (its own code, and small ones that tie it to the host), one of
+    /// componentize-qjs 9, one of componentize-py 14. They cost nothing that is not used. Default: 20.
+    pub core_instances: u32,
+    /// Linear memories. Most guests have 1, those of componentize-qjs 2. Each reserves 4 GiB of address space for each
+    /// attempt, and up to 4 memory mappings while it is used. Default: 4.
+    pub memories: u32,
+    /// Tables. A Rust guest has 2. Each reserves 160 KiB of address space for each attempt. Default: 8.
+    pub tables: u32,
+}
+
+impl Default for ModuleParts {
+    fn default() -> Self {
+        Self {
+            core_instances: 20,
+            memories: 4,
+            tables: 8,
+        }
+    }
+}
+
 /// What the operator decides about the sandbox. The defaults grant nothing.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -49,6 +72,8 @@ pub struct Settings {
     pub memory_bytes_total_max: Option<usize>,
     /// Size of a file in the handlers folder, bytes. Default: 64 MiB.
     pub module_bytes_max: usize,
+    /// What one module may be made of.
+    pub module_parts: ModuleParts,
     /// Which directories handlers may use. Default: none.
     pub grants: Grants,
     /// Variables of their environment, by handler name or pattern, of which the narrowest one counts. Default: none.
@@ -136,6 +161,7 @@ impl Default for Settings {
             limits_of: BTreeMap::new(),
             memory_bytes_total_max: None,
             module_bytes_max: MODULE_BYTES_MAX,
+            module_parts: ModuleParts::default(),
             grants: Grants::default(),
             env: BTreeMap::new(),
             handler_settings: BTreeMap::new(),

@@ -182,12 +182,13 @@ impl Unsettled {
 }
 
 /// The error for the log. Its backtrace and the handler's details are with the attempt (`rouse job ID`), not here: the one would be two
-/// thousand characters in the line of each retry, the other megabytes of whatever the guest likes.
+/// thousand characters in the line of each retry, the other megabytes of whatever the guest likes. Its standard error is in the log already.
 fn in_short(error: &JsonText) -> String {
     // Raw, as details may be nested deeper than a value is read.
     match serde_json::from_str::<BTreeMap<&str, &RawValue>>(&error.0) {
         Ok(mut error) => {
             error.remove("backtrace");
+            error.remove("stderr");
             error.remove("details");
             serde_json::to_string(&error).expect("its keys are strings")
         }
@@ -201,9 +202,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_has_the_error_without_its_backtrace_and_its_details() {
-        let error =
-            r#"{"kind":"panic","message":"no","backtrace":["abort","main"],"details":{"a":[1]}}"#;
+    fn the_log_has_the_error_without_its_backtrace_its_details_and_what_is_there_already() {
+        let error = r#"{"kind":"panic","message":"no","backtrace":["abort","main"],"stderr":["why"],"details":{"a":[1]}}"#;
         let shown = in_short(&JsonText(error.into()));
         assert_eq!(shown, r#"{"kind":"panic","message":"no"}"#);
         let deep = format!(

@@ -64,10 +64,10 @@ fn cases() -> Vec<Refused> {
             "it asks for more than a host has for one module: memory has a minimum byte size of 2147483648",
         ),
         (
-            "two memories",
+            "five memories",
             "so is it",
-            with("(memory 1)"),
-            "it asks for more than a host has for one module: defined memories count of 2",
+            with(&"(memory 1)".repeat(4)),
+            "it asks for more than a host has for one module: defined memories count of 5",
         ),
         (
             "a table of a million elements",

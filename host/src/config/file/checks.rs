@@ -84,6 +84,18 @@ impl File {
             65_536,
             "",
         )?;
+        for (key, max, least, most) in [
+            (
+                "module_core_instances_max",
+                self.module_core_instances_max,
+                4,
+                1000,
+            ),
+            ("module_memories_max", self.module_memories_max, 1, 64),
+            ("module_tables_max", self.module_tables_max, 2, 64),
+        ] {
+            within(key, max.map(u64::from), least, most, "")?;
+        }
         within("http_timeout", ms(self.http_timeout), 1, 86_400_000, " ms")?;
         for (name, secret) in &self.secrets {
             secret

@@ -8,7 +8,7 @@ use super::dir_table::DirTable;
 use super::handler_table::HandlerTable;
 use super::http_table::HttpTable;
 use super::secret_table::SecretUseTable;
-use crate::sandbox::{self, Grants, HttpSettings};
+use crate::sandbox::{self, Grants, HttpSettings, ModuleParts};
 use crate::worker::{self, Overrides};
 
 impl File {
@@ -105,6 +105,17 @@ impl File {
                 .compile_memory_mb
                 .map_or(default.compile_memory_bytes_max, |mb| mb << 20),
             compilations_max: self.compilations_max.unwrap_or(default.compilations_max),
+            module_parts: ModuleParts {
+                core_instances: self
+                    .module_core_instances_max
+                    .unwrap_or(default.module_parts.core_instances),
+                memories: self
+                    .module_memories_max
+                    .unwrap_or(default.module_parts.memories),
+                tables: self
+                    .module_tables_max
+                    .unwrap_or(default.module_parts.tables),
+            },
             cache_dir: self.cache_dir(folder),
             pin: self.pin(folder),
             ..default

@@ -21,6 +21,10 @@ const LINE_BYTES_OVERHEAD: usize = 64;
 /// are heard behind a flood of a minute, and something, so that a flood without end has one.
 const LEFT_OUT_BYTES: usize = 1;
 
+/// The end of standard error that is kept for the error of a guest that traps: a stack of a language has some dozens of lines.
+const ERRORS_BYTES_MAX: usize = 8 << 10;
+const ERRORS_LINES_MAX: usize = 40;
+
 /// Who speaks.
 #[derive(Debug)]
 pub(in crate::sandbox) enum Speaker {
@@ -53,6 +57,16 @@ struct Inner {
     lines: u32,
     /// The unfinished lines of standard output and standard error.
     partial: [Vec<u8>; 2],
+    /// The end of standard error.
+    errors: Errors,
+}
+
+/// The end of what a guest wrote to standard error, whatever of it came into the log.
+#[derive(Debug, Default)]
+struct Errors {
+    bytes: Vec<u8>,
+    /// The first line lacks its beginning.
+    cut: bool,
 }
 
 impl GuestLog {
@@ -71,6 +85,7 @@ impl GuestLog {
                 pace: Pace::new(limits.log_lines_per_second),
                 lines: 0,
                 partial: [Vec::new(), Vec::new()],
+                errors: Errors::default(),
             }),
         }
     }
@@ -108,6 +123,9 @@ impl GuestLog {
 
     /// Bytes of standard output or standard error.
     pub(super) fn print(&self, stream: Stream, bytes: &[u8]) {
+        if matches!(stream, Stream::Error) {
+            self.lock().errors.push(bytes);
+        }
         let mut rest = bytes;
         while !rest.is_empty() {
             let Some(mut inner) = self.listen() else {
@@ -125,6 +143,11 @@ impl GuestLog {
                 }
             }
         }
+    }
+
+    /// The last lines of standard error, for people. Empty ones are left out.
+    pub(in crate::sandbox) fn last_errors(&self) -> Vec<String> {
+        self.lock().errors.lines()
     }
 
     /// Counts the lines that a guest says in one breath with one that was too many: they are too many as well.
@@ -171,8 +194,12 @@ impl GuestLog {
         if self.abort.reason().is_some() || matches!(self.speaker, Speaker::Module) {
             return None;
         }
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let inner = self.lock();
         (inner.bytes_left > 0).then_some(inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// False where it is one too many for this second.
@@ -263,6 +290,35 @@ impl Inner {
         let bytes = lines.saturating_mul(LEFT_OUT_BYTES);
         self.bytes_left = self.bytes_left.saturating_sub(bytes);
         self.bytes_left > 0
+    }
+}
+
+impl Errors {
+    fn push(&mut self, bytes: &[u8]) {
+        let last = &bytes[bytes.len().saturating_sub(ERRORS_BYTES_MAX)..];
+        self.bytes.extend_from_slice(last);
+        self.cut |= last.len() < bytes.len();
+        // Not with each write: a guest may write its lines byte by byte.
+        if self.bytes.len() > 2 * ERRORS_BYTES_MAX {
+            self.bytes.drain(..self.bytes.len() - ERRORS_BYTES_MAX);
+            self.cut = true;
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let from = self.bytes.len().saturating_sub(ERRORS_BYTES_MAX);
+        let text = String::from_utf8_lossy(&self.bytes[from..]);
+        let text = match (self.cut || from > 0, text.split_once('\n')) {
+            (true, Some((_, whole))) => whole,
+            (true, None) | (false, _) => &text,
+        };
+        let lines = text.lines().map(str::trim_end);
+        let mut lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
+        lines.drain(..lines.len().saturating_sub(ERRORS_LINES_MAX));
+        let shown = lines.into_iter();
+        shown
+            .map(|line| printable(line, ERRORS_BYTES_MAX))
+            .collect()
     }
 }
 

@@ -118,6 +118,7 @@ fn even_empty_lines_use_up_the_limit() {
         lines: 0,
         bytes_left: 3 * LINE_BYTES_OVERHEAD,
         partial: [Vec::new(), Vec::new()],
+        errors: Errors::default(),
     };
     assert!(inner.pay(0) && inner.pay(0) && inner.pay(0));
     assert!(!inner.pay(0));
@@ -197,4 +198,51 @@ fn a_write_beyond_what_was_allowed_is_a_trap() {
     assert!(output.write(Bytes::from(vec![b'x'; allowed])).is_ok());
     let more = output.write(Bytes::from(vec![b'x'; allowed + 1]));
     assert!(matches!(more, Err(StreamError::Trap(_))));
+}
+
+/// What is kept of standard error.
+fn errors(says: impl FnOnce(&GuestLog)) -> Vec<String> {
+    let log = GuestLog::new(Speaker::Module, AbortHandle::new(), &limits(1_000), None);
+    says(&log);
+    log.last_errors()
+}
+
+#[test]
+fn the_last_lines_of_standard_error_are_kept_also_of_what_is_left_out_of_the_log() {
+    let kept = errors(|log| {
+        log.print(Stream::Output, b"not this\n");
+        for line in 0..10_000 {
+            log.print(Stream::Error, format!("line {line}\n").as_bytes());
+        }
+        log.print(Stream::Error, b"\n  why \x1b[2J\r\nunfinished");
+    });
+    assert_eq!(kept.len(), ERRORS_LINES_MAX);
+    let shown = ["line 9999", "  why \\u{1b}[2J", "unfinished"];
+    assert_eq!(kept[ERRORS_LINES_MAX - 3..], shown);
+    assert_eq!(kept[0], "line 9962");
+}
+
+#[test]
+fn what_is_kept_of_standard_error_is_whole_lines_within_a_size() {
+    assert_eq!(errors(|_| {}), [""; 0]);
+    let long = "x".repeat(3_000);
+    let kept = errors(|log| {
+        for _ in 0..9 {
+            log.print(Stream::Error, format!("{long}\n").as_bytes());
+        }
+    });
+    assert_eq!(
+        kept,
+        [long.as_str(); 2],
+        "what has lost its beginning is left out"
+    );
+    // One endless line is shown from where it is known, in one write or in many.
+    let endless = vec![b'y'; 100 << 10];
+    for piece in [1_000, endless.len()] {
+        let kept = errors(|log| {
+            let pieces = endless.chunks(piece);
+            pieces.for_each(|piece| log.print(Stream::Error, piece));
+        });
+        assert_eq!(kept, ["y".repeat(ERRORS_BYTES_MAX)]);
+    }
 }

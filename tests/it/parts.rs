@@ -1,0 +1,199 @@
+//! What modules may be made of: other toolchains make them of more parts than Rust's does.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use rouse::job::RunEnd;
+use rouse::sandbox::{AbortHandle, Limits, ModuleParts, Sandbox, Settings};
+use wit_component::ComponentEncoder;
+
+use crate::compiling::compiler_that;
+use crate::sandbox_guest::{Handlers, guest, job, manifest};
+use crate::support::{attempt, rouse_binary, scratch};
+
+/// A component around a core module has this many core instances: its own code, and two small ones that tie it to the host.
+const INSTANCES_OF_ITS_OWN: u32 = 3;
+
+/// A component that echoes, and is made of so many parts.
+fn made_of(parts: ModuleParts) -> Vec<u8> {
+    // One of each is in any guest of Rust: its memory, and the table that ties it to the host.
+    let memories = "(memory 1)".repeat(parts.memories as usize - 1);
+    let tables = "(table 10 funcref)".repeat(parts.tables as usize - 1);
+    let module = guest(
+        &manifest("test.parts", "1"),
+        // After the guest's own: the first memory is the one that the host reads. The last function has no body.
+        &format!(
+            "(call $return_ok (local.get $payload) (local.get $payload_len))) {memories} {tables} (func"
+        ),
+    );
+    let component = ComponentEncoder::default()
+        .module(&module)
+        .and_then(|mut encoder| encoder.encode());
+    with_empty_instances(
+        component.expect("it is made a component"),
+        parts.core_instances - INSTANCES_OF_ITS_OWN,
+    )
+}
+
+/// The component with a module of nothing, and this many core instances of it.
+fn with_empty_instances(mut component: Vec<u8>, count: u32) -> Vec<u8> {
+    const CORE_MODULE: u8 = 1;
+    const CORE_INSTANCE: u8 = 2;
+    let (count, module) = (u8::try_from(count).unwrap(), core_modules(&component));
+    assert!(count < 0x40 && module < 0x40, "numbers of one byte");
+    component.extend([CORE_MODULE, 8]);
+    component.extend(b"\0asm\x01\0\0\0");
+    component.extend([CORE_INSTANCE, 1 + 3 * count, count]);
+    for _ in 0..count {
+        // Instantiate this module, without arguments.
+        component.extend([0, module, 0]);
+    }
+    component
+}
+
+/// How many core modules a component has.
+fn core_modules(component: &[u8]) -> u8 {
+    let (mut at, mut modules) = (8, 0);
+    while at < component.len() {
+        modules += u8::from(component[at] == 1);
+        at += 1;
+        let (mut bytes, mut shift) = (0, 0);
+        loop {
+            bytes |= usize::from(component[at] & 0x7f) << shift;
+            shift += 7;
+            at += 1;
+            if component[at - 1] < 0x80 {
+                break;
+            }
+        }
+        at += bytes;
+    }
+    modules
+}
+
+fn settings() -> Settings {
+    Settings {
+        attempts_max: 2,
+        limits: Limits {
+            memory_bytes: 2 << 20,
+            ..Limits::default()
+        },
+        compiler: Some(rouse_binary()),
+        ..Settings::default()
+    }
+}
+
+async fn on(settings: Settings, module: &[u8]) -> (Arc<Sandbox>, Handlers) {
+    let sandbox = Sandbox::start(settings).expect("a sandbox");
+    let handlers = Handlers::on(sandbox.clone(), &[("parts.wasm", module)]).await;
+    (sandbox, handlers)
+}
+
+async fn runs(settings: Settings, module: &[u8]) {
+    let (sandbox, handlers) = on(settings, module).await;
+    let handler = handlers.handler("test.parts");
+    // Twice as many as may run at once, so that each place in the pool is used again.
+    for _ in 0..2 {
+        let attempts = [0; 2].map(|_| attempt(&sandbox, &handler, job("[7]"), AbortHandle::new()));
+        for attempt in attempts {
+            assert_eq!(attempt.await.end, RunEnd::Returned(b"[7]".into()));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_module_of_20_instances_4_memories_and_8_tables_runs_in_each_slot() {
+    let parts = ModuleParts::default();
+    assert_eq!(
+        (parts.core_instances, parts.memories, parts.tables),
+        (20, 4, 8)
+    );
+    runs(settings(), &made_of(parts)).await;
+}
+
+#[tokio::test]
+async fn a_module_of_more_parts_is_refused_for_good_and_runs_where_the_setting_is_raised() {
+    let most = ModuleParts::default();
+    for (parts, words, setting) in [
+        (
+            ModuleParts {
+                core_instances: 21,
+                ..most
+            },
+            "21 core module instances",
+            "module_core_instances_max",
+        ),
+        (
+            ModuleParts {
+                memories: 5,
+                ..most
+            },
+            "memories count of 5",
+            "module_memories_max",
+        ),
+        (
+            ModuleParts { tables: 10, ..most },
+            "tables count of 9",
+            "module_tables_max",
+        ),
+        (
+            ModuleParts { tables: 9, ..most },
+            "9 tables",
+            "module_tables_max",
+        ),
+    ] {
+        let module = made_of(parts);
+        let (_, handlers) = on(settings(), &module).await;
+        let why = handlers.refusal("parts.wasm");
+        assert!(
+            why.starts_with("it asks for more than a host has for one module: ")
+                && why.contains(words)
+                && why.contains(setting)
+                && !why.contains("tried again"),
+            "{why}"
+        );
+        let raised = Settings {
+            module_parts: parts,
+            ..settings()
+        };
+        runs(raised, &module).await;
+    }
+}
+
+fn compilations(counted: &Path) -> usize {
+    fs::read_to_string(counted).map_or(0, |text| text.lines().count())
+}
+
+#[tokio::test]
+async fn a_module_that_the_pool_has_no_room_for_is_compiled_once_and_never_again() {
+    let scratch = scratch("parts");
+    let counted = scratch.join("counted");
+    let counting = || Settings {
+        compiler: Some(compiler_that(&format!(
+            "echo one >> {}\nexec {} \"$@\"",
+            counted.display(),
+            rouse_binary().display()
+        ))),
+        cache_dir: Some(scratch.join("code")),
+        ..settings()
+    };
+    let module = made_of(ModuleParts {
+        memories: 5,
+        ..ModuleParts::default()
+    });
+    for _ in 0..2 {
+        let (_, handlers) = on(counting(), &module).await;
+        assert!(handlers.refusal("parts.wasm").contains("memories"));
+        assert_eq!(compilations(&counted), 1);
+    }
+    let roomy = Settings {
+        module_parts: ModuleParts {
+            memories: 5,
+            ..ModuleParts::default()
+        },
+        ..counting()
+    };
+    runs(roomy, &module).await;
+    assert_eq!(compilations(&counted), 1, "what was kept serves");
+}
