@@ -20,7 +20,7 @@ const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// A host without a queue, and where it answers.
 fn serve(folder: &Path, address: &str, variables: &[(&str, &str)]) -> (Host, SocketAddr) {
     let host = spawn(folder, &["--no-queue"], address, variables);
-    host.line(PATIENCE, |line| line.contains("the queue is off"));
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
     let reachable = address.replace("0.0.0.0", "127.0.0.1");
     (host, reachable.parse().unwrap())
 }
@@ -116,7 +116,7 @@ async fn a_host_without_a_queue_needs_no_database_and_answers_each_end_with_its_
     );
     let address = loopback();
     let host = spawn(&folder, &[], &address, &[]);
-    host.line(PATIENCE, |line| line.contains("the queue is off"));
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
     let address: SocketAddr = address.parse().unwrap();
     let (status, body) = get(address, "/readyz").await;
     assert!(status.contains("200"), "{body}");
@@ -380,7 +380,7 @@ async fn invocations_have_places_of_their_own_beside_the_slots_of_the_queue() {
     let folder = folder("slots = 1\ninvoke_max = 1\n");
     let (address, url) = (loopback(), db.url());
     let host = spawn(&folder, &[], &address, &[("DATABASE_URL", &url)]);
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
     let address = address.parse().unwrap();
     let call = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
     host.line(PATIENCE, |line| line.contains("waiting for the abort"));
