@@ -57,7 +57,7 @@ fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
 }
 
 /// 200 KB that take a quarter of a gigabyte and 13 s of processor time, measured in the profile of the tests.
-fn bomb_of_time() -> Vec<u8> {
+pub(crate) fn bomb_of_time() -> Vec<u8> {
     bomb(60, 1, 150)
 }
 

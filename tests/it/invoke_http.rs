@@ -404,3 +404,48 @@ async fn invocations_have_places_of_their_own_beside_the_slots_of_the_queue() {
         "invocations leave nothing in the database"
     );
 }
+
+#[tokio::test]
+async fn readyz_says_that_the_handlers_folder_is_gone_and_its_handlers_serve_on() {
+    let folder = folder("");
+    let (_host, address) = serve(&folder, &loopback(), &[]);
+    let until_ready = async |status: &str, says: &str| {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let (head, body) = get(address, "/readyz").await;
+            if head.contains(status) && body.contains(says) {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{head}: {body}");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    until_ready("200", "\"handlers\":\"ok\"").await;
+    let (handlers, elsewhere) = (folder.join("handlers"), folder.join("elsewhere"));
+    std::fs::rename(&handlers, &elsewhere).unwrap();
+    until_ready("503", "the handlers folder cannot be read: No such file").await;
+    assert_eq!(post(address, "noop", "{\"n\": 7}").await.status, 200);
+    std::fs::rename(&elsewhere, &handlers).unwrap();
+    until_ready("200", "\"handlers\":\"ok\"").await;
+}
+
+#[tokio::test]
+async fn while_modules_are_being_loaded_a_handler_that_is_not_there_may_be_one_of_theirs() {
+    let folder = folder("");
+    let bomb = folder.join("handlers/bomb.wasm");
+    std::fs::write(&bomb, crate::compiling::bomb_of_time()).unwrap();
+    let (host, address) = serve(&folder, &loopback(), &[]);
+    host.line(PATIENCE, |line| line.contains("slow=\"bomb.wasm\""));
+    assert_eq!(post(address, "noop", "{\"n\": 7}").await.status, 200);
+    let early = post(address, "perhaps.later", "{}").await;
+    assert_eq!(early.status, 503, "{}", early.body);
+    assert_eq!(early.body["error"]["kind"], "loading");
+    assert!(early.head.contains("retry-after"), "{}", early.head);
+
+    std::fs::remove_file(&bomb).unwrap();
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while post(address, "perhaps.later", "{}").await.status != 404 {
+        assert!(tokio::time::Instant::now() < deadline, "{}", host.output());
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
