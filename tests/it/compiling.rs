@@ -7,10 +7,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rouse::sandbox::{Limits, Sandbox, Settings};
+use rouse::sandbox::{Catalog, HandlerSet, Limits, Sandbox, Settings};
+use serde_json::json;
 
 use crate::sandbox_guest::{Handlers, PATIENCE, echo, refusal, version};
-use crate::support::{Host, rouse_binary, scratch};
+use crate::support::worker::{TestWorker, ended, enqueue};
+use crate::support::{Host, TestDb, rouse_binary, scratch};
 
 /// A sandbox of a test's own.
 fn sandbox(settings: Settings) -> Arc<Sandbox> {
@@ -55,7 +57,7 @@ fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
 }
 
 /// 200 KB that take a quarter of a gigabyte and 13 s of processor time, measured in the profile of the tests.
-fn bomb_of_time() -> Vec<u8> {
+pub(crate) fn bomb_of_time() -> Vec<u8> {
     bomb(60, 1, 150)
 }
 
@@ -75,6 +77,30 @@ pub(crate) fn compiler_that(does: &str) -> PathBuf {
         .status();
     assert!(written.expect("a shell").success());
     path
+}
+
+/// What a compiler does that refuses a module: an answer that says so, how long the reason is, and the reason.
+fn refusing(why: &str) -> String {
+    assert!(why.len() < 64);
+    let zeros = "\\0".repeat(7);
+    format!("printf 'R\\1\\{:o}{zeros}{why}'", why.len())
+}
+
+/// A compiler that waits, before it compiles a module with this word in it, until there is a file. Each one compiles one module: it
+/// hands on what it has looked into.
+fn compiler_that_waits(word: &str, go_on: &Path) -> PathBuf {
+    let dir = scratch("handed-on");
+    compiler_that(&format!(
+        "at={dir}/$$\n\
+         head -c 16 > $at.head\n\
+         head -c $(od -An -tu8 -N8 $at.head) > $at.module\n\
+         if grep -qa {word} $at.module; then while [ ! -e {go_on} ]; do sleep 0.02; done; fi\n\
+         cat $at.head $at.module > $at\n\
+         exec {rouse} \"$@\" < $at",
+        dir = dir.display(),
+        go_on = go_on.display(),
+        rouse = rouse_binary().display(),
+    ))
 }
 
 fn run_by(compiler: PathBuf) -> Settings {
@@ -124,11 +150,7 @@ async fn a_module_that_takes_too_much_memory_to_compile_is_refused_and_the_rest_
 async fn while_one_module_is_being_compiled_others_begin_to_serve() {
     let go_on = scratch("go-on").join("go-on");
     let mut settings = limited(60, 2 << 30);
-    settings.compiler = Some(compiler_that(&format!(
-        "if grep -qa test.slow /proc/self/fd/0; then while [ ! -e {go_on} ]; do sleep 0.02; done; fi\nexec {rouse} \"$@\"",
-        go_on = go_on.display(),
-        rouse = rouse_binary().display(),
-    )));
+    settings.compiler = Some(compiler_that_waits("test.slow", &go_on));
     let handlers = Handlers::on(sandbox(settings), &[]).await;
     handlers.catalog.watch();
     handlers.write("a-slow.wasm", &echo("test.slow", "1"));
@@ -149,10 +171,108 @@ async fn while_one_module_is_being_compiled_others_begin_to_serve() {
 }
 
 #[tokio::test]
+async fn while_one_module_is_being_compiled_at_the_start_the_others_run_jobs() {
+    let db = TestDb::new().await;
+    let go_on = scratch("go-on").join("go-on");
+    let mut settings = limited(60, 2 << 30);
+    settings.compiler = Some(compiler_that_waits("test.slow", &go_on));
+    let sandbox = sandbox(settings);
+    let folder = scratch("handlers");
+    fs::write(folder.join("a-slow.wasm"), echo("test.slow", "1")).unwrap();
+    fs::write(folder.join("echo.wasm"), echo("test.echo", "1")).unwrap();
+    let catalog = Catalog::start(sandbox.clone(), &folder).await;
+    let catalog = Arc::new(catalog.expect("a folder"));
+    let worker = TestWorker::start_in(&db, Default::default(), sandbox, catalog.clone());
+
+    let client = db.client().await;
+    let slow = enqueue(&client, "test.slow", json!(1)).await;
+    let job = enqueue(&client, "test.echo", json!(2)).await;
+    assert_eq!(ended(&client, job).await.result, Some(json!(2)));
+    let handlers = catalog.current();
+    assert_eq!(handlers.loading, ["a-slow.wasm"]);
+    assert!(handlers.get("test.slow").is_none() && handlers.refused.is_empty());
+
+    fs::write(go_on, "").unwrap();
+    assert_eq!(ended(&client, slow).await.result, Some(json!(1)));
+    assert!(!catalog.current().is_loading());
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_compile_bomb_gives_its_place_to_the_others_and_goes_on_behind_them() {
+    let mut settings = limited(60, 2 << 30);
+    settings.compilations_max = 1;
+    let folder = scratch("handlers");
+    fs::write(folder.join("a-bomb.wasm"), bomb_of_time()).unwrap();
+    fs::write(folder.join("b-bomb.wasm"), bomb(60, 1, 149)).unwrap();
+    fs::write(folder.join("echo.wasm"), echo("test.echo", "1")).unwrap();
+    let catalog = Catalog::start(sandbox(settings), &folder).await.unwrap();
+    let handlers = catalog.tried().await;
+    assert!(handlers.get("test.echo").is_some());
+    assert_eq!(handlers.slow, ["a-bomb.wasm", "b-bomb.wasm"]);
+    assert!(handlers.refused.is_empty(), "{:?}", handlers.refused);
+
+    // One of them has the only place now, and what comes later does not wait for it.
+    fs::write(folder.join("later.wasm"), echo("test.later", "1")).unwrap();
+    let handlers = catalog.until(|set| set.get("test.later").is_some()).await;
+    assert_eq!(handlers.slow, ["a-bomb.wasm", "b-bomb.wasm"]);
+    // Each was read once for each try that has begun, and each bomb has had one compiler of its own or none yet.
+    assert!(catalog.loads().files_read() <= 5, "{:?}", catalog.loads());
+}
+
+#[tokio::test]
+async fn each_file_is_read_once_and_one_compiler_serves_many_modules() {
+    let settings = limited(60, 2 << 30);
+    let places = settings.compilations_max as u64;
+    let folder = scratch("handlers");
+    for n in 0..40 {
+        let module = echo(&format!("test.echo-{n}"), "1");
+        fs::write(folder.join(format!("{n}.wasm")), module).unwrap();
+    }
+    let catalog = Catalog::start(sandbox(settings), &folder).await.unwrap();
+    let handlers = catalog.tried().await;
+    assert_eq!(handlers.handlers.len(), 40, "{:?}", handlers.refused);
+    let loads = catalog.loads();
+    assert_eq!((loads.files_read(), loads.modules_compiled()), (40, 40));
+    assert!(loads.compilers_started() <= places, "{loads:?}");
+
+    // What is there is not read again, however often the folder is looked at.
+    fs::write(folder.join("40.wasm"), echo("test.echo-40", "1")).unwrap();
+    catalog.until(|set| set.get("test.echo-40").is_some()).await;
+    assert_eq!((loads.files_read(), loads.modules_compiled()), (41, 41));
+    fs::rename(folder.join("40.wasm"), folder.join("41.wasm")).unwrap();
+    let has_moved = |set: &HandlerSet| {
+        let handler = set.get("test.echo-40").expect("it goes on serving");
+        handler.module.file == "41.wasm"
+    };
+    catalog.until(has_moved).await;
+    assert_eq!((loads.files_read(), loads.modules_compiled()), (42, 41));
+}
+
+#[tokio::test]
+async fn a_module_that_ends_a_compiler_which_has_served_others_is_tried_again_alone() {
+    let mut settings = limited(60, 512 << 20);
+    settings.compilations_max = 1;
+    let sandbox = sandbox(settings);
+    let handlers = Handlers::on(
+        sandbox,
+        &[
+            ("a.wasm", &echo("test.a", "1")),
+            ("b.wasm", &bomb_of_memory()),
+            ("c.wasm", &echo("test.c", "1")),
+        ],
+    )
+    .await;
+    assert_eq!(handlers.catalog.current().names(), ["test.a", "test.c"]);
+    let why = handlers.refusal("b.wasm");
+    assert!(why.contains("more than 512 MiB of memory"), "{why}");
+    let loads = handlers.catalog.loads();
+    assert_eq!((loads.files_read(), loads.modules_compiled()), (4, 4));
+}
+
+#[tokio::test]
 async fn what_the_compiler_says_of_a_file_is_the_reason() {
-    let sandbox = sandbox(run_by(compiler_that(
-        "echo 'it is not to my liking' >&2; exit 3",
-    )));
+    let sandbox = sandbox(run_by(compiler_that(&refusing("it is not to my liking"))));
     let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
     assert_eq!(handlers.refusal("echo.wasm"), "it is not to my liking");
 }
@@ -197,7 +317,10 @@ async fn a_module_that_makes_the_compiler_fail_is_refused_for_good() {
             "echo thread main panicked >&2; exit 101",
             "it made the compiler panic",
         ),
-        ("exec yes", "it makes more than 64 MiB of machine code"),
+        (
+            "printf 'C\\1\\377\\377\\377\\377\\0\\0\\0\\0'; exec sleep 60",
+            "it makes more than 64 MiB of machine code",
+        ),
         ("kill -SEGV $$", "it made the compiler crash (signal: 11"),
         (
             "echo memory allocation of 5 bytes failed >&2; kill -ABRT $$",

@@ -187,7 +187,7 @@ fn a_host_takes_as_many_open_files_as_it_may() {
         .env_remove("ROUSE_LOG")
         .current_dir(folder.path());
     let host = Host::spawn(command);
-    host.line(PATIENCE, |line| line.contains("the queue is off"));
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", host.pid())).unwrap();
     let files = limits
         .lines()

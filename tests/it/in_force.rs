@@ -228,7 +228,7 @@ async fn names_that_no_handler_has_are_said_once() {
     host.line(PATIENCE, |line| {
         line.contains("WARN") && line.contains("instances = \"reuse\"")
     });
-    host.line(PATIENCE, |line| line.contains("the queue is off"));
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
 
     // The folder changes: what was said is not said again, and what is new is.
     let handlers = dir.join("handlers-wasm");

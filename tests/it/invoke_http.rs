@@ -20,7 +20,7 @@ const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// A host without a queue, and where it answers.
 fn serve(folder: &Path, address: &str, variables: &[(&str, &str)]) -> (Host, SocketAddr) {
     let host = spawn(folder, &["--no-queue"], address, variables);
-    host.line(PATIENCE, |line| line.contains("the queue is off"));
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
     let reachable = address.replace("0.0.0.0", "127.0.0.1");
     (host, reachable.parse().unwrap())
 }
@@ -116,7 +116,7 @@ async fn a_host_without_a_queue_needs_no_database_and_answers_each_end_with_its_
     );
     let address = loopback();
     let host = spawn(&folder, &[], &address, &[]);
-    host.line(PATIENCE, |line| line.contains("the queue is off"));
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
     let address: SocketAddr = address.parse().unwrap();
     let (status, body) = get(address, "/readyz").await;
     assert!(status.contains("200"), "{body}");
@@ -380,7 +380,7 @@ async fn invocations_have_places_of_their_own_beside_the_slots_of_the_queue() {
     let folder = folder("slots = 1\ninvoke_max = 1\n");
     let (address, url) = (loopback(), db.url());
     let host = spawn(&folder, &[], &address, &[("DATABASE_URL", &url)]);
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
     let address = address.parse().unwrap();
     let call = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
     host.line(PATIENCE, |line| line.contains("waiting for the abort"));
@@ -403,4 +403,49 @@ async fn invocations_have_places_of_their_own_beside_the_slots_of_the_queue() {
         1,
         "invocations leave nothing in the database"
     );
+}
+
+#[tokio::test]
+async fn readyz_says_that_the_handlers_folder_is_gone_and_its_handlers_serve_on() {
+    let folder = folder("");
+    let (_host, address) = serve(&folder, &loopback(), &[]);
+    let until_ready = async |status: &str, says: &str| {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let (head, body) = get(address, "/readyz").await;
+            if head.contains(status) && body.contains(says) {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{head}: {body}");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    until_ready("200", "\"handlers\":\"ok\"").await;
+    let (handlers, elsewhere) = (folder.join("handlers"), folder.join("elsewhere"));
+    std::fs::rename(&handlers, &elsewhere).unwrap();
+    until_ready("503", "the handlers folder cannot be read: No such file").await;
+    assert_eq!(post(address, "noop", "{\"n\": 7}").await.status, 200);
+    std::fs::rename(&elsewhere, &handlers).unwrap();
+    until_ready("200", "\"handlers\":\"ok\"").await;
+}
+
+#[tokio::test]
+async fn while_modules_are_being_loaded_a_handler_that_is_not_there_may_be_one_of_theirs() {
+    let folder = folder("");
+    let bomb = folder.join("handlers/bomb.wasm");
+    std::fs::write(&bomb, crate::compiling::bomb_of_time()).unwrap();
+    let (host, address) = serve(&folder, &loopback(), &[]);
+    host.line(PATIENCE, |line| line.contains("slow=\"bomb.wasm\""));
+    assert_eq!(post(address, "noop", "{\"n\": 7}").await.status, 200);
+    let early = post(address, "perhaps.later", "{}").await;
+    assert_eq!(early.status, 503, "{}", early.body);
+    assert_eq!(early.body["error"]["kind"], "loading");
+    assert!(early.head.contains("retry-after"), "{}", early.head);
+
+    std::fs::remove_file(&bomb).unwrap();
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while post(address, "perhaps.later", "{}").await.status != 404 {
+        assert!(tokio::time::Instant::now() < deadline, "{}", host.output());
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
 }

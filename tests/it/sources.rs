@@ -4,8 +4,9 @@ use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
 
-use crate::support::TestDb;
+use crate::sandbox_guest::{echo, guest_that, manifest};
 use crate::support::worker::{TestWorker, ended, enqueue, guests_dir, show, until_true, watched};
+use crate::support::{Host, TestDb, command, folder_of};
 
 #[tokio::test]
 async fn a_source_can_be_bound_to_a_handler_of_the_consumers_own() {
@@ -82,6 +83,34 @@ async fn jobs_whose_source_is_bound_to_a_missing_handler_wait_for_it_and_cost_ne
         .await
         .unwrap();
     assert_eq!((row.get::<_, i64>(0), row.get::<_, i32>(1)), (30, 1));
+}
+
+#[tokio::test]
+async fn a_host_that_starts_takes_no_job_of_a_bound_source_before_its_handler_is_loaded() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    // It takes a moment to describe itself, in which the handler that the producer names is there already.
+    let manifest = manifest("test.bound", "1");
+    let describe = format!(
+        "(local $n i32)
+         (loop $again (br_if $again (i32.ne (i32.const 100000000)
+            (local.tee $n (i32.add (local.get $n) (i32.const 1))))))
+         (call $text (i32.const 4096) (i32.const {}))",
+        manifest.len()
+    );
+    let bound = guest_that(
+        &describe,
+        &manifest,
+        "(call $return_ok (local.get $payload) (local.get $payload_len))",
+    );
+    let modules = [("a.wasm", echo("test.named", "1")), ("b.wasm", bound)];
+    let folder = folder_of("[sources]\nlegacy = \"test.bound\"\n", &modules);
+    let sql = "SELECT rouse.enqueue('test.named', source => 'legacy')";
+    let job: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
+    let url = db.url();
+    let _host = Host::spawn(command(&url, &["serve", "--http", "off"], &folder));
+    let job = ended(&client, job).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
 }
 
 /// A consumer that has a handler of its own for this source.

@@ -1,7 +1,9 @@
 //! `rouse dev`: everything in one process, and nothing to set up.
 
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -47,13 +49,31 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let private = args.private.start().await?;
     let host = Host::prepare(&args.host, written, &args.http).await?;
     let connector = Connector::from_url(&private.url, &|name| Environment.get(name))?;
-    say_ready(&args, &private.url, private.tcp_url.as_deref(), &host)?;
     let databases = Databases {
         listen_at: connector.clone(),
         connector,
     };
+    let (catalog, http) = (host.catalog.clone(), host.http_address());
+    let ready = async {
+        let handlers = catalog.tried().await;
+        say_ready(
+            &args,
+            &private.url,
+            private.tcp_url.as_deref(),
+            http,
+            &handlers,
+        )
+    };
+    let work = async {
+        let mut working = pin!(host.work(Some(databases), Signals::install()?));
+        tokio::select! {
+            done = &mut working => return done,
+            ready = ready => ready?,
+        }
+        working.await
+    };
     let done = tokio::select! {
-        done = host.work(Some(databases), Signals::install()?) => done,
+        done = work => done,
         error = private.died() => return Err(error),
     };
     private.stop().await?;
@@ -61,8 +81,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyhow::Result<()> {
-    let handlers = host.catalog.current();
+fn say_ready(
+    args: &Args,
+    url: &str,
+    tcp_url: Option<&str>,
+    http: Option<SocketAddr>,
+    handlers: &HandlerSet,
+) -> anyhow::Result<()> {
     let folder: PathBuf = std::fs::canonicalize(&args.host.handlers)?;
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -70,9 +95,10 @@ fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyh
             "event": "ready",
             "url": url,
             "tcp_url": tcp_url,
-            "http": host.http_address().map(|address| format!("http://{address}")),
+            "http": http.map(|address| format!("http://{address}")),
             "handlers_dir": folder,
             "handlers": handlers.names(),
+            "slow": handlers.slow,
             "refused": handlers.refused.iter().map(|refusal| json!({"file": refusal.file, "why": refusal.why})).collect::<Vec<_>>(),
         });
         writeln!(out, "{}", as_json(event))?;
@@ -81,7 +107,7 @@ fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyh
         if let Some(url) = tcp_url {
             writeln!(out, "postgres: {url}")?;
         }
-        if let Some(address) = host.http_address() {
+        if let Some(address) = http {
             writeln!(out, "metrics:  http://{address}/metrics")?;
         }
         let names = handlers.names();
@@ -97,7 +123,10 @@ fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyh
         for name in &names {
             writeln!(out, "          {name}")?;
         }
-        match example(&handlers) {
+        for file in &handlers.slow {
+            writeln!(out, "          {file} is still being compiled")?;
+        }
+        match example(handlers) {
             None if !handlers.refused.is_empty() => {
                 writeln!(
                     out,

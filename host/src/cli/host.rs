@@ -2,11 +2,11 @@
 
 pub(super) mod invocations;
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::Args;
@@ -21,7 +21,7 @@ use super::settings::sandbox_settings;
 use crate::config::{self, Environment, File, Queue};
 use crate::http::{self, Access, Invocations, Metrics, Pages, Readiness, Report};
 use crate::invoke::{Invoker, Share};
-use crate::sandbox::{Catalog, Sandbox};
+use crate::sandbox::{Catalog, HandlerSet, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
 use crate::worker::{self, Health, Parts, Stop};
@@ -118,7 +118,7 @@ fn poll_ceiling(text: &str) -> Result<std::time::Duration, String> {
     }
 }
 
-/// A host that has loaded its handlers, and has not begun to claim.
+/// A host that loads its handlers, and has not begun to claim.
 pub(super) struct Host {
     settings: worker::Settings,
     sandbox: Arc<Sandbox>,
@@ -126,13 +126,13 @@ pub(super) struct Host {
     http: Option<TcpListener>,
     metrics: Metrics,
     invocations: Option<Invocations>,
-    /// What `rouse.toml` names, and what of that was said to be nowhere.
-    named: (Named, BTreeSet<String>),
+    /// What `rouse.toml` names.
+    named: Named,
     stop: Stop,
 }
 
 impl Host {
-    /// Checks the settings, loads the handlers, opens the HTTP port (`off`: none).
+    /// Checks the settings, begins to load the handlers, opens the HTTP port (`off`: none).
     pub(super) async fn prepare(
         args: &HostArgs,
         written: Written,
@@ -198,10 +198,8 @@ impl Host {
             warn!("{why}");
         }
         let sandbox = Sandbox::start(limits)?;
-        let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
+        let catalog = Catalog::start(sandbox.clone(), &args.handlers).await?;
         let catalog = Arc::new(catalog);
-        let named = Named::of(&file);
-        let astray = named.warn(&catalog.current(), &BTreeSet::new());
         let share = wanted.fit(sandbox.attempts_max());
         settings.slots = share.slots;
         let stop = Stop::default();
@@ -226,7 +224,7 @@ impl Host {
             http,
             metrics,
             invocations,
-            named: (named, astray),
+            named: Named::of(&file),
             stop,
         })
     }
@@ -289,11 +287,11 @@ impl Host {
                 http_stop.clone().cancelled_owned(),
             ))
         });
-        let (named, astray) = self.named;
-        tokio::spawn(named.follow(&self.catalog, astray));
-        self.catalog.watch();
+        tokio::spawn(self.named.follow(&self.catalog));
+        tokio::spawn(tell_what_serves(&self.catalog));
         let done = match (databases, health) {
             (Some(databases), Some(health)) => {
+                wait_for_bound(&self.settings, &self.catalog, &stop).await;
                 let parts = Parts {
                     store: Store::new(databases.connector.pool(POOL_SIZE)),
                     listen_at: databases.listen_at,
@@ -321,13 +319,65 @@ impl Host {
     }
 }
 
+/// Says once what serves, when every module was tried that was there at the start.
+fn tell_what_serves(catalog: &Arc<Catalog>) -> impl Future<Output = ()> + use<> {
+    let since = Instant::now();
+    let mut changed = catalog.changed();
+    let catalog = Arc::downgrade(catalog);
+    async move {
+        loop {
+            let Some(catalog) = catalog.upgrade() else {
+                return;
+            };
+            let handlers = catalog.current();
+            if !handlers.is_loading() {
+                let loads = catalog.loads();
+                info!(
+                    handlers = handlers.names().join(", "),
+                    refused = handlers.refused.len(),
+                    slow = handlers.slow.join(", "),
+                    files_read = loads.files_read(),
+                    modules_compiled = loads.modules_compiled(),
+                    compilers_started = loads.compilers_started(),
+                    elapsed_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX),
+                    "modules loaded"
+                );
+                if handlers.handlers.is_empty() {
+                    warn!("no handler serves; put *.wasm files into the folder");
+                }
+                return;
+            }
+            drop(catalog);
+            if changed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Waits until each handler to which a source is bound is loaded, or all modules were tried: jobs of such a source that name
+/// another handler would be claimed, and could not run.
+async fn wait_for_bound(settings: &worker::Settings, catalog: &Catalog, stop: &Stop) {
+    let are_there = |handlers: &HandlerSet| {
+        let mut bound = settings.sources.values();
+        !handlers.is_loading() || bound.all(|handler| handlers.get(handler).is_some())
+    };
+    tokio::select! {
+        _ = catalog.until(are_there) => {}
+        () = stop.told() => {}
+    }
+}
+
 /// What `/readyz` says, from what is known.
 fn readiness(health: Option<&Health>, catalog: &Arc<Catalog>, stop: &Stop) -> Readiness {
     let (health, catalog, stop) = (health.cloned(), catalog.clone(), stop.clone());
     Readiness::new(move || {
-        let handlers = match catalog.current().names().is_empty() {
-            false => Ok(()),
-            true => Err("no handler is loaded".to_string()),
+        let current = catalog.current();
+        let handlers = match (&current.unreadable, current.handlers.is_empty()) {
+            (Some(why), _) => Err(format!("the handlers folder cannot be read: {why}")),
+            (None, false) => Ok(()),
+            (None, true) if current.is_loading() => Err("no handler is loaded yet".to_string()),
+            (None, true) => Err("no handler is loaded".to_string()),
         };
         let Some(health) = &health else {
             return Report::without_queue(handlers, stop.is_stopping());

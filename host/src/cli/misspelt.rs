@@ -48,11 +48,7 @@ impl Named {
     }
 
     /// Warns of those that were not astray `before`.
-    pub(super) fn warn(
-        &self,
-        handlers: &HandlerSet,
-        before: &BTreeSet<String>,
-    ) -> BTreeSet<String> {
+    fn warn(&self, handlers: &HandlerSet, before: &BTreeSet<String>) -> BTreeSet<String> {
         let astray = self.astray(handlers);
         for sentence in astray.difference(before) {
             warn!("{sentence}");
@@ -60,20 +56,23 @@ impl Named {
         astray
     }
 
-    /// Goes on warning while the folder changes, until the catalog is gone. `before`: what was warned of.
-    pub(super) fn follow(
-        self,
-        catalog: &Arc<Catalog>,
-        mut before: BTreeSet<String>,
-    ) -> impl Future<Output = ()> + use<> {
+    /// Warns of each name that no handler has, once all modules were tried, and while the folder changes, until the catalog is
+    /// gone.
+    pub(super) fn follow(self, catalog: &Arc<Catalog>) -> impl Future<Output = ()> + use<> {
         let mut changed = catalog.changed();
         let catalog = Arc::downgrade(catalog);
         async move {
-            while changed.changed().await.is_ok() {
-                let Some(catalog) = catalog.upgrade() else {
+            let mut before = BTreeSet::new();
+            loop {
+                let Some(handlers) = catalog.upgrade().map(|catalog| catalog.current()) else {
                     return;
                 };
-                before = self.warn(&catalog.current(), &before);
+                if !handlers.is_loading() {
+                    before = self.warn(&handlers, &before);
+                }
+                if changed.changed().await.is_err() {
+                    return;
+                }
             }
         }
     }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
-use tracing::{info, warn};
+use tracing::info;
 
 use super::host::{Databases, Host, HostArgs, Signals};
 use super::target::Target;
@@ -50,7 +50,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads the settings, looks at the database, and loads the handlers.
+/// Reads the settings, looks at the database, and begins to load the handlers.
 async fn start(args: &Args) -> anyhow::Result<(Host, Option<Databases>)> {
     let mut written = args.host.read()?;
     if args.no_queue {
@@ -61,16 +61,11 @@ async fn start(args: &Args) -> anyhow::Result<(Host, Option<Databases>)> {
         Queue::Off => None,
     };
     let host = Host::prepare(&args.host, written, &args.http).await?;
-    let handlers = host.catalog.current();
     info!(
-        handlers = handlers.names().join(", "),
-        refused = handlers.refused.len(),
+        modules = host.catalog.current().loading.len(),
         folder = %args.host.handlers.display(),
-        "serving"
+        "serving; each module from the moment on in which it is loaded"
     );
-    if handlers.names().is_empty() {
-        warn!(folder = %args.host.handlers.display(), "no handler serves; put *.wasm files there");
-    }
     if let Some(address) = host.http_address() {
         info!("health and metrics on http://{address}");
     }

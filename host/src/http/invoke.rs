@@ -102,6 +102,11 @@ impl From<Refusal> for Problem {
                 problem.error["handlers"] = json!(there);
                 problem
             }
+            Refusal::Loading => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "loading",
+                "this host has no such handler yet, and is still loading modules",
+            ),
             Refusal::Full(max) => Self::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "full",

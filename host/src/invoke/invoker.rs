@@ -31,6 +31,8 @@ pub struct Invoker {
 pub enum Refusal {
     /// There is no such handler; these are there.
     UnknownHandler(Vec<String>),
+    /// There is no such handler yet, and modules are still being loaded.
+    Loading,
     /// So many run already.
     Full(usize),
     /// The host is stopping.
@@ -92,7 +94,12 @@ impl Invoker {
         }
         let handlers = self.catalog.current();
         let found = handlers.get(handler).cloned();
-        found.ok_or_else(|| Refusal::UnknownHandler(handlers.names()))
+        found.ok_or_else(
+            || match handlers.is_loading() || !handlers.slow.is_empty() {
+                true => Refusal::Loading,
+                false => Refusal::UnknownHandler(handlers.names()),
+            },
+        )
     }
 
     /// Starts a handler, now or not at all.

@@ -12,6 +12,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use ring::digest::{Context, SHA256};
@@ -31,6 +32,10 @@ const UNUSED_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// that of a Python one about 150: room for some versions of all of them.
 const CACHE_BYTES_MAX: u64 = 2 << 30;
 
+/// The directory is looked through for what has to go when this much was put into it since the last time, not with each entry: a
+/// start may put thousands there.
+const LOOK_EVERY_BYTES: u64 = CACHE_BYTES_MAX / 16;
+
 /// A file that is still being written after this time was left by a host that died.
 const WRITING_MAX: Duration = Duration::from_secs(60 * 60);
 
@@ -49,6 +54,8 @@ pub(super) struct CodeCache {
     path: PathBuf,
     /// Stands for wasmtime's version, its settings, the processor, and the form of entries.
     engine: u64,
+    /// What was put there since it was looked through.
+    put_bytes: AtomicU64,
 }
 
 impl CodeCache {
@@ -63,6 +70,7 @@ impl CodeCache {
                     dir,
                     path: path.to_owned(),
                     engine: hasher.finish(),
+                    put_bytes: AtomicU64::new(0),
                 };
                 cache.make_room();
                 Some(cache)
@@ -105,7 +113,11 @@ impl CodeCache {
             // It may not have been made at all.
             let _ = unlinkat(&self.dir, &beside, AtFlags::empty());
         }
-        self.make_room();
+        let bytes = code.len() as u64;
+        if self.put_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes >= LOOK_EVERY_BYTES {
+            self.put_bytes.store(0, Ordering::Relaxed);
+            self.make_room();
+        }
     }
 
     /// Removes an entry that is of no use.

@@ -7,9 +7,11 @@
 
 mod child;
 mod host;
+mod wire;
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use wasi_preview1_component_adapter_provider::{
@@ -19,9 +21,11 @@ use wasmtime::Engine;
 use wit_component::ComponentEncoder;
 
 pub use self::child::compile_stdin;
+use self::host::{Child, Compiled, unable};
 use super::Sandbox;
+use super::catalog::Loads;
 use super::lines::{self, Lines};
-use super::load::{Refused, is_component};
+use super::load::{NotLoaded, is_component};
 
 /// What a compiler may use.
 #[derive(Debug, Clone, Copy)]
@@ -32,16 +36,90 @@ pub struct CompilerLimits {
     pub memory_bytes_max: usize,
 }
 
-/// What the compiler makes of a module: [`parts`] takes it apart.
-pub(super) fn compile(sandbox: &Sandbox, wasm: &[u8]) -> Result<Vec<u8>, Refused> {
-    let settings = &sandbox.settings;
-    if let Some(program) = &settings.compiler {
-        return host::compile(program, settings.compiler_limits(), wasm);
+/// How long a compiler may take for a module before the others go ahead of it: a Rust guest takes a second or two.
+const FIRST_TRY_CPU: Duration = Duration::from_secs(5);
+
+/// How often a module was tried before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Try {
+    /// Never: it may take [`FIRST_TRY_CPU`], in a compiler that has compiled others before.
+    First,
+    /// It has ended its compiler: now it has one of its own, and all the time that is allowed.
+    Second,
+}
+
+/// What compiles, one module after the other; for one thread, with which its process dies.
+pub(super) struct Compiler {
+    sandbox: Arc<Sandbox>,
+    loads: Arc<Loads>,
+    child: Option<Child>,
+}
+
+impl Compiler {
+    pub(super) fn new(sandbox: Arc<Sandbox>, loads: Arc<Loads>) -> Self {
+        Self {
+            sandbox,
+            loads,
+            child: None,
+        }
     }
-    // A fault in the compiler must not end the thread that loads modules.
-    match catch_unwind(AssertUnwindSafe(|| compiled(&sandbox.engine, wasm))) {
-        Ok(compiled) => compiled.map_err(Refused::Contents),
-        Err(_) => Err(Refused::Contents(PANICKED.into())),
+
+    /// What becomes of a module: [`parts`] takes it apart.
+    ///
+    /// A process serves many modules, as a new one costs more CPU time than a small module does. Its limits are set anew for
+    /// each of them, and what it has left of them is at least half. So that nobody pays for what was compiled before, a module
+    /// that ends such a process is tried again in one of its own, with all that is allowed.
+    ///
+    /// # Errors
+    /// [`NotLoaded::Again`] with the first try only.
+    pub(super) fn compile(&mut self, wasm: &[u8], which: Try) -> Result<Vec<u8>, NotLoaded> {
+        self.loads.compiled();
+        let settings = &self.sandbox.settings;
+        let Some(program) = &settings.compiler else {
+            // A fault in the compiler must not end the thread that loads modules.
+            return match catch_unwind(AssertUnwindSafe(|| compiled(&self.sandbox.engine, wasm))) {
+                Ok(compiled) => compiled.map_err(NotLoaded::Contents),
+                Err(_) => Err(NotLoaded::Contents(PANICKED.into())),
+            };
+        };
+        let limits = settings.compiler_limits();
+        let cpu_max = match which {
+            Try::First => limits.cpu_max.min(FIRST_TRY_CPU),
+            Try::Second => limits.cpu_max,
+        };
+        let used = self.child.take().filter(|_| which == Try::First);
+        let is_used = used.is_some();
+        let mut child = match used {
+            Some(child) => child,
+            None => {
+                self.loads.started_compiler();
+                Child::start(program, limits).map_err(|error| {
+                    unable(format!(
+                        "the compiler {} does not start: {error}",
+                        program.display()
+                    ))
+                })?
+            }
+        };
+        let compiled = child
+            .compile(wasm, cpu_max)
+            .map_err(|error| unable(format!("the compiler cannot be waited for: {error}")))?;
+        let (result, is_last) = match compiled {
+            Compiled::Code { code, is_last } => (Ok(code), is_last),
+            Compiled::Refused { why, is_last } => (Err(NotLoaded::Contents(why)), is_last),
+            Compiled::Ended(ended) => {
+                let had_all = which == Try::Second
+                    || !is_used && !(ended.was_too_slow() && cpu_max < limits.cpu_max);
+                let result = match had_all {
+                    true => ended.why(limits),
+                    false => NotLoaded::Again,
+                };
+                (Err(result), true)
+            }
+        };
+        // What has had all the time that is allowed leaves none.
+        self.child = (!is_last && which == Try::First).then_some(child);
+        result
     }
 }
 
@@ -80,7 +158,7 @@ fn together(mut code: Vec<u8>, lines: &Lines) -> Vec<u8> {
     code
 }
 
-/// The machine code, as wasmtime reads it, and the lines. None where that is not what [`compile`] has made.
+/// The machine code, as wasmtime reads it, and the lines. None where that is not what [`Compiler::compile`] has made.
 pub(super) fn parts(compiled: &[u8]) -> Option<(&[u8], Lines)> {
     let (rest, bytes) = compiled.split_last_chunk()?;
     let bytes = usize::try_from(u64::from_le_bytes(*bytes)).ok()?;

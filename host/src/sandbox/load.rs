@@ -9,7 +9,7 @@ use wasmtime::Engine;
 use wasmtime::component::Component;
 
 use super::bindings::ModulePre;
-use super::compile::{compile, parts};
+use super::compile::{Compiler, Try, parts};
 use super::engine::code_config;
 use super::lines::Lines;
 use super::state::AttemptState;
@@ -86,14 +86,16 @@ impl CodeFrom {
 
 /// Why there is no module; a sentence that begins with "it …" for whoever put the file there.
 #[derive(Debug)]
-pub(super) enum Refused {
+pub(super) enum NotLoaded {
     /// Because of what the file contains: the same contents are refused whenever they come.
     Contents(String),
     /// Because of the machine, at this moment.
     Circumstances(String),
+    /// It has ended its compiler, and is to be tried once more, behind all others.
+    Again,
 }
 
-impl From<String> for Refused {
+impl From<String> for NotLoaded {
     fn from(why: String) -> Self {
         Self::Contents(why)
     }
@@ -140,12 +142,15 @@ impl Module {
 /// allowed, outside of async code.
 pub(super) fn load(
     sandbox: &Arc<Sandbox>,
+    compiler: &mut Compiler,
+    which: Try,
     file: &str,
     digest: Digest,
     bytes: &[u8],
-) -> Result<Module, Refused> {
+) -> Result<Module, NotLoaded> {
     check_kind(bytes)?;
-    let (Loaded { component, lines }, code) = loaded(sandbox, digest, bytes)?;
+    let compile = || compiler.compile(bytes, which);
+    let (Loaded { component, lines }, code) = loaded(sandbox, digest, compile)?;
     if component
         .get_export_index(None, HANDLERS_INTERFACE)
         .is_none()
@@ -191,7 +196,11 @@ enum Unfit {
 }
 
 /// What was kept of a module, or else what the compiler makes of it.
-fn loaded(sandbox: &Sandbox, digest: Digest, bytes: &[u8]) -> Result<(Loaded, CodeFrom), Refused> {
+fn loaded(
+    sandbox: &Sandbox,
+    digest: Digest,
+    compile: impl FnOnce() -> Result<Vec<u8>, NotLoaded>,
+) -> Result<(Loaded, CodeFrom), NotLoaded> {
     if let Some(cache) = &sandbox.cache
         && let Some(compiled) = cache.get(digest)
     {
@@ -201,7 +210,7 @@ fn loaded(sandbox: &Sandbox, digest: Digest, bytes: &[u8]) -> Result<(Loaded, Co
             Err(Unfit::Code(error)) => cache.remove(digest, &format!("{error:#}")),
         }
     }
-    let compiled = compile(sandbox, bytes)?;
+    let compiled = compile()?;
     let loaded = deserialize(&sandbox.engine, &compiled);
     // Kept also where the module is too large for the pool: its code is good, and no later start compiles it again.
     if let Some(cache) = &sandbox.cache
@@ -212,7 +221,7 @@ fn loaded(sandbox: &Sandbox, digest: Digest, bytes: &[u8]) -> Result<(Loaded, Co
     match loaded {
         Ok(loaded) => Ok((loaded, CodeFrom::Compiler)),
         Err(Unfit::Module(why)) => Err(why.into()),
-        Err(Unfit::Code(error)) => Err(Refused::Circumstances(format!(
+        Err(Unfit::Code(error)) => Err(NotLoaded::Circumstances(format!(
             "it could not be compiled: the compiler is not of this host's version: {error:#}"
         ))),
     }

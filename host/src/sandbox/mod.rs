@@ -47,7 +47,7 @@ mod schema;
 pub use abort::AbortHandle;
 pub use boottime::BootTime;
 pub use capability::{Addresses, HttpSettings, Resolver, SystemResolver};
-pub use catalog::{Catalog, Handler, HandlerSet, Refusal};
+pub use catalog::{Catalog, Handler, HandlerSet, Loads, Refusal};
 pub use compile::{CompilerLimits, compile_stdin};
 pub use engine::Sandbox;
 pub use grants::{

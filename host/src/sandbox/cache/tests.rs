@@ -159,3 +159,22 @@ fn what_is_unused_for_a_month_goes_and_then_the_oldest_until_the_rest_fits() {
     removed.sort();
     assert_eq!(removed, [".1-2.part", "month.code", "older.code"]);
 }
+
+#[test]
+fn the_directory_is_looked_through_when_much_was_put_into_it_and_not_with_each_entry() {
+    let cached = Cached::new();
+    let unused = cached.cache.path.join("unused.code");
+    fs::write(&unused, b"").unwrap();
+    let long_ago = SystemTime::now() - 2 * UNUSED_MAX;
+    let file = fs::File::options().write(true).open(&unused).unwrap();
+    file.set_modified(long_ago).unwrap();
+
+    for n in 0..100_u8 {
+        cached.cache.put(Digest::of(&[n]), b"code");
+    }
+    assert!(unused.exists(), "nobody has looked");
+    let nearly = LOOK_EVERY_BYTES - 1;
+    cached.cache.put_bytes.store(nearly, Ordering::Relaxed);
+    cached.cache.put(Digest::of(b"one more"), b"code");
+    assert!(!unused.exists());
+}

@@ -21,8 +21,8 @@ pub(super) struct Entry {
     pub(super) seen: Option<Looks>,
     /// The file as it is now, and since when it is like that.
     pub(super) fresh: Option<(Looks, Instant)>,
-    /// Its place in the line, and the digest of what a thread makes a module of.
-    pub(super) loading: Option<(u64, Digest)>,
+    /// Its place in the line, where it is being looked into.
+    pub(super) loading: Option<u64>,
     /// When it is tried again: it was refused for a reason that may pass.
     pub(super) retry_at: Option<Instant>,
     pub(super) serving: Option<Serving>,
@@ -56,12 +56,6 @@ pub(super) struct Serving {
 }
 
 impl Entry {
-    /// The good versions that are known.
-    pub(super) fn modules(&self) -> impl Iterator<Item = &Arc<Module>> {
-        let serving = self.serving.iter().map(|serving| &serving.module);
-        serving.chain(self.waiting.iter().map(|(_, module)| module))
-    }
-
     /// Nothing is wrong with the file any more.
     pub(super) fn accept(&mut self) {
         self.refused = None;

@@ -31,6 +31,12 @@ impl Stamp {
         })
     }
 
+    /// True for the same file, under another name perhaps, that nobody has openly written to in between.
+    pub(super) fn is_same_file(&self, other: &Self) -> bool {
+        let of = |stamp: &Self| (stamp.device, stamp.inode, stamp.bytes, stamp.modified_at);
+        of(self) == of(other)
+    }
+
     /// Of the file at this path; none where there is none.
     pub(super) fn at(path: &Path) -> Option<Self> {
         fs::metadata(path)

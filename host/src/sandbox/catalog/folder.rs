@@ -1,6 +1,6 @@
 //! Which file of the folder serves in which version.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use super::entry::{Entry, Looks, Serving};
 use super::file::{self, Listed};
 use super::gate::Gate;
-use super::loading::{self, Loaded};
+use super::loading::{Loaded, Loader, Order, Outcome};
 use super::watch::Wake;
-use super::{HandlerSet, Refusal};
+use super::{HandlerSet, Loads, Refusal};
 use crate::harmless;
-use crate::sandbox::load::Refused;
 use crate::sandbox::{Digest, Module, Sandbox};
 
 /// A file that was written to this recently may still be written to.
@@ -47,31 +46,45 @@ pub(super) struct Folder {
     /// Why the folder could not be listed; everything goes on serving then.
     unreadable: Option<String>,
     gate: Gate,
-    /// How many modules have been begun, and how many are being made now.
+    loader: Loader,
+    loads: Arc<Loads>,
+    /// How many files have been given to it.
     begun: u64,
-    loading: usize,
-    /// Where they are sent when they are done.
-    done: mpsc::Sender<Wake>,
+    /// Of these, those that it has not tried yet, and those that take it long.
+    trying: BTreeSet<u64>,
+    slow: BTreeSet<u64>,
 }
 
 impl Folder {
     /// Modules are made on threads of their own, and come to `done`, for [`finish`](Self::finish).
-    pub(super) fn new(sandbox: Arc<Sandbox>, dir: PathBuf, done: mpsc::Sender<Wake>) -> Self {
+    pub(super) fn new(
+        sandbox: Arc<Sandbox>,
+        dir: PathBuf,
+        loads: Arc<Loads>,
+        done: mpsc::Sender<Wake>,
+    ) -> Self {
         Self {
             gate: Gate::new(sandbox.settings().pin.clone()),
+            loader: Loader::new(sandbox.clone(), loads.clone(), done),
+            loads,
             sandbox,
             dir,
             entries: BTreeMap::new(),
             unreadable: None,
             begun: 0,
-            loading: 0,
-            done,
+            trying: BTreeSet::new(),
+            slow: BTreeSet::new(),
         }
+    }
+
+    /// True until each file was tried once.
+    pub(super) fn is_trying(&self) -> bool {
+        !self.trying.is_empty()
     }
 
     /// True while a module is being made.
     pub(super) fn is_loading(&self) -> bool {
-        self.loading > 0
+        self.is_trying() || !self.slow.is_empty()
     }
 
     pub(super) fn dir(&self) -> &Path {
@@ -111,7 +124,11 @@ impl Folder {
         scan.changed |= !removed.is_empty();
 
         for (name, listed) in listed {
-            self.look_at(&name, &listed, trust, &removed, &mut scan);
+            self.look_at(&name, listed, trust, &removed, &mut scan);
+        }
+        if !removed.is_empty() {
+            drop(removed);
+            self.loader.forget_gone();
         }
         scan
     }
@@ -134,19 +151,31 @@ impl Folder {
             why: why.clone(),
             last_good_serves: true,
         });
+        let loading = |is_slow: bool| {
+            let entries = self.entries.iter();
+            let these = entries.filter(move |(_, entry)| {
+                entry
+                    .loading
+                    .is_some_and(|place| self.slow.contains(&place) == is_slow)
+            });
+            these.map(|(file, _)| harmless::name(file)).collect()
+        };
         HandlerSet {
             handlers: serving
                 .flat_map(|serving| &serving.handlers)
                 .map(|handler| (handler.manifest.name.clone(), handler.clone()))
                 .collect(),
             refused: unreadable.chain(refused).collect(),
+            loading: loading(false),
+            slow: loading(true),
+            unreadable: self.unreadable.clone(),
         }
     }
 
     fn look_at(
         &mut self,
         name: &str,
-        listed: &Listed,
+        listed: Listed,
         trust: &Trust,
         removed: &[Entry],
         scan: &mut Scan,
@@ -178,112 +207,98 @@ impl Folder {
             scan.again_in = Some(scan.again_in.map_or(left, |other| other.min(left)));
             return;
         }
-        match file::read(listed, self.sandbox.settings().module_bytes_max) {
-            Ok(Some(bytes)) => {
-                entry.seen = Some(looks);
-                entry.retry_at = None;
-                scan.changed |= self.take_in(name, &listed.path, bytes, removed);
-            }
-            // Written to while it was read, or gone again.
-            Ok(None) => scan.again_in = Some(QUIET),
-            Err(why) => {
-                entry.seen = Some(looks);
-                entry.refuse(name, why, None);
-                scan.changed = true;
-            }
-        }
-    }
-
-    /// Looks into a file's new contents, and begins to make a module of them where that is needed. True when something
-    /// changed at once.
-    fn take_in(&mut self, name: &str, path: &Path, bytes: Vec<u8>, removed: &[Entry]) -> bool {
-        let digest = Digest::of(&bytes);
-        let known = self
-            .entries
-            .values()
-            .chain(removed)
-            .flat_map(Entry::modules)
-            .find(|module| module.digest == digest)
-            .cloned();
-        let passes = self.gate.check(name, path, digest, &bytes);
-        let entry = self.entries.entry(name.to_owned()).or_default();
-        if let Err(why) = passes {
-            entry.loading = None;
-            entry.waiting = None;
-            entry.refuse(name, why, None);
-            return true;
-        }
-        if entry.loading.is_some_and(|(_, loading)| loading == digest) {
-            return false;
-        }
+        entry.seen = Some(looks);
+        entry.fresh = None;
+        entry.retry_at = None;
+        self.begun += 1;
         // Whatever is being made of it is of an older version now.
         entry.loading = None;
-        if entry.refused_digest == Some(digest) {
-            return false;
-        }
-        if entry
-            .serving
-            .as_ref()
-            .is_some_and(|serving| serving.module.digest == digest)
-        {
-            // Back to what serves.
-            entry.waiting = None;
+        let had_other_name = removed.iter().find(|entry| {
+            entry
+                .seen
+                .is_some_and(|seen| seen.file.is_same_file(&listed.stamp))
+        });
+        if let Some(module) = had_other_name.and_then(|it| self.renamed(name, &listed, it)) {
+            let entry = self.entries.entry(name.to_owned()).or_default();
+            entry.waiting = Some((self.begun, module));
             entry.accept();
-            return true;
+            scan.changed = true;
+            return;
         }
-        if known.is_none() && self.loading >= self.sandbox.settings().compilations_max {
-            // The next scan looks at it again, and one follows when another is done.
-            entry.seen = None;
-            return false;
-        }
-        self.begun += 1;
-        let place = self.begun;
-        if let Some(module) = known {
-            entry.waiting = Some((place, Arc::new(module.renamed(name))));
-            entry.accept();
-            return true;
-        }
-        match loading::start(&self.sandbox, place, name, digest, bytes, self.done.clone()) {
-            Ok(()) => {
-                entry.loading = Some((place, digest));
-                self.loading += 1;
-                false
-            }
-            Err(error) => {
-                entry.retry_at = Some(Instant::now() + RETRY_AFTER);
-                entry.refuse(
-                    name,
-                    format!("no thread could be started to load it: {error}"),
-                    None,
-                );
-                true
-            }
-        }
+        let entry = self.entries.entry(name.to_owned()).or_default();
+        entry.loading = Some(self.begun);
+        self.trying.insert(self.begun);
+        self.loader.load(Order {
+            file: name.to_owned(),
+            place: self.begun,
+            listed,
+            rules: self.gate.rules(),
+            refused: entry.refused_digest,
+        });
+    }
+
+    /// The module of a file that had another name until now. It is looked into at once, so that its handlers go on serving.
+    fn renamed(&self, name: &str, listed: &Listed, before: &Entry) -> Option<Arc<Module>> {
+        let module = &before.serving.as_ref()?.module;
+        self.loads.read_file();
+        let bytes = file::read(listed, self.sandbox.settings().module_bytes_max);
+        let bytes = bytes.ok().flatten()?;
+        let digest = Digest::of(&bytes);
+        let rules = self.gate.rules();
+        let passes =
+            digest == module.digest && rules.check(name, &listed.path, digest, &bytes).is_ok();
+        passes.then(|| Arc::new(module.renamed(name)))
     }
 
     /// Takes in what has become of a file. True when something changed.
     pub(super) fn finish(&mut self, loaded: Loaded) -> bool {
-        self.loading -= 1;
-        let entry = self.entries.get_mut(&loaded.file);
-        let Some(entry) = entry.filter(|entry| {
-            entry
-                .loading
-                .is_some_and(|(place, _)| place == loaded.place)
-        }) else {
+        let Loaded {
+            file,
+            place,
+            outcome,
+        } = loaded;
+        self.trying.remove(&place);
+        match outcome {
+            Outcome::Slow => self.slow.insert(place),
+            Outcome::Module(_)
+            | Outcome::Changed
+            | Outcome::StillRefused
+            | Outcome::Refused(..)
+            | Outcome::Unlucky(_) => self.slow.remove(&place),
+        };
+        let entry = self.entries.get_mut(&file);
+        let Some(entry) = entry.filter(|entry| entry.loading == Some(place)) else {
             // The file is gone, or has changed again.
             return false;
         };
-        let digest = entry.loading.take().map(|(_, digest)| digest);
-        match loaded.module {
-            Ok(module) => {
-                entry.waiting = Some((loaded.place, Arc::new(module)));
+        if let Outcome::Slow = outcome {
+            tracing::info!(
+                file,
+                "the module takes its compiler long; it is compiled once all others were"
+            );
+            return true;
+        }
+        entry.loading = None;
+        match outcome {
+            Outcome::Slow | Outcome::StillRefused => {}
+            Outcome::Changed => entry.seen = None,
+            Outcome::Module(module) => {
+                let serves = entry.serving.as_ref();
+                // Back to what serves, where it is that.
+                entry.waiting = match serves.is_some_and(|it| it.module.digest == module.digest) {
+                    true => None,
+                    false => Some((place, module)),
+                };
                 entry.accept();
             }
-            Err(Refused::Contents(why)) => entry.refuse(&loaded.file, why, digest),
-            Err(Refused::Circumstances(why)) => {
+            Outcome::Refused(why, digest) => {
+                entry.waiting = None;
+                entry.refuse(&file, why, digest);
+            }
+            Outcome::Unlucky(why) => {
                 entry.retry_at = Some(Instant::now() + RETRY_AFTER);
                 let why = format!("{why}; it is tried again after {} s", RETRY_AFTER.as_secs());
-                entry.refuse(&loaded.file, why, None);
+                entry.refuse(&file, why, None);
             }
         }
         true

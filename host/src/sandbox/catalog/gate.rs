@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::file::{self, Listed, Stamp};
@@ -21,21 +22,26 @@ const SIGNATURE_BYTES_MAX: u64 = 1 << 10;
 /// It decides about what begins to serve. A module that serves already goes on until its file goes, another version takes
 /// its place, or the host stops: files of one deployment arrive one after the other, and nothing must be missing meanwhile.
 pub(super) struct Gate {
-    pin: Pin,
     /// The lock as it was when it was read; none while there is none.
     stamp: Option<Stamp>,
     /// The lock as it is now, and since when it is like that.
     fresh: Option<(Stamp, Instant)>,
+    rules: Arc<Rules>,
+}
+
+/// What counts at one moment.
+pub(super) struct Rules {
+    pin: Pin,
     lock: Result<Lock, String>,
 }
 
 impl Gate {
     pub(super) fn new(pin: Pin) -> Self {
+        let lock = Err("there is none".into());
         let mut gate = Self {
-            pin,
             stamp: None,
             fresh: None,
-            lock: Err("there is none".into()),
+            rules: Arc::new(Rules { pin, lock }),
         };
         gate.read_lock();
         gate
@@ -43,7 +49,12 @@ impl Gate {
 
     /// True where files need signatures.
     pub(super) fn asks_for_signatures(&self) -> bool {
-        !self.pin.trusted_keys.is_empty()
+        self.rules.ask_for_signatures()
+    }
+
+    /// What counts now.
+    pub(super) fn rules(&self) -> Arc<Rules> {
+        self.rules.clone()
     }
 
     /// The lock that counts now. Whatever it decided is decided again when this changes.
@@ -53,7 +64,9 @@ impl Gate {
 
     /// Reads the lock again where it has changed and is not being written to.
     pub(super) fn refresh(&mut self) {
-        let Some(path) = &self.pin.lock else { return };
+        let Some(path) = &self.rules.pin.lock else {
+            return;
+        };
         let looks = Stamp::at(path);
         if looks == self.stamp {
             return;
@@ -73,10 +86,14 @@ impl Gate {
     }
 
     fn read_lock(&mut self) {
-        let Some(path) = &self.pin.lock else { return };
-        let Some(stamp) = Stamp::at(path) else {
+        let pin = self.rules.pin.clone();
+        let Some(path) = pin.lock.clone() else {
+            return;
+        };
+        let Some(stamp) = Stamp::at(&path) else {
             self.stamp = None;
-            self.lock = Err("there is none".into());
+            let lock = Err("there is none".into());
+            self.rules = Arc::new(Rules { pin, lock });
             return;
         };
         let listed = Listed {
@@ -91,13 +108,20 @@ impl Gate {
             Err(why) => Err(why),
         };
         self.stamp = Some(stamp);
-        self.lock = text.and_then(|text| text.parse());
-        match &self.lock {
+        let lock = text.and_then(|text| text.parse());
+        match &lock {
             Ok(_) => {
                 tracing::info!(lock = %path.display(), "only modules that are listed here begin to serve")
             }
             Err(why) => tracing::warn!(lock = %path.display(), "no module begins to serve: {why}"),
         }
+        self.rules = Arc::new(Rules { pin, lock });
+    }
+}
+
+impl Rules {
+    fn ask_for_signatures(&self) -> bool {
+        !self.pin.trusted_keys.is_empty()
     }
 
     /// Lets these bytes of a file pass.
@@ -128,7 +152,7 @@ impl Gate {
                 Ok(_) => {}
             }
         }
-        if !self.asks_for_signatures() {
+        if !self.ask_for_signatures() {
             return Ok(());
         }
         let signature = match read_signature(&file::signature_path(path)) {

@@ -1,52 +1,188 @@
 //! Making modules beside the thread that follows the folder, so that one which takes its time holds up no other.
 
-use std::io;
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, Weak, mpsc};
 use std::thread;
 
+use super::file::{self, Listed};
+use super::gate::Rules;
+use super::line::{Line, Next};
 use super::watch::Wake;
-use crate::sandbox::load::{Refused, load};
+use super::{Loads, lock};
+use crate::sandbox::compile::{Compiler, Try};
+use crate::sandbox::load::{NotLoaded, load};
 use crate::sandbox::{Digest, Module, Sandbox};
+
+/// A file that is to be looked into.
+pub(super) struct Order {
+    pub(super) file: String,
+    /// Its place in the line, which says which contents it had.
+    pub(super) place: u64,
+    pub(super) listed: Listed,
+    pub(super) rules: Arc<Rules>,
+    /// Contents that were refused before; they need not be tried again.
+    pub(super) refused: Option<Digest>,
+}
 
 /// What has become of a file.
 pub(super) struct Loaded {
     pub(super) file: String,
-    /// Its place in the line, which says which contents it had.
     pub(super) place: u64,
-    pub(super) module: Result<Module, Refused>,
+    pub(super) outcome: Outcome,
 }
 
-/// Begins to make a module of these bytes, whose digest this is.
-///
-/// # Errors
-/// When there is no thread for it.
-pub(super) fn start(
-    sandbox: &Arc<Sandbox>,
-    place: u64,
-    file: &str,
-    digest: Digest,
-    bytes: Vec<u8>,
+/// What a file turned out to be.
+pub(super) enum Outcome {
+    Module(Arc<Module>),
+    /// It was written to meanwhile, or is gone.
+    Changed,
+    /// Its contents were refused before.
+    StillRefused,
+    /// With the digest where it is the contents that are to blame.
+    Refused(String, Option<Digest>),
+    /// Because of the machine, at this moment.
+    Unlucky(String),
+    /// It takes its compiler long, and waits until all others were tried.
+    Slow,
+}
+
+/// Loads files, each as soon as there is a place for it.
+pub(super) struct Loader(Arc<Shared>);
+
+struct Shared {
+    sandbox: Arc<Sandbox>,
+    line: Mutex<Line<Order>>,
+    /// The modules that there are, by digest: contents that are known are not compiled again.
+    known: Mutex<HashMap<Digest, Weak<Module>>>,
+    loads: Arc<Loads>,
+    /// Where they are sent when they are done.
     done: mpsc::Sender<Wake>,
-) -> io::Result<()> {
-    let (sandbox, file) = (sandbox.clone(), file.to_owned());
-    thread::Builder::new()
-        .name("rouse-load".into())
-        .spawn(move || {
-            // A fault of the host would otherwise keep the module's place for ever.
-            let module = catch_unwind(AssertUnwindSafe(|| load(&sandbox, &file, digest, &bytes)))
-                .unwrap_or_else(|_| {
-                    Err(Refused::Contents(
-                        "it made the host panic; this is a fault of Rouse".into(),
-                    ))
-                });
-            drop(sandbox);
-            // When nobody receives, the catalog is gone.
-            let _ = done.send(Wake::Loaded(Loaded {
-                file,
-                place,
-                module,
-            }));
-        })?;
-    Ok(())
+}
+
+impl Loader {
+    pub(super) fn new(sandbox: Arc<Sandbox>, loads: Arc<Loads>, done: mpsc::Sender<Wake>) -> Self {
+        Self(Arc::new(Shared {
+            line: Mutex::new(Line::new(sandbox.settings().compilations_max)),
+            sandbox,
+            known: Mutex::default(),
+            loads,
+            done,
+        }))
+    }
+
+    /// Has a file looked into; what becomes of it comes to `done`.
+    pub(super) fn load(&self, order: Order) {
+        lock(&self.0.line).push(order);
+        self.0.start();
+    }
+
+    /// Forgets modules that are gone.
+    pub(super) fn forget_gone(&self) {
+        lock(&self.0.known).retain(|_, module| module.strong_count() > 0);
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        lock(&self.0.line).clear();
+    }
+}
+
+impl Shared {
+    /// Starts a thread for what there is a place for.
+    fn start(self: &Arc<Self>) {
+        while let Some(next) = lock(&self.line).take() {
+            let (Next::First(order) | Next::Again(order)) = &next;
+            let (file, place) = (order.file.clone(), order.place);
+            let is_first = matches!(next, Next::First(_));
+            let shared = self.clone();
+            let thread = thread::Builder::new()
+                .name("rouse-load".into())
+                .spawn(move || shared.run(next));
+            if let Err(error) = thread {
+                self.free(is_first);
+                let why = format!("no thread could be started to load it: {error}");
+                self.tell(file, place, Outcome::Unlucky(why));
+            }
+        }
+    }
+
+    fn free(&self, is_first: bool) {
+        let mut line = lock(&self.line);
+        match is_first {
+            true => line.done_first(),
+            false => line.done_again(),
+        }
+    }
+
+    /// Loads one file after the other, with a compiler that serves many of them.
+    fn run(self: Arc<Self>, first: Next<Order>) {
+        let mut compiler = Compiler::new(self.sandbox.clone(), self.loads.clone());
+        let mut next = Some(first);
+        while let Some(now) = next {
+            let (is_first, which, order) = match now {
+                Next::First(order) => (true, Try::First, order),
+                Next::Again(order) => (false, Try::Second, order),
+            };
+            let (file, place) = (order.file.clone(), order.place);
+            // A fault of the host would otherwise keep the place for ever.
+            let outcome =
+                catch_unwind(AssertUnwindSafe(|| self.look(&order, which, &mut compiler)))
+                    .unwrap_or_else(|_| {
+                        Outcome::Refused(
+                            "it made the host panic; this is a fault of Rouse".into(),
+                            None,
+                        )
+                    });
+            if let Outcome::Slow = outcome {
+                lock(&self.line).push_again(order);
+            }
+            self.tell(file, place, outcome);
+            self.free(is_first);
+            next = lock(&self.line).take();
+        }
+    }
+
+    fn tell(&self, file: String, place: u64, outcome: Outcome) {
+        // When nobody receives, the catalog is gone.
+        let _ = self.done.send(Wake::Loaded(Loaded {
+            file,
+            place,
+            outcome,
+        }));
+    }
+
+    fn look(&self, order: &Order, which: Try, compiler: &mut Compiler) -> Outcome {
+        self.loads.read_file();
+        let bytes = match file::read(&order.listed, self.sandbox.settings().module_bytes_max) {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return Outcome::Changed,
+            Err(why) => return Outcome::Refused(why, None),
+        };
+        let digest = Digest::of(&bytes);
+        if let Err(why) = order
+            .rules
+            .check(&order.file, &order.listed.path, digest, &bytes)
+        {
+            return Outcome::Refused(why, None);
+        }
+        if order.refused == Some(digest) {
+            return Outcome::StillRefused;
+        }
+        let known = lock(&self.known).get(&digest).and_then(Weak::upgrade);
+        if let Some(module) = known {
+            return Outcome::Module(Arc::new(module.renamed(&order.file)));
+        }
+        match load(&self.sandbox, compiler, which, &order.file, digest, &bytes) {
+            Ok(module) => {
+                let module = Arc::new(module);
+                lock(&self.known).insert(digest, Arc::downgrade(&module));
+                Outcome::Module(module)
+            }
+            Err(NotLoaded::Contents(why)) => Outcome::Refused(why, Some(digest)),
+            Err(NotLoaded::Circumstances(why)) => Outcome::Unlucky(why),
+            Err(NotLoaded::Again) => Outcome::Slow,
+        }
+    }
 }

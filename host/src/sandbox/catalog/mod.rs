@@ -4,7 +4,9 @@ mod entry;
 mod file;
 mod folder;
 mod gate;
+mod line;
 mod loading;
+mod loads;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -16,6 +18,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::watch as channel;
 
 use self::folder::{Folder, Trust};
+pub use self::loads::Loads;
 use super::capability::HttpAccess;
 use super::grants::{Granted, held, missing};
 use super::{
@@ -107,12 +110,23 @@ pub struct HandlerSet {
     pub handlers: BTreeMap<String, Arc<Handler>>,
     /// What was refused, by file name.
     pub refused: Vec<Refusal>,
+    /// Files that have not been tried yet, by name.
+    pub loading: Vec<String>,
+    /// Files that take their compiler long, by name. They are compiled behind all others, and nothing waits for them.
+    pub slow: Vec<String>,
+    /// Why the folder cannot be read, where it cannot; everything goes on serving then.
+    pub unreadable: Option<String>,
 }
 
 impl HandlerSet {
     /// The handler of that name.
     pub fn get(&self, name: &str) -> Option<&Arc<Handler>> {
         self.handlers.get(name)
+    }
+
+    /// True while there are files that nobody has tried yet.
+    pub fn is_loading(&self) -> bool {
+        !self.loading.is_empty()
     }
 
     /// The names of the handlers, in order.
@@ -129,6 +143,7 @@ impl HandlerSet {
 pub struct Catalog {
     dir: PathBuf,
     published: Arc<Published>,
+    loads: Arc<Loads>,
     /// Here until [`watch`](Self::watch) takes it.
     folder: Mutex<Option<(Folder, mpsc::Receiver<watch::Wake>)>>,
     wake: mpsc::Sender<watch::Wake>,
@@ -147,12 +162,29 @@ impl Catalog {
     /// When the folder cannot be read.
     pub async fn open(sandbox: Arc<Sandbox>, dir: impl AsRef<Path>) -> anyhow::Result<Self> {
         let dir = dir.as_ref().to_owned();
-        tokio::task::spawn_blocking(move || Self::open_blocking(sandbox, dir))
-            .await
-            .context("load the handlers folder")?
+        tokio::task::spawn_blocking(move || {
+            let catalog = Self::list(sandbox, dir)?;
+            catalog.load();
+            Ok(catalog)
+        })
+        .await
+        .context("load the handlers folder")?
     }
 
-    fn open_blocking(sandbox: Arc<Sandbox>, dir: PathBuf) -> anyhow::Result<Self> {
+    /// Begins to load what is in the folder, and follows it from now on; each module serves as soon as it is ready.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub async fn start(sandbox: Arc<Sandbox>, dir: impl AsRef<Path>) -> anyhow::Result<Self> {
+        let dir = dir.as_ref().to_owned();
+        let listed = tokio::task::spawn_blocking(move || Self::list(sandbox, dir));
+        let catalog = listed.await.context("list the handlers folder")??;
+        catalog.watch();
+        Ok(catalog)
+    }
+
+    /// Begins to load what is there.
+    fn list(sandbox: Arc<Sandbox>, dir: PathBuf) -> anyhow::Result<Self> {
         if !dir.is_dir() {
             bail!(
                 "there is no handlers folder {}; create it, or name another with --handlers",
@@ -160,18 +192,11 @@ impl Catalog {
             );
         }
         let (wake, wakes) = mpsc::channel();
-        let mut folder = Folder::new(sandbox, dir.clone(), wake.clone());
+        let loads = Arc::new(Loads::default());
+        let mut folder = Folder::new(sandbox, dir.clone(), loads.clone(), wake.clone());
         // A host that has just been started has nothing better to do than to read what is there,
         // however fresh it is.
         folder.scan(&Trust::Everything);
-        while folder.is_loading() {
-            if let Ok(watch::Wake::Loaded(loaded)) = wakes.recv() {
-                folder.finish(loaded);
-            }
-            folder.scan(&Trust::Everything);
-        }
-        // Once all of them are there, so that of two with one handler name the first by name serves.
-        folder.settle_names();
         let published = Published {
             current: ArcSwap::from_pointee(folder.handlers()),
             version: channel::Sender::new(0),
@@ -179,9 +204,33 @@ impl Catalog {
         Ok(Self {
             dir,
             published: Arc::new(published),
+            loads,
             folder: Mutex::new(Some((folder, wakes))),
             wake,
         })
+    }
+
+    /// Waits until all of it is loaded.
+    fn load(&self) {
+        let mut following = lock(&self.folder);
+        let Some((folder, wakes)) = following.as_mut() else {
+            return;
+        };
+        loop {
+            while folder.is_loading() {
+                if let Ok(watch::Wake::Loaded(loaded)) = wakes.recv() {
+                    folder.finish(loaded);
+                }
+            }
+            // What was written to meanwhile.
+            folder.scan(&Trust::Everything);
+            if !folder.is_loading() {
+                break;
+            }
+        }
+        // Once all of them are there, so that of two with one handler name the first by name serves.
+        folder.settle_names();
+        self.published.publish(folder.handlers());
     }
 
     /// Follows the folder from now on, on a thread of its own, until the catalog is dropped. A
@@ -191,6 +240,29 @@ impl Catalog {
         if let Some((folder, wakes)) = folder {
             watch::start(folder, wakes, self.wake.clone(), self.published.clone());
         }
+    }
+
+    /// Waits until each file that was there at the start was tried; those that take their compiler long may be at it still.
+    pub async fn tried(&self) -> Arc<HandlerSet> {
+        self.until(|handlers| !handlers.is_loading()).await
+    }
+
+    /// Waits until the handlers are like that, while the catalog follows its folder.
+    pub async fn until(&self, is: impl Fn(&HandlerSet) -> bool) -> Arc<HandlerSet> {
+        let mut changed = self.changed();
+        loop {
+            let handlers = self.current();
+            if is(&handlers) {
+                return handlers;
+            }
+            let alive = changed.changed().await;
+            alive.expect("the catalog is borrowed, and has the other end");
+        }
+    }
+
+    /// What it has taken to load the modules.
+    pub fn loads(&self) -> &Loads {
+        &self.loads
     }
 
     /// What the folder offers now.

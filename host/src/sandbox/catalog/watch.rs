@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use notify::event::{ModifyKind, RenameMode};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
@@ -17,6 +17,10 @@ use super::loading::Loaded;
 /// How often the folder is looked at when nothing is heard of it: network folders send no
 /// events, and events get lost.
 const RESCAN: Duration = Duration::from_millis(500);
+
+/// While modules are being loaded, those that have become ready are published together, so often: each time everything is
+/// looked through that there is.
+const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 
 /// What wakes the thread that follows the folder.
 pub(super) enum Wake {
@@ -53,22 +57,35 @@ fn follow(
     let _watcher = listen(&folder, events);
     let mut renamed = HashSet::new();
     let mut changed = false;
+    let (mut scan_at, mut publish_at) = (Instant::now(), Instant::now());
     loop {
-        let scan = folder.scan(&Trust::Renamed(std::mem::take(&mut renamed)));
-        changed |= scan.changed;
-        changed |= folder.settle_names();
-        if std::mem::take(&mut changed) {
-            published.publish(folder.handlers());
+        let now = Instant::now();
+        if now >= scan_at || !renamed.is_empty() {
+            let scan = folder.scan(&Trust::Renamed(std::mem::take(&mut renamed)));
+            changed |= scan.changed;
+            scan_at = now + scan.again_in.unwrap_or(RESCAN).min(RESCAN);
         }
-        let wait = scan.again_in.unwrap_or(RESCAN).min(RESCAN);
-        let mut next = wakes.recv_timeout(wait);
+        if changed && (now >= publish_at || !folder.is_trying()) {
+            changed = false;
+            folder.settle_names();
+            published.publish(folder.handlers());
+            publish_at = now + PUBLISH_EVERY;
+        }
+        let wake_at = match changed {
+            true => scan_at.min(publish_at),
+            false => scan_at,
+        };
+        let mut next = wakes.recv_timeout(wake_at.saturating_duration_since(Instant::now()));
         loop {
             match next {
-                Ok(Wake::Changed { renamed: paths }) => renamed.extend(
-                    paths
-                        .iter()
-                        .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())),
-                ),
+                Ok(Wake::Changed { renamed: paths }) => {
+                    scan_at = now;
+                    renamed.extend(
+                        paths.iter().filter_map(|path| {
+                            Some(path.file_name()?.to_string_lossy().into_owned())
+                        }),
+                    );
+                }
                 Ok(Wake::Loaded(loaded)) => changed |= folder.finish(loaded),
                 Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => break,

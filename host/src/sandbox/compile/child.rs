@@ -1,4 +1,5 @@
-//! The process that compiles one file: a file on its standard input, what was made of it on its standard output.
+//! The process that compiles: modules on its standard input, one after the other, what was made of each on its standard
+//! output.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -7,55 +8,85 @@ use std::process::ExitCode;
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
 };
+use rustix::time::{ClockId, clock_gettime};
 use wasmtime::Engine;
 
+use super::wire::{Kind, Reply, Request};
 use super::{CompilerLimits, compiled};
 use crate::sandbox::engine::code_config;
 
-/// The file cannot be compiled; standard error says why, in a sentence that begins with "it …".
-pub(super) const EXIT_REFUSED: u8 = 3;
-/// The compiler itself could not work.
+/// The compiler itself could not work; standard error says why.
 pub(super) const EXIT_UNABLE: u8 = 4;
 
 /// What `rouse compile-module` does, for the host with this process id. Call it before anything else is done in the
 /// process: it begins with limiting itself, for good.
 pub fn compile_stdin(host: u32, limits: CompilerLimits) -> ExitCode {
-    let (code, said) = match limit(host, limits) {
-        Ok(()) => match compile() {
+    let said = match limit(host, limits) {
+        Ok(()) => match compile(limits) {
             Ok(()) => return ExitCode::SUCCESS,
-            Err(Failed::Refused(why)) => (EXIT_REFUSED, why),
-            Err(Failed::Unable(error)) => (EXIT_UNABLE, error.to_string()),
+            Err(error) => error.to_string(),
         },
-        Err(error) => (
-            EXIT_UNABLE,
-            format!("the compiler cannot limit itself: {error}"),
-        ),
+        Err(error) => format!("the compiler cannot limit itself: {error}"),
     };
     eprintln!("{said}");
-    ExitCode::from(code)
+    ExitCode::from(EXIT_UNABLE)
 }
 
-enum Failed {
-    Refused(String),
-    Unable(io::Error),
-}
-
-impl From<io::Error> for Failed {
-    fn from(error: io::Error) -> Self {
-        Self::Unable(error)
-    }
-}
-
-fn compile() -> Result<(), Failed> {
-    let mut wasm = Vec::new();
-    io::stdin().lock().read_to_end(&mut wasm)?;
+/// Compiles what comes, until nothing comes any more or the limits are nearly used up.
+fn compile(limits: CompilerLimits) -> io::Result<()> {
     let engine =
         Engine::new(&code_config()).map_err(|error| io::Error::other(format!("{error:#}")))?;
-    let compiled = compiled(&engine, &wasm).map_err(Failed::Refused)?;
+    let mut input = io::stdin().lock();
     let mut out = io::stdout().lock();
-    out.write_all(&compiled)?;
-    out.flush()?;
+    let address_space_before = address_space_bytes();
+    while let Some(request) = Request::read(&mut input)? {
+        let cpu_until = cpu_secs_used() + request.cpu_secs;
+        // The first limit sends SIGXCPU, which tells the host why it ended; the second one stays where it is.
+        at_most(Resource::Cpu, cpu_until.min(cpu_secs_max(limits)), u64::MAX)?;
+        let mut wasm = Vec::with_capacity(usize::try_from(request.bytes).unwrap_or(0));
+        input.by_ref().take(request.bytes).read_to_end(&mut wasm)?;
+        let (kind, bytes) = match compiled(&engine, &wasm) {
+            Ok(code) => (Kind::Code, code),
+            Err(why) => (Kind::Refused, why.into_bytes()),
+        };
+        // Half of the address space is enough for most. Where it is not, the host has another compiler try it again.
+        let room = limits.memory_bytes_max.saturating_sub(address_space_before);
+        let grown = address_space_bytes().saturating_sub(address_space_before);
+        let is_last = cpu_secs_used() + request.cpu_secs > cpu_secs_max(limits) || grown > room / 2;
+        Reply {
+            kind,
+            is_last,
+            bytes: bytes.len() as u64,
+        }
+        .write(&mut out)?;
+        out.write_all(&bytes)?;
+        out.flush()?;
+        if is_last {
+            break;
+        }
+    }
     Ok(())
+}
+
+fn cpu_secs_max(limits: CompilerLimits) -> u64 {
+    limits.cpu_max.as_secs().max(1)
+}
+
+/// Whole seconds, the one that has begun not among them.
+fn cpu_secs_used() -> u64 {
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    u64::try_from(used.tv_sec).unwrap_or(0)
+}
+
+/// None of it where the system does not say (no /proc).
+fn address_space_bytes() -> usize {
+    let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: usize = statm
+        .split(' ')
+        .next()
+        .and_then(|pages| pages.parse().ok())
+        .unwrap_or(0);
+    pages * rustix::param::page_size()
 }
 
 fn limit(host: u32, limits: CompilerLimits) -> io::Result<()> {
@@ -67,7 +98,6 @@ fn limit(host: u32, limits: CompilerLimits) -> io::Result<()> {
     }
     // Where the machine has no memory left, this process has to go, and not the host. Not everywhere can that be said.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
-    let cpu_secs = limits.cpu_max.as_secs().max(1);
     // A crash is expected here, and its memory is of no use.
     at_most(Resource::Core, 0, 0)?;
     at_most(
@@ -75,7 +105,7 @@ fn limit(host: u32, limits: CompilerLimits) -> io::Result<()> {
         limits.memory_bytes_max as u64,
         limits.memory_bytes_max as u64,
     )?;
-    // The first one sends SIGXCPU, which tells the host why it ended.
+    let cpu_secs = cpu_secs_max(limits);
     at_most(Resource::Cpu, cpu_secs, cpu_secs + 1)
 }
 

@@ -1,22 +1,21 @@
-//! The host's side: starts a compiler, waits for it, and says what became of it.
+//! The host's side: starts a compiler, has it compile, and says what became of it.
 
-use std::fs::File;
-use std::io::{self, Read, Seek as _, Write as _};
+use std::io::{self, ErrorKind, Read, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{self, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread::{self, available_parallelism};
+use std::thread::{self, JoinHandle, available_parallelism};
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use wasmtime::{Engine, Precompiled};
 
-use super::child::{EXIT_REFUSED, EXIT_UNABLE};
+use super::child::EXIT_UNABLE;
+use super::wire::{Kind, Reply, Request};
 use super::{CompilerLimits, PANICKED};
-use crate::sandbox::load::Refused;
+use crate::sandbox::load::NotLoaded;
 
 /// A compiler that waits instead of computing, or has to share its cores with guests, may take so many times its
 /// processor time.
@@ -37,82 +36,168 @@ const OUT_OF_MEMORY: &str = "memory allocation of";
 /// How a panic ends a program of Rust.
 const EXIT_PANICKED: u8 = 101;
 
-/// Has a child compile. Blocks. The child dies with the thread that calls this, and so with the host.
-pub(super) fn compile(
-    program: &Path,
+/// A compiler that runs. It dies with the thread that has started it, and so with the host.
+pub(super) struct Child {
+    process: process::Child,
+    /// Names this child, also when its process id is somebody else's.
+    handle: OwnedFd,
+    input: ChildStdin,
+    output: ChildStdout,
+    said: Option<JoinHandle<String>>,
     limits: CompilerLimits,
-    wasm: &[u8],
-) -> Result<Vec<u8>, Refused> {
-    let ended = run(program, limits, wasm).map_err(|error| {
-        unable(format!(
-            "the compiler {} does not start: {error}",
-            program.display()
-        ))
-    })?;
-    ended.code(limits)
+}
+
+/// What has become of a module.
+pub(super) enum Compiled {
+    /// It is machine code. `is_last`: this compiler takes no more modules.
+    Code { code: Vec<u8>, is_last: bool },
+    /// The compiler refuses it.
+    Refused { why: String, is_last: bool },
+    /// The compiler is gone.
+    Ended(Ended),
 }
 
 /// What a compiler leaves behind.
-struct Ended {
+pub(super) struct Ended {
     status: ExitStatus,
-    hung: bool,
-    /// None where there was too much of it.
-    code: io::Result<Option<Vec<u8>>>,
+    /// It was not done after this time.
+    hung: Option<Duration>,
+    last_word: LastWord,
     said: String,
 }
 
-fn run(program: &Path, limits: CompilerLimits, wasm: &[u8]) -> io::Result<Ended> {
-    let threads = available_parallelism()
-        .map_or(1, usize::from)
-        .min(THREADS_MAX);
-    let mut child = Command::new(program)
-        .arg0("rouse")
-        .arg("compile-module")
-        .args(["--host", &std::process::id().to_string()])
-        .args(["--cpu-secs", &limits.cpu_max.as_secs().max(1).to_string()])
-        .args(["--memory-bytes", &limits.memory_bytes_max.to_string()])
-        // What reads hostile bytes sees no password of the host.
-        .env_clear()
-        .env("RAYON_NUM_THREADS", threads.to_string())
-        .current_dir("/")
-        // Ctrl-C at the terminal is for the host, which finishes what it has begun.
-        .process_group(0)
-        .stdin(in_memory(wasm)?)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| io::Error::other("no valid process id"))?;
-    // A process file descriptor names this child, also when the number is somebody else's.
-    let handle = pidfd_open(pid, PidfdFlags::empty()).inspect_err(|_| end(&mut child))?;
-
-    let stdout = child.stdout.take().expect("it is piped, above");
-    let stderr = child.stderr.take().expect("it is piped, above");
-    thread::scope(|scope| {
-        let (done, watched) = mpsc::channel::<()>();
-        let watchdog = scope.spawn(move || watch(&handle, &watched, limits.cpu_max * WALL_PER_CPU));
-        let listener = scope.spawn(move || said(stderr));
-        let code = at_most(stdout, code_bytes_max(limits));
-        if !matches!(code, Ok(Some(_))) {
-            end(&mut child);
-        }
-        let status = child.wait()?;
-        drop(done);
-        Ok(Ended {
-            status,
-            hung: watchdog.join().unwrap_or(false),
-            code,
-            said: listener.join().unwrap_or_default(),
-        })
-    })
+/// Why nothing more was read from a compiler.
+enum LastWord {
+    Nothing,
+    Unreadable(io::Error),
+    Rubbish,
+    TooMuch,
 }
 
-/// The file as the child's standard input. A pipe would have to be fed, and breaks when the child dies.
-fn in_memory(wasm: &[u8]) -> io::Result<Stdio> {
-    let mut file = File::from(memfd_create("rouse-module", MemfdFlags::CLOEXEC)?);
-    file.write_all(wasm)?;
-    file.rewind()?;
-    Ok(file.into())
+impl Child {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub(super) fn start(program: &Path, limits: CompilerLimits) -> io::Result<Self> {
+        let threads = available_parallelism()
+            .map_or(1, usize::from)
+            .min(THREADS_MAX);
+        let mut process = Command::new(program)
+            .arg0("rouse")
+            .arg("compile-module")
+            .args(["--host", &process::id().to_string()])
+            .args(["--cpu-secs", &limits.cpu_max.as_secs().max(1).to_string()])
+            .args(["--memory-bytes", &limits.memory_bytes_max.to_string()])
+            // What reads hostile bytes sees no password of the host.
+            .env_clear()
+            .env("RAYON_NUM_THREADS", threads.to_string())
+            .current_dir("/")
+            // Ctrl-C at the terminal is for the host, which finishes what it has begun.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let pid = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::other("no valid process id"))?;
+        let handle = pidfd_open(pid, PidfdFlags::empty()).inspect_err(|_| {
+            // It may have ended already.
+            let _ = process.kill();
+            let _ = process.wait();
+        })?;
+        let stderr = process.stderr.take().expect("it is piped, above");
+        Ok(Self {
+            handle,
+            input: process.stdin.take().expect("it is piped, above"),
+            output: process.stdout.take().expect("it is piped, above"),
+            process,
+            said: Some(thread::spawn(move || said(stderr))),
+            limits,
+        })
+    }
+
+    /// Has it compile a module, within so much CPU time. Blocks.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub(super) fn compile(&mut self, wasm: &[u8], cpu_max: Duration) -> io::Result<Compiled> {
+        let wall_max = cpu_max * WALL_PER_CPU;
+        let handle = self.handle.try_clone()?;
+        let (done, watched) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            let watchdog = scope.spawn(move || watch(&handle, &watched, wall_max));
+            let last_word = match self.ask(wasm, cpu_max) {
+                Ok(compiled) => return Ok(compiled),
+                Err(last_word) => last_word,
+            };
+            // One that has said nothing has ended, or is ended by the watchdog: its status says why.
+            if !matches!(last_word, LastWord::Nothing) {
+                // It may have ended already.
+                let _ = self.process.kill();
+            }
+            let status = self.process.wait()?;
+            drop(done);
+            let hung = watchdog.join().unwrap_or(false);
+            let said = self.said.take().and_then(|said| said.join().ok());
+            Ok(Compiled::Ended(Ended {
+                status,
+                hung: hung.then_some(wall_max),
+                last_word,
+                said: said.unwrap_or_default(),
+            }))
+        })
+    }
+
+    fn ask(&mut self, wasm: &[u8], cpu_max: Duration) -> Result<Compiled, LastWord> {
+        let request = Request {
+            bytes: wasm.len() as u64,
+            cpu_secs: cpu_max.as_secs().max(1),
+        };
+        // Where it does not read all of it, it has ended or is about to: what it leaves behind says why.
+        let _ = request
+            .write(&mut self.input)
+            .and_then(|()| self.input.write_all(wasm));
+        let reply = Reply::read(&mut self.output).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => LastWord::Nothing,
+            ErrorKind::InvalidData => LastWord::Rubbish,
+            _ => LastWord::Unreadable(error),
+        })?;
+        if reply.bytes > code_bytes_max(self.limits) {
+            return Err(LastWord::TooMuch);
+        }
+        let bytes_expected = usize::try_from(reply.bytes).unwrap_or(usize::MAX);
+        let mut bytes = Vec::with_capacity(bytes_expected);
+        let read = (&mut self.output)
+            .take(reply.bytes)
+            .read_to_end(&mut bytes)
+            .map_err(LastWord::Unreadable)?;
+        if read < bytes_expected {
+            return Err(LastWord::Nothing);
+        }
+        let is_last = reply.is_last;
+        match reply.kind {
+            Kind::Code => match Engine::detect_precompiled(&bytes) {
+                Some(Precompiled::Component) => Ok(Compiled::Code {
+                    code: bytes,
+                    is_last,
+                }),
+                Some(Precompiled::Module) | None => Err(LastWord::Rubbish),
+            },
+            Kind::Refused => Ok(Compiled::Refused {
+                why: String::from_utf8_lossy(&bytes).into_owned(),
+                is_last,
+            }),
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // It waits for the next module, or has ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 /// Kills the child when it is not done in time, and says so.
@@ -127,20 +212,9 @@ fn watch(child: &OwnedFd, done: &mpsc::Receiver<()>, wall_max: Duration) -> bool
     }
 }
 
-fn end(child: &mut Child) {
-    // It may have ended already; it is waited for in any case.
-    let _ = child.kill();
-}
-
 /// Code was in the compiler's memory, so it is no larger than that.
 fn code_bytes_max(limits: CompilerLimits) -> u64 {
     CODE_BYTES_MAX.min(limits.memory_bytes_max as u64)
-}
-
-fn at_most(mut from: impl Read, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    from.by_ref().take(bytes_max + 1).read_to_end(&mut bytes)?;
-    Ok((bytes.len() as u64 <= bytes_max).then_some(bytes))
 }
 
 /// The beginning of what it says; the rest is read and forgotten, so that it never waits for a reader.
@@ -152,42 +226,55 @@ fn said(mut from: impl Read) -> String {
     String::from_utf8_lossy(&bytes).trim().to_string()
 }
 
-fn unable(why: String) -> Refused {
-    Refused::Circumstances(format!("it could not be compiled: {why}"))
+pub(super) fn unable(why: String) -> NotLoaded {
+    NotLoaded::Circumstances(format!("it could not be compiled: {why}"))
 }
 
 impl Ended {
-    fn code(self, limits: CompilerLimits) -> Result<Vec<u8>, Refused> {
+    /// True where it ended because its module had too little time.
+    pub(super) fn was_too_slow(&self) -> bool {
+        self.hung.is_some() || self.status.signal() == Some(libc::SIGXCPU)
+    }
+
+    /// Why there is no machine code.
+    pub(super) fn why(self, limits: CompilerLimits) -> NotLoaded {
         let said = match self.said.is_empty() {
             true => String::new(),
             false => format!(": {}", self.said),
         };
-        if self.hung {
-            let secs = (limits.cpu_max * WALL_PER_CPU).as_secs();
-            return Err(unable(format!("the compiler was not done after {secs} s")));
+        if let Some(after) = self.hung {
+            return unable(format!(
+                "the compiler was not done after {} s",
+                after.as_secs()
+            ));
         }
-        let code = match self.code {
-            Ok(Some(code)) => code,
-            Ok(None) => {
-                return Err(Refused::Contents(format!(
+        match self.last_word {
+            LastWord::Nothing => {}
+            LastWord::TooMuch => {
+                return NotLoaded::Contents(format!(
                     "it makes more than {} MiB of machine code",
                     code_bytes_max(limits) >> 20
-                )));
+                ));
             }
-            Err(error) => return Err(unable(format!("its code cannot be read: {error}"))),
-        };
+            LastWord::Rubbish => {
+                return unable("the compiler wrote something that is no code".into());
+            }
+            LastWord::Unreadable(error) => {
+                return unable(format!("its code cannot be read: {error}"));
+            }
+        }
         let ended_by = |signal: libc::c_int| self.status.signal() == Some(signal);
         if ended_by(libc::SIGXCPU) {
-            return Err(Refused::Contents(format!(
+            return NotLoaded::Contents(format!(
                 "it needs more than {} s of processor time to compile; if it is to be trusted, raise compile_cpu in rouse.toml",
                 limits.cpu_max.as_secs()
-            )));
+            ));
         }
         if ended_by(libc::SIGABRT) && said.contains(OUT_OF_MEMORY) {
-            return Err(Refused::Contents(format!(
+            return NotLoaded::Contents(format!(
                 "it needs more than {} MiB of memory to compile; if it is to be trusted, raise compile_memory_mb in rouse.toml",
                 limits.memory_bytes_max >> 20
-            )));
+            ));
         }
         let crashes = [
             libc::SIGABRT,
@@ -197,25 +284,15 @@ impl Ended {
             libc::SIGFPE,
         ];
         if crashes.into_iter().any(ended_by) {
-            return Err(Refused::Contents(format!(
+            return NotLoaded::Contents(format!(
                 "it made the compiler crash ({}); this is a fault of wasmtime{said}",
                 self.status
-            )));
+            ));
         }
         match self.status.code().map(u8::try_from) {
-            Some(Ok(0)) if Engine::detect_precompiled(&code) == Some(Precompiled::Component) => {
-                Ok(code)
-            }
-            Some(Ok(0)) => Err(unable(
-                "the compiler wrote something that is no code".into(),
-            )),
-            Some(Ok(EXIT_REFUSED)) => Err(Refused::Contents(self.said)),
-            Some(Ok(EXIT_UNABLE)) => Err(unable(self.said)),
-            Some(Ok(EXIT_PANICKED)) => Err(Refused::Contents(format!("{PANICKED}{said}"))),
-            Some(_) | None => Err(unable(format!(
-                "the compiler ended with {}{said}",
-                self.status
-            ))),
+            Some(Ok(EXIT_UNABLE)) => unable(self.said),
+            Some(Ok(EXIT_PANICKED)) => NotLoaded::Contents(format!("{PANICKED}{said}")),
+            Some(_) | None => unable(format!("the compiler ended with {}{said}", self.status)),
         }
     }
 }
