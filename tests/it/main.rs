@@ -57,4 +57,5 @@ mod pooler;
 mod private_postgres;
 mod ready;
 mod secrets;
+mod signals;
 mod tls;

@@ -10,8 +10,9 @@ use clap::Args as ClapArgs;
 use serde_json::json;
 
 use super::example;
-use super::host::{Databases, Host, HostArgs, Signals};
-use super::postgres::PrivateArgs;
+use super::host::{Databases, Host, HostArgs, Written};
+use super::postgres::{Private, PrivateArgs};
+use super::signals::{Signals, stopped_early};
 use super::text::{as_json, plain};
 use crate::config::{Environment, Queue};
 use crate::sandbox::{Handler, HandlerSet};
@@ -36,6 +37,7 @@ pub(super) struct Args {
 
 /// Serves until a signal, then stops the private Postgres too.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::install()?;
     let handlers = &args.host.handlers;
     std::fs::create_dir_all(handlers)
         .with_context(|| format!("cannot make the handlers folder {}", handlers.display()))?;
@@ -44,21 +46,40 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         written.queue == Queue::On,
         "rouse.toml says queue = \"off\", and then there is nothing for a private Postgres to do; use `rouse serve`"
     );
-    let private = args.private.start().await?;
-    let host = Host::prepare(&args.host, written, &args.http).await?;
+    let Some(private) = args.private.start(&mut signals).await? else {
+        stopped_early();
+        return Ok(ExitCode::SUCCESS);
+    };
+    let done = tokio::select! {
+        done = serve(&args, &private, written, signals) => done,
+        error = private.died() => Err(error),
+    };
+    // However it ended, the server is stopped in order.
+    private.stop().await?;
+    done?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Loads the handlers and works until a signal.
+async fn serve(
+    args: &Args,
+    private: &Private,
+    written: Written,
+    mut signals: Signals,
+) -> anyhow::Result<()> {
+    let prepare = Host::prepare(&args.host, written, &args.http);
+    let Some(host) = signals.unless(prepare).await else {
+        stopped_early();
+        return Ok(());
+    };
+    let host = host?;
     let connector = Connector::from_url(&private.url, &|name| Environment.get(name))?;
-    say_ready(&args, &private.url, private.tcp_url.as_deref(), &host)?;
+    say_ready(args, &private.url, private.tcp_url.as_deref(), &host)?;
     let databases = Databases {
         listen_at: connector.clone(),
         connector,
     };
-    let done = tokio::select! {
-        done = host.work(Some(databases), Signals::install()?) => done,
-        error = private.died() => return Err(error),
-    };
-    private.stop().await?;
-    done?;
-    Ok(ExitCode::SUCCESS)
+    host.work(Some(databases), signals).await
 }
 
 fn say_ready(args: &Args, url: &str, tcp_url: Option<&str>, host: &Host) -> anyhow::Result<()> {

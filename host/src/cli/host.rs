@@ -11,13 +11,14 @@ use std::sync::atomic::Ordering;
 use anyhow::Context as _;
 use clap::Args;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::duration::duration;
 use super::misspelt::Named;
+use super::open_files;
 use super::settings::sandbox_settings;
+use super::signals::Signals;
 use crate::config::{self, Environment, File, Queue};
 use crate::http::{self, Access, Invocations, Metrics, Pages, Readiness, Report};
 use crate::invoke::{Invoker, Share};
@@ -197,6 +198,8 @@ impl Host {
         for why in file.exposed(&folder, &args.handlers) {
             warn!("{why}");
         }
+        open_files::take_as_many_as_allowed();
+        debug!(folder = %args.handlers.display(), "loading the handlers");
         let sandbox = Sandbox::start(limits)?;
         let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
         let catalog = Arc::new(catalog);
@@ -338,38 +341,4 @@ fn readiness(health: Option<&Health>, catalog: &Arc<Catalog>, stop: &Stop) -> Re
         };
         Report::new(database, handlers, stop.is_stopping())
     })
-}
-
-/// SIGTERM and SIGINT, from the moment on at which it was made.
-pub(super) struct Signals {
-    term: Signal,
-    int: Signal,
-}
-
-impl Signals {
-    pub(super) fn install() -> anyhow::Result<Self> {
-        Ok(Self {
-            term: signal(SignalKind::terminate())?,
-            int: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    /// Waits for the next one.
-    pub(super) async fn next(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
-        }
-    }
-
-    /// The first one drains, the second one stops what runs.
-    pub(super) async fn stop(mut self, stop: Stop) {
-        self.next().await;
-        info!(
-            "stopping: nothing more is begun, what runs is finished (a second signal stops that too)"
-        );
-        stop.drain();
-        self.next().await;
-        stop.now();
-    }
 }

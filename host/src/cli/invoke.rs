@@ -11,15 +11,16 @@ use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::signal::unix::{SignalKind, signal};
 
 use profile_file::ProfileFile;
 
 use super::attempt_error;
 use super::duration::some_time;
 use super::host::HANDLERS_DIR;
+use super::open_files;
 use super::payload;
 use super::settings::sandbox_settings;
+use super::signals::Signals;
 use super::text::{as_json, plain};
 use crate::config::File;
 use crate::invoke::{Answer, Call, Invoked, once};
@@ -98,6 +99,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn invoke(args: Args) -> anyhow::Result<u8> {
+    let mut signals = Signals::install()?;
     // Before anything is compiled.
     let payload = match payload::read(args.payload) {
         Ok(payload) => payload,
@@ -112,8 +114,13 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     if profile.is_some() {
         settings.tick = Profile::EVERY;
     }
+    open_files::take_as_many_as_allowed();
     let sandbox = Sandbox::start(settings)?;
-    let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
+    let loading = Catalog::open(sandbox.clone(), &args.handlers);
+    let Some(catalog) = signals.unless(loading).await else {
+        return Ok(EXIT_INTERRUPTED);
+    };
+    let catalog = catalog?;
     let handlers = catalog.current();
     let Some(handler) = handlers.get(&args.handler).cloned() else {
         eprintln!("{}", unknown(&args.handler, &args.handlers, &handlers));
@@ -128,7 +135,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         profile: profile.as_ref().map(|_| Arc::new(Profile::begin())),
     };
     let noted = call.profile.clone();
-    let mut invoked = run_until_a_signal(&sandbox, &handler, policy, call).await?;
+    let mut invoked = run_until_a_signal(&sandbox, &handler, policy, call, &mut signals).await?;
     if let (Answer::TimedOut(error), Some(timeout)) = (&mut invoked.answer, args.timeout) {
         let timeout = humantime::format_duration(timeout);
         error.message = format!("it ran longer than the {timeout} of --timeout");
@@ -149,10 +156,8 @@ async fn run_until_a_signal(
     handler: &Arc<Handler>,
     policy: Policy,
     call: Call,
+    signals: &mut Signals,
 ) -> anyhow::Result<Invoked> {
-    // Before anything runs that it is to stop.
-    let mut interrupt = signal(SignalKind::interrupt()).context("wait for Ctrl-C")?;
-    let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
     let abort = AbortHandle::new();
     let grace = policy.grace;
     let run = {
@@ -163,8 +168,7 @@ async fn run_until_a_signal(
     for grace in [grace, Duration::ZERO] {
         tokio::select! {
             invoked = &mut running => return invoked.context("run the handler"),
-            _ = interrupt.recv() => abort.abort(AbortReason::Cancelled, grace),
-            _ = terminate.recv() => abort.abort(AbortReason::Cancelled, grace),
+            () = signals.next() => abort.abort(AbortReason::Cancelled, grace),
         }
     }
     running.await.context("run the handler")

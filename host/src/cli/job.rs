@@ -18,9 +18,8 @@ const EXIT_UNKNOWN: u8 = 3;
 #[derive(Debug, ClapArgs)]
 #[command(
     args_conflicts_with_subcommands = true,
-    subcommand_negates_reqs = true,
-    arg_required_else_help = true,
     after_help = "\
+With an id: shows that job. Without one: lists the newest, as `rouse job ls` does.
 Exit codes: 0 found, or done · 3 no such job · 6 the job is not in a state for that ·
 with --wait also 4 ended without success · 5 not ended in time"
 )]
@@ -58,7 +57,10 @@ enum Verb {
 /// Does what is asked.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
-        None => show::run(args.show).await,
+        None => match args.show.id() {
+            Some(_) => show::run(args.show).await,
+            None => list::run(args.show.into()).await,
+        },
         Some(Verb::Show(args)) => show::run(args).await,
         Some(Verb::Ls(args)) => list::run(args).await,
         Some(Verb::Logs(args)) => logs::run(args).await,

@@ -21,6 +21,7 @@ mod queue;
 mod serve;
 mod served;
 mod settings;
+mod signals;
 mod state;
 mod target;
 mod text;
@@ -164,11 +165,11 @@ pub fn main() -> ExitCode {
     let filter = Environment
         .log_filter()
         .or_else(|| cli.command.log_filter().map(Into::into));
+    // Nothing here prints or starts anything: a command that stays handles signals from its first statement on.
     if let Err(error) = telemetry::init(cli.log_format, filter.as_deref()) {
         eprintln!("rouse: {error}");
         return ExitCode::FAILURE;
     }
-    open_files::take_as_many_as_allowed();
     if !cli.command.works() {
         end_quietly_with_the_reader();
     }

@@ -22,9 +22,16 @@ const EXIT_UNCONFIRMED: u8 = 2;
 
 /// Options of `rouse queue`.
 #[derive(Debug, ClapArgs)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Without a command: lists, as `rouse queue ls` does."
+)]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: Option<Verb>,
+
+    #[command(flatten)]
+    list: Ls,
 }
 
 #[derive(Debug, Subcommand)]
@@ -94,8 +101,8 @@ impl Args {
     /// True for a worker, which may have something to say while it works.
     pub(super) fn works(&self) -> bool {
         match self.verb {
-            Verb::Drain(_) => true,
-            Verb::Ls(_) | Verb::Purge(_) | Verb::Pause(_) | Verb::Resume(_) => false,
+            Some(Verb::Drain(_)) => true,
+            None | Some(Verb::Ls(_) | Verb::Purge(_) | Verb::Pause(_) | Verb::Resume(_)) => false,
         }
     }
 }
@@ -103,11 +110,12 @@ impl Args {
 /// Does what is asked.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
-        Verb::Ls(args) => ls(args).await,
-        Verb::Drain(args) => drain::run(args).await,
-        Verb::Purge(args) => purge(args).await,
-        Verb::Pause(args) => pause(args).await,
-        Verb::Resume(args) => resume(args).await,
+        None => ls(args.list).await,
+        Some(Verb::Ls(args)) => ls(args).await,
+        Some(Verb::Drain(args)) => drain::run(args).await,
+        Some(Verb::Purge(args)) => purge(args).await,
+        Some(Verb::Pause(args)) => pause(args).await,
+        Some(Verb::Resume(args)) => resume(args).await,
     }
 }
 

@@ -6,7 +6,8 @@ use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use tracing::{info, warn};
 
-use super::host::{Databases, Host, HostArgs, Signals};
+use super::host::{Databases, Host, HostArgs};
+use super::signals::{Signals, stopped_early};
 use super::target::Target;
 use crate::config::{Environment, Queue};
 use crate::store::connect::Connector;
@@ -37,13 +38,9 @@ pub(super) struct Args {
 /// Serves until a signal.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::install()?;
-    let started = tokio::select! {
-        biased;
-        () = signals.next() => {
-            info!("stopped before it had begun anything");
-            return Ok(ExitCode::SUCCESS);
-        }
-        started = start(&args) => started,
+    let Some(started) = signals.unless(start(&args)).await else {
+        stopped_early();
+        return Ok(ExitCode::SUCCESS);
     };
     let (host, databases) = started?;
     host.work(databases, signals).await?;

@@ -19,9 +19,16 @@ const EXIT_REFUSED: u8 = 6;
 
 /// Options of `rouse workers`.
 #[derive(Debug, ClapArgs)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Without a command: lists, as `rouse workers ls` does."
+)]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: Option<Verb>,
+
+    #[command(flatten)]
+    list: list::Args,
 }
 
 #[derive(Debug, Subcommand)]
@@ -56,10 +63,11 @@ struct Forget {
 /// Does what is asked.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
-        Verb::Ls(args) => list::run(args).await,
-        Verb::Show(args) => show::run(args).await,
-        Verb::Forget(args) => forget(args).await,
-        Verb::Verify(args) => verify::run(args).await,
+        None => list::run(args.list).await,
+        Some(Verb::Ls(args)) => list::run(args).await,
+        Some(Verb::Show(args)) => show::run(args).await,
+        Some(Verb::Forget(args)) => forget(args).await,
+        Some(Verb::Verify(args)) => verify::run(args).await,
     }
 }
 
