@@ -118,6 +118,17 @@ pub enum MigrateError {
         "{0}; let an administrator run what `rouse migrate --roles-sql` prints, or migrate as a user that may"
     )]
     NotAllowed(String),
+    /// The user may not act as the owner of the schema, or the owner may not create it.
+    #[error(
+        "{why}; an administrator has to run: {}",
+        .who.grants()
+    )]
+    NotOwner {
+        /// What was refused.
+        why: String,
+        /// Who migrates, and where.
+        who: Who,
+    },
     /// Handlers speak UTF-8, and one row in anything else would hold up its lane.
     #[error(
         "the database has the encoding {0}; Rouse needs one that was created with ENCODING 'UTF8'"
@@ -134,6 +145,38 @@ pub enum MigrateError {
         /// What Postgres said.
         error: tokio_postgres::Error,
     },
+}
+
+/// Who migrates which database; the names as they stand in SQL.
+#[derive(Debug, Clone)]
+pub struct Who {
+    user: String,
+    database: String,
+}
+
+impl Who {
+    async fn am_i(client: &impl GenericClient) -> Result<Self, MigrateError> {
+        let rows = client
+            .query_typed(
+                "SELECT quote_ident(session_user), quote_ident(current_database())",
+                &[],
+            )
+            .await
+            .map_err(sql("ask for the user"))?;
+        let row = rows.first().expect("a SELECT without FROM returns one row");
+        Ok(Self {
+            user: row.get(0),
+            database: row.get(1),
+        })
+    }
+
+    /// What lets the user act as the owner, and create the schema.
+    fn grants(&self) -> String {
+        let Self { user, database } = self;
+        format!(
+            "GRANT rouse_owner TO {user}; GRANT CREATE ON DATABASE {database} TO {user}, rouse_owner;"
+        )
+    }
 }
 
 /// One line of the ledger.
@@ -171,13 +214,14 @@ pub async fn run_these(
     compare(&recorded, migrations)?;
     let missing: Vec<&Migration> = missing(&recorded, migrations).collect();
     if !missing.is_empty() {
+        let who = Who::am_i(&transaction).await?;
         if recorded.is_empty() {
-            found(&transaction).await?;
+            found(&transaction, &who).await?;
         }
         transaction
             .batch_execute("SET LOCAL ROLE rouse_owner")
             .await
-            .map_err(allowed("become rouse_owner"))?;
+            .map_err(owned("act as rouse_owner", &who))?;
         for migration in &missing {
             transaction
                 .batch_execute(migration.sql)
@@ -222,7 +266,7 @@ pub async fn check(client: &impl GenericClient) -> Result<(), MigrateError> {
 }
 
 /// Roles, schema and ledger: what the first migration stands on.
-async fn found(client: &impl GenericClient) -> Result<(), MigrateError> {
+async fn found(client: &impl GenericClient, who: &Who) -> Result<(), MigrateError> {
     client
         .batch_execute(ROLES_SQL)
         .await
@@ -241,7 +285,7 @@ async fn found(client: &impl GenericClient) -> Result<(), MigrateError> {
              RESET ROLE",
         )
         .await
-        .map_err(allowed("create schema rouse"))
+        .map_err(owned("create schema rouse", who))
 }
 
 async fn ledger(client: &impl GenericClient) -> Result<Vec<Recorded>, MigrateError> {
@@ -327,6 +371,19 @@ fn allowed(what: &str) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
     move |error| {
         if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
             MigrateError::NotAllowed(format!("cannot {what}: {}", super::describe(&error)))
+        } else {
+            MigrateError::Sql { what, error }
+        }
+    }
+}
+
+/// Like [`sql`], where a refusal means that the user, or the owner, lacks a right.
+fn owned(what: &str, who: &Who) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
+    let (what, who) = (what.to_string(), who.clone());
+    move |error| {
+        if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
+            let why = format!("cannot {what}: {}", super::describe(&error));
+            MigrateError::NotOwner { why, who }
         } else {
             MigrateError::Sql { what, error }
         }
