@@ -46,6 +46,7 @@ mod sandbox_sdk;
 mod clocks;
 mod commands;
 mod drain;
+mod first_day;
 mod fleet;
 mod harness;
 mod http;

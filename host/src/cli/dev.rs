@@ -1,5 +1,7 @@
 //! `rouse dev`: everything in one process, and nothing to set up.
 
+pub(super) mod serves;
+
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,7 +11,9 @@ use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use serde_json::json;
 
+use self::serves::Serves;
 use super::example;
+use super::host::invocations::Tokenless;
 use super::host::{Databases, Host, HostArgs, Written};
 use super::postgres::{Private, PrivateArgs};
 use super::signals::{Signals, stopped_early};
@@ -67,12 +71,13 @@ async fn serve(
     written: Written,
     mut signals: Signals,
 ) -> anyhow::Result<()> {
-    let prepare = Host::prepare(&args.host, written, &args.http);
+    let prepare = Host::prepare(&args.host, written, &args.http, Tokenless::ThisMachine);
     let Some(host) = signals.unless(prepare).await else {
         stopped_early();
         return Ok(());
     };
     let host = host?;
+    Serves::new(&args.host.handlers, args.host.config_file())?.write(private.data_dir())?;
     let connector = Connector::from_url(&private.url, &|name| Environment.get(name))?;
     say_ready(args, &private.url, private.tcp_url.as_deref(), &host)?;
     let databases = Databases {

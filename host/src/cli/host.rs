@@ -4,7 +4,7 @@ pub(super) mod invocations;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use self::invocations::{TOKEN, Tokenless};
 use super::duration::duration;
 use super::misspelt::Named;
 use super::open_files;
@@ -76,6 +77,13 @@ pub(super) struct HostArgs {
 }
 
 impl HostArgs {
+    /// The settings that are read; none where there are none.
+    pub(super) fn config_file(&self) -> Option<&Path> {
+        let usual = Path::new(File::USUAL);
+        let there = usual.is_file().then_some(usual);
+        self.config.as_deref().or(there)
+    }
+
     /// Reads `rouse.toml`.
     pub(super) fn read(&self) -> anyhow::Result<Written> {
         let (file, folder) = File::read(self.config.as_deref())?;
@@ -138,6 +146,7 @@ impl Host {
         args: &HostArgs,
         written: Written,
         http: &str,
+        tokenless: Tokenless,
     ) -> anyhow::Result<Self> {
         let Written {
             file,
@@ -180,11 +189,11 @@ impl Host {
         };
         let metrics = http::install_metrics()?;
         let address = http.as_ref().and_then(|http| http.local_addr().ok());
-        let offer = invocations::offer(&file, &folder, address, settings.slots)?;
+        let offer = invocations::offer(&file, &folder, address, settings.slots, tokenless)?;
         if queue == Queue::Off && offer.is_none() {
             anyhow::bail!(
                 "the queue is off (queue = \"off\" in rouse.toml, or --no-queue), and so are invocations: nothing is left to do; \
-                 they need --http, an invoke_max that is not 0, and a loopback address or a token"
+                 they need --http, an invoke_max that is not 0, and a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)"
             );
         }
         let wanted = Share {
@@ -242,7 +251,9 @@ impl Host {
     /// Logs who may invoke.
     pub(super) fn tell_of_invocations(&self) {
         let Some(invocations) = &self.invocations else {
-            return info!("invocations are off");
+            return info!(
+                "invocations are off: POST /invoke/HANDLER needs {TOKEN} and an invoke_max that is not 0"
+            );
         };
         let max = invocations.invoker.max();
         match &invocations.access {

@@ -47,7 +47,8 @@ const EXIT_INTERRUPTED: u8 = 130;
 The result goes to standard output, logs and errors to standard error. The handler sees attempt 1 of 1, and a
 negative job id that is another for each call; nothing is tried again, and nothing is kept.
   rouse invoke text.stats '{\"text\": \"hello\"}'
-With --profile it is looked at every millisecond in which it computes, and waiting for others is not seen.
+With --profile it is looked at every millisecond in which it computes, and waiting for others is not seen. Give it enough to do:
+  rouse invoke text.stats - --profile out.json < text.json
 Exit codes: 0 succeeded · 1 the handler failed · 2 usage, or the payload is no JSON · 3 no such handler ·
 5 it ran longer than its timeout · 6 it could not be run (settings, folder, sandbox) · 130 Ctrl-C or SIGTERM")]
 pub(super) struct Args {

@@ -40,17 +40,17 @@ enum Verb {
     Ls(list::Args),
     /// Print what the attempts at a job have printed and logged
     Logs(logs::Args),
-    /// Cancel a job, queued or running; what runs is told to stop
+    /// Cancel jobs, queued or running; what runs is stopped
     Cancel(change::Args),
-    /// Make a new job of one that has ended, and print its id
+    /// Make a new job of each that has ended, and print its id
     Retry(change::Args),
     /// Let a job succeed with a result, without a worker
     Complete(change::Complete),
     /// Let a job fail for good, with a message
     Fail(change::Fail),
-    /// Change when a queued job may start
+    /// Change when queued jobs may start
     Reschedule(change::Reschedule),
-    /// Take a queued job away
+    /// Take queued jobs away
     Delete(change::Args),
 }
 
@@ -73,9 +73,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Says that there is no such job.
-fn unknown(id: i64) {
-    eprintln!(
-        "rouse: no job {id}: it was never enqueued (or its transaction is not committed), or it finished so long ago that it is not kept any more"
-    );
+/// That there is no such job.
+fn unknown(id: i64) -> String {
+    format!(
+        "no job {id}: it was never enqueued (or its transaction is not committed), or it finished so long ago that it is not kept any more"
+    )
 }

@@ -5,6 +5,7 @@ mod attempt_error;
 mod compile_module;
 mod dev;
 mod duration;
+mod each;
 mod enqueue;
 mod example;
 mod handlers;

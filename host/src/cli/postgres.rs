@@ -1,7 +1,7 @@
 //! `rouse postgres`: the private Postgres alone, and what `rouse dev` does to start it.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use clap::Args as ClapArgs;
 use serde_json::json;
 use tracing::debug;
 
+use super::dev::serves::Serves;
 use super::signals::{Signals, stopped_early};
 use super::target::{DATABASE, data_dir};
 use super::text::as_json;
@@ -70,6 +71,7 @@ impl PrivateArgs {
             };
         };
         let server = server??;
+        Serves::forget(server.data_dir())?;
         match signals.unless(migrated(&server)).await {
             Some(Ok(())) => Ok(Some(Private {
                 url: server.url(DATABASE),
@@ -113,6 +115,11 @@ async fn stop(server: Server) -> anyhow::Result<()> {
 }
 
 impl Private {
+    /// Where the server's files are.
+    pub(super) fn data_dir(&self) -> &Path {
+        self.server.data_dir()
+    }
+
     /// Returns when the server has ended although nobody told it to.
     pub(super) async fn died(&self) -> anyhow::Error {
         while self.server.is_running() {

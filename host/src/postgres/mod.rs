@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use binaries::Search;
 pub use error::StartError;
-pub use running::running_url;
+pub use running::Running;
 pub use server::Server;
 
 /// The superuser of every private cluster.

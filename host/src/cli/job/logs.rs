@@ -73,7 +73,7 @@ async fn print_all(args: Args) -> anyhow::Result<ExitCode> {
     loop {
         // Before its lines: what is said after the end is looked for again.
         let Some(job) = store.job(id).await? else {
-            unknown(args.id);
+            eprintln!("rouse: {}", unknown(args.id));
             return Ok(ExitCode::from(EXIT_UNKNOWN));
         };
         if args.follow && job.state == "queued" && !told {

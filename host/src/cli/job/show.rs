@@ -73,7 +73,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut told = false;
     let (job, code) = loop {
         let Some(job) = store.job(JobId(id)).await? else {
-            unknown(id);
+            eprintln!("rouse: {}", unknown(id));
             return Ok(ExitCode::from(EXIT_UNKNOWN));
         };
         if job.state == "queued" && !told {
