@@ -42,8 +42,6 @@ pub struct Definition {
     pub timeout_ms: Option<u64>,
     /// From the abort signal to the hard stop, milliseconds.
     pub grace_ms: Option<u64>,
-    /// How many attempts one host should run at once. Declared only: no host keeps to it yet.
-    pub concurrency: Option<u32>,
     /// Whether an instance may serve many jobs.
     pub instances: Instances,
     /// What the handler asks the operator for, for instance `dirs:/photos`.

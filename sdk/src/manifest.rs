@@ -26,7 +26,6 @@ fn handler(entry: &Entry) -> Value {
         lease_ms,
         timeout_ms,
         grace_ms,
-        concurrency,
         instances,
         capabilities,
     } = entry.definition;
@@ -51,7 +50,6 @@ fn handler(entry: &Entry) -> Value {
         ("lease_ms", lease_ms.map(Value::from)),
         ("timeout_ms", timeout_ms.map(Value::from)),
         ("grace_ms", grace_ms.map(Value::from)),
-        ("concurrency", concurrency.map(Value::from)),
         (
             "instances",
             match instances {

@@ -38,7 +38,6 @@ struct Receipt {
     lease = "30s",
     timeout = "5m",
     grace = "2s",
-    concurrency = 4,
     instances = "reuse",
     capabilities = ["dir"]
 )]
@@ -184,7 +183,6 @@ fn the_manifest_holds_what_was_declared() {
             "lease_ms": 30_000,
             "timeout_ms": 300_000,
             "grace_ms": 2_000,
-            "concurrency": 4,
             "instances": "reuse",
             "capabilities": ["dir"],
         })

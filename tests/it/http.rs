@@ -24,7 +24,11 @@ struct Running {
 }
 
 async fn start() -> Running {
-    let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    start_at("127.0.0.1:0").await
+}
+
+async fn start_at(address: &str) -> Running {
+    let listener = bind(address.parse().unwrap()).await.unwrap();
     let address = listener.local_addr().unwrap();
     let starting = Report::new(Err("not connected yet".into()), Ok(()), false);
     let report = Arc::new(Mutex::new(starting));
@@ -49,8 +53,13 @@ async fn start() -> Running {
 
 /// The status line and the body.
 pub(crate) async fn get(address: SocketAddr, path: &str) -> (String, String) {
+    get_as(address, path, &format!("Host: {address}\r\n")).await
+}
+
+/// The same with this header.
+async fn get_as(address: SocketAddr, path: &str, host: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
@@ -78,6 +87,37 @@ async fn a_living_host_is_healthy_but_only_ready_once_database_and_handlers_are(
     let (status, body) = get(running.address, "/readyz").await;
     assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
     assert!(body.contains("none is loaded"), "{body}");
+}
+
+#[tokio::test]
+async fn on_loopback_a_page_under_a_name_of_its_own_cannot_read_metrics_and_readiness() {
+    let running = start().await;
+    *running.report.lock().unwrap() = Report::new(Ok(()), Ok(()), false);
+    let port = running.address.port();
+    for path in ["/readyz", "/metrics"] {
+        for here in ["localhost", "LocalHost", "127.0.0.1", "[::1]"] {
+            let host = format!("Host: {here}:{port}\r\n");
+            let (status, _) = get_as(running.address, path, &host).await;
+            assert_eq!(status, "HTTP/1.1 200 OK", "{path} of {here}");
+        }
+        let rebound = format!("Host: rebound.example:{port}\r\n");
+        for host in [
+            rebound.as_str(),
+            "Host: localhost.rebound.example\r\n",
+            "Host: \r\n",
+        ] {
+            let (status, body) = get_as(running.address, path, host).await;
+            assert_eq!(status, "HTTP/1.1 403 Forbidden", "{path} of {host:?}");
+            assert!(body.contains("only localhost"), "{body}");
+        }
+    }
+    let (status, _) = get_as(running.address, "/healthz", "Host: rebound.example\r\n").await;
+    assert_eq!(status, "HTTP/1.1 200 OK", "there is nothing to read");
+    // Whoever opens the port to a network knows under which names it is called.
+    let open = start_at("0.0.0.0:0").await;
+    let here = SocketAddr::from(([127, 0, 0, 1], open.address.port()));
+    let (status, _) = get_as(here, "/metrics", "Host: jobs.example\r\n").await;
+    assert_eq!(status, "HTTP/1.1 200 OK");
 }
 
 #[tokio::test]

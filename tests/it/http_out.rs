@@ -24,6 +24,9 @@ use crate::support::web::web;
 use crate::support::worker::guests_dir;
 use crate::support::{attempt, rouse_binary, scratch};
 
+/// An address like any other of the internet, which these tests say is one of this machine's.
+const OWN: &str = "93.184.215.14";
+
 /// Names of these tests. `rebound.test` is at another address each time it is asked for.
 #[derive(Debug, Default)]
 struct Names {
@@ -39,6 +42,7 @@ impl Resolver for Names {
             "translated.test" => &["64:ff9b::7f00:1"],
             "metadata.test" => &["169.254.169.254"],
             "zero.test" => &["0.0.0.0"],
+            "own.test" => &[OWN],
             "rebound.test" => match self.rebound.fetch_add(1, Ordering::Relaxed) {
                 0 => &["127.0.0.1"],
                 _ => &["169.254.169.254"],
@@ -55,6 +59,10 @@ impl Resolver for Names {
                 false => Ok(addresses),
             }
         })
+    }
+
+    fn own(&self) -> io::Result<Vec<IpAddr>> {
+        Ok(vec![OWN.parse().expect("an address")])
     }
 }
 
@@ -308,6 +316,11 @@ async fn no_name_leads_to_an_address_that_is_not_public() {
         ("translated.test", "64:ff9b::7f00:1"),
         ("metadata.test", "give out credentials"),
         ("zero.test", "no address of a server"),
+        (
+            "own.test",
+            "leads to 93.184.215.14, which is an address of this machine",
+        ),
+        (OWN, "an address of this machine"),
         ("127.0.0.1", "private = true"),
         ("[::1]", "hosts = [\"::1\"]"),
         ("[::ffff:127.0.0.1]", "private = true"),
@@ -584,7 +597,7 @@ async fn the_lines_that_a_denial_prints_allow_the_request() {
         serde_json::from_slice::<Value>(&output.stdout).expect("one JSON object")
     };
     // First nothing is granted, then nothing on this machine.
-    for lacks in ["which is not granted to it", "no public address"] {
+    for lacks in ["which is not granted to it", "not a public address"] {
         let invoked = invoke().await;
         let message = invoked["error"]["message"].as_str().expect("an error");
         assert!(message.contains(lacks), "{message}");

@@ -15,7 +15,8 @@ use crate::invoke::folder;
 use crate::support::worker::{PATIENCE, ended, enqueue};
 use crate::support::{Host, TestDb, free_port, rouse};
 
-const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+/// What the callers of these tests show, unless they say otherwise.
+pub(crate) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// A host without a queue, and where it answers.
 fn serve(folder: &Path, address: &str, variables: &[(&str, &str)]) -> (Host, SocketAddr) {
@@ -38,8 +39,19 @@ fn command(folder: &Path, args: &[&str], address: &str) -> Command {
         .args(args)
         .current_dir(folder)
         .env_remove("DATABASE_URL")
+        .env("ROUSE_INVOKE_TOKEN", TOKEN)
         .env("ROUSE_LOG", "info,rouse::invoke=debug");
     command
+}
+
+/// The same without a token.
+fn spawn_without_token(folder: &Path, args: &[&str], address: &str, url: &str) -> Host {
+    let mut command = command(folder, args, address);
+    command.env_remove("ROUSE_INVOKE_TOKEN");
+    if !url.is_empty() {
+        command.env("DATABASE_URL", url);
+    }
+    Host::spawn(command)
 }
 
 fn loopback() -> String {
@@ -57,7 +69,8 @@ pub(crate) struct Answer {
 pub(crate) struct Call(TcpStream);
 
 impl Call {
-    /// Sends the body with these headers, and `host` and `content-length` where nothing says otherwise.
+    /// Sends the body with these headers, and `host`, `content-length` and the token where nothing says otherwise; an empty
+    /// value leaves a header out.
     async fn send(
         address: SocketAddr,
         handler: &str,
@@ -68,14 +81,19 @@ impl Call {
         let length = body.len().to_string();
         let here = address.to_string();
         let says = |name: &str| headers.iter().any(|(said, _)| *said == name);
+        let right = format!("Bearer {TOKEN}");
         let mut unsaid = Vec::new();
         if !says("host") {
             unsaid.push(("host", here.as_str()));
         }
+        if !says("authorization") {
+            unsaid.push(("authorization", right.as_str()));
+        }
         if !says("content-length") && !says("transfer-encoding") {
             unsaid.push(("content-length", length.as_str()));
         }
-        for (name, value) in headers.iter().copied().chain(unsaid) {
+        let all = headers.iter().copied().chain(unsaid);
+        for (name, value) in all.filter(|(_, value)| !value.is_empty()) {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -261,14 +279,35 @@ async fn a_host_that_stops_refuses_new_calls_finishes_what_runs_and_then_stops_i
     assert!(status.success(), "{output}");
 }
 
+/// No token is shown.
+const NONE: (&str, &str) = ("authorization", "");
+
 #[tokio::test]
-async fn on_loopback_pages_of_others_and_other_names_are_refused() {
-    let (host, address) = serve(&folder(""), &loopback(), &[]);
-    host.line(PATIENCE, |line| line.contains("without a token"));
+async fn dev_takes_invocations_of_this_machine_without_a_token_and_refuses_pages_and_other_names() {
+    let folder = folder("");
+    let address = loopback();
+    let data = folder.join("pg");
+    let mut dev = rouse();
+    dev.args([
+        "dev",
+        "--http",
+        &address,
+        "--handlers",
+        "handlers",
+        "--data-dir",
+    ])
+    .arg(&data)
+    .current_dir(&folder)
+    .env("ROUSE_LOG", "info");
+    let host = Host::spawn(dev);
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let address = address.parse().unwrap();
     let call = async |headers: &[(&str, &str)]| {
-        let call = Call::send(address, "noop", headers, "{\"n\": 1}").await;
+        let headers: Vec<_> = headers.iter().copied().chain([NONE]).collect();
+        let call = Call::send(address, "noop", &headers, "{\"n\": 1}").await;
         call.answer().await.status
     };
+    assert_eq!(call(&[JSON]).await, 200);
     assert_eq!(call(&[JSON, ("host", "localhost:1")]).await, 200);
     assert_eq!(call(&[JSON, ("host", "evil.example")]).await, 403);
     assert_eq!(call(&[JSON, ("origin", "http://evil.example")]).await, 403);
@@ -278,6 +317,42 @@ async fn on_loopback_pages_of_others_and_other_names_are_refused() {
     assert_eq!(call(&[("content-type", "text/plain")]).await, 415);
     let (status, _) = get(address, "/invoke/noop").await;
     assert!(status.contains("405"), "{status}");
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+}
+
+#[tokio::test]
+async fn serve_without_a_token_refuses_invocations_and_says_how_to_set_one() {
+    let db = TestDb::new().await;
+    let (folder, address) = (folder(""), loopback());
+    let host = spawn_without_token(&folder, &[], &address, &db.url());
+    host.line(PATIENCE, |line| {
+        line.contains("invocations are off") && line.contains("ROUSE_INVOKE_TOKEN")
+    });
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    let refused = post(address.parse().unwrap(), "noop", "{\"n\": 1}").await;
+    assert_eq!(
+        (refused.status, &refused.body["error"]["kind"]),
+        (403, &json!("off"))
+    );
+    let message = refused.body["error"]["message"].as_str().unwrap();
+    for part in [
+        "ROUSE_INVOKE_TOKEN",
+        "invoke_token_file",
+        "authorization: Bearer TOKEN",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+
+    // Without a queue it would do nothing at all.
+    let (status, output) =
+        spawn_without_token(&folder, &["--no-queue"], &loopback(), "").exit(PATIENCE);
+    assert!(!status.success(), "{output}");
+    for part in ["nothing is left to do", "ROUSE_INVOKE_TOKEN"] {
+        assert!(output.contains(part), "{part}: {output}");
+    }
 }
 
 #[tokio::test]
@@ -292,7 +367,7 @@ async fn beyond_loopback_a_token_is_needed_and_is_printed_nowhere() {
     host.line(PATIENCE, |line| line.contains("for whoever has the token"));
     let right = format!("Bearer {TOKEN}");
     assert_eq!(call(&[JSON, ("authorization", &right)]).await.status, 200);
-    let without = call(&[JSON]).await;
+    let without = call(&[JSON, NONE]).await;
     assert_eq!(without.status, 401);
     assert!(without.head.contains("www-authenticate: bearer"));
     let wrong = format!("{right}0");
@@ -304,7 +379,7 @@ async fn beyond_loopback_a_token_is_needed_and_is_printed_nowhere() {
     // From a file, which only its owner may read.
     let folder = crate::invoke::folder("invoke_token_file = \"token\"\n");
     std::fs::write(folder.join("token"), format!("{TOKEN}\n")).unwrap();
-    let open = spawn(&folder, &["--no-queue"], &loopback(), &[]);
+    let open = spawn_without_token(&folder, &["--no-queue"], &loopback(), "");
     let (status, output) = open.exit(PATIENCE);
     assert!(
         !status.success() && output.contains("chmod 600"),
@@ -312,17 +387,22 @@ async fn beyond_loopback_a_token_is_needed_and_is_printed_nowhere() {
     );
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(folder.join("token"), private).unwrap();
-    let (_host, address) = serve(&folder, &loopback(), &[]);
-    assert_eq!(post(address, "noop", "{}").await.status, 401);
+    let address = loopback();
+    let host = spawn_without_token(&folder, &["--no-queue"], &address, "");
+    host.line(PATIENCE, |line| line.contains("the queue is off"));
+    let address = address.parse().unwrap();
+    assert_eq!(post(address, "noop", "{}").await.status, 200);
+    let without = Call::send(address, "noop", &[JSON, NONE], "{}").await;
+    assert_eq!(without.answer().await.status, 401);
 }
 
 #[tokio::test]
-async fn beyond_loopback_and_without_a_token_a_host_says_that_invocations_are_off() {
-    let folder = folder("");
+async fn a_host_that_is_to_take_invocations_and_has_no_token_warns_that_they_are_off() {
+    let folder = folder("invoke_max = 4\n");
     let db = TestDb::new().await;
     let everywhere = format!("0.0.0.0:{}", free_port());
     let url = db.url();
-    let host = spawn(&folder, &[], &everywhere, &[("DATABASE_URL", &url)]);
+    let host = spawn_without_token(&folder, &[], &everywhere, &url);
     host.line(PATIENCE, |line| {
         line.contains("WARN") && line.contains("invocations are off")
     });
@@ -350,7 +430,7 @@ async fn beyond_loopback_and_without_a_token_a_host_says_that_invocations_are_of
             "" => format!("0.0.0.0:{}", free_port()),
             _ => loopback(),
         };
-        let (status, output) = spawn(&folder, args, &address, &[]).exit(PATIENCE);
+        let (status, output) = spawn_without_token(&folder, args, &address, "").exit(PATIENCE);
         assert!(
             !status.success() && output.contains(says),
             "{args:?}: {output}"

@@ -186,10 +186,16 @@ async fn a_user_who_may_not_create_roles_is_told_and_can_migrate_once_an_adminis
         .batch_execute(&sql)
         .await
         .expect("what is printed can be run");
-    admin
-        .batch_execute("GRANT rouse_owner TO plain; GRANT CREATE ON DATABASE app TO rouse_owner")
-        .await
-        .unwrap();
+    // The roles are there, and the user may not act as their owner yet: the error has the statements that allow it.
+    let error = run(&url).await.unwrap_err();
+    assert!(matches!(error, MigrateError::NotOwner { .. }), "{error}");
+    let text = error.to_string();
+    let (_, grants) = text.split_once("has to run: ").expect(&text);
+    assert_eq!(
+        grants,
+        "GRANT rouse_owner TO plain; GRANT CREATE ON DATABASE app TO plain, rouse_owner;"
+    );
+    admin.batch_execute(grants).await.unwrap();
     let report = run(&url).await.expect("now it may");
     assert_eq!(report.applied, all());
     drop(admin);

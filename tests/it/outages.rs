@@ -6,7 +6,7 @@ use std::process::Command;
 use rouse::postgres::Server;
 use serde_json::json;
 
-use crate::invoke_http::post;
+use crate::invoke_http::{TOKEN, post};
 use crate::support::database::migrate;
 use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, show, until, until_true};
 use crate::support::{
@@ -26,7 +26,8 @@ fn serve_at(url: &str, http: &str) -> Host {
     }
     let folder = folder.to_str().expect("a path").to_owned();
     let args = ["serve", "--http", http, "--handlers", &folder];
-    let host = Host::rouse(&args, &[("DATABASE_URL", url)]);
+    let variables = [("DATABASE_URL", url), ("ROUSE_INVOKE_TOKEN", TOKEN)];
+    let host = Host::rouse(&args, &variables);
     host.line(PATIENCE, |line| line.contains("worker started"));
     host
 }

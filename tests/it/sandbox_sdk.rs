@@ -79,7 +79,6 @@ async fn all_guests_are_served_and_say_what_they_want() {
     let echo = set.get("test.echo").expect("it is served");
     assert_eq!(echo.manifest.version, "9.8.7");
     assert_eq!(echo.manifest.lease, Duration::from_secs(20));
-    assert_eq!(echo.manifest.concurrency, Some(3));
     assert_eq!(echo.manifest.capabilities, [Capability::Dirs(None)]);
     assert!(
         set.get("text.stats").is_some_and(|stats| stats

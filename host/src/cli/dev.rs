@@ -1,5 +1,7 @@
 //! `rouse dev`: everything in one process, and nothing to set up.
 
+pub(super) mod serves;
+
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,9 +13,12 @@ use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use serde_json::json;
 
+use self::serves::Serves;
 use super::example;
-use super::host::{Databases, Host, HostArgs, Signals};
-use super::postgres::PrivateArgs;
+use super::host::invocations::Tokenless;
+use super::host::{Databases, Host, HostArgs, Written};
+use super::postgres::{Private, PrivateArgs};
+use super::signals::{Signals, stopped_early};
 use super::text::{as_json, plain};
 use crate::config::{Environment, Queue};
 use crate::sandbox::{Handler, HandlerSet};
@@ -38,6 +43,7 @@ pub(super) struct Args {
 
 /// Serves until a signal, then stops the private Postgres too.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::install()?;
     let handlers = &args.host.handlers;
     std::fs::create_dir_all(handlers)
         .with_context(|| format!("cannot make the handlers folder {}", handlers.display()))?;
@@ -46,8 +52,34 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         written.queue == Queue::On,
         "rouse.toml says queue = \"off\", and then there is nothing for a private Postgres to do; use `rouse serve`"
     );
-    let private = args.private.start().await?;
-    let host = Host::prepare(&args.host, written, &args.http).await?;
+    let Some(private) = args.private.start(&mut signals).await? else {
+        stopped_early();
+        return Ok(ExitCode::SUCCESS);
+    };
+    let done = tokio::select! {
+        done = serve(&args, &private, written, signals) => done,
+        error = private.died() => Err(error),
+    };
+    // However it ended, the server is stopped in order.
+    private.stop().await?;
+    done?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Loads the handlers and works until a signal.
+async fn serve(
+    args: &Args,
+    private: &Private,
+    written: Written,
+    mut signals: Signals,
+) -> anyhow::Result<()> {
+    let prepare = Host::prepare(&args.host, written, &args.http, Tokenless::ThisMachine);
+    let Some(host) = signals.unless(prepare).await else {
+        stopped_early();
+        return Ok(());
+    };
+    let host = host?;
+    Serves::new(&args.host.handlers, args.host.config_file())?.write(private.data_dir())?;
     let connector = Connector::from_url(&private.url, &|name| Environment.get(name))?;
     let databases = Databases {
         listen_at: connector.clone(),
@@ -57,28 +89,19 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let ready = async {
         let handlers = catalog.tried().await;
         say_ready(
-            &args,
+            args,
             &private.url,
             private.tcp_url.as_deref(),
             http,
             &handlers,
         )
     };
-    let work = async {
-        let mut working = pin!(host.work(Some(databases), Signals::install()?));
-        tokio::select! {
-            done = &mut working => return done,
-            ready = ready => ready?,
-        }
-        working.await
-    };
-    let done = tokio::select! {
-        done = work => done,
-        error = private.died() => return Err(error),
-    };
-    private.stop().await?;
-    done?;
-    Ok(ExitCode::SUCCESS)
+    let mut working = pin!(host.work(Some(databases), signals));
+    tokio::select! {
+        done = &mut working => return done,
+        ready = ready => ready?,
+    }
+    working.await
 }
 
 fn say_ready(

@@ -3,7 +3,7 @@
 pub(super) mod invocations;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -11,13 +11,15 @@ use std::time::Instant;
 use anyhow::Context as _;
 use clap::Args;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
+use self::invocations::{TOKEN, Tokenless};
 use super::duration::duration;
 use super::misspelt::Named;
+use super::open_files;
 use super::settings::sandbox_settings;
+use super::signals::Signals;
 use crate::config::{self, Environment, File, Queue};
 use crate::http::{self, Access, Invocations, Metrics, Pages, Readiness, Report};
 use crate::invoke::{Invoker, Share};
@@ -75,6 +77,13 @@ pub(super) struct HostArgs {
 }
 
 impl HostArgs {
+    /// The settings that are read; none where there are none.
+    pub(super) fn config_file(&self) -> Option<&Path> {
+        let usual = Path::new(File::USUAL);
+        let there = usual.is_file().then_some(usual);
+        self.config.as_deref().or(there)
+    }
+
     /// Reads `rouse.toml`.
     pub(super) fn read(&self) -> anyhow::Result<Written> {
         let (file, folder) = File::read(self.config.as_deref())?;
@@ -137,6 +146,7 @@ impl Host {
         args: &HostArgs,
         written: Written,
         http: &str,
+        tokenless: Tokenless,
     ) -> anyhow::Result<Self> {
         let Written {
             file,
@@ -179,11 +189,11 @@ impl Host {
         };
         let metrics = http::install_metrics()?;
         let address = http.as_ref().and_then(|http| http.local_addr().ok());
-        let offer = invocations::offer(&file, &folder, address, settings.slots)?;
+        let offer = invocations::offer(&file, &folder, address, settings.slots, tokenless)?;
         if queue == Queue::Off && offer.is_none() {
             anyhow::bail!(
                 "the queue is off (queue = \"off\" in rouse.toml, or --no-queue), and so are invocations: nothing is left to do; \
-                 they need --http, an invoke_max that is not 0, and a loopback address or a token"
+                 they need --http, an invoke_max that is not 0, and a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)"
             );
         }
         let wanted = Share {
@@ -197,6 +207,8 @@ impl Host {
         for why in file.exposed(&folder, &args.handlers) {
             warn!("{why}");
         }
+        open_files::take_as_many_as_allowed();
+        debug!(folder = %args.handlers.display(), "loading the handlers");
         let sandbox = Sandbox::start(limits)?;
         let catalog = Catalog::start(sandbox.clone(), &args.handlers).await?;
         let catalog = Arc::new(catalog);
@@ -237,7 +249,9 @@ impl Host {
     /// Logs who may invoke.
     pub(super) fn tell_of_invocations(&self) {
         let Some(invocations) = &self.invocations else {
-            return info!("invocations are off");
+            return info!(
+                "invocations are off: POST /invoke/HANDLER needs {TOKEN} and an invoke_max that is not 0"
+            );
         };
         let max = invocations.invoker.max();
         match &invocations.access {
@@ -388,38 +402,4 @@ fn readiness(health: Option<&Health>, catalog: &Arc<Catalog>, stop: &Stop) -> Re
         };
         Report::new(database, handlers, stop.is_stopping())
     })
-}
-
-/// SIGTERM and SIGINT, from the moment on at which it was made.
-pub(super) struct Signals {
-    term: Signal,
-    int: Signal,
-}
-
-impl Signals {
-    pub(super) fn install() -> anyhow::Result<Self> {
-        Ok(Self {
-            term: signal(SignalKind::terminate())?,
-            int: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    /// Waits for the next one.
-    pub(super) async fn next(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
-        }
-    }
-
-    /// The first one drains, the second one stops what runs.
-    pub(super) async fn stop(mut self, stop: Stop) {
-        self.next().await;
-        info!(
-            "stopping: nothing more is begun, what runs is finished (a second signal stops that too)"
-        );
-        stop.drain();
-        self.next().await;
-        stop.now();
-    }
 }

@@ -11,15 +11,16 @@ use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::signal::unix::{SignalKind, signal};
 
 use profile_file::ProfileFile;
 
 use super::attempt_error;
 use super::duration::some_time;
 use super::host::HANDLERS_DIR;
+use super::open_files;
 use super::payload;
 use super::settings::sandbox_settings;
+use super::signals::Signals;
 use super::text::{as_json, plain};
 use crate::config::File;
 use crate::invoke::{Answer, Call, Invoked, once};
@@ -46,7 +47,8 @@ const EXIT_INTERRUPTED: u8 = 130;
 The result goes to standard output, logs and errors to standard error. The handler sees attempt 1 of 1, and a
 negative job id that is another for each call; nothing is tried again, and nothing is kept.
   rouse invoke text.stats '{\"text\": \"hello\"}'
-With --profile it is looked at every millisecond in which it computes, and waiting for others is not seen.
+With --profile it is looked at every millisecond in which it computes, and waiting for others is not seen. Give it enough to do:
+  rouse invoke text.stats - --profile out.json < text.json
 Exit codes: 0 succeeded · 1 the handler failed · 2 usage, or the payload is no JSON · 3 no such handler ·
 5 it ran longer than its timeout · 6 it could not be run (settings, folder, sandbox) · 130 Ctrl-C or SIGTERM")]
 pub(super) struct Args {
@@ -98,6 +100,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn invoke(args: Args) -> anyhow::Result<u8> {
+    let mut signals = Signals::install()?;
     // Before anything is compiled.
     let payload = match payload::read(args.payload) {
         Ok(payload) => payload,
@@ -112,8 +115,13 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
     if profile.is_some() {
         settings.tick = Profile::EVERY;
     }
+    open_files::take_as_many_as_allowed();
     let sandbox = Sandbox::start(settings)?;
-    let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
+    let loading = Catalog::open(sandbox.clone(), &args.handlers);
+    let Some(catalog) = signals.unless(loading).await else {
+        return Ok(EXIT_INTERRUPTED);
+    };
+    let catalog = catalog?;
     let handlers = catalog.current();
     let Some(handler) = handlers.get(&args.handler).cloned() else {
         eprintln!("{}", unknown(&args.handler, &args.handlers, &handlers));
@@ -128,7 +136,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         profile: profile.as_ref().map(|_| Arc::new(Profile::begin())),
     };
     let noted = call.profile.clone();
-    let mut invoked = run_until_a_signal(&sandbox, &handler, policy, call).await?;
+    let mut invoked = run_until_a_signal(&sandbox, &handler, policy, call, &mut signals).await?;
     if let (Answer::TimedOut(error), Some(timeout)) = (&mut invoked.answer, args.timeout) {
         let timeout = humantime::format_duration(timeout);
         error.message = format!("it ran longer than the {timeout} of --timeout");
@@ -149,10 +157,8 @@ async fn run_until_a_signal(
     handler: &Arc<Handler>,
     policy: Policy,
     call: Call,
+    signals: &mut Signals,
 ) -> anyhow::Result<Invoked> {
-    // Before anything runs that it is to stop.
-    let mut interrupt = signal(SignalKind::interrupt()).context("wait for Ctrl-C")?;
-    let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
     let abort = AbortHandle::new();
     let grace = policy.grace;
     let run = {
@@ -163,8 +169,7 @@ async fn run_until_a_signal(
     for grace in [grace, Duration::ZERO] {
         tokio::select! {
             invoked = &mut running => return invoked.context("run the handler"),
-            _ = interrupt.recv() => abort.abort(AbortReason::Cancelled, grace),
-            _ = terminate.recv() => abort.abort(AbortReason::Cancelled, grace),
+            () = signals.next() => abort.abort(AbortReason::Cancelled, grace),
         }
     }
     running.await.context("run the handler")

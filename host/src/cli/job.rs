@@ -18,9 +18,8 @@ const EXIT_UNKNOWN: u8 = 3;
 #[derive(Debug, ClapArgs)]
 #[command(
     args_conflicts_with_subcommands = true,
-    subcommand_negates_reqs = true,
-    arg_required_else_help = true,
     after_help = "\
+With an id: shows that job. Without one: lists the newest, as `rouse job ls` does.
 Exit codes: 0 found, or done · 3 no such job · 6 the job is not in a state for that ·
 with --wait also 4 ended without success · 5 not ended in time"
 )]
@@ -41,24 +40,27 @@ enum Verb {
     Ls(list::Args),
     /// Print what the attempts at a job have printed and logged
     Logs(logs::Args),
-    /// Cancel a job, queued or running; what runs is told to stop
+    /// Cancel jobs, queued or running; what runs is stopped
     Cancel(change::Args),
-    /// Make a new job of one that has ended, and print its id
+    /// Make a new job of each that has ended, and print its id
     Retry(change::Args),
     /// Let a job succeed with a result, without a worker
     Complete(change::Complete),
     /// Let a job fail for good, with a message
     Fail(change::Fail),
-    /// Change when a queued job may start
+    /// Change when queued jobs may start
     Reschedule(change::Reschedule),
-    /// Take a queued job away
+    /// Take queued jobs away
     Delete(change::Args),
 }
 
 /// Does what is asked.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
-        None => show::run(args.show).await,
+        None => match args.show.id() {
+            Some(_) => show::run(args.show).await,
+            None => list::run(args.show.into()).await,
+        },
         Some(Verb::Show(args)) => show::run(args).await,
         Some(Verb::Ls(args)) => list::run(args).await,
         Some(Verb::Logs(args)) => logs::run(args).await,
@@ -71,9 +73,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Says that there is no such job.
-fn unknown(id: i64) {
-    eprintln!(
-        "rouse: no job {id}: it was never enqueued (or its transaction is not committed), or it finished so long ago that it is not kept any more"
-    );
+/// That there is no such job.
+fn unknown(id: i64) -> String {
+    format!(
+        "no job {id}: it was never enqueued (or its transaction is not committed), or it finished so long ago that it is not kept any more"
+    )
 }

@@ -5,6 +5,7 @@ mod attempt_error;
 mod compile_module;
 mod dev;
 mod duration;
+mod each;
 mod enqueue;
 mod example;
 mod handlers;
@@ -21,6 +22,7 @@ mod queue;
 mod serve;
 mod served;
 mod settings;
+mod signals;
 mod state;
 mod target;
 mod text;
@@ -170,11 +172,11 @@ pub fn main() -> ExitCode {
     let filter = Environment
         .log_filter()
         .or_else(|| cli.command.log_filter().map(Into::into));
+    // Nothing here prints or starts anything: a command that stays handles signals from its first statement on.
     if let Err(error) = telemetry::init(cli.log_format, filter.as_deref()) {
         eprintln!("rouse: {error}");
         return ExitCode::FAILURE;
     }
-    open_files::take_as_many_as_allowed();
     if !cli.command.works() {
         end_quietly_with_the_reader();
     }

@@ -1,19 +1,21 @@
 //! `rouse postgres`: the private Postgres alone, and what `rouse dev` does to start it.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
+use tracing::debug;
 
+use super::dev::serves::Serves;
+use super::signals::{Signals, stopped_early};
 use super::target::{DATABASE, data_dir};
 use super::text::as_json;
 use crate::config::Environment;
-use crate::postgres::{Server, Settings};
+use crate::postgres::{Server, Settings, StartError};
 use crate::store::connect::Connector;
 use crate::store::migrate;
 
@@ -51,38 +53,74 @@ pub(super) struct Private {
 }
 
 impl PrivateArgs {
-    /// Starts it, makes its database, migrates.
-    pub(super) async fn start(&self) -> anyhow::Result<Private> {
+    /// Starts it, makes its database, migrates. None: a signal came first, and nothing of it runs any more.
+    pub(super) async fn start(&self, signals: &mut Signals) -> anyhow::Result<Option<Private>> {
         let mut settings = Settings::new(data_dir(self.data_dir.as_deref()));
         settings.port = self.pg_port;
         settings.search.pinned = Environment.get("ROUSE_PG_BIN").map(PathBuf::from);
         settings.search.path = Environment.get("PATH").map(Into::into);
         settings.search.download = true;
-        let server = tokio::task::spawn_blocking(move || Server::start(&settings)).await??;
-        let admin = Connector::from_url(&server.url("postgres"), &|_| None)?;
-        let client = admin.client().await?;
-        let there = client
-            .query_opt("SELECT FROM pg_database WHERE datname = $1", &[&DATABASE])
-            .await?;
-        if there.is_none() {
-            client
-                .batch_execute(&format!("CREATE DATABASE {DATABASE}"))
-                .await?;
+        let cancel = settings.cancel.clone();
+        let mut starting = tokio::task::spawn_blocking(move || Server::start(&settings));
+        let Some(server) = signals.unless(&mut starting).await else {
+            cancel.cancel();
+            return match starting.await? {
+                Ok(server) => stop(server).await.map(|()| None),
+                Err(StartError::Cancelled) => Ok(None),
+                Err(error) => Err(error.into()),
+            };
+        };
+        let server = server??;
+        Serves::forget(server.data_dir())?;
+        match signals.unless(migrated(&server)).await {
+            Some(Ok(())) => Ok(Some(Private {
+                url: server.url(DATABASE),
+                tcp_url: server.tcp_url(DATABASE),
+                server,
+            })),
+            Some(Err(error)) => {
+                stop(server).await?;
+                Err(error)
+            }
+            None => stop(server).await.map(|()| None),
         }
-        let url = server.url(DATABASE);
-        let connector = Connector::from_url(&url, &|_| None)?;
-        let (mut client, mut keeper) = (connector.client().await?, connector.client().await?);
-        migrate::run(&mut client, &mut keeper, migrate::WAIT).await?;
-        let tcp_url = server.tcp_url(DATABASE);
-        Ok(Private {
-            server,
-            url,
-            tcp_url,
-        })
     }
 }
 
+/// Makes the database of a server that has none, and migrates it.
+async fn migrated(server: &Server) -> anyhow::Result<()> {
+    let admin = Connector::from_url(&server.url("postgres"), &|_| None)?;
+    let client = admin.client().await?;
+    let there = client
+        .query_opt("SELECT FROM pg_database WHERE datname = $1", &[&DATABASE])
+        .await?;
+    if there.is_none() {
+        debug!("creating the database {DATABASE}");
+        client
+            .batch_execute(&format!("CREATE DATABASE {DATABASE}"))
+            .await?;
+    }
+    debug!("migrating the database {DATABASE}");
+    let connector = Connector::from_url(&server.url(DATABASE), &|_| None)?;
+    let (mut client, mut keeper) = (connector.client().await?, connector.client().await?);
+    migrate::run(&mut client, &mut keeper, migrate::WAIT).await?;
+    debug!("the private Postgres is ready");
+    Ok(())
+}
+
+/// Stops a server and waits for it.
+async fn stop(server: Server) -> anyhow::Result<()> {
+    tokio::task::spawn_blocking(move || server.stop())
+        .await
+        .context("stop the private Postgres")
+}
+
 impl Private {
+    /// Where the server's files are.
+    pub(super) fn data_dir(&self) -> &Path {
+        self.server.data_dir()
+    }
+
     /// Returns when the server has ended although nobody told it to.
     pub(super) async fn died(&self) -> anyhow::Error {
         while self.server.is_running() {
@@ -96,17 +134,17 @@ impl Private {
 
     /// Stops the server and waits for it.
     pub(super) async fn stop(self) -> anyhow::Result<()> {
-        tokio::task::spawn_blocking(move || self.server.stop())
-            .await
-            .context("stop the private Postgres")
+        stop(self.server).await
     }
 }
 
 /// Runs it until a signal.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let mut term = signal(SignalKind::terminate())?;
-    let mut int = signal(SignalKind::interrupt())?;
-    let private = args.private.start().await?;
+    let mut signals = Signals::install()?;
+    let Some(private) = args.private.start(&mut signals).await? else {
+        stopped_early();
+        return Ok(ExitCode::SUCCESS);
+    };
     {
         let mut out = std::io::stdout().lock();
         if args.json {
@@ -123,8 +161,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         out.flush()?;
     }
     tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
+        () = signals.next() => {}
         error = private.died() => return Err(error),
     }
     private.stop().await?;

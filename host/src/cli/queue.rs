@@ -10,6 +10,7 @@ use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use super::ago;
+use super::each::{Done, each};
 use super::target::Target;
 use super::text::{as_json, plain};
 use crate::store::Store;
@@ -17,14 +18,24 @@ use crate::store::Store;
 /// Jobs in one statement of a purge: some tens of milliseconds, during which nobody waits.
 const PURGE_BATCH: i32 = 1_000;
 
+/// What pause and resume are for, in summaries.
+const QUEUES: &str = "queues";
+
 /// Nothing was done, because it was not confirmed.
 const EXIT_UNCONFIRMED: u8 = 2;
 
 /// Options of `rouse queue`.
 #[derive(Debug, ClapArgs)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Without a command: lists, as `rouse queue ls` does."
+)]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: Option<Verb>,
+
+    #[command(flatten)]
+    list: Ls,
 }
 
 #[derive(Debug, Subcommand)]
@@ -36,9 +47,9 @@ enum Verb {
     Drain(drain::Args),
     /// Cancel the ready jobs of a queue; running and scheduled ones stay
     Purge(Purge),
-    /// Let nothing more of a queue be claimed; what runs goes on, and jobs can still be enqueued
+    /// Let nothing more of queues be claimed; what runs goes on, and jobs can still be enqueued
     Pause(Named),
-    /// Let a paused queue go on
+    /// Let paused queues go on
     Resume(Named),
 }
 
@@ -76,16 +87,17 @@ struct Purge {
     json: bool,
 }
 
-/// Options that name a queue.
+/// Options that name queues.
 #[derive(Debug, ClapArgs)]
 struct Named {
     #[command(flatten)]
     target: Target,
 
-    /// The queue
-    name: String,
+    /// The queues
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
 
-    /// Print one JSON object
+    /// Print one JSON object for each queue, and one for the summary of several
     #[arg(long)]
     json: bool,
 }
@@ -94,8 +106,8 @@ impl Args {
     /// True for a worker, which may have something to say while it works.
     pub(super) fn works(&self) -> bool {
         match self.verb {
-            Verb::Drain(_) => true,
-            Verb::Ls(_) | Verb::Purge(_) | Verb::Pause(_) | Verb::Resume(_) => false,
+            Some(Verb::Drain(_)) => true,
+            None | Some(Verb::Ls(_) | Verb::Purge(_) | Verb::Pause(_) | Verb::Resume(_)) => false,
         }
     }
 }
@@ -103,11 +115,12 @@ impl Args {
 /// Does what is asked.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
-        Verb::Ls(args) => ls(args).await,
-        Verb::Drain(args) => drain::run(args).await,
-        Verb::Purge(args) => purge(args).await,
-        Verb::Pause(args) => pause(args).await,
-        Verb::Resume(args) => resume(args).await,
+        None => ls(args.list).await,
+        Some(Verb::Ls(args)) => ls(args).await,
+        Some(Verb::Drain(args)) => drain::run(args).await,
+        Some(Verb::Purge(args)) => purge(args).await,
+        Some(Verb::Pause(args)) => pause(args).await,
+        Some(Verb::Resume(args)) => resume(args).await,
     }
 }
 
@@ -188,20 +201,18 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
 
 async fn pause(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    let since = store.pause_queue(&args.name).await?;
-    tell_if_never_used(&store, &args.name).await?;
-    if args.json {
-        println!(
-            "{}",
-            as_json(json!({"queue": args.name, "paused_at": since}))
-        );
-    } else {
-        println!(
-            "queue {name} is paused since {since}; what was claimed before goes on (`rouse queue resume {name}`)",
-            name = plain(&args.name)
-        );
-    }
-    Ok(ExitCode::SUCCESS)
+    each(&args.names, QUEUES, args.json, async |name| {
+        let since = store.pause_queue(name).await?;
+        tell_if_never_used(&store, name).await?;
+        let shown = plain(name);
+        Ok(Ok(Done {
+            text: format!(
+                "queue {shown} is paused since {since}; what was claimed before goes on (`rouse queue resume {shown}`)"
+            ),
+            json: json!({"queue": name, "paused_at": since}),
+        }))
+    })
+    .await
 }
 
 /// A misspelled queue is an empty one, and nobody else would say so.
@@ -217,17 +228,16 @@ async fn tell_if_never_used(store: &Store, queue: &str) -> anyhow::Result<()> {
 
 async fn resume(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    let was_paused = store.resume_queue(&args.name).await?;
-    let name = plain(&args.name);
-    if args.json {
-        println!(
-            "{}",
-            as_json(json!({"queue": args.name, "was_paused": was_paused}))
-        );
-    } else if was_paused {
-        println!("queue {name} goes on");
-    } else {
-        println!("queue {name} was not paused");
-    }
-    Ok(ExitCode::SUCCESS)
+    each(&args.names, QUEUES, args.json, async |name| {
+        let was_paused = store.resume_queue(name).await?;
+        let shown = plain(name);
+        Ok(Ok(Done {
+            text: match was_paused {
+                true => format!("queue {shown} goes on"),
+                false => format!("queue {shown} was not paused"),
+            },
+            json: json!({"queue": name, "was_paused": was_paused}),
+        }))
+    })
+    .await
 }

@@ -6,8 +6,10 @@ use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use tracing::info;
 
-use super::host::{Databases, Host, HostArgs, Signals};
-use super::target::Target;
+use super::host::invocations::Tokenless;
+use super::host::{Databases, Host, HostArgs};
+use super::signals::{Signals, stopped_early};
+use super::target::{Target, warn_of_a_password};
 use crate::config::{Environment, Queue};
 use crate::store::connect::Connector;
 use crate::store::migrate;
@@ -37,13 +39,9 @@ pub(super) struct Args {
 /// Serves until a signal.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::install()?;
-    let started = tokio::select! {
-        biased;
-        () = signals.next() => {
-            info!("stopped before it had begun anything");
-            return Ok(ExitCode::SUCCESS);
-        }
-        started = start(&args) => started,
+    let Some(started) = signals.unless(start(&args)).await else {
+        stopped_early();
+        return Ok(ExitCode::SUCCESS);
     };
     let (host, databases) = started?;
     host.work(databases, signals).await?;
@@ -60,7 +58,7 @@ async fn start(args: &Args) -> anyhow::Result<(Host, Option<Databases>)> {
         Queue::On => Some(databases(args).await?),
         Queue::Off => None,
     };
-    let host = Host::prepare(&args.host, written, &args.http).await?;
+    let host = Host::prepare(&args.host, written, &args.http, Tokenless::Nobody).await?;
     info!(
         modules = host.catalog.current().loading.len(),
         folder = %args.host.handlers.display(),
@@ -79,6 +77,9 @@ async fn start(args: &Args) -> anyhow::Result<(Host, Option<Databases>)> {
 /// Where the jobs are; the mistakes of the first day are told before anything is compiled.
 async fn databases(args: &Args) -> anyhow::Result<Databases> {
     let connector = args.target.connector()?;
+    if let Some(url) = &args.listen_url {
+        warn_of_a_password("--listen-url", "ROUSE_LISTEN_URL", url);
+    }
     let listen_url = args.listen_url.clone();
     let listen_at = match listen_url.or_else(|| Environment.listen_url()) {
         Some(url) => Connector::from_url(&url, &|name| Environment.get(name))

@@ -22,9 +22,27 @@ const EXIT_UNKNOWN: u8 = 3;
 
 /// Options of `rouse state`.
 #[derive(Debug, ClapArgs)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Without a command: lists the handlers and tenants that have any state, as `rouse state ls` does."
+)]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: Option<Verb>,
+
+    #[command(flatten)]
+    list: LsAll,
+}
+
+/// Options of `rouse state` without a command.
+#[derive(Debug, ClapArgs)]
+struct LsAll {
+    #[command(flatten)]
+    target: Target,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -147,10 +165,20 @@ struct Rm {
 /// Does what is asked.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
-        Verb::Ls(args) => ls(args).await,
-        Verb::Get(args) => get(args).await,
-        Verb::Set(args) => set(args).await,
-        Verb::Rm(args) => rm(args).await,
+        None => {
+            let LsAll { target, json } = args.list;
+            ls(Ls {
+                target,
+                handler: None,
+                tenant: None,
+                json,
+            })
+            .await
+        }
+        Some(Verb::Ls(args)) => ls(args).await,
+        Some(Verb::Get(args)) => get(args).await,
+        Some(Verb::Set(args)) => set(args).await,
+        Some(Verb::Rm(args)) => rm(args).await,
     }
 }
 

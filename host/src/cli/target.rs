@@ -6,9 +6,9 @@ use anyhow::Context as _;
 use clap::Args;
 
 use crate::config::Environment;
-use crate::postgres::running_url;
+use crate::postgres::Running;
 use crate::store::Store;
-use crate::store::connect::{ConnectError, Connector};
+use crate::store::connect::{ConnectError, Connector, has_password};
 
 /// The database that the private Postgres is used for.
 pub(super) const DATABASE: &str = "rouse";
@@ -26,6 +26,9 @@ pub(super) struct Target {
 
 impl Target {
     pub(super) fn connector(&self) -> anyhow::Result<Connector> {
+        if let Some(url) = &self.database_url {
+            warn_of_a_password("--database-url", "DATABASE_URL", url);
+        }
         let url = self
             .database_url
             .clone()
@@ -33,17 +36,29 @@ impl Target {
         let env = |name: &str| Environment.get(name);
         match Connector::new(url.as_deref(), &env) {
             Err(ConnectError::NoDatabase) => {
-                let url = running_url(&data_dir(None), DATABASE).with_context(|| {
+                let server = Running::find(&data_dir(None)).with_context(|| {
                     format!(
                         "no database: set DATABASE_URL or give --database-url, or start `rouse dev` in this folder \
                          (looked for its server in {})",
                         data_dir(None).display()
                     )
                 })?;
-                Ok(Connector::from_url(&url, &env)?)
+                Ok(Connector::from_url(&server.url(DATABASE), &env)?)
             }
             other => Ok(other?),
         }
+    }
+
+    /// True where it is the database of a `rouse dev` in this folder, if there is one.
+    pub(super) fn is_unsaid(&self) -> bool {
+        let url = self
+            .database_url
+            .clone()
+            .or_else(|| Environment.database_url());
+        matches!(
+            Connector::new(url.as_deref(), &|name| Environment.get(name)),
+            Err(ConnectError::NoDatabase)
+        )
     }
 
     pub(super) fn store(&self) -> anyhow::Result<Store> {
@@ -55,6 +70,16 @@ impl Target {
         let store = self.store()?;
         store.check_schema().await?;
         Ok(store)
+    }
+}
+
+/// Arguments of a process can be read by every user of its machine.
+pub(super) fn warn_of_a_password(option: &str, variable: &str, url: &str) {
+    if has_password(url) {
+        eprintln!(
+            "rouse: every user of this machine can read the password in {option} (`ps` shows arguments); set {variable} instead, \
+             or keep the password in PGPASSWORD or a password file (PGPASSFILE, ~/.pgpass)"
+        );
     }
 }
 

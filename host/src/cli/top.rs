@@ -10,6 +10,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 
 use super::ago;
+use super::signals::Signals;
 use super::target::Target;
 use super::text::{as_json, plain};
 use crate::store::Store;
@@ -45,10 +46,28 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Lists until it is interrupted, or once.
+/// Lists until a signal, or once.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let store = args.target.store()?;
-    store.check_schema().await?;
+    let follows = !args.once && !args.json && std::io::stdout().is_terminal();
+    if !follows {
+        return once(&args).await;
+    }
+    let mut signals = Signals::install()?;
+    let ended = signals.unless(follow(&args)).await;
+    ended.unwrap_or(Ok(ExitCode::SUCCESS))
+}
+
+/// Lists until it is dropped.
+async fn follow(args: &Args) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
+    loop {
+        println!("{CLEAR}{}", table(&listed(&store, args.limit).await?));
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+async fn once(args: &Args) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
     if args.json {
         println!(
             "{}",
@@ -56,22 +75,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
         return Ok(ExitCode::SUCCESS);
     }
-    let follows = !args.once && std::io::stdout().is_terminal();
-    loop {
-        let running = listed(&store, args.limit).await?;
-        if !follows {
-            println!("{}", table(&running));
-            return Ok(ExitCode::SUCCESS);
-        }
-        println!("{CLEAR}{}", table(&running));
-        tokio::select! {
-            () = tokio::time::sleep(EVERY) => {}
-            interrupted = tokio::signal::ctrl_c() => {
-                interrupted?;
-                return Ok(ExitCode::SUCCESS);
-            }
-        }
-    }
+    println!("{}", table(&listed(&store, args.limit).await?));
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn listed(store: &Store, most: i64) -> anyhow::Result<Vec<Value>> {

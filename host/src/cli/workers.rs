@@ -9,8 +9,9 @@ use std::process::ExitCode;
 use clap::{Args as ClapArgs, Subcommand};
 use serde_json::{Value, json};
 
+use super::each::{Done, Refusal, each};
 use super::target::Target;
-use super::text::{as_json, plain, texts, words};
+use super::text::{plain, texts, words};
 
 /// There is no such worker.
 const EXIT_UNKNOWN: u8 = 3;
@@ -19,9 +20,16 @@ const EXIT_REFUSED: u8 = 6;
 
 /// Options of `rouse workers`.
 #[derive(Debug, ClapArgs)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Without a command: lists, as `rouse workers ls` does."
+)]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: Option<Verb>,
+
+    #[command(flatten)]
+    list: list::Args,
 }
 
 #[derive(Debug, Subcommand)]
@@ -31,7 +39,7 @@ enum Verb {
     Ls(list::Args),
     /// Show one worker with its handlers
     Show(show::Args),
-    /// Take a worker that has ended off the list; the history of its jobs goes on naming it
+    /// Take workers that have ended off the list; the history of their jobs goes on naming them
     Forget(Forget),
     /// Ask a worker to prove that it can run a handler
     Verify(verify::Args),
@@ -40,15 +48,16 @@ enum Verb {
 /// Options of `rouse workers forget`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Exit codes: 0 done · 3 no such worker · 6 it lives")]
+Exit codes: 0 all done · 3 no such worker · 6 one lives; of several the highest")]
 struct Forget {
     #[command(flatten)]
     target: Target,
 
-    /// The worker's id
-    id: String,
+    /// The workers' ids
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<String>,
 
-    /// Print one JSON object
+    /// Print one JSON object for each worker, and one for the summary of several
     #[arg(long)]
     json: bool,
 }
@@ -56,38 +65,44 @@ struct Forget {
 /// Does what is asked.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
-        Verb::Ls(args) => list::run(args).await,
-        Verb::Show(args) => show::run(args).await,
-        Verb::Forget(args) => forget(args).await,
-        Verb::Verify(args) => verify::run(args).await,
+        None => list::run(args.list).await,
+        Some(Verb::Ls(args)) => list::run(args).await,
+        Some(Verb::Show(args)) => show::run(args).await,
+        Some(Verb::Forget(args)) => forget(args).await,
+        Some(Verb::Verify(args)) => verify::run(args).await,
     }
 }
 
-fn unknown(id: &str) {
-    eprintln!(
-        "rouse: no worker {} is listed (`rouse workers ls --all`)",
+fn unknown(id: &str) -> String {
+    format!(
+        "no worker {} is listed (`rouse workers ls --all`)",
         plain(id)
-    );
+    )
 }
 
 async fn forget(args: Forget) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    match store.forget_worker(&args.id).await {
-        Ok(lives) if args.json => {
-            println!("{}", as_json(json!({"worker_id": args.id, "lives": lives})));
-        }
-        Ok(_) => println!("worker {} is forgotten", plain(&args.id)),
-        Err(error) if error.is_unknown_worker() => {
-            unknown(&args.id);
-            return Ok(ExitCode::from(EXIT_UNKNOWN));
-        }
-        Err(error) if error.is_refused_by_state() => {
-            eprintln!("rouse: {error}");
-            return Ok(ExitCode::from(EXIT_REFUSED));
-        }
-        Err(error) => return Err(error.into()),
-    }
-    Ok(ExitCode::SUCCESS)
+    each(&args.ids, "workers", args.json, async |id| {
+        let refusal = match store.forget_worker(id).await {
+            Ok(lives) => {
+                return Ok(Ok(Done {
+                    text: format!("worker {} is forgotten", plain(id)),
+                    json: json!({"worker_id": id, "lives": lives}),
+                }));
+            }
+            Err(error) if error.is_unknown_worker() => Refusal {
+                code: EXIT_UNKNOWN,
+                why: unknown(id),
+            },
+            Err(error) if error.is_refused_by_state() => Refusal {
+                code: EXIT_REFUSED,
+                why: error.to_string(),
+            },
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Err(refusal))
+    })
+    .await
 }
 
 /// The words of a list, or what stands for none.

@@ -1,4 +1,4 @@
-//! Who may invoke.
+//! Who may invoke, and who may read what a host says of itself.
 //!
 //! Whoever can reach a port of loopback is on this machine, with exceptions. Two are browsers:
 //! a page from anywhere can make one send requests to `http://127.0.0.1` (cross-site request forgery),
@@ -11,8 +11,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use axum::extract::Request;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
@@ -24,7 +27,7 @@ const TOKEN_CHARS_MIN: usize = 16;
 /// Who may invoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
-    /// Programs of this machine.
+    /// Programs of this machine, without a token.
     Loopback,
     /// Whoever shows the token.
     Token(Token),
@@ -54,16 +57,9 @@ impl Token {
 }
 
 impl Access {
-    /// Who may invoke on a port of this address; none: nobody.
-    pub fn on(address: SocketAddr, token: Option<Token>) -> Option<Self> {
-        match token {
-            Some(token) => Some(Self::Token(token)),
-            None => address
-                .ip()
-                .to_canonical()
-                .is_loopback()
-                .then_some(Self::Loopback),
-        }
+    /// Who may invoke on a port of this address without a token, as `rouse dev` has it; none: nobody.
+    pub fn without_token(address: SocketAddr) -> Option<Self> {
+        is_loopback(address).then_some(Self::Loopback)
     }
 
     /// Lets a request in, or says why not.
@@ -112,6 +108,24 @@ impl Access {
         }
         Ok(())
     }
+}
+
+/// True for an address that only this machine reaches.
+pub(super) fn is_loopback(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+
+/// Lets a request pass that calls this machine by a name that no stranger can point to it: a page whose own name leads here
+/// (DNS rebinding) could read the answer otherwise.
+pub(super) async fn only_from_this_machine(request: Request, next: Next) -> Response {
+    let host = text(request.headers(), header::HOST).unwrap_or_default();
+    if is_this_machine(host) {
+        return next.run(request).await;
+    }
+    let why = format!(
+        "the header `host` says {host:?}; on a loopback address only localhost and loopback addresses may be called\n"
+    );
+    (StatusCode::FORBIDDEN, why).into_response()
 }
 
 fn foreign(message: String) -> Problem {
@@ -251,14 +265,11 @@ mod tests {
 
     #[test]
     fn without_a_token_nobody_but_loopback_is_served() {
-        let on = |address: &str| Access::on(address.parse().unwrap(), None);
+        let on = |address: &str| Access::without_token(address.parse().unwrap());
         assert_eq!(on("127.0.0.1:1"), Some(Access::Loopback));
         assert_eq!(on("[::1]:1"), Some(Access::Loopback));
         assert_eq!(on("0.0.0.0:1"), None);
         assert_eq!(on("[::]:1"), None);
-        let token = Token::new("0123456789abcdef").unwrap();
-        let given = Access::on("127.0.0.1:1".parse().unwrap(), Some(token.clone()));
-        assert_eq!(given, Some(Access::Token(token)));
     }
 
     #[test]

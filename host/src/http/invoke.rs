@@ -132,7 +132,7 @@ pub(super) async fn invoke(
         return Problem::new(
             StatusCode::FORBIDDEN,
             "off",
-            "invocations are off here: they need a loopback address or a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml), and an invoke_max that is not 0",
+            "this host takes no invocations: they need a token, which callers send as `authorization: Bearer TOKEN`; set ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml, with an invoke_max that is not 0, and restart the host",
         )
         .into_response();
     };

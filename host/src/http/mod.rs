@@ -2,8 +2,9 @@
 //!
 //! `GET /healthz` says that the process lives, `GET /readyz` whether it can run jobs, `GET /metrics`
 //! everything that is counted, as Prometheus text. There is no login for these, so the address is on
-//! loopback unless the operator says otherwise, and they change nothing. `POST /invoke/{handler}` runs a
-//! handler: on loopback for programs of this machine, anywhere else for whoever has the token.
+//! loopback unless the operator says otherwise, and they change nothing; on loopback the last two look at the
+//! header `host`. `POST /invoke/{handler}` runs a handler for callers with the token; `rouse dev` also runs it
+//! for programs of this machine without one.
 
 mod access;
 mod connections;
@@ -17,6 +18,7 @@ use axum::{
     Json, Router,
     extract::{DefaultBodyLimit, State},
     http::{StatusCode, header},
+    middleware,
     response::IntoResponse,
     routing::{get, post},
 };
@@ -77,6 +79,7 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
 
 /// Serves until `shutdown` is ready, and then at most 5 s more for requests that are under way.
 pub async fn serve(listener: TcpListener, pages: Pages, shutdown: impl Future<Output = ()>) {
+    let on_loopback = listener.local_addr().is_ok_and(access::is_loopback);
     let invocations = pages.invocations.as_ref();
     let max = connections::BESIDE_INVOCATIONS_MAX + invocations.map_or(0, |it| it.invoker.max());
     let stop = CancellationToken::new();
@@ -86,22 +89,27 @@ pub async fn serve(listener: TcpListener, pages: Pages, shutdown: impl Future<Ou
         time::sleep(STOP_PATIENCE).await;
     };
     tokio::select! {
-        () = connections::serve(listener, router(pages), max, stop.clone()) => {}
+        () = connections::serve(listener, router(pages, on_loopback), max, stop.clone()) => {}
         () = patience => {}
     }
 }
 
-fn router(pages: Pages) -> Router {
+/// `on_loopback`: only programs of this machine are to read what the host says of itself.
+fn router(pages: Pages, on_loopback: bool) -> Router {
     let payload_bytes_max = match &pages.invocations {
         Some(invocations) => invocations.payload_bytes_max,
         None => 0,
     };
     let invoke = post(invoke::invoke).layer(DefaultBodyLimit::max(payload_bytes_max));
-    Router::new()
+    let mut status = Router::new()
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics_page));
+    if on_loopback {
+        status = status.layer(middleware::from_fn(access::only_from_this_machine));
+    }
+    status
         .route("/invoke/{handler}", invoke)
         .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics_page))
         .with_state(pages)
 }
 

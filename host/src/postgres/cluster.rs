@@ -5,14 +5,19 @@ use std::{
     io::Write,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::Path,
-    process::{Command, Stdio},
+    process::Command,
 };
 
-use super::{StartError, USER, binaries::Binaries, error::Trying, home::Home};
+use super::{Settings, StartError, USER, binaries::Binaries, child, error::Trying, home::Home};
 
 /// Makes the cluster where there is none. It is made beside its place and then renamed, so that a
 /// crash in between leaves nothing that looks like a cluster.
-pub(super) fn ensure(home: &Home, binaries: &Binaries, fsync: bool) -> Result<(), StartError> {
+pub(super) fn ensure(
+    home: &Home,
+    binaries: &Binaries,
+    settings: &Settings,
+) -> Result<(), StartError> {
+    let fsync = settings.fsync;
     let cluster = home.cluster();
     if cluster.join("PG_VERSION").is_file() {
         return home.account.must_own(&cluster);
@@ -39,13 +44,16 @@ pub(super) fn ensure(home: &Home, binaries: &Binaries, fsync: bool) -> Result<()
         .arg("--pwfile")
         .arg(&password)
         .env("LC_ALL", "C")
-        .current_dir("/")
-        .stdin(Stdio::null());
+        .current_dir("/");
     if !fsync {
         command.arg("--no-sync");
     }
     home.account.run_as(&mut command);
-    let output = command.output().trying(|| "run initdb".into())?;
+    tracing::debug!("creating a Postgres cluster in {}", cluster.display());
+    let output = child::output(&mut command, &settings.cancel).trying(|| "run initdb".into())?;
+    if settings.cancel.is_cancelled() {
+        return Err(StartError::Cancelled);
+    }
     if !output.status.success() {
         let said = [output.stdout, output.stderr].concat();
         return Err(StartError::InitDb {

@@ -151,6 +151,9 @@ pub enum StartError {
         /// The end of the log.
         tail: String,
     },
+    /// The caller cancelled the start.
+    #[error("the start of the private Postgres was cancelled")]
+    Cancelled,
     /// The system refused something.
     #[error("cannot {what}: {source}")]
     Io {

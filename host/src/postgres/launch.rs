@@ -10,6 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio_util::sync::CancellationToken;
+
 use super::{
     Settings, StartError, binaries::Binaries, error::Trying, home::Home, process::Process,
 };
@@ -41,9 +43,13 @@ pub(super) fn launch(
         let mut command = command(settings, home, binaries, socket_dir);
         let duplicate = || log.try_clone().trying(|| "duplicate the log file".into());
         command.stdout(duplicate()?).stderr(duplicate()?);
+        if settings.cancel.is_cancelled() {
+            return Err(StartError::Cancelled);
+        }
+        tracing::debug!("starting Postgres on {}", home.cluster().display());
         let process = Process::spawn(command).trying(|| "start postgres".into())?;
 
-        let Some(ended) = watch(&process, &home.cluster()) else {
+        let Some(ended) = watch(&process, &home.cluster(), &settings.cancel) else {
             return Ok(process);
         };
         let tail = tail(&log_path, before);
@@ -72,6 +78,11 @@ pub(super) fn launch(
                         tail,
                     },
                 });
+            }
+            Unready::Cancelled => {
+                // Dropped below it would stop without a checkpoint.
+                process.stop();
+                return Err(StartError::Cancelled);
             }
             Unready::Slow => {
                 return Err(StartError::NotReady {
@@ -121,11 +132,12 @@ fn command(settings: &Settings, home: &Home, binaries: &Binaries, socket_dir: &P
 /// Why a server that was started does not serve.
 enum Unready {
     Ended(ExitStatus),
+    Cancelled,
     Slow,
 }
 
 /// Watches a starting server: none when it is ready.
-fn watch(process: &Process, cluster: &Path) -> Option<Unready> {
+fn watch(process: &Process, cluster: &Path, cancel: &CancellationToken) -> Option<Unready> {
     let began = Instant::now();
     loop {
         if let Some(status) = process.wait(LOOK_EVERY) {
@@ -133,6 +145,9 @@ fn watch(process: &Process, cluster: &Path) -> Option<Unready> {
         }
         if is_ready(cluster, process.pid()) {
             return None;
+        }
+        if cancel.is_cancelled() {
+            return Some(Unready::Cancelled);
         }
         if began.elapsed() > READY_PATIENCE {
             return Some(Unready::Slow);

@@ -14,6 +14,7 @@
 mod account;
 mod archive;
 mod binaries;
+mod child;
 mod cluster;
 mod error;
 mod home;
@@ -25,9 +26,11 @@ mod socket;
 
 use std::path::PathBuf;
 
+use tokio_util::sync::CancellationToken;
+
 pub use binaries::Search;
 pub use error::StartError;
-pub use running::running_url;
+pub use running::Running;
 pub use server::Server;
 
 /// The superuser of every private cluster.
@@ -47,6 +50,8 @@ pub struct Settings {
     pub connections_max: u32,
     /// Where to look for Postgres binaries.
     pub search: Search,
+    /// Once cancelled, a start that is under way ends with [`StartError::Cancelled`] and leaves nothing running.
+    pub cancel: CancellationToken,
 }
 
 impl Settings {
@@ -58,6 +63,7 @@ impl Settings {
             fsync: true,
             connections_max: 100,
             search: Search::default(),
+            cancel: CancellationToken::new(),
         }
     }
 }

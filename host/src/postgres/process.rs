@@ -11,6 +11,9 @@ use std::{
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
+/// How long a clean stop may take: connections are cut at once, then a checkpoint is written.
+const STOP_PATIENCE: Duration = Duration::from_secs(30);
+
 /// A child that gets SIGINT from the kernel when this process ends, however it ends.
 #[derive(Debug)]
 pub(super) struct Process {
@@ -90,6 +93,12 @@ impl Process {
             .wait_timeout_while(status, patience, |status| status.is_none())
             .unwrap_or_else(PoisonError::into_inner)
             .0
+    }
+
+    /// Asks the server for a clean stop and waits for its end; none where it takes too long.
+    pub(super) fn stop(&self) -> Option<ExitStatus> {
+        self.signal(Signal::INT);
+        self.wait(STOP_PATIENCE)
     }
 
     /// Sends a signal, unless the child has ended.

@@ -7,16 +7,36 @@ use std::{
 
 use super::{USER, home};
 
-/// The connection string of the server that runs on this data directory; none where none does.
-pub fn running_url(data_dir: &Path, database: &str) -> Option<String> {
-    let wanted = fs::canonicalize(data_dir).ok()?;
-    [home::fallback(&wanted), wanted]
-        .into_iter()
-        .find_map(|dir| socket_of(&dir.join("cluster/postmaster.pid")))
-        .map(|(socket_dir, port)| {
-            let socket_dir = socket_dir.to_string_lossy().replace('/', "%2F");
-            format!("postgres://{USER}@{socket_dir}:{port}/{database}")
-        })
+/// A server that another process runs.
+#[derive(Debug, Clone)]
+pub struct Running {
+    /// Where its files are.
+    pub data_dir: PathBuf,
+    socket_dir: PathBuf,
+    port: u16,
+}
+
+impl Running {
+    /// The server that runs on this data directory; none where none does.
+    pub fn find(data_dir: &Path) -> Option<Self> {
+        let wanted = fs::canonicalize(data_dir).ok()?;
+        [home::fallback(&wanted), wanted]
+            .into_iter()
+            .find_map(|data_dir| {
+                let (socket_dir, port) = socket_of(&data_dir.join("cluster/postmaster.pid"))?;
+                Some(Self {
+                    data_dir,
+                    socket_dir,
+                    port,
+                })
+            })
+    }
+
+    /// A connection string for one of its databases.
+    pub fn url(&self, database: &str) -> String {
+        let socket_dir = self.socket_dir.to_string_lossy().replace('/', "%2F");
+        format!("postgres://{USER}@{socket_dir}:{}/{database}", self.port)
+    }
 }
 
 /// The socket that a postmaster's pid file names, if it is there.

@@ -2,8 +2,6 @@
 
 use std::{path::Path, path::PathBuf, time::Duration};
 
-use rustix::process::Signal;
-
 use super::{
     Settings, StartError, USER,
     binaries::Binaries,
@@ -13,9 +11,6 @@ use super::{
     process::Process,
     socket,
 };
-
-/// How long a clean stop may take: connections are cut at once, then a checkpoint is written.
-const STOP_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A running private server. Dropping it stops it.
 #[derive(Debug)]
@@ -37,8 +32,9 @@ impl Server {
     pub fn start(settings: &Settings) -> Result<Self, StartError> {
         let home = Home::open(&settings.data_dir)?;
         let cluster = home.cluster();
-        let binaries = Binaries::find(&settings.search, &home.account, &home.dir, &cluster)?;
-        cluster::ensure(&home, &binaries, settings.fsync)?;
+        let (search, cancel) = (&settings.search, &settings.cancel);
+        let binaries = Binaries::find(search, &home.account, &home.dir, &cluster, cancel)?;
+        cluster::ensure(&home, &binaries, settings)?;
         let password = match settings.port {
             Some(_) => Some(cluster::password(&home)?),
             None => None,
@@ -115,8 +111,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.process.signal(Signal::INT);
-        if self.process.wait(STOP_PATIENCE).is_some() {
+        if self.process.stop().is_some() {
             // Another file in there, or none of it: a leftover of one empty directory in /tmp.
             let _ = std::fs::remove_dir(&self.socket_dir);
         }

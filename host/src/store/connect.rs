@@ -52,6 +52,11 @@ pub struct Connector {
     mode: SslMode,
 }
 
+/// True for a connection string with a password in it; false where it cannot be read.
+pub fn has_password(url: &str) -> bool {
+    conninfo::parse(url).is_ok_and(|params| params.has("password"))
+}
+
 impl Connector {
     /// Reads the settings: those in `url` (the value of `DATABASE_URL`) first, then `PG*`
     /// variables, then libpq's defaults.

@@ -98,6 +98,17 @@ pub enum MigrateError {
         "{0}; let an administrator run what `rouse migrate --roles-sql` prints, or migrate as a user that may"
     )]
     NotAllowed(String),
+    /// The user may not act as the owner of the schema, or the owner may not create it.
+    #[error(
+        "{why}; an administrator has to run: {}",
+        .who.grants()
+    )]
+    NotOwner {
+        /// What was refused.
+        why: String,
+        /// Who migrates, and where.
+        who: Who,
+    },
     /// Handlers speak UTF-8, and one row in anything else would hold up its lane.
     #[error(
         "the database has the encoding {0}; Rouse needs one that was created with ENCODING 'UTF8'"
@@ -209,6 +220,38 @@ pub async fn check(client: &impl GenericClient) -> Result<(), MigrateError> {
         Ok(())
     } else {
         Err(MigrateError::NotMigrated { missing })
+    }
+}
+
+/// Who migrates which database; the names as they stand in SQL.
+#[derive(Debug, Clone)]
+pub struct Who {
+    user: String,
+    database: String,
+}
+
+impl Who {
+    async fn am_i(client: &impl GenericClient) -> Result<Self, MigrateError> {
+        let rows = client
+            .query_typed(
+                "SELECT quote_ident(session_user), quote_ident(current_database())",
+                &[],
+            )
+            .await
+            .map_err(sql("ask for the user"))?;
+        let row = rows.first().expect("a SELECT without FROM returns one row");
+        Ok(Self {
+            user: row.get(0),
+            database: row.get(1),
+        })
+    }
+
+    /// What lets the user act as the owner, and create the schema.
+    fn grants(&self) -> String {
+        let Self { user, database } = self;
+        format!(
+            "GRANT rouse_owner TO {user}; GRANT CREATE ON DATABASE {database} TO {user}, rouse_owner;"
+        )
     }
 }
 
@@ -514,6 +557,7 @@ async fn apply(
         ))
         .await
         .map_err(sql("set the time for locks"))?;
+    let who = Who::am_i(transaction).await?;
     let roles = transaction
         .query_typed(
             "SELECT count(*) FROM pg_roles WHERE rolname = ANY ($1)",
@@ -532,12 +576,12 @@ async fn apply(
         transaction
             .batch_execute(include_str!("migrate/ledger.sql"))
             .await
-            .map_err(allowed("create schema rouse"))?;
+            .map_err(owned("create schema rouse", &who))?;
     }
     transaction
         .batch_execute("SET LOCAL ROLE rouse_owner")
         .await
-        .map_err(allowed("become rouse_owner"))?;
+        .map_err(owned("act as rouse_owner", &who))?;
     for migration in migrations {
         transaction
             .batch_execute(migration.sql)
@@ -606,6 +650,19 @@ fn allowed(what: &str) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
     move |error| {
         if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
             MigrateError::NotAllowed(format!("cannot {what}: {}", super::describe(&error)))
+        } else {
+            MigrateError::Sql { what, error }
+        }
+    }
+}
+
+/// Like [`sql`], where a refusal means that the user, or the owner, lacks a right.
+fn owned(what: &str, who: &Who) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
+    let (what, who) = (what.to_string(), who.clone());
+    move |error| {
+        if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
+            let why = format!("cannot {what}: {}", super::describe(&error));
+            MigrateError::NotOwner { why, who }
         } else {
             MigrateError::Sql { what, error }
         }

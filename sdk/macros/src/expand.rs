@@ -185,7 +185,6 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
         lease_ms,
         timeout_ms,
         grace_ms,
-        concurrency,
         reuse,
         capabilities,
     } = options;
@@ -204,7 +203,6 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
     let lease_ms = option(lease_ms);
     let timeout_ms = option(timeout_ms);
     let grace_ms = option(grace_ms);
-    let concurrency = option(concurrency);
     let instances = match reuse {
         true => quote!(::rouse_sdk::Instances::Reuse),
         false => quote!(::rouse_sdk::Instances::Fresh),
@@ -222,7 +220,6 @@ fn definition(options: &Options, attributes: &[Attribute]) -> TokenStream {
             lease_ms: #lease_ms,
             timeout_ms: #timeout_ms,
             grace_ms: #grace_ms,
-            concurrency: #concurrency,
             instances: #instances,
             capabilities: &[#(#capabilities),*],
         }

@@ -27,7 +27,6 @@ use proc_macro::TokenStream;
 /// | `lease` | `"1m"`: how long a claim holds without renewal | the host's default |
 /// | `timeout` | `"1h"`: how long an attempt may run | the host's default |
 /// | `grace` | `"5s"`: from the abort signal to the hard stop | the host's default |
-/// | `concurrency` | attempts that one host should run at once; declared only, no host keeps to it yet | as many as it has slots |
 /// | `instances` | `"reuse"`: bears that its instances serve many jobs, see the README | `"fresh"` |
 /// | `capabilities` | what to ask the operator for, in the words of `rouse.toml`: `["http:api.example.com", "secrets:MAIL_KEY", "sign:HOOK_KEY", "dirs:/photos", "dirs:/out:read-write", "env:LANG", "settings:threshold", "state", "fine_clocks"]`; without the part behind the colon, any | nothing |
 ///

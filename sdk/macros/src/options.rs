@@ -12,7 +12,7 @@ use crate::duration::milliseconds;
 const NAME_BYTES_MAX: usize = 128;
 
 const KNOWN: &str = "name, version, description, max_attempts, initial_backoff, max_backoff, \
-                     multiplier, jitter, lease, timeout, grace, concurrency, instances, capabilities";
+                     multiplier, jitter, lease, timeout, grace, instances, capabilities";
 
 /// What the author declared.
 #[derive(Debug)]
@@ -28,7 +28,6 @@ pub(crate) struct Options {
     pub(crate) lease_ms: Option<u64>,
     pub(crate) timeout_ms: Option<u64>,
     pub(crate) grace_ms: Option<u64>,
-    pub(crate) concurrency: Option<u32>,
     pub(crate) reuse: bool,
     pub(crate) capabilities: Vec<String>,
 }
@@ -70,7 +69,6 @@ impl Options {
             lease_ms: None,
             timeout_ms: None,
             grace_ms: None,
-            concurrency: None,
             reuse: false,
             capabilities: Vec::new(),
         };
@@ -91,7 +89,10 @@ impl Options {
                 "lease" => o.lease_ms = reader.keep(duration(value)),
                 "timeout" => o.timeout_ms = reader.keep(duration(value)),
                 "grace" => o.grace_ms = reader.keep(duration(value)),
-                "concurrency" => o.concurrency = reader.keep(count(value)),
+                "concurrency" => reader.fail(
+                    name.span(),
+                    "no host enforces `concurrency` yet; take it out",
+                ),
                 "instances" => o.reuse = reader.keep(reuse(value)).unwrap_or_default(),
                 "capabilities" => o.capabilities = reader.keep(words(value)).unwrap_or_default(),
                 other => reader.fail(

@@ -30,7 +30,6 @@ use waiting::{deadlock, ignore_abort, race, sleep, wait_abort};
     lease = "20s",
     timeout = "30s",
     grace = "1s",
-    concurrency = 3,
     capabilities = ["dir"]
 )]
 fn echo(ctx: &Ctx, payload: Value) -> Result<Value, Error> {

@@ -111,6 +111,28 @@ impl Host {
         }
     }
 
+    /// Waits until this many lines have come, of stdout and stderr together, and returns the first so many; panics with all
+    /// output where they do not come in time.
+    pub(crate) fn first_lines(&self, patience: Duration, count: usize) -> Vec<String> {
+        let until = Instant::now() + patience;
+        let mut lines = self.output.lock();
+        while lines.all.len() < count {
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(
+                !left.is_zero() && lines.ended < 2,
+                "{count} lines did not come; the output was:\n{}",
+                lines.all.join("\n")
+            );
+            lines = self
+                .output
+                .changed
+                .wait_timeout(lines, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        lines.all[..count].to_vec()
+    }
+
     /// All lines so far.
     pub(crate) fn output(&self) -> String {
         let lines = self.output.lock();

@@ -28,6 +28,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
             page.parent().unwrap_or(root).join(link).exists()
         });
         found.extend(unknown_commands(&text));
+        found.extend(rebuilds(&text));
         if page == readme {
             found.extend(foreign_handlers(&text, &sources));
         }
@@ -65,6 +66,13 @@ fn unknown_commands(text: &str) -> Vec<String> {
                 .then(|| format!("there is no `cargo xtask {name}`"))
         })
         .collect()
+}
+
+/// Commands that build the host with other features than the tests and the demo do, and so once more.
+fn rebuilds(text: &str) -> Option<String> {
+    text.contains("cargo run -p rouse-host -- ").then(|| {
+        "`cargo run -p rouse-host` builds the host once more; write target/debug/rouse".to_owned()
+    })
 }
 
 /// Blocks of Rust that are no part of a file that is compiled.
@@ -123,6 +131,12 @@ mod tests {
     fn a_command_that_xtask_does_not_have_is_a_fault() {
         let text = "Run `cargo xtask demo`, then\n```sh\ncargo xtask tset -- --nocapture\n```";
         assert_eq!(unknown_commands(text), ["there is no `cargo xtask tset`"]);
+    }
+
+    #[test]
+    fn a_command_that_builds_the_host_once_more_is_a_fault() {
+        assert!(rebuilds("cargo run -p rouse-host -- dev").is_some());
+        assert!(rebuilds("target/debug/rouse dev").is_none());
     }
 
     #[test]

@@ -33,8 +33,12 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         .build()?;
     runtime.block_on(watch(workspace, &rouse, &handlers))?;
     println!(
-        "\nDone in {:.1} s after the build. Now try it yourself:\n  cargo run -p rouse-host -- dev --config examples/rouse.toml",
-        started.elapsed().as_secs_f64()
+        "\nDone in {:.1} s after the build. Now try it yourself:\n  {} dev --config examples/rouse.toml",
+        started.elapsed().as_secs_f64(),
+        rouse
+            .strip_prefix(&workspace.root)
+            .unwrap_or(&rouse)
+            .display()
     );
     Ok(())
 }

@@ -44,7 +44,7 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(handlers) = args.folder {
         let args = folder::Args {
-            handlers,
+            handlers: Some(handlers),
             config: None,
             json: args.json,
         };

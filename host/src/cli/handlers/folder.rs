@@ -16,6 +16,7 @@ use super::in_force::{self, Setting};
 use super::origin::Tables;
 use super::trouble::Trouble;
 use crate::cli::compile_module::with_compiler;
+use crate::cli::dev::serves::Serves;
 use crate::cli::host::HANDLERS_DIR;
 use crate::cli::misspelt::Named;
 use crate::cli::text::{as_json, plain};
@@ -26,11 +27,11 @@ use crate::worker::{Overrides, Policy};
 /// Options of `rouse handlers` without a command.
 #[derive(Debug, ClapArgs)]
 pub(super) struct Args {
-    /// The folder
-    #[arg(long, value_name = "DIR", default_value = HANDLERS_DIR)]
-    pub(super) handlers: PathBuf,
+    /// The folder; default: that of a `rouse dev` that runs here, else handlers-wasm
+    #[arg(long, value_name = "DIR")]
+    pub(super) handlers: Option<PathBuf>,
 
-    /// Settings; default: ./rouse.toml, if there is one
+    /// Settings; default: those of a `rouse dev` that serves the folder from here, else ./rouse.toml, if there is one
     #[arg(long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
 
@@ -51,6 +52,45 @@ struct Listed {
     warnings: Vec<String>,
 }
 
+/// Which folder and which settings are looked at.
+pub(super) struct Place {
+    pub(super) folder: PathBuf,
+    config: Option<PathBuf>,
+    /// The settings are those of a `rouse dev` that runs here.
+    of_dev: bool,
+}
+
+impl Place {
+    /// What is named; for what is not, what the `rouse dev` here serves, and the usual names where none runs. `dev` is asked for
+    /// only if something is not named.
+    pub(super) fn of(
+        folder: Option<&Path>,
+        config: Option<&Path>,
+        dev: impl FnOnce() -> Option<Serves>,
+    ) -> Self {
+        let dev = match (folder, config) {
+            (Some(_), Some(_)) => None,
+            _ => dev(),
+        };
+        let usual = || PathBuf::from(HANDLERS_DIR);
+        let folder = match (folder, &dev) {
+            (Some(folder), _) => folder.to_path_buf(),
+            (None, Some(dev)) => dev.handlers.clone(),
+            (None, None) => usual(),
+        };
+        let serves_it = |dev: &Serves| folder.canonicalize().is_ok_and(|it| it == dev.handlers);
+        let of_dev = config.is_none() && dev.as_ref().is_some_and(serves_it);
+        Self {
+            config: match of_dev {
+                true => dev.and_then(|dev| dev.config),
+                false => config.map(Path::to_path_buf),
+            },
+            folder,
+            of_dev,
+        }
+    }
+}
+
 /// What a folder has, under the settings.
 pub(super) struct Folder {
     pub(super) handlers: Arc<HandlerSet>,
@@ -58,6 +98,8 @@ pub(super) struct Folder {
     pub(super) config: String,
     /// Which file that is; none: there is none.
     pub(super) config_file: Option<PathBuf>,
+    /// The settings are those of a `rouse dev` that runs here.
+    pub(super) of_dev: bool,
     overrides: Overrides,
     settings: sandbox::Settings,
     pub(super) tables: Tables,
@@ -69,11 +111,8 @@ pub(super) struct Folder {
 
 impl Folder {
     /// `option` is the one that names another folder.
-    pub(super) async fn open(
-        dir: &Path,
-        option: &str,
-        config: Option<&Path>,
-    ) -> anyhow::Result<Self> {
+    pub(super) async fn open(place: &Place, option: &str) -> anyhow::Result<Self> {
+        let (dir, config) = (place.folder.as_path(), place.config.as_deref());
         let (file, folder) = File::read(config)?;
         let path = config.unwrap_or(Path::new(File::USUAL));
         let text = std::fs::read_to_string(path);
@@ -92,6 +131,7 @@ impl Folder {
             tables: Tables::read(&text),
             config: text,
             config_file,
+            of_dev: place.of_dev,
             overrides: file.overrides(),
             settings,
             named: Named::of(&file),
@@ -161,12 +201,23 @@ fn missing(missing: &Missing) -> Value {
 
 /// Lists; exit 1 when a file is refused, or a host would not start.
 pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let folder = Folder::open(&args.handlers, "--handlers", args.config.as_deref()).await?;
+    let place = Place::of(
+        args.handlers.as_deref(),
+        args.config.as_deref(),
+        Serves::here,
+    );
+    let folder = Folder::open(&place, "--handlers").await?;
+    if folder.of_dev {
+        eprintln!(
+            "rouse: {} as the `rouse dev` here serves it",
+            place.folder.display()
+        );
+    }
     let handlers = &folder.handlers;
     for sentence in folder.named.astray(handlers) {
         eprintln!("rouse: {}", plain(&sentence));
     }
-    let trouble = Trouble::of(&folder.file, &folder.beside, &args.handlers);
+    let trouble = Trouble::of(&folder.file, &folder.beside, &place.folder);
     let code = match handlers.refused.is_empty() && trouble.errors.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,

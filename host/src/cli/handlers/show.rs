@@ -1,6 +1,6 @@
 //! `rouse handlers show`: one handler, in the fleet and in a folder.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
@@ -9,11 +9,11 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::fleet::{backlog, worker};
-use super::folder::{Folder, Manifest};
+use super::folder::{Folder, Manifest, Place};
 use super::in_force::{self, Setting};
 use super::pasted::annotated;
 use crate::cli::attempt_error::cell;
-use crate::cli::host::HANDLERS_DIR;
+use crate::cli::dev::serves::Serves;
 use crate::cli::invoke::unknown;
 use crate::cli::target::{Target, seen};
 use crate::cli::text::{as_json, digest, plain, words};
@@ -35,11 +35,13 @@ pub(super) struct Args {
     /// The handler, for instance text.stats
     name: String,
 
-    /// Only its manifest in this folder, without a database; default: the fleet's, and ./handlers-wasm where that is there
+    /// Only its manifest in this folder, without a database; default: the fleet's, and the manifest in the folder of a
+    /// `rouse dev` that runs here, else in ./handlers-wasm where that is there
     #[arg(long, value_name = "DIR", conflicts_with = "database_url")]
     folder: Option<PathBuf>,
 
-    /// Settings for the manifest; default: ./rouse.toml, if there is one
+    /// Settings for the manifest; default: those of a `rouse dev` that serves the folder from here, else ./rouse.toml, if
+    /// there is one
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -56,7 +58,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             (on, waiting, beside(&args).await)
         }
         Some(dir) => {
-            let folder = Folder::open(dir, "--folder", args.config.as_deref()).await?;
+            let place = Place::of(Some(dir), args.config.as_deref(), Serves::here);
+            let folder = Folder::open(&place, "--folder").await?;
             let Some(handler) = folder.handlers.get(&args.name) else {
                 eprintln!("{}", unknown(&args.name, dir, &folder.handlers));
                 return Ok(ExitCode::from(EXIT_UNKNOWN));
@@ -134,6 +137,14 @@ impl Here {
             granted: folder.held(handler).table(),
             settings: folder.in_force(handler),
             as_in: match &folder.config_file {
+                Some(file) if folder.of_dev => format!(
+                    "grants and settings as in {}, with which the `rouse dev` here was started",
+                    file.display()
+                ),
+                None if folder.of_dev => format!(
+                    "grants and settings as without any {}, as the `rouse dev` here was started",
+                    File::USUAL
+                ),
                 Some(file) => format!(
                     "grants and settings as in {}; a host that was started with another --config may have others",
                     file.display()
@@ -163,17 +174,22 @@ async fn fleet(args: &Args) -> anyhow::Result<(Vec<Value>, Vec<Value>)> {
 /// What the module of the usual folder says of it; none: there is no such folder, it does not have it, or it cannot be
 /// opened. That is told, and does not keep the fleet from being shown.
 async fn beside(args: &Args) -> Option<Here> {
-    let dir = Path::new(HANDLERS_DIR);
-    if !dir.is_dir() {
+    // Another database has other hosts, with settings of their own.
+    let dev = || args.target.is_unsaid().then(Serves::here).flatten();
+    let place = Place::of(None, args.config.as_deref(), dev);
+    if !place.folder.is_dir() {
         return None;
     }
-    match Folder::open(dir, "--folder", args.config.as_deref()).await {
+    match Folder::open(&place, "--folder").await {
         Ok(folder) => {
             let handler = folder.handlers.get(&args.name)?;
             Some(Here::of(&folder, handler))
         }
         Err(error) => {
-            eprintln!("rouse: no manifest is shown, as {HANDLERS_DIR} cannot be opened: {error:#}");
+            eprintln!(
+                "rouse: no manifest is shown, as {} cannot be opened: {error:#}",
+                place.folder.display()
+            );
             None
         }
     }

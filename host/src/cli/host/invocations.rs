@@ -9,6 +9,9 @@ use tracing::warn;
 use crate::config::{self, Environment, File};
 use crate::http::{Access, Token};
 
+/// What invocations need in production.
+pub(super) const TOKEN: &str = "a token (ROUSE_INVOKE_TOKEN, or invoke_token_file in rouse.toml)";
+
 /// What the settings say of invocations, where they are on.
 pub(super) struct Offer {
     pub(super) access: Access,
@@ -17,22 +20,37 @@ pub(super) struct Offer {
     pub(super) payload_bytes_max: usize,
 }
 
-/// Reads the settings. On loopback invocations are on; on any other address only with a token.
+/// Who may call without a token, where there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cli) enum Tokenless {
+    /// Programs of this machine, where the port is on loopback: `rouse dev`.
+    ThisMachine,
+    /// Nobody: `rouse serve`.
+    Nobody,
+}
+
+/// Reads the settings. With a token invocations are on; without one as `tokenless` has it.
 pub(super) fn offer(
     file: &File,
     folder: &Path,
     address: Option<SocketAddr>,
     slots: usize,
+    tokenless: Tokenless,
 ) -> anyhow::Result<Option<Offer>> {
     let max = file.invoke_max().unwrap_or(slots);
     let Some(address) = address.filter(|_| max > 0) else {
         return Ok(None);
     };
-    let Some(access) = Access::on(address, token(file, folder)?) else {
-        warn!(
-            %address,
-            "invocations are off: others than this machine could ask for them; set ROUSE_INVOKE_TOKEN (or invoke_token_file in rouse.toml), or say that you want none with invoke_max = 0"
-        );
+    let access = match (token(file, folder)?, tokenless) {
+        (Some(token), _) => Some(Access::Token(token)),
+        (None, Tokenless::ThisMachine) => Access::without_token(address),
+        (None, Tokenless::Nobody) => None,
+    };
+    let Some(access) = access else {
+        // Whoever asks for them is warned; the others read in the first lines that they are off.
+        if file.invoke_max().is_some() || tokenless == Tokenless::ThisMachine {
+            warn!(%address, "invocations are off: they need {TOKEN}; set one, or invoke_max = 0 if you want none");
+        }
         return Ok(None);
     };
     Ok(Some(Offer {

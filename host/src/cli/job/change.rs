@@ -6,32 +6,40 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{EXIT_UNKNOWN, unknown};
 use crate::cli::duration::duration;
+use crate::cli::each::{Done, Refusal, each};
 use crate::cli::target::Target;
-use crate::cli::text::as_json;
 use crate::job::JobId;
-use crate::store::{JsonText, Store, StoreError, When};
+use crate::store::{JsonText, StoreError, When};
 
 /// The job is not in a state for that.
 const EXIT_REFUSED: u8 = 6;
 
+/// What the verbs are for, in summaries.
+const JOBS: &str = "jobs";
+
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, now or by an earlier call · 3 no such job · 6 the job is not in a state for that";
 
-/// Options that name one job.
+const EXIT_CODES_OF_SEVERAL: &str = "\
+Several jobs are taken one after the other; a refused one does not keep the others from being done, and a summary follows.
+Exit codes: 0 all done, now or by an earlier call · 3 no such job · 6 a job is not in a state for that; of several the highest";
+
+/// Options that name jobs.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = EXIT_CODES_OF_SEVERAL)]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// The job's id
-    id: i64,
+    /// The jobs' ids
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<i64>,
 
-    /// Print one JSON object
+    /// Print one JSON object for each job, and one for the summary of several
     #[arg(long)]
     json: bool,
 }
@@ -75,13 +83,14 @@ pub(super) struct Fail {
 
 /// Options of `rouse job reschedule`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = EXIT_CODES_OF_SEVERAL)]
 pub(super) struct Reschedule {
     #[command(flatten)]
     target: Target,
 
-    /// The job's id
-    id: i64,
+    /// The jobs' ids
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<i64>,
 
     /// Not before this long from now, for instance 90s or 2h; default: at once
     #[arg(long = "in", value_name = "TIME", value_parser = duration, conflicts_with = "at")]
@@ -91,46 +100,45 @@ pub(super) struct Reschedule {
     #[arg(long, value_name = "TIME")]
     at: Option<String>,
 
-    /// Print one JSON object
+    /// Print one JSON object for each job, and one for the summary of several
     #[arg(long)]
     json: bool,
 }
 
 /// `rouse job cancel`.
 pub(super) async fn cancel(args: Args) -> anyhow::Result<ExitCode> {
-    let store = open(&args.target).await?;
-    if store.cancel(JobId(args.id)).await? {
-        return Ok(done(args.json, args.id, "cancelled"));
-    }
-    Ok(match store.job(JobId(args.id)).await? {
-        None => {
-            unknown(args.id);
-            ExitCode::from(EXIT_UNKNOWN)
+    let store = args.target.checked_store().await?;
+    each(&args.ids, JOBS, args.json, async |&id| {
+        if store.cancel(JobId(id)).await? {
+            return Ok(Ok(now(id, "cancelled")));
         }
-        Some(job) => {
-            eprintln!(
-                "rouse: job {} cannot be cancelled any more: it has ended as {}",
-                args.id, job.state
-            );
-            ExitCode::from(EXIT_REFUSED)
-        }
+        Ok(Err(match store.job(JobId(id)).await? {
+            None => Refusal {
+                code: EXIT_UNKNOWN,
+                why: unknown(id),
+            },
+            Some(job) => Refusal {
+                code: EXIT_REFUSED,
+                why: format!(
+                    "job {id} cannot be cancelled any more: it has ended as {}",
+                    job.state
+                ),
+            },
+        }))
     })
+    .await
 }
 
 /// `rouse job retry`.
 pub(super) async fn retry(args: Args) -> anyhow::Result<ExitCode> {
-    let store = open(&args.target).await?;
-    match store.retry(JobId(args.id)).await {
-        Ok(id) => {
-            if args.json {
-                println!("{}", as_json(json!({"id": id.0, "retried_from": args.id})));
-            } else {
-                println!("{id}");
-            }
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(error) => refused(error),
-    }
+    let store = args.target.checked_store().await?;
+    each(&args.ids, JOBS, args.json, async |&id| {
+        answer(store.retry(JobId(id)).await, |new| Done {
+            text: new.to_string(),
+            json: json!({"id": new.0, "retried_from": id}),
+        })
+    })
+    .await
 }
 
 /// `rouse job complete`.
@@ -146,20 +154,22 @@ pub(super) async fn complete(args: Complete) -> anyhow::Result<ExitCode> {
     };
     serde_json::from_str::<serde::de::IgnoredAny>(&result)
         .context("the result is no JSON (is it quoted for the shell? '{\"rows\": 3}')")?;
-    let store = open(&args.target).await?;
-    match store.complete(JobId(args.id), JsonText(result)).await {
-        Ok(()) => Ok(done(args.json, args.id, "succeeded")),
-        Err(error) => refused(error),
-    }
+    let store = args.target.checked_store().await?;
+    each(&[args.id], JOBS, args.json, async |&id| {
+        let done = store.complete(JobId(id), JsonText(result.clone())).await;
+        answer(done, |()| now(id, "succeeded"))
+    })
+    .await
 }
 
 /// `rouse job fail`.
 pub(super) async fn fail(args: Fail) -> anyhow::Result<ExitCode> {
-    let store = open(&args.target).await?;
-    match store.fail(JobId(args.id), &args.message).await {
-        Ok(()) => Ok(done(args.json, args.id, "failed")),
-        Err(error) => refused(error),
-    }
+    let store = args.target.checked_store().await?;
+    each(&[args.id], JOBS, args.json, async |&id| {
+        let done = store.fail(JobId(id), &args.message).await;
+        answer(done, |()| now(id, "failed"))
+    })
+    .await
 }
 
 /// `rouse job reschedule`.
@@ -169,50 +179,51 @@ pub(super) async fn reschedule(args: Reschedule) -> anyhow::Result<ExitCode> {
         (None, Some(at)) => When::At(at),
         (None, None) => When::Now,
     };
-    let store = open(&args.target).await?;
-    match store.reschedule(JobId(args.id), &when).await {
-        Ok(()) => Ok(done(args.json, args.id, "queued")),
-        Err(error) => refused(error),
-    }
+    let store = args.target.checked_store().await?;
+    each(&args.ids, JOBS, args.json, async |&id| {
+        let done = store.reschedule(JobId(id), &when).await;
+        answer(done, |()| now(id, "queued"))
+    })
+    .await
 }
 
 /// `rouse job delete`.
 pub(super) async fn delete(args: Args) -> anyhow::Result<ExitCode> {
-    let store = open(&args.target).await?;
-    match store.delete(JobId(args.id)).await {
-        Ok(()) => Ok(done(args.json, args.id, "cancelled")),
-        Err(error) => refused(error),
+    let store = args.target.checked_store().await?;
+    each(&args.ids, JOBS, args.json, async |&id| {
+        let done = store.delete(JobId(id)).await;
+        answer(done, |()| now(id, "cancelled"))
+    })
+    .await
+}
+
+/// What the job is now.
+fn now(id: i64, state: &str) -> Done {
+    Done {
+        text: format!("job {id} is {state}"),
+        json: json!({"id": id, "state": state}),
     }
 }
 
-async fn open(target: &Target) -> anyhow::Result<Store> {
-    let store = target.checked_store().await?;
-    Ok(store)
-}
-
-/// Says what the job is now.
-fn done(in_json: bool, id: i64, state: &str) -> ExitCode {
-    if in_json {
-        println!(
-            "{}",
-            as_json(json!({"id": id, "state": Value::from(state)}))
-        );
-    } else {
-        println!("job {id} is {state}");
+/// What the database says of a change: done, or why it cannot be done to this job.
+fn answer<T>(
+    done: Result<T, StoreError>,
+    say: impl FnOnce(T) -> Done,
+) -> anyhow::Result<Result<Done, Refusal>> {
+    match done {
+        Ok(done) => Ok(Ok(say(done))),
+        Err(error) => {
+            let code = if error.is_unknown_job() {
+                EXIT_UNKNOWN
+            } else if error.is_refused_by_state() {
+                EXIT_REFUSED
+            } else {
+                return Err(error.into());
+            };
+            let why = error.to_string();
+            // The database's text names us already.
+            let why = why.strip_prefix("rouse: ").unwrap_or(&why).to_owned();
+            Ok(Err(Refusal { code, why }))
+        }
     }
-    ExitCode::SUCCESS
-}
-
-/// What the database says of a job that this cannot be done to.
-fn refused(error: StoreError) -> anyhow::Result<ExitCode> {
-    let code = if error.is_unknown_job() {
-        EXIT_UNKNOWN
-    } else if error.is_refused_by_state() {
-        EXIT_REFUSED
-    } else {
-        return Err(error.into());
-    };
-    // Its text names us already.
-    eprintln!("{error}");
-    Ok(ExitCode::from(code))
 }

@@ -13,6 +13,9 @@ use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::store::{Listing, Store};
 
+/// How many are listed where nobody says how many.
+const NEWEST: i64 = 20;
+
 /// Options of `rouse job ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
@@ -35,12 +38,26 @@ pub(super) struct Args {
     state: Option<String>,
 
     /// At most so many
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = NEWEST, value_parser = clap::value_parser!(i64).range(1..=10_000))]
     limit: i64,
 
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+impl Args {
+    /// The newest of all jobs.
+    pub(super) fn newest(target: Target, json: bool) -> Self {
+        Self {
+            target,
+            queue: None,
+            handler: None,
+            state: None,
+            limit: NEWEST,
+            json,
+        }
+    }
 }
 
 /// Lists.

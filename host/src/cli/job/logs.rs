@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::show::tell_if_nobody_takes_it;
 use super::{EXIT_UNKNOWN, unknown};
+use crate::cli::signals::Signals;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::job::JobId;
@@ -25,7 +26,7 @@ const LOOKS_AFTER_THE_END: u32 = 4;
 Lines come from standard output (info), standard error (warn) and the handler's log, with the time (UTC) and the attempt that said
 them, half a second after they were said. An attempt may write 256 KiB. The job's last error and, with --follow, why nobody takes it
 are on standard error.
-Exit codes: 0 the job is known · 3 no such job")]
+Exit codes: 0 the job is known, also where Ctrl-C or SIGTERM ends --follow · 3 no such job")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -46,8 +47,17 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Prints the lines.
+/// Prints the lines; those to come too, until the end of the job or a signal.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if !args.follow {
+        return print_all(args).await;
+    }
+    let mut signals = Signals::install()?;
+    let ended = signals.unless(print_all(args)).await;
+    ended.unwrap_or(Ok(ExitCode::SUCCESS))
+}
+
+async fn print_all(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.store()?;
     store.check_schema().await?;
     let id = JobId(args.id);
@@ -63,7 +73,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     loop {
         // Before its lines: what is said after the end is looked for again.
         let Some(job) = store.job(id).await? else {
-            unknown(args.id);
+            eprintln!("rouse: {}", unknown(args.id));
             return Ok(ExitCode::from(EXIT_UNKNOWN));
         };
         if args.follow && job.state == "queued" && !told {

@@ -7,7 +7,7 @@ use clap::Args as ClapArgs;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
-use super::{EXIT_UNKNOWN, cell, unknown};
+use super::{EXIT_UNKNOWN, cell, list, unknown};
 use crate::cli::attempt_error::lines;
 use crate::cli::duration::duration;
 use crate::cli::served::Wanted;
@@ -35,11 +35,10 @@ pub(super) struct Args {
     target: Target,
 
     /// The job's id, as rouse.enqueue returned it
-    #[arg(required = true)]
     id: Option<i64>,
 
     /// Wait until it has ended
-    #[arg(long)]
+    #[arg(long, requires = "id")]
     wait: bool,
 
     /// With --wait: for at most this long
@@ -49,6 +48,19 @@ pub(super) struct Args {
     /// Print everything as one JSON object
     #[arg(long)]
     json: bool,
+}
+
+impl Args {
+    pub(super) fn id(&self) -> Option<i64> {
+        self.id
+    }
+}
+
+/// Without an id, the newest jobs are listed.
+impl From<Args> for list::Args {
+    fn from(args: Args) -> Self {
+        Self::newest(args.target, args.json)
+    }
 }
 
 /// Shows the job, after its end if that is wished for.
@@ -61,7 +73,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut told = false;
     let (job, code) = loop {
         let Some(job) = store.job(JobId(id)).await? else {
-            unknown(id);
+            eprintln!("rouse: {}", unknown(id));
             return Ok(ExitCode::from(EXIT_UNKNOWN));
         };
         if job.state == "queued" && !told {

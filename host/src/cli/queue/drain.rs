@@ -12,13 +12,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
+use tracing::debug;
 
 use self::progress::Progress;
 use self::summary::{Left, Summary, left};
 use super::tell_if_never_used;
 use crate::cli::duration::duration;
-use crate::cli::host::{HANDLERS_DIR, Signals, worker_id};
+use crate::cli::host::{HANDLERS_DIR, worker_id};
+use crate::cli::open_files;
 use crate::cli::settings::sandbox_settings;
+use crate::cli::signals::Signals;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::config::{Environment, File};
@@ -95,7 +98,8 @@ fn lease(text: &str) -> Result<Duration, String> {
 
 /// Drains, and says what came of it.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match drain(&args).await {
+    let signals = Signals::install()?;
+    match drain(&args, signals).await {
         Ok(code) => Ok(code),
         Err(error) => {
             eprintln!("rouse: {error:#}");
@@ -104,38 +108,16 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-async fn drain(args: &Args) -> anyhow::Result<ExitCode> {
-    let (file, folder) = File::read(args.config.as_deref())?;
-    let connector = args.target.connector()?;
-    let store = Store::new(connector.pool(POOL_SIZE));
-    store.check_schema().await?;
-    tell_if_never_used(&store, &args.name).await?;
-    if let Some(since) = store.queue_paused_at(&args.name).await? {
-        tell_paused(&args.name, &since);
+async fn drain(args: &Args, mut signals: Signals) -> anyhow::Result<ExitCode> {
+    let Some(prepared) = signals.unless(prepare(args)).await else {
+        return Ok(ExitCode::from(EXIT_INTERRUPTED));
+    };
+    let Some((mut summary, work)) = prepared? else {
         return Ok(ExitCode::from(EXIT_REFUSED));
-    }
-    let settings = settings(args, &file);
-    let mut summary = Summary::new(&args.name, &settings.worker_id);
-    let now = store.remaining(&args.name, &[]).await?;
-    // Nothing is compiled for an empty queue.
-    let done = if now.iter().any(|row| row.ready + row.due > 0) {
-        let sandbox = Sandbox::start(sandbox_settings(&file, &folder, settings.slots, None)?)?;
-        let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
-        check_sources(&settings, &catalog, args)?;
-        let work = Work {
-            settings: Settings {
-                slots: settings.slots.min(sandbox.attempts_max()),
-                ..settings
-            },
-            sandbox,
-            catalog: Arc::new(catalog),
-            store: store.clone(),
-            connector,
-        };
-        work.until_empty(&mut summary).await
-    } else {
-        summary.left = left(&now, |_| Some("nothing of it is due yet".into()));
-        Ok(())
+    };
+    let done = match work {
+        Some(work) => work.until_empty(&mut summary, signals).await,
+        None => Ok(()),
     };
     let text = match args.json {
         true => as_json(summary.to_json()),
@@ -145,6 +127,43 @@ async fn drain(args: &Args) -> anyhow::Result<ExitCode> {
     writeln!(std::io::stdout(), "{text}").context("print what came of it")?;
     done?;
     Ok(exit_code(&summary))
+}
+
+/// Looks at the queue and, where it has something to run, loads the handlers. None: the queue is paused.
+async fn prepare(args: &Args) -> anyhow::Result<Option<(Summary, Option<Work>)>> {
+    let (file, folder) = File::read(args.config.as_deref())?;
+    let connector = args.target.connector()?;
+    let store = Store::new(connector.pool(POOL_SIZE));
+    store.check_schema().await?;
+    tell_if_never_used(&store, &args.name).await?;
+    if let Some(since) = store.queue_paused_at(&args.name).await? {
+        tell_paused(&args.name, &since);
+        return Ok(None);
+    }
+    let settings = settings(args, &file);
+    let mut summary = Summary::new(&args.name, &settings.worker_id);
+    let now = store.remaining(&args.name, &[]).await?;
+    debug!("queue {} was looked at", plain(&args.name));
+    // Nothing is compiled for an empty queue.
+    if now.iter().all(|row| row.ready + row.due == 0) {
+        summary.left = left(&now, |_| Some("nothing of it is due yet".into()));
+        return Ok(Some((summary, None)));
+    }
+    open_files::take_as_many_as_allowed();
+    let sandbox = Sandbox::start(sandbox_settings(&file, &folder, settings.slots, None)?)?;
+    let catalog = Catalog::open(sandbox.clone(), &args.handlers).await?;
+    check_sources(&settings, &catalog, args)?;
+    let work = Work {
+        settings: Settings {
+            slots: settings.slots.min(sandbox.attempts_max()),
+            ..settings
+        },
+        sandbox,
+        catalog: Arc::new(catalog),
+        store,
+        connector,
+    };
+    Ok(Some((summary, Some(work))))
 }
 
 /// A host lets a job wait whose source is bound to a handler that it does not have (yet). This process would wait with it.
@@ -217,9 +236,9 @@ struct Work {
 }
 
 impl Work {
-    async fn until_empty(self, summary: &mut Summary) -> anyhow::Result<()> {
+    async fn until_empty(self, summary: &mut Summary, signals: Signals) -> anyhow::Result<()> {
         let (health, stop) = (Health::default(), Stop::default());
-        tokio::spawn(Signals::install()?.stop(stop.clone()));
+        tokio::spawn(signals.stop(stop.clone()));
         let parts = Parts {
             store: self.store.clone(),
             listen_at: self.connector.clone(),

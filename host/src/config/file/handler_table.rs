@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 use super::dir_table::DirTable;
 use super::limits_table::LimitsTable;
@@ -50,6 +51,15 @@ pub(super) struct HandlerTable {
     pub(super) state: Option<StateTable>,
     /// True: its clocks are as fine as the machine's.
     pub(super) fine_clocks: Option<bool>,
+    /// Refused, until a host keeps to it: a limit that does not hold is worse than none.
+    #[serde(default, rename = "concurrency", deserialize_with = "not_enforced")]
+    _concurrency: (),
+}
+
+fn not_enforced<'de, D: Deserializer<'de>>(_: D) -> Result<(), D::Error> {
+    Err(D::Error::custom(
+        "no host enforces `concurrency` yet; take it out (`slots` limits the attempts of a host)",
+    ))
 }
 
 impl HandlerTable {

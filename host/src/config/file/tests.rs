@@ -26,6 +26,14 @@ fn every_key_may_be_left_out() {
 }
 
 #[test]
+fn a_limit_that_no_host_enforces_is_refused_with_what_to_do() {
+    let why = read("[handlers.\"image.*\"]\nconcurrency = 2").unwrap_err();
+    for part in ["concurrency = 2", "no host enforces", "`slots`"] {
+        assert!(why.contains(part), "{part}: {why}");
+    }
+}
+
+#[test]
 fn directories_are_relative_to_the_file() {
     let file = read(
         "[handlers.\"image.*\"]\nlease = \"30s\"\ndirs = [{ dir = \"photos\", at = \"/in\" }, { dir = \"/out\", at = \"/out\", mode = \"read-write\" }]",

@@ -67,9 +67,6 @@ pub struct HandlerManifest {
     pub timeout: Duration,
     /// From the abort signal to the hard stop. Default: 5 s.
     pub grace: Duration,
-    /// How many attempts one host should run at once; none: no limit of its own. Carried for the
-    /// gates of SPEC row H9; no host keeps to it yet.
-    pub concurrency: Option<u32>,
     /// Whether it bears that its instances serve many jobs. Default: fresh ones.
     pub instances: Instances,
     /// What it would like to be granted.
@@ -122,7 +119,8 @@ struct WrittenHandler<'a> {
     lease_ms: Option<u64>,
     timeout_ms: Option<u64>,
     grace_ms: Option<u64>,
-    concurrency: Option<u32>,
+    /// Null, until a host keeps to it.
+    concurrency: Option<Value>,
     #[serde(default, deserialize_with = "null_is_default")]
     instances: Instances,
     #[serde(default, deserialize_with = "null_is_default")]
@@ -215,8 +213,11 @@ impl HandlerManifest {
         written: WrittenHandler<'_>,
         patterns: &mut PatternBytes,
     ) -> Result<Self, String> {
-        if written.concurrency == Some(0) {
-            return Err("concurrency is 0; leave it out for no limit".into());
+        if written.concurrency.is_some() {
+            return Err(
+                "it limits its concurrency, and no host enforces that yet; take `concurrency` out (`slots` in rouse.toml limits the attempts of a host)"
+                    .into(),
+            );
         }
         if written.capabilities.len() > CAPABILITIES_MAX {
             return Err("capabilities are at most 64 words like `dirs`, or `dirs:/photos`".into());
@@ -242,7 +243,6 @@ impl HandlerManifest {
             // No grace at all is a choice.
             grace: between("grace_ms", written.grace_ms, 0, GRACE_MS_MAX)?
                 .unwrap_or(HandlerManifest::GRACE),
-            concurrency: written.concurrency,
             instances: written.instances,
             capabilities: capabilities.collect::<Result<_, _>>()?,
         })

@@ -28,7 +28,6 @@ fn a_name_is_all_that_a_handler_needs() {
         assert_eq!(handler.lease, Duration::from_secs(60));
         assert_eq!(handler.timeout, Duration::from_secs(3600));
         assert_eq!(handler.grace, Duration::from_secs(5));
-        assert_eq!(handler.concurrency, None);
         assert_eq!(handler.instances, Instances::Fresh);
         assert!(handler.capabilities.is_empty());
     }
@@ -40,7 +39,7 @@ fn everything_that_is_written_is_read() {
         r#"{"sdk":"rouse-sdk 0.1.0","handlers":[{"name":"text.stats","version":"0.1.0",
         "description":"Counts.","input_schema":{"type":"object"},"output_schema":true,
         "retry":{"max_attempts":3,"initial_ms":100,"multiplier":1.5,"max_ms":2000,"jitter":0},
-        "lease_ms":1000,"timeout_ms":2000,"grace_ms":0,"concurrency":2,
+        "lease_ms":1000,"timeout_ms":2000,"grace_ms":0,
         "instances":"reuse","capabilities":["dir"]}]}"#,
     )
     .unwrap();
@@ -55,7 +54,6 @@ fn everything_that_is_written_is_read() {
     assert_eq!(handler.lease, Duration::from_secs(1));
     assert_eq!(handler.timeout, Duration::from_secs(2));
     assert_eq!(handler.grace, Duration::ZERO);
-    assert_eq!(handler.concurrency, Some(2));
     assert_eq!(handler.instances, Instances::Reuse);
     assert_eq!(handler.capabilities, ["dirs".parse().unwrap()]);
 }
@@ -74,7 +72,8 @@ fn rubbish_is_refused_with_the_handler_and_the_field() {
         ("timeout_ms", json!(1.5)),
         ("timeout_ms", json!(u64::MAX)),
         ("grace_ms", json!(3_600_000)),
-        ("concurrency", json!(0)),
+        ("concurrency", json!(3)),
+        ("concurrency", json!("three")),
         ("capabilities", json!(["rm -rf"])),
         ("input_schema", json!("object")),
         (
@@ -139,4 +138,17 @@ fn a_manifest_as_a_whole_has_limits() {
         .map(|n| json!({ "name": format!("h{n}") }))
         .collect();
     assert!(parse(&json!({ "handlers": many }).to_string()).contains("1000 are allowed"));
+}
+
+#[test]
+fn a_limit_that_no_host_enforces_is_refused_with_what_to_do() {
+    let why = refused(json!({ "name": "a", "concurrency": 3 }));
+    for part in [
+        "handler `a`",
+        "no host enforces that yet",
+        "take `concurrency` out",
+        "`slots`",
+    ] {
+        assert!(why.contains(part), "{part}: {why}");
+    }
 }

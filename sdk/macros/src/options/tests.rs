@@ -13,7 +13,7 @@ fn every_option_is_read() {
     let options = Options::read(quote! {
         name = "a.b-c_d", version = "2", description = "does it", max_attempts = 7,
         initial_backoff = "1s", max_backoff = "1m", multiplier = 3, jitter = 0.5,
-        lease = "2m", timeout = "1h", grace = "500ms", concurrency = 2, instances = "reuse",
+        lease = "2m", timeout = "1h", grace = "500ms", instances = "reuse",
         capabilities = ["dirs", "http:*.example.com"],
     })
     .expect("all of them are right");
@@ -28,7 +28,6 @@ fn every_option_is_read() {
     assert_eq!(options.lease_ms, Some(120_000));
     assert_eq!(options.timeout_ms, Some(3_600_000));
     assert_eq!(options.grace_ms, Some(500));
-    assert_eq!(options.concurrency, Some(2));
     assert!(options.reuse);
     assert_eq!(options.capabilities, ["dirs", "http:*.example.com"]);
 }
@@ -42,6 +41,12 @@ fn a_missing_name_is_named_with_an_example() {
 fn an_unknown_option_lists_the_known_ones() {
     let why = why(quote!(name = "a", retries = 3));
     assert!(why.starts_with("unknown option `retries`; the options are name,"));
+}
+
+#[test]
+fn a_limit_that_no_host_enforces_is_no_option() {
+    let why = why(quote!(name = "a", concurrency = 3));
+    assert_eq!(why, "no host enforces `concurrency` yet; take it out");
 }
 
 #[test]

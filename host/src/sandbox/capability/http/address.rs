@@ -7,6 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub(super) enum Place {
     /// Anywhere on the internet.
     Public,
+    /// An interface of this machine, whose address could as well be anybody's on the internet.
+    Own,
     /// This machine, its network, or one that is set aside for a purpose (RFC 6890 and what it lists).
     Private,
     /// A cloud's service that gives its secrets to whoever asks from this machine, or where such services are: link-local.
@@ -30,7 +32,7 @@ const METADATA_V6: [Ipv6Addr; 4] = [
     Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),   // Scaleway
 ];
 
-/// Where this address leads.
+/// Where this address leads, as far as the address alone says.
 pub(super) fn place(address: IpAddr) -> Place {
     match address {
         IpAddr::V4(address) => place_v4(address),
@@ -70,7 +72,7 @@ fn place_v6(address: Ipv6Addr) -> Place {
     if let Some(inner) = embedded(address) {
         // Never public: whoever means the address inside can name that one.
         return match place_v4(inner) {
-            Place::Public | Place::Private => Place::Private,
+            Place::Public | Place::Own | Place::Private => Place::Private,
             Place::Metadata => Place::Metadata,
             Place::Nowhere => Place::Nowhere,
         };

@@ -76,7 +76,7 @@ impl Reach {
     fn includes(self, place: Place) -> bool {
         match place {
             Place::Public => true,
-            Place::Private => self >= Self::Private,
+            Place::Own | Place::Private => self >= Self::Private,
             Place::Metadata => self >= Self::Listed,
             Place::Nowhere => false,
         }
@@ -123,23 +123,42 @@ impl Connector {
 
     /// The addresses of a host that may be reached; at least one.
     async fn addresses(&self, host: &Host) -> Result<Vec<IpAddr>, Fault> {
-        let mut addresses = match host {
+        let addresses = match host {
             Host::Ip(address) => vec![*address],
             Host::Name(name) => {
                 let resolved = self.dialer.lookups.look_up(&self.handler, name).await;
                 resolved.map_err(|error| Fault::Unknown(error.to_string()))?
             }
         };
-        let first = addresses.first().copied();
-        addresses.retain(|address| self.reach.includes(place(*address)));
-        addresses.truncate(ADDRESSES_MAX);
-        match (first, addresses.is_empty()) {
-            (_, false) => Ok(addresses),
-            (Some(address), true) => Err(Fault::Prohibited {
-                address,
-                place: place(address),
-            }),
+        let mut prohibited = None;
+        let mut reachable = Vec::new();
+        for address in addresses {
+            let place = self.place(address)?;
+            if self.reach.includes(place) {
+                reachable.push(address);
+            } else {
+                prohibited.get_or_insert(Fault::Prohibited { address, place });
+            }
+        }
+        reachable.truncate(ADDRESSES_MAX);
+        match (prohibited, reachable.is_empty()) {
+            (_, false) => Ok(reachable),
+            (Some(prohibited), true) => Err(prohibited),
             (None, true) => Err(Fault::Unknown("it has none".into())),
+        }
+    }
+
+    /// Where an address leads from this machine. Where nobody can say which addresses are its own, no public one is reached.
+    fn place(&self, address: IpAddr) -> Result<Place, Fault> {
+        match place(address) {
+            Place::Public => match self.dialer.lookups.is_own(address) {
+                Ok(false) => Ok(Place::Public),
+                Ok(true) => Ok(Place::Own),
+                Err(error) => Err(Fault::Unreachable(format!(
+                    "the addresses of this machine cannot be read: {error}"
+                ))),
+            },
+            other => Ok(other),
         }
     }
 }
@@ -231,6 +250,7 @@ mod tests {
         let reaches = [Reach::Public, Reach::Private, Reach::Listed];
         for (place, least) in [
             (Place::Public, 0),
+            (Place::Own, 1),
             (Place::Private, 1),
             (Place::Metadata, 2),
             (Place::Nowhere, 3),

@@ -53,11 +53,17 @@ pub(super) fn prohibited(
     let asked =
         format!("the handler {handler} asked for {method} {target}, which leads to {address}");
     match place {
-        Place::Public | Place::Private => format!(
-            "{asked}, and that is no public address; these lines in rouse.toml would allow it:\n{}\nprivate = true{}",
-            lines(handler, &method, target),
-            lines::then(handler, "http")
-        ),
+        Place::Public | Place::Own | Place::Private => {
+            let what = match place {
+                Place::Own => "an address of this machine",
+                _ => "not a public address",
+            };
+            format!(
+                "{asked}, which is {what}; these lines in rouse.toml would allow it:\n{}\nprivate = true{}",
+                lines(handler, &method, target),
+                lines::then(handler, "http")
+            )
+        }
         Place::Metadata => format!(
             "{asked}, where clouds give out credentials; only a grant whose `hosts` list that very address allows it"
         ),

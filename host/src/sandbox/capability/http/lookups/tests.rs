@@ -149,3 +149,9 @@ async fn a_resolver_that_panics_fails_its_request_alone() {
     }
     stuck.open().await;
 }
+
+#[test]
+fn the_system_says_which_addresses_are_this_machines_own() {
+    let own = super::SystemResolver.own().expect("it can be asked");
+    assert!(own.contains(&IpAddr::from([127, 0, 0, 1])), "{own:?}");
+}

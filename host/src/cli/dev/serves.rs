@@ -1,0 +1,65 @@
+//! What a `rouse dev` serves, for other commands in its folder: a file beside its data says so while it runs.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+use crate::cli::target::data_dir;
+use crate::postgres::Running;
+
+/// The file, in the data directory of the private Postgres.
+const FILE: &str = "dev.json";
+
+/// What a `rouse dev` serves; paths are absolute.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::cli) struct Serves {
+    /// The folder with the handlers.
+    pub(in crate::cli) handlers: PathBuf,
+    /// Its `rouse.toml`; none: it has none.
+    pub(in crate::cli) config: Option<PathBuf>,
+}
+
+impl Serves {
+    /// # Errors
+    /// When the folder is not there.
+    pub(super) fn new(handlers: &Path, config: Option<&Path>) -> anyhow::Result<Self> {
+        let handlers = fs::canonicalize(handlers)
+            .with_context(|| format!("look at {}", handlers.display()))?;
+        let config = config.and_then(|config| fs::canonicalize(config).ok());
+        Ok(Self { handlers, config })
+    }
+
+    /// Says so to commands that come later.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub(super) fn write(&self, data_dir: &Path) -> anyhow::Result<()> {
+        let path = data_dir.join(FILE);
+        let text = serde_json::to_vec(self).context("write what is served as JSON")?;
+        fs::write(&path, text).with_context(|| format!("write {}", path.display()))
+    }
+
+    /// Forgets what an earlier `rouse dev` on these data has said.
+    ///
+    /// # Errors
+    /// When the file cannot be removed.
+    pub(in crate::cli) fn forget(data_dir: &Path) -> anyhow::Result<()> {
+        let path = data_dir.join(FILE);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("remove {}", path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What the `rouse dev` of this folder (or of `ROUSE_DATA_DIR`) serves; none where none runs.
+    pub(in crate::cli) fn here() -> Option<Self> {
+        let server = Running::find(&data_dir(None))?;
+        let text = fs::read(server.data_dir.join(FILE)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+}

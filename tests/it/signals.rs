@@ -1,0 +1,175 @@
+//! A signal at any stage of its start ends a command in order, and nothing that it had started goes on.
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use crate::support::worker::{PATIENCE, enqueue, guests_dir};
+use crate::support::{Host, TestDb, scratch};
+
+/// What the stages of a start log, beside what it prints.
+const STAGES: (&str, &str) = ("ROUSE_LOG", "info,rouse::cli=debug,rouse::postgres=debug");
+
+/// Starts a command again and again, and sends SIGTERM after its first line, after its second, and so on, until `last` is among
+/// the lines. `ended`: what must be true each time after it has ended with this exit code and this output.
+fn at_every_stage(
+    start: impl Fn() -> Host,
+    last: &str,
+    code: i32,
+    ended: impl Fn(&str),
+) -> Vec<String> {
+    for stage in 1.. {
+        let host = start();
+        let lines = host.first_lines(PATIENCE, stage);
+        host.signal(libc::SIGTERM);
+        let (status, output) = host.exit(PATIENCE);
+        assert_eq!(status.code(), Some(code), "after line {stage}: {output}");
+        ended(&output);
+        if lines.iter().any(|line| line.contains(last)) {
+            return lines;
+        }
+    }
+    unreachable!("it returns after the last stage")
+}
+
+/// A folder with one module, so that loading is quick.
+fn folder_with(module: &str) -> PathBuf {
+    let folder = scratch("one-module");
+    fs::copy(guests_dir().join(module), folder.join(module)).unwrap();
+    folder
+}
+
+/// Command lines of processes that name this directory.
+fn running_in(dir: &Path) -> Vec<String> {
+    let dir = dir.to_str().unwrap();
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let lines = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+    lines
+        .map(|line| String::from_utf8_lossy(&line).replace('\0', " "))
+        .filter(|line| line.contains(dir))
+        .collect()
+}
+
+/// A private Postgres that ran on these data was stopped in order, and nothing of it is left.
+fn is_clean(data: &Path, output: &str) {
+    assert_eq!(running_in(data), Vec::<String>::new(), "{output}");
+    assert!(!data.join("cluster/postmaster.pid").exists(), "{output}");
+    let log = fs::read_to_string(data.join("server.log")).unwrap_or_default();
+    if log.contains("ready to accept connections") {
+        assert!(
+            log.contains("database system is shut down"),
+            "{output}\n{log}"
+        );
+    }
+}
+
+#[test]
+fn dev_ends_in_order_at_every_stage_of_its_first_start_and_of_the_next() {
+    let handlers = folder_with("noop.wasm");
+    let data = RefCell::new(PathBuf::new());
+    let start = || {
+        let data = data.borrow();
+        let folders = [data.to_str().unwrap(), handlers.to_str().unwrap()];
+        let args = ["dev", "--data-dir", folders[0], "--handlers", folders[1]];
+        Host::rouse(&args, &[STAGES])
+    };
+    let first = || {
+        data.replace(scratch("dev-signals").join("pg"));
+        start()
+    };
+    let is_clean = |output: &str| is_clean(&data.borrow(), output);
+    let lines = at_every_stage(first, "migrating the database", 0, is_clean);
+    for stage in ["creating a Postgres cluster", "creating the database"] {
+        assert!(
+            lines.iter().any(|line| line.contains(stage)),
+            "{stage}: {lines:?}"
+        );
+    }
+    let lines = at_every_stage(start, "worker started", 0, is_clean);
+    for stage in ["starting Postgres", "loading the handlers", "try: "] {
+        assert!(
+            lines.iter().any(|line| line.contains(stage)),
+            "{stage}: {lines:?}"
+        );
+    }
+}
+
+#[test]
+fn the_private_postgres_alone_ends_in_order_at_every_stage_of_its_start() {
+    let data = scratch("postgres-signals").join("pg");
+    let start = || {
+        let args = ["postgres", "--data-dir", data.to_str().unwrap()];
+        Host::rouse(&args, &[STAGES])
+    };
+    at_every_stage(start, "postgres: ", 0, |output| is_clean(&data, output));
+}
+
+#[tokio::test]
+async fn serve_ends_in_order_at_every_stage_of_its_start() {
+    let db = TestDb::new().await;
+    let (url, handlers) = (db.url(), folder_with("noop.wasm"));
+    let start = || {
+        let args = [
+            "serve",
+            "--http",
+            "off",
+            "--handlers",
+            handlers.to_str().unwrap(),
+        ];
+        Host::rouse(&args, &[("DATABASE_URL", &url), STAGES])
+    };
+    at_every_stage(start, "worker started", 0, |_| {});
+    let client = db.client().await;
+    let row = client.query_one(
+        "SELECT count(*) FROM rouse.workers WHERE state <> 'unregistered'",
+        &[],
+    );
+    let listed: i64 = row.await.unwrap().get(0);
+    assert_eq!(listed, 0, "each has unregistered");
+}
+
+#[tokio::test]
+async fn drain_says_that_a_signal_came_first_at_every_stage_of_its_start() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .query(
+            "SELECT count(rouse.enqueue('test.sleep', '{\"ms\": 20}')) FROM generate_series(1, 5000)",
+            &[],
+        )
+        .await
+        .unwrap();
+    let (url, guests) = (db.url(), folder_with("test_guests.wasm"));
+    let start = || {
+        let args = [
+            "queue",
+            "drain",
+            "default",
+            "--handlers",
+            guests.to_str().unwrap(),
+        ];
+        Host::rouse(&args, &[("DATABASE_URL", &url), STAGES])
+    };
+    at_every_stage(start, "worker started", 130, |_| {});
+}
+
+#[tokio::test]
+async fn whoever_follows_a_jobs_log_ends_it_with_a_signal() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "no.such.handler", json!({}))
+        .await
+        .to_string();
+    let host = Host::rouse(
+        &["job", "logs", &id, "--follow"],
+        &[("DATABASE_URL", &db.url())],
+    );
+    host.line(PATIENCE, |line| {
+        line.contains("no worker that runs now has the handler")
+    });
+    host.signal(libc::SIGTERM);
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success(), "{status}: {output}");
+}
