@@ -120,7 +120,8 @@ struct WrittenHandler<'a> {
     timeout_ms: Option<u64>,
     grace_ms: Option<u64>,
     /// Null, until a host keeps to it.
-    concurrency: Option<Value>,
+    #[serde(borrow)]
+    concurrency: Option<&'a RawValue>,
     #[serde(default, deserialize_with = "null_is_default")]
     instances: Instances,
     #[serde(default, deserialize_with = "null_is_default")]
