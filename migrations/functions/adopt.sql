@@ -12,7 +12,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
           SELECT a.worker, a.ended_at FROM rouse.attempt AS a WHERE a.job = p_job AND a.lost) AS lost(worker, at)
     WHERE NOT EXISTS (
         SELECT FROM rouse.worker AS w
-        WHERE w.incarnation = lost.worker AND (w.seen_at > lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL))
+        WHERE w.incarnation = lost.worker AND (w.seen_at >= lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL))
 $$;
 
 -- Takes over jobs whose lease has ended: up to `p_wanted`, ahead of everything queued. A job that was lost in a crash of its worker

@@ -161,7 +161,9 @@ async fn losses_that_a_worker_outlives_do_not_count_as_crashes() {
         expire(&client, job.id).await;
         let mut adopted = adopt(taker).await;
         job = adopted.claimed.remove(0);
-        heartbeat(owner).await;
+        if !std::ptr::eq(taker, owner) {
+            heartbeat(owner).await;
+        }
     }
     assert_eq!((job.attempt.0, job.lost), (6, 5));
     assert_eq!(show(&client, id).await.state, "running");
