@@ -54,6 +54,9 @@ pub struct AttemptError {
     /// The handler's own details.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Value>,
+    /// How many attempts there may be in all, lost ones not counted; none where nobody counts them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_attempts: Option<u32>,
 }
 
 /// The class of an attempt's error.
@@ -149,10 +152,11 @@ pub struct OwnLimits {
 ///
 /// (SPEC rows B4, Q5.)
 pub fn decide(end: RunEnd, tries: Tries, policy: &RetryPolicy, random: f64) -> Outcome {
-    let (error, verdict) = match judge(end, tries) {
+    let (mut error, verdict) = match judge(end, tries) {
         Judged::Decided(outcome) => return outcome,
         Judged::Failed(error, verdict) => (error, verdict),
     };
+    error.max_attempts = Some(tries.max);
     let (at, memory_bytes) = match verdict.again {
         When::Never => (None, None),
         When::Backoff => (
@@ -369,6 +373,7 @@ impl AttemptError {
             location: None,
             backtrace: Vec::new(),
             details: None,
+            max_attempts: None,
         }
     }
 
