@@ -1,13 +1,16 @@
 //! Logs on stderr: readable lines, or JSON for machines.
 
-use std::{io::IsTerminal, str::FromStr};
+use std::str::FromStr;
 
-use tracing_subscriber::{EnvFilter, fmt};
+use anstream::{AutoStream, ColorChoice};
+use tracing_subscriber::layer::{Layer, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Registry, fmt};
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
-    /// One readable line per event, in colour on a terminal.
+    /// One readable line per event, in colour on a terminal, unless `NO_COLOR` or `CLICOLOR=0` say otherwise.
     #[default]
     Text,
     /// One JSON object per event.
@@ -44,24 +47,34 @@ pub enum TelemetryError {
     Format(String),
 }
 
-/// Sends what happens in this process to stderr. `filter` is the value of `ROUSE_LOG`; none means
-/// `info`, without what guests can make wasmtime-wasi-http say as often as they like. Where logs have been set up already, as in a test, they stay as they are.
+/// What is logged where nobody says otherwise: `info`, without what guests can make wasmtime-wasi-http say as often as they like.
+pub const USUAL: &str = "info,wasmtime_wasi_http=error";
+
+/// Whatever else hears of events; its filter is its own.
+pub type Listener = Box<dyn Layer<Registry> + Send + Sync>;
+
+/// Sends what happens in this process to stderr, as far as `filter`, the value of `ROUSE_LOG`, lets it through, and to `listener`. Where
+/// logs have been set up already, as in a test, they stay as they are.
 ///
 /// # Errors
 /// Where the filter cannot be read. Then nothing is set up.
-pub fn init(format: LogFormat, filter: Option<&str>) -> Result<(), TelemetryError> {
-    let filter = parse(filter.unwrap_or("info,wasmtime_wasi_http=error"))?;
-    let lines = fmt()
-        .with_env_filter(filter)
+pub fn init(
+    format: LogFormat,
+    filter: &str,
+    listener: Option<Listener>,
+) -> Result<(), TelemetryError> {
+    let filter = parse(filter)?;
+    let lines = fmt::layer()
         .with_writer(std::io::stderr)
         // Whoever read them may be gone. Saying so would be written to the same place, with a panic of the task that
         // has logged something.
         .log_internal_errors(false)
-        .with_ansi(std::io::stderr().is_terminal());
-    let set: Result<(), Box<dyn std::error::Error + Send + Sync>> = match format {
-        LogFormat::Text => lines.compact().try_init(),
-        LogFormat::Json => lines.json().flatten_event(true).try_init(),
+        .with_ansi(AutoStream::choice(&std::io::stderr()) != ColorChoice::Never);
+    let lines = match format {
+        LogFormat::Text => lines.compact().with_filter(filter).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
     };
+    let set = Registry::default().with(listener).with(lines).try_init();
     // It fails only where somebody was first, and then that one's choice stands.
     drop::<Result<(), _>>(set);
     Ok(())
@@ -80,13 +93,13 @@ mod tests {
 
     #[test]
     fn setting_up_twice_changes_nothing_and_does_not_panic() {
-        assert_eq!(init(LogFormat::Text, None), Ok(()));
-        assert_eq!(init(LogFormat::Json, Some("rouse=debug,warn")), Ok(()));
+        assert_eq!(init(LogFormat::Text, USUAL, None), Ok(()));
+        assert_eq!(init(LogFormat::Json, "rouse=debug,warn", None), Ok(()));
     }
 
     #[test]
     fn a_bad_filter_names_the_variable() {
-        let error = init(LogFormat::Text, Some("rouse=loud")).unwrap_err();
+        let error = init(LogFormat::Text, "rouse=loud", None).unwrap_err();
         assert!(
             error.to_string().starts_with("ROUSE_LOG is \"rouse=loud\""),
             "{error}"

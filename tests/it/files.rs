@@ -185,6 +185,7 @@ fn a_host_takes_as_many_open_files_as_it_may() {
         .env("ROUSE_CACHE_DIR", code_cache())
         .env_remove("DATABASE_URL")
         .env_remove("ROUSE_LOG")
+        .env("ROUSE_INVOKE_TOKEN", crate::invoke_http::TOKEN)
         .current_dir(folder.path());
     let host = Host::spawn(command);
     host.line(PATIENCE, |line| line.contains("modules loaded"));

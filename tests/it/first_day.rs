@@ -7,9 +7,10 @@ use std::process::{Command, Stdio};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 
-use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue};
+use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue, show, tries, until};
 use crate::support::{
-    Host, Ran, TestDb, command, folder, rouse_in, rouse_without_database, scratch,
+    Host, Ran, TestDb, command, folder, on_terminal, on_terminal_until, rouse_in,
+    rouse_without_database, scratch,
 };
 
 /// The repository.
@@ -240,4 +241,245 @@ fn handlers_show_looks_where_the_dev_of_its_folder_looks() {
     // Nobody serves it from here any more.
     let gone = Ran::of(&mut rouse(&["handlers"]));
     gone.exits(1).says("there is no folder handlers-wasm");
+}
+
+/// A terminal shows colours and how long ago something was, and no line is longer than it is wide.
+#[tokio::test]
+async fn a_terminal_gets_colours_and_relative_times_and_a_pipe_gets_neither() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let settings = Settings {
+        worker_id: "a-worker-with-an-id-of-some-length".into(),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    let done = enqueue(&client, "noop", json!({"n": 1})).await;
+    let failed = enqueue(&client, "test.fail", json!({"as": "permanent"})).await;
+    let waits = enqueue(
+        &client,
+        "a.handler.with-a-long-name.that-nobody-has",
+        json!({}),
+    )
+    .await;
+    for id in [done, failed] {
+        ended(&client, id).await;
+    }
+    let id = failed.to_string();
+    let anywhere = scratch("anywhere");
+    let url = db.url();
+    let run = |args: &[&str], variables: &[(&str, &str)]| {
+        let mut command = command(&url, args, &anywhere);
+        command
+            .env("TERM", "xterm-256color")
+            .env_remove("NO_COLOR")
+            .env_remove("CLICOLOR")
+            .env_remove("CLICOLOR_FORCE")
+            .envs(variables.iter().copied());
+        command
+    };
+    let escape = '\x1b';
+    for args in [
+        &["job"][..],
+        &["job", &id],
+        &["queue"],
+        &["workers"],
+        &["workers", "show", "a-worker-with-an-id-of-some-length"],
+        &["handlers", "ls"],
+        &["top", "--once"],
+    ] {
+        let plain = on_terminal(run(args, &[("NO_COLOR", "1")]), 80);
+        assert!(!plain.contains(escape), "{args:?}: {plain}");
+        // What the commands say besides is wrapped by the terminal.
+        let table = plain.lines().filter(|line| !line.starts_with("rouse: "));
+        for line in table {
+            assert!(line.chars().count() <= 80, "{args:?}: {line:?} in\n{plain}");
+        }
+    }
+
+    let is_relative = |text: &str| text.contains("just now") || text.contains(" ago");
+    let shown = on_terminal(run(&["job"], &[]), 80);
+    for part in ["\x1b[32msucceeded\x1b[0m", "\x1b[31mfailed\x1b[0m"] {
+        assert!(shown.contains(part), "{part:?}: {shown}");
+    }
+    assert!(is_relative(&shown), "{shown}");
+    let record = on_terminal(run(&["job", &id], &[("CLICOLOR", "0")]), 80);
+    assert!(
+        is_relative(&record) && record.contains("+00:00 ("),
+        "{record}"
+    );
+    assert!(!record.contains(escape), "{record}");
+
+    let piped = Ran::of(&mut run(&["job"], &[]));
+    piped.exits(0);
+    assert!(!piped.stdout.contains(escape) && !is_relative(&piped.stdout));
+    let row = piped
+        .stdout
+        .lines()
+        .find(|line| line.contains("noop"))
+        .unwrap();
+    assert!(row.contains("normal") && row.contains("+00:00"), "{row}");
+    let forced = Ran::of(&mut run(&["job"], &[("CLICOLOR_FORCE", "1")]));
+    assert!(
+        forced.stdout.contains("\x1b[32msucceeded"),
+        "{}",
+        forced.stdout
+    );
+    let json = Ran::of(&mut run(&["job", "--json"], &[("CLICOLOR_FORCE", "1")])).json();
+    let times = json["jobs"].as_array().unwrap().iter();
+    for time in times.map(|job| job["requested_at"].as_str().unwrap()) {
+        assert!(time.contains('T') && time.contains("+00:00"), "{time}");
+    }
+    client
+        .execute("SELECT rouse.cancel($1)", &[&waits])
+        .await
+        .unwrap();
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn whoever_follows_a_terminal_list_ends_it_with_a_signal() {
+    let db = TestDb::new().await;
+    let mut top = command(&db.url(), &["top"], &scratch("anywhere"));
+    // A terminal of its own, and the signal once its first list is there.
+    top.env("TERM", "xterm");
+    let shown = tokio::task::spawn_blocking(move || on_terminal_until(top, "nothing runs"));
+    let shown = shown.await.unwrap();
+    assert!(shown.contains("\x1b[2J"), "{shown:?}");
+}
+
+#[tokio::test]
+async fn a_retry_says_which_attempt_of_how_many_and_when_the_next_one_is() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let hour = std::time::Duration::from_secs(3600);
+    let settings = Settings {
+        overrides: tries("test.fail", 3, hour),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    let id = enqueue(&client, "test.fail", json!({"as": "retryable"})).await;
+    until(&client, id, |job| job.state == "queued" && job.attempt == 1).await;
+    let anywhere = scratch("anywhere");
+    // Neither the job nor the command knows the handler's settings: the error has told.
+    for args in [&["job", &id.to_string()][..], &["job", "ls"]] {
+        let shown = rouse_in(&db, args, &anywhere).await;
+        shown.exits(0).says("1 of 3, next in ");
+    }
+    let shown = show(&client, id).await;
+    assert_eq!(shown.error.unwrap()["max_attempts"], 3);
+    // A producer's own limit goes before it.
+    let own = client
+        .query_one(
+            "SELECT rouse.enqueue('test.fail', '{\"as\": \"retryable\"}', max_attempts => 2)",
+            &[],
+        )
+        .await
+        .unwrap();
+    let own: i64 = own.get(0);
+    until(&client, own, |job| {
+        job.state == "queued" && job.attempt == 1
+    })
+    .await;
+    let shown = rouse_in(&db, &["job", &own.to_string()], &anywhere).await;
+    shown.says("1 of 2, next in ");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn dev_says_what_jobs_do() {
+    let folder = folder(
+        "[handlers.\"test.fail\"]\nmax_attempts = 2\nretry_initial = \"1ms\"\nretry_max = \"1ms\"\n",
+        &["noop.wasm", "test_guests.wasm"],
+    );
+    for json in [false, true] {
+        let mut args = vec!["dev", "--data-dir", "pg", "--http", "off"];
+        args.extend(json.then_some("--json"));
+        let mut command = crate::support::command_without_database(&args, &folder);
+        command.env("ROUSE_LOG", "info,rouse::job=off");
+        let dev = Host::spawn(command);
+        let url = match json {
+            true => {
+                let ready = dev.line(PATIENCE, |line| line.contains("\"ready\""));
+                let ready: Value = serde_json::from_str(&ready).unwrap();
+                ready["url"].as_str().unwrap().to_owned()
+            }
+            false => dev
+                .line(PATIENCE, |line| line.starts_with("postgres: "))
+                .trim_start_matches("postgres: ")
+                .to_owned(),
+        };
+        dev.line(PATIENCE, |line| line.contains("worker started"));
+        let client = crate::support::connect(&url).await;
+        let done = enqueue(&client, "noop", json!({"n": 1})).await;
+        let fails = enqueue(&client, "test.fail", json!({"as": "retryable"})).await;
+        for id in [done, fails] {
+            ended(&client, id).await;
+        }
+        let line = |id: i64, part: &str| {
+            let of = |line: &str| match json {
+                true => {
+                    let said: Value = serde_json::from_str(line).unwrap_or_default();
+                    said["event"] == "job" && said["id"] == id && line.contains(part)
+                }
+                false => line.starts_with(&format!("job {id}  ")) && line.contains(part),
+            };
+            dev.line(PATIENCE, of)
+        };
+        match json {
+            true => {
+                let said: Value = serde_json::from_str(&line(done, "succeeded")).unwrap();
+                assert_eq!(
+                    (&said["handler"], &said["attempt"]),
+                    (&json!("noop"), &json!(1))
+                );
+                assert!(said["duration_ms"].is_u64(), "{said}");
+                let retried: Value = serde_json::from_str(&line(fails, "\"retried\"")).unwrap();
+                assert!(retried["next_in_ms"].is_u64(), "{retried}");
+                let failed: Value = serde_json::from_str(&line(fails, "\"failed\"")).unwrap();
+                assert_eq!(failed["error"]["kind"], "guest_error", "{failed}");
+            }
+            false => {
+                assert!(line(done, "noop  succeeded after ").ends_with(" ms"));
+                line(fails, "test.fail  failed after");
+                line(fails, "attempt 1 of 2, next in ");
+                line(fails, "attempt 2 of 2: guest_error: ");
+            }
+        }
+        // A flood has some lines, and counts of the others.
+        let flood = "SELECT count(rouse.enqueue('noop')) FROM generate_series(1, 2000)";
+        client.query(flood, &[]).await.unwrap();
+        dev.line(PATIENCE, |line| match json {
+            true => line.contains("\"event\":\"jobs\"") && line.contains("\"succeeded\":"),
+            false => line.contains(" more jobs in the last second: ") && line.contains("succeeded"),
+        });
+        crate::support::worker::until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)")
+            .await;
+        dev.signal(libc::SIGTERM);
+        let (status, output) = dev.exit(PATIENCE);
+        assert!(status.success(), "{output}");
+        let is_line = |line: &&str| line.starts_with("job ") || line.contains("\"event\":\"job\"");
+        let lines = output.lines().filter(is_line).count();
+        assert!(lines < 1000, "{lines} lines for 2,003 jobs");
+        let more = |line: &str| {
+            let digits = line.trim_start_matches(|c: char| !c.is_ascii_digit());
+            digits
+                .split(|c: char| !c.is_ascii_digit())
+                .next()?
+                .parse::<usize>()
+                .ok()
+        };
+        let counted: usize = output
+            .lines()
+            .filter(|line| line.contains("more jobs in") || line.contains("\"event\":\"jobs\""))
+            .filter_map(|line| match json {
+                true => serde_json::from_str::<Value>(line).unwrap()["more"]
+                    .as_u64()?
+                    .try_into()
+                    .ok(),
+                false => more(line),
+            })
+            .sum();
+        // Two ends of the job that was tried again.
+        assert_eq!(lines + counted, 2003, "{output}");
+    }
 }

@@ -187,7 +187,9 @@ async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
     )
     .unwrap();
     let serve = ["serve", "--config", "off.toml", "--http", "127.0.0.1:0"];
-    let host = Host::spawn(command_without_database(&serve, &dir));
+    let mut serve = command_without_database(&serve, &dir);
+    serve.env("ROUSE_INVOKE_TOKEN", crate::invoke_http::TOKEN);
+    let host = Host::spawn(serve);
     host.line(PATIENCE, |line| line.contains("modules loaded"));
     assert_eq!(
         host.output().matches("is not granted to it").count(),
@@ -268,7 +270,9 @@ fn a_granted_directory_that_is_not_there_is_warned_of_once_for_each_grant() {
     "#;
     let dir = folder(config, &[]);
     let serve = ["serve", "--http", "127.0.0.1:0"];
-    let host = Host::spawn(command_without_database(&serve, &dir));
+    let mut serve = command_without_database(&serve, &dir);
+    serve.env("ROUSE_INVOKE_TOKEN", crate::invoke_http::TOKEN);
+    let host = Host::spawn(serve);
     host.line(PATIENCE, |line| line.contains("modules loaded"));
     let output = host.output();
     let lines = output.lines().filter(|line| line.contains("nowhere"));

@@ -223,7 +223,9 @@ async fn names_that_no_handler_has_are_said_once() {
     );
 
     let serve = ["serve", "--http", "127.0.0.1:0"];
-    let host = Host::spawn(command_without_database(&serve, &dir));
+    let mut serve = command_without_database(&serve, &dir);
+    serve.env("ROUSE_INVOKE_TOKEN", crate::invoke_http::TOKEN);
+    let host = Host::spawn(serve);
     host.line(PATIENCE, |line| line.contains(source));
     host.line(PATIENCE, |line| {
         line.contains("WARN") && line.contains("instances = \"reuse\"")

@@ -1,5 +1,6 @@
 //! `rouse dev`: everything in one process, and nothing to set up.
 
+mod jobs;
 pub(super) mod serves;
 
 use std::io::Write as _;
@@ -13,6 +14,7 @@ use anyhow::Context as _;
 use clap::Args as ClapArgs;
 use serde_json::json;
 
+pub(super) use self::jobs::Jobs;
 use self::serves::Serves;
 use super::example;
 use super::host::invocations::Tokenless;
@@ -23,6 +25,9 @@ use super::text::{as_json, plain};
 use crate::config::{Environment, Queue};
 use crate::sandbox::{Handler, HandlerSet};
 use crate::store::connect::Connector;
+
+/// What is logged, besides the lines of [`Jobs`], where ROUSE_LOG says nothing.
+pub(super) const LOG_FILTER: &str = "info,wasmtime_wasi_http=error,rouse::job=off";
 
 /// Options of `rouse dev`.
 #[derive(Debug, ClapArgs)]
@@ -42,7 +47,7 @@ pub(super) struct Args {
 }
 
 /// Serves until a signal, then stops the private Postgres too.
-pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(args: Args, jobs: &Jobs) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::install()?;
     let handlers = &args.host.handlers;
     std::fs::create_dir_all(handlers)
@@ -57,9 +62,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let done = tokio::select! {
-        done = serve(&args, &private, written, signals) => done,
+        done = serve(&args, &private, written, signals, jobs) => done,
         error = private.died() => Err(error),
     };
+    jobs.end();
     // However it ended, the server is stopped in order.
     private.stop().await?;
     done?;
@@ -72,6 +78,7 @@ async fn serve(
     private: &Private,
     written: Written,
     mut signals: Signals,
+    jobs: &Jobs,
 ) -> anyhow::Result<()> {
     let prepare = Host::prepare(&args.host, written, &args.http, Tokenless::ThisMachine);
     let Some(host) = signals.unless(prepare).await else {
@@ -94,7 +101,9 @@ async fn serve(
             private.tcp_url.as_deref(),
             http,
             &handlers,
-        )
+        )?;
+        jobs.print(args.json)
+            .context("start the thread that prints what jobs do")
     };
     let mut working = pin!(host.work(Some(databases), signals));
     tokio::select! {

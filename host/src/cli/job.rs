@@ -4,6 +4,7 @@ mod change;
 mod list;
 mod logs;
 mod show;
+mod tries;
 
 use std::process::ExitCode;
 

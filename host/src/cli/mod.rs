@@ -12,6 +12,7 @@ mod handlers;
 mod host;
 mod invoke;
 mod job;
+mod list;
 mod migrate;
 mod misspelt;
 pub mod new;
@@ -19,6 +20,7 @@ mod open_files;
 mod payload;
 mod postgres;
 mod queue;
+mod screen;
 mod serve;
 mod served;
 mod settings;
@@ -106,15 +108,16 @@ enum Command {
 }
 
 impl Command {
-    /// What is logged where ROUSE_LOG says nothing; none: the usual. Who waits for one answer does
-    /// not want to read how it came about.
-    fn log_filter(&self) -> Option<&'static str> {
+    /// What is logged where ROUSE_LOG says nothing. Who waits for one answer does not want to read how it came about.
+    fn log_filter(&self) -> &'static str {
         match self {
-            Self::Dev(_) | Self::Serve(_) | Self::Postgres(_) => None,
+            Self::Serve(_) | Self::Postgres(_) => telemetry::USUAL,
+            // What jobs do it prints itself.
+            Self::Dev(_) => dev::LOG_FILTER,
             // What the handler says is part of the answer.
-            Self::Invoke(_) => Some("error,rouse::guest=info"),
+            Self::Invoke(_) => "error,rouse::guest=info",
             // It may work for hours.
-            Self::Queue(args) if args.works() => Some("warn"),
+            Self::Queue(args) if args.works() => "warn",
             Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
@@ -125,7 +128,7 @@ impl Command {
             | Self::Handlers(_)
             | Self::CompileModule(_)
             | Self::New(_)
-            | Self::Wit(_) => Some("error"),
+            | Self::Wit(_) => "error",
         }
     }
 
@@ -171,9 +174,11 @@ pub fn main() -> ExitCode {
     }
     let filter = Environment
         .log_filter()
-        .or_else(|| cli.command.log_filter().map(Into::into));
+        .unwrap_or_else(|| cli.command.log_filter().into());
+    let jobs = dev::Jobs::new();
+    let listener = matches!(cli.command, Command::Dev(_)).then(|| jobs.listener());
     // Nothing here prints or starts anything: a command that stays handles signals from its first statement on.
-    if let Err(error) = telemetry::init(cli.log_format, filter.as_deref()) {
+    if let Err(error) = telemetry::init(cli.log_format, &filter, listener) {
         eprintln!("rouse: {error}");
         return ExitCode::FAILURE;
     }
@@ -193,7 +198,7 @@ pub fn main() -> ExitCode {
     };
     let done = runtime.block_on(async {
         match cli.command {
-            Command::Dev(args) => dev::run(args).await,
+            Command::Dev(args) => dev::run(args, &jobs).await,
             Command::Serve(args) => serve::run(args).await,
             Command::Migrate(args) => migrate::run(args).await,
             Command::Enqueue(args) => enqueue::run(args).await,

@@ -6,11 +6,12 @@ use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use super::ago;
 use super::each::{Done, each};
+use super::list::List;
+use super::screen::Screen;
 use super::target::Target;
 use super::text::{as_json, plain};
 use crate::store::Store;
@@ -125,19 +126,19 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
-    let queues = args.target.checked_store().await?.queues().await?;
+    let store = args.target.checked_store().await?;
+    let queues = store.queues().await?;
     if args.json {
         println!("{}", as_json(json!({"queues": queues})));
     } else {
-        println!("{}", table(&queues));
+        println!("{}", table(&queues, store.now().await?));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(queues: &[Value]) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header([
+fn table(queues: &[Value], now: f64) -> String {
+    let screen = Screen::of_stdout();
+    let mut list = List::new([
         "queue",
         "ready",
         "scheduled",
@@ -152,16 +153,16 @@ fn table(queues: &[Value]) -> String {
             jobs => jobs.unwrap_or_default().to_string(),
         };
         let wait = queue["oldest_wait_s"].as_f64().map(ago::seconds);
-        table.add_row([
+        list.row([
             plain(queue["name"].as_str().unwrap_or_default()),
             jobs("ready"),
             jobs("scheduled"),
             jobs("running"),
             wait.unwrap_or_default(),
-            plain(queue["paused_at"].as_str().unwrap_or_default()),
+            ago::listed(&queue["paused_at"], now, screen),
         ]);
     }
-    table.trim_fmt()
+    list.text()
 }
 
 async fn purge(args: Purge) -> anyhow::Result<ExitCode> {

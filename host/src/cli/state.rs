@@ -8,9 +8,11 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args as ClapArgs, Subcommand};
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
+use super::ago;
+use super::list::List;
+use super::screen::Screen;
 use super::target::Target;
 use super::text::{as_json, plain};
 
@@ -198,23 +200,26 @@ async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
     };
     match args.json {
         true => println!("{}", as_json(json!({ what: rows }))),
-        false => println!("{}", table(&rows, columns)),
+        false => println!("{}", table(&rows, columns, store.now().await?)),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(rows: &[Value], columns: [&str; 4]) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(columns.map(|column| column.replace('_', " ")));
+fn table(rows: &[Value], columns: [&'static str; 4], now: f64) -> String {
+    let screen = Screen::of_stdout();
+    let mut list = List::new(columns.map(|column| match column {
+        "set_at" => "set at",
+        column => column,
+    }));
     for row in rows {
-        table.add_row(columns.map(|column| match &row[column] {
+        list.row(columns.map(|column| match &row[column] {
+            time if column == "set_at" => ago::listed(time, now, screen),
             Value::String(text) => plain(text),
             Value::Null => String::new(),
             other => other.to_string(),
         }));
     }
-    table.trim_fmt()
+    list.text()
 }
 
 async fn get(args: Get) -> anyhow::Result<ExitCode> {

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
-use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 
 use super::ago;
+use super::list::{List, Shown};
 use super::signals::Signals;
 use super::target::Target;
 use super::text::{as_json, plain};
@@ -88,44 +88,38 @@ fn table(running: &[Value]) -> String {
     if running.is_empty() {
         return "nothing runs".into();
     }
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header([
+    let mut list = List::new([
         "job", "handler", "tenant", "worker", "attempt", "runs for", "cpu", "memory", "calls",
         "in", "out", "progress",
     ]);
     for one in running {
         let text = |key: &str| plain(one[key].as_str().unwrap_or_default());
         let number = |key: &str| one[key].as_u64();
-        let bytes = |key: &str| number(key).map_or_else(|| "-".into(), bytes);
-        let cpu = number("cpu_us").map_or_else(
-            || "-".into(),
-            |us| format!("{:.1} s", Duration::from_micros(us).as_secs_f64()),
-        );
+        let unknown = || Shown::nothing("-");
+        let bytes = |key: &str| number(key).map_or_else(unknown, |it| bytes(it).into());
+        let cpu = number("cpu_us").map_or_else(unknown, |us| {
+            format!("{:.1} s", Duration::from_micros(us).as_secs_f64()).into()
+        });
         let progress = number("percent").map_or_else(String::new, |percent| {
             format!("{percent} % {}", text("step"))
         });
-        table.add_row([
-            one["id"].to_string(),
-            text("handler"),
-            text("tenant"),
-            text("worker_id"),
-            one["attempt"].to_string(),
-            ago::seconds(one["running_s"].as_f64().unwrap_or_default()),
+        list.row([
+            one["id"].to_string().into(),
+            text("handler").into(),
+            text("tenant").into(),
+            text("worker_id").into(),
+            one["attempt"].to_string().into(),
+            Shown::from(ago::seconds(one["running_s"].as_f64().unwrap_or_default())),
             cpu,
             bytes("memory_bytes"),
-            number("host_calls").map_or_else(|| "-".into(), |calls| calls.to_string()),
+            number("host_calls").map_or_else(unknown, |calls| calls.to_string().into()),
             bytes("bytes_in"),
             bytes("bytes_out"),
-            progress,
+            progress.into(),
         ]);
     }
-    for column in [6, 7, 8, 9, 10] {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.trim_fmt()
+    list.align_right(&["cpu", "memory", "calls", "in", "out"]);
+    list.text()
 }
 
 /// With the unit that people would choose.

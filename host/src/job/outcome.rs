@@ -57,6 +57,9 @@ pub struct AttemptError {
     /// The handler's own details.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Value>,
+    /// How many attempts there may be in all, lost ones not counted; none where nobody counts them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_attempts: Option<u32>,
 }
 
 /// The class of an attempt's error.
@@ -153,10 +156,11 @@ pub struct OwnLimits {
 ///
 /// (SPEC rows B4, Q5.)
 pub fn decide(end: RunEnd, tries: Tries, policy: &RetryPolicy, random: f64) -> Outcome {
-    let (error, verdict) = match judge(end, tries) {
+    let (mut error, verdict) = match judge(end, tries) {
         Judged::Decided(outcome) => return outcome,
         Judged::Failed(error, verdict) => (error, verdict),
     };
+    error.max_attempts = Some(tries.max);
     let (at, memory_bytes) = match verdict.again {
         When::Never => (None, None),
         When::Backoff => (
@@ -386,6 +390,7 @@ impl AttemptError {
             backtrace: Vec::new(),
             stderr: Vec::new(),
             details: None,
+            max_attempts: None,
         }
     }
 

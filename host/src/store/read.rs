@@ -49,6 +49,14 @@ impl JobView {
 }
 
 impl Store {
+    /// The database's clock, seconds since 1970: how long ago its times are is told by it.
+    pub async fn now(&self) -> Result<f64, StoreError> {
+        let rows = self
+            .query("SELECT extract(epoch FROM clock_timestamp())::float8", &[])
+            .await?;
+        Ok(rows.first().map_or(0.0, |row| row.get(0)))
+    }
+
     /// One job with its history; none where there is no such job (any more).
     pub async fn job(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
         let rows = self

@@ -7,6 +7,7 @@ pub(crate) mod database;
 mod host;
 pub(crate) mod proxy;
 mod ran;
+mod terminal;
 pub(crate) mod web;
 pub(crate) mod worker;
 
@@ -17,3 +18,4 @@ pub(crate) use host::{Host, rouse, rouse_binary};
 pub(crate) use ran::{
     Ran, command, command_without_database, folder, folder_of, rouse_in, rouse_without_database,
 };
+pub(crate) use terminal::{on_terminal, on_terminal_until};

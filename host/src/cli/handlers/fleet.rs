@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use super::filter::Filter;
 use super::folder;
 use crate::cli::ago;
+use crate::cli::list::List;
 use crate::cli::target::{Target, seen};
 use crate::cli::text::{as_json, digest, plain, words};
 use crate::store::Store;
@@ -84,16 +84,14 @@ fn table(rows: &[Value]) -> String {
         let key = ["handler", "version", "sha256"].map(|key| row[key].as_str().unwrap_or_default());
         versions.entry(key).or_default().push(row);
     }
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(["handler", "version", "sha256", "slots", "workers"]);
+    let mut table = List::new(["handler", "version", "sha256", "slots", "workers"]);
     for ([handler, version, _], on) in versions {
         let slots: i64 = on.iter().filter_map(|row| row["slots"].as_i64()).sum();
         let mut named: Vec<String> = on.iter().take(NAMED_MAX).map(|row| worker(row)).collect();
         if on.len() > NAMED_MAX {
             named.push(format!("and {} more", on.len() - NAMED_MAX));
         }
-        table.add_row([
+        table.row([
             plain(handler),
             plain(version),
             digest(&on[0]["sha256"]),
@@ -101,7 +99,7 @@ fn table(rows: &[Value]) -> String {
             named.join(", "),
         ]);
     }
-    table.trim_fmt()
+    table.text()
 }
 
 /// The worker's id, and that it is draining where it is.
@@ -115,9 +113,7 @@ pub(super) fn worker(row: &Value) -> String {
 
 /// Rows of `rouse.backlog`.
 pub(super) fn backlog(rows: &[Value]) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header([
+    let mut table = List::new([
         "handler",
         "queue",
         "tags",
@@ -129,7 +125,7 @@ pub(super) fn backlog(rows: &[Value]) -> String {
     for row in rows {
         let text = |key: &str| plain(row[key].as_str().unwrap_or_default());
         let more = if row["at_least"] == true { "+" } else { "" };
-        table.add_row([
+        table.row([
             text("handler"),
             text("queue"),
             words(&row["tags"]),
@@ -142,5 +138,5 @@ pub(super) fn backlog(rows: &[Value]) -> String {
             row["workers"].to_string(),
         ]);
     }
-    table.trim_fmt()
+    table.text()
 }

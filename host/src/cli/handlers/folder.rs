@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Args as ClapArgs;
-use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
@@ -18,6 +17,7 @@ use super::trouble::Trouble;
 use crate::cli::compile_module::with_compiler;
 use crate::cli::dev::serves::Serves;
 use crate::cli::host::HANDLERS_DIR;
+use crate::cli::list::List;
 use crate::cli::misspelt::Named;
 use crate::cli::text::{as_json, plain};
 use crate::config::File;
@@ -241,9 +241,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(code);
     }
 
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header([
+    let mut table = List::new([
         "handler",
         "version",
         "file",
@@ -255,7 +253,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for handler in handlers.handlers.values() {
         let manifest = &handler.manifest;
         let policy = Policy::resolve(manifest, &folder.overrides);
-        table.add_row([
+        table.row([
             plain(&manifest.name),
             plain(&manifest.version),
             handler.module.file.clone(),
@@ -265,7 +263,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
             plain(manifest.description.lines().next().unwrap_or_default()),
         ]);
     }
-    println!("{}", table.trim_fmt());
+    println!("{}", table.text());
     for refusal in &handlers.refused {
         println!("refused {}: {}", refusal.file, plain(&refusal.why));
     }

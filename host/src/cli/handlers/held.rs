@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use comfy_table::{Table, presets};
 use serde_json::{Map, Value, json};
 
 use super::origin::Tables;
+use crate::cli::list::List;
 use crate::cli::text::plain;
 use crate::job::pattern_covers;
 use crate::sandbox::{
@@ -114,12 +114,11 @@ impl<'a> Held<'a> {
         if lines.is_empty() {
             return "nothing".into();
         }
-        let mut table = Table::new();
-        table.load_preset(presets::NOTHING);
+        let mut table = List::plain();
         for (what, from) in lines {
-            table.add_row([plain(&what), from]);
+            table.row([plain(&what), from]);
         }
-        table.trim_fmt()
+        table.text()
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use comfy_table::{Table, presets};
 use humantime::format_duration;
 use serde_json::{Map, Value, json};
 
 use super::origin::Tables;
+use crate::cli::list::List;
 use crate::job::RetryPolicy;
 use crate::sandbox::{Handler, HandlerManifest, Instances, Settings};
 use crate::worker::Policy;
@@ -240,13 +240,11 @@ impl Setting {
 
 /// A line for each: what is set for this handler, then what is as it is for all.
 pub(super) fn table(settings: &[Setting]) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(["setting", "value", "from"]);
+    let mut table = List::new(["setting", "value", "from"]);
     let (usual, set): (Vec<&Setting>, Vec<&Setting>) =
         settings.iter().partition(|setting| setting.from == DEFAULT);
     for setting in set.into_iter().chain(usual) {
-        table.add_row([setting.path(), setting.text.clone(), setting.from.clone()]);
+        table.row([setting.path(), setting.text.clone(), setting.from.clone()]);
     }
-    table.trim_fmt()
+    table.text()
 }

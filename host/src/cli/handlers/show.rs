@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
-use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -15,6 +14,7 @@ use super::pasted::annotated;
 use crate::cli::attempt_error::cell;
 use crate::cli::dev::serves::Serves;
 use crate::cli::invoke::unknown;
+use crate::cli::list::List;
 use crate::cli::target::{Target, seen};
 use crate::cli::text::{as_json, digest, plain, words};
 use crate::config::File;
@@ -196,12 +196,10 @@ async fn beside(args: &Args) -> Option<Here> {
 }
 
 fn workers(on: &[Value]) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(["version", "sha256", "worker", "slots", "granted"]);
+    let mut table = List::new(["version", "sha256", "worker", "slots", "granted"]);
     for row in on {
         let text = |key: &str| plain(row[key].as_str().unwrap_or_default());
-        table.add_row([
+        table.row([
             text("version"),
             digest(&row["sha256"]),
             worker(row),
@@ -209,14 +207,13 @@ fn workers(on: &[Value]) -> String {
             words(&row["grants"]),
         ]);
     }
-    table.trim_fmt()
+    table.text()
 }
 
 impl Here {
     /// The manifest, but for what is shown beside it.
     fn shown(&self) -> String {
-        let mut table = Table::new();
-        table.load_preset(presets::NOTHING);
+        let mut table = List::plain();
         for (key, text) in &self.manifest {
             // Schemas are shown as they are written, whatever numbers they have.
             let value = serde_json::from_str(text.get()).unwrap_or(Value::Null);
@@ -235,8 +232,8 @@ impl Here {
                 key if self.settings.iter().any(|setting| setting.is_named(key)) => continue,
                 _ => cell(&value),
             };
-            table.add_row([key.clone(), value]);
+            table.row([key.clone(), value]);
         }
-        table.trim_fmt()
+        table.text()
     }
 }

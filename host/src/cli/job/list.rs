@@ -4,10 +4,13 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use super::cell;
+use super::tries::tries;
+use crate::cli::ago;
+use crate::cli::list::{List, Shown};
+use crate::cli::screen::{Colour, Screen};
 use crate::cli::served::Wanted;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
@@ -79,7 +82,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}", as_json(json!({"jobs": jobs, "more": more})));
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{}", table(&jobs));
+    println!("{}", table(&jobs, store.now().await?));
     tell_what_nobody_takes(&store, &jobs).await?;
     if more {
         eprintln!("rouse: there are more; --limit N lists more of them");
@@ -113,7 +116,8 @@ async fn tell_what_nobody_takes(store: &Store, jobs: &[Value]) -> anyhow::Result
     Ok(())
 }
 
-fn table(jobs: &[Value]) -> String {
+fn table(jobs: &[Value], now: f64) -> String {
+    let screen = Screen::of_stdout();
     let columns = [
         "id",
         "state",
@@ -124,14 +128,22 @@ fn table(jobs: &[Value]) -> String {
         "requested_at",
         "finished_at",
     ];
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(columns);
+    let mut list = List::new(columns.map(|column| match (column, screen.is_terminal()) {
+        ("requested_at", true) => "requested",
+        ("finished_at", true) => "finished",
+        (column, _) => column,
+    }));
     for job in jobs {
-        table.add_row(columns.map(|key| match &job[key] {
-            Value::Null => String::new(),
-            value => cell(value),
+        list.row(columns.map(|key| match &job[key] {
+            Value::Null => Shown::default(),
+            time if key.ends_with("_at") => ago::listed(time, now, screen).into(),
+            state if key == "state" => {
+                Shown::in_colour(cell(state), Colour::of_state(&cell(state)))
+            }
+            _ if key == "attempt" => tries(job, job["attempts_max"].as_u64(), now).into(),
+            usual if usual == "normal" => Shown::nothing("normal"),
+            value => cell(value).into(),
         }));
     }
-    table.trim_fmt()
+    list.text()
 }

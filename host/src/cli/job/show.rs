@@ -4,12 +4,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
+use super::tries::tries;
 use super::{EXIT_UNKNOWN, cell, list, unknown};
+use crate::cli::ago;
 use crate::cli::attempt_error::lines;
 use crate::cli::duration::duration;
+use crate::cli::list::{List, Shown};
+use crate::cli::screen::{Colour, Screen};
 use crate::cli::served::Wanted;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
@@ -99,7 +102,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.json {
         println!("{}", as_json(&job.text));
     } else {
-        println!("{}", show(&job));
+        println!("{}", show(&job, store.now().await?));
     }
     Ok(ExitCode::from(code))
 }
@@ -120,10 +123,10 @@ pub(super) async fn tell_if_nobody_takes_it(store: &Store, job: &JobView) -> any
     Ok(())
 }
 
-fn show(job: &JobView) -> String {
+fn show(job: &JobView, now: f64) -> String {
+    let screen = Screen::of_stdout();
     let record = &job.record;
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+    let mut list = List::plain();
     for key in [
         "id",
         "handler",
@@ -149,27 +152,35 @@ fn show(job: &JobView) -> String {
                 || (key == "tags" && *value == json!([]))
                 || (key == "lost" && *value == json!(0))
         };
-        if let Some(value) = record.get(key).filter(|value| !says_nothing(value)) {
-            table.add_row([key.to_string(), cell(value)]);
-        }
+        let Some(value) = record.get(key).filter(|value| !says_nothing(value)) else {
+            continue;
+        };
+        let value = match (key, value.as_str()) {
+            ("state", Some(word)) => Shown::in_colour(plain(word), Colour::of_state(word)),
+            ("attempt", _) => tries(record, max_attempts(record), now).into(),
+            (key, Some(time)) if key.ends_with("_at") => ago::shown(time, now, screen).into(),
+            _ => cell(value).into(),
+        };
+        list.row([Shown::from(key.to_string()), value]);
     }
     if let Some(progress) = record.get("progress").filter(|said| !said.is_null()) {
         let said = |key: &str| progress.get(key).map(cell).unwrap_or_default();
-        table.add_row([
+        list.row([
             "progress".to_string(),
             format!("{} %, {}", said("percent"), said("step")),
         ]);
     }
-    for (key, text) in [("payload", &job.payload), ("result", &job.result)] {
-        if let Some(text) = text {
-            table.add_row([key.to_string(), plain(text)]);
+    if let Some(used) = record.get("usage").filter(|used| !used.is_null()) {
+        list.row(["used".to_string(), usage(used)]);
+    }
+    let mut text = list.text();
+    text.push('\n');
+    // Not in the table: what is copied from here has no line breaks of its making.
+    for (key, value) in [("payload", &job.payload), ("result", &job.result)] {
+        if let Some(value) = value {
+            text.push_str(&format!("\n{key}\n  {}\n", plain(value)));
         }
     }
-    if let Some(used) = record.get("usage").filter(|used| !used.is_null()) {
-        table.add_row(["used".to_string(), usage(used)]);
-    }
-    let mut text = table.trim_fmt();
-    text.push('\n');
     if let Some(error) = record.get("error").filter(|error| !error.is_null()) {
         text.push_str("\nerror\n");
         if job.state == "failed" && error["kind"] == "lost" {
@@ -181,8 +192,8 @@ fn show(job: &JobView) -> String {
         text.push_str(&lines(error));
     }
     text.push_str("\nhistory\n");
-    let mut history = Table::new();
-    history.load_preset(presets::NOTHING);
+    let mut history = List::plain();
+    let mut since = None;
     for event in record["history"].as_array().into_iter().flatten() {
         let word = |key: &str| event.get(key).map(cell).unwrap_or_default();
         let detail = |key: &str| event.get("detail").and_then(|detail| detail.get(key));
@@ -191,19 +202,41 @@ fn show(job: &JobView) -> String {
             .or_else(|| detail("name"))
             .or_else(|| detail("run_at"))
             .or_else(|| detail("as"));
-        history.add_row([
-            word("at"),
-            word("event"),
-            word("attempt"),
-            word("worker"),
+        let at = match ago::epoch(&word("at")).filter(|_| screen.is_terminal()) {
+            None => word("at"),
+            Some(at) => match since {
+                None => {
+                    since = Some(at);
+                    ago::relative(at, now)
+                }
+                Some(since) => format!("+{}", ago::took(at - since)),
+            },
+        };
+        let event = word("event");
+        let colour = Colour::of_state(&event);
+        history.row([
+            at.into(),
+            Shown::in_colour(event, colour),
+            word("attempt").into(),
+            word("worker").into(),
             by.into_iter()
                 .chain(why.map(cell))
                 .collect::<Vec<_>>()
-                .join(": "),
+                .join(": ")
+                .into(),
         ]);
     }
-    text.push_str(&history.trim_fmt());
+    text.push_str(&history.text());
     text
+}
+
+/// How many attempts there may be, lost ones not counted: as its producer has it, else as the last error that tells.
+fn max_attempts(record: &Value) -> Option<u64> {
+    let history = record["history"].as_array().into_iter().flatten().rev();
+    let told = history.filter_map(|event| event["detail"]["max_attempts"].as_u64());
+    let own = record["max_attempts"].as_u64();
+    let last = record["error"]["max_attempts"].as_u64();
+    own.or(last).or_else(|| told.into_iter().next())
 }
 
 /// What an attempt has used, in one line.

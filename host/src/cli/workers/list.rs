@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
-use super::list;
 use crate::cli::ago;
+use crate::cli::list::{List, Shown};
+use crate::cli::screen::Colour;
 use crate::cli::target::{Target, seen};
-use crate::cli::text::{as_json, plain};
+use crate::cli::text::{as_json, plain, words};
 
 /// Options of `rouse workers ls`.
 #[derive(Debug, ClapArgs)]
@@ -44,9 +44,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 fn table(workers: &[Value]) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header([
+    let mut list = List::new([
         "worker",
         "state",
         "host",
@@ -64,22 +62,38 @@ fn table(workers: &[Value]) -> String {
         let handlers = worker["handlers"].as_array().map_or(0, Vec::len);
         let running = worker["stats"]["active"].as_u64();
         let timed_out = worker["stats"]["timed_out"].as_u64();
-        table.add_row([
-            text("worker_id"),
-            text("state"),
-            text("hostname"),
-            text("version"),
-            worker["slots"].to_string(),
-            running.map_or("-".into(), |running| running.to_string()),
-            timed_out.map_or("-".into(), |attempts| attempts.to_string()),
-            handlers.to_string(),
-            list(&worker["tags"], "-"),
-            list(&worker["queues"], "all"),
+        let state = text("state");
+        let colour = Colour::of_state(&state);
+        let none = || Shown::nothing("-");
+        list.row([
+            text("worker_id").into(),
+            Shown::in_colour(state, colour),
+            text("hostname").into(),
+            text("version").into(),
+            worker["slots"].to_string().into(),
+            running.map_or_else(none, |running| running.to_string().into()),
+            match timed_out {
+                None => none(),
+                Some(0) => Shown::nothing("0"),
+                Some(attempts) => attempts.to_string().into(),
+            },
+            handlers.to_string().into(),
+            words_or(&worker["tags"], "-"),
+            words_or(&worker["queues"], "all"),
             worker["seen_s"]
                 .as_f64()
                 .map(|secs| format!("{} ago", ago::seconds(secs)))
-                .unwrap_or_default(),
+                .unwrap_or_default()
+                .into(),
         ]);
     }
-    table.trim_fmt()
+    list.text()
+}
+
+/// The words of a list, or what stands for none.
+fn words_or(values: &Value, nothing: &str) -> Shown {
+    match values.as_array().is_none_or(Vec::is_empty) {
+        true => Shown::nothing(nothing),
+        false => words(values).into(),
+    }
 }

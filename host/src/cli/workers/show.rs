@@ -3,12 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use super::{EXIT_UNKNOWN, list, unknown};
 use crate::cli::ago;
 use crate::cli::attempt_error::cell;
+use crate::cli::list::List;
+use crate::cli::screen::Screen;
 use crate::cli::target::{Target, seen};
 use crate::cli::text::{as_json, digest, plain};
 
@@ -42,20 +43,25 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             "{}",
             as_json(json!({"worker": newest, "earlier": &lives[1..]}))
         ),
-        false => println!("{}", show(newest, lives.len() - 1)),
+        false => println!("{}", show(newest, lives.len() - 1, store.now().await?)),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(worker: &Value, earlier: usize) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+fn show(worker: &Value, earlier: usize, now: f64) -> String {
+    let mut about = List::plain();
     let mut row = |key: &str, text: String| {
         if !text.is_empty() {
-            table.add_row([key.to_string(), text]);
+            about.row([key.to_string(), text]);
         }
     };
     let seen = worker["seen_s"].as_f64().unwrap_or_default();
+    let screen = Screen::of_stdout();
+    let at = |key: &str| {
+        worker[key]
+            .as_str()
+            .map_or_else(String::new, |time| ago::shown(time, now, screen))
+    };
     for key in [
         "worker_id",
         "state",
@@ -69,10 +75,10 @@ fn show(worker: &Value, earlier: usize) -> String {
     }
     row("queues", list(&worker["queues"], "all"));
     row("tags", list(&worker["tags"], "none"));
-    row("registered_at", at(&worker["registered_at"]));
+    row("registered_at", at("registered_at"));
     row("last seen", format!("{} ago", ago::seconds(seen)));
-    row("draining_at", at(&worker["draining_at"]));
-    row("ended_at", at(&worker["ended_at"]));
+    row("draining_at", at("draining_at"));
+    row("ended_at", at("ended_at"));
     if worker["refused"].as_i64() > Some(0) {
         row("refused writes", cell(&worker["refused"]));
     }
@@ -84,22 +90,17 @@ fn show(worker: &Value, earlier: usize) -> String {
             row(key, cell(value));
         }
     }
-    let mut text = table.trim_fmt();
+    let mut text = about.text();
     text.push_str("\n\nhandlers\n");
-    let mut handlers = Table::new();
-    handlers.load_preset(presets::NOTHING);
+    let mut handlers = List::plain();
     for (name, said) in worker["capabilities"].as_object().into_iter().flatten() {
-        handlers.add_row([
+        handlers.row([
             plain(name),
             plain(said["version"].as_str().unwrap_or_default()),
             digest(&said["sha256"]),
             list(&said["grants"], ""),
         ]);
     }
-    text.push_str(&handlers.trim_fmt());
+    text.push_str(&handlers.text());
     text
-}
-
-fn at(value: &Value) -> String {
-    value.as_str().map(plain).unwrap_or_default()
 }

@@ -1,0 +1,256 @@
+//! What jobs do, for whoever watches a `rouse dev`: a line for each attempt that has ended, made of the events of
+//! [`rouse::job`](crate::worker). Under a flood the first of each second have lines, and one line counts the others.
+//!
+//! It never holds up a worker: lines go to a thread of their own, and what that cannot print in time is counted.
+
+mod line;
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::{Context, Layer};
+
+use self::line::JobEnd;
+use crate::cli::screen::Screen;
+use crate::telemetry;
+
+/// Lines in one second. As many as people read; more would only hide what the others say.
+const LINES_MAX: usize = 20;
+
+/// Lines that wait to be printed: standard output may be slow, or stand still.
+const WAITING_MAX: usize = 2 * LINES_MAX;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// At the end of a `rouse dev`, how long the last lines may take.
+const END_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What has ended, on its way to standard output.
+#[derive(Debug, Clone)]
+pub(in crate::cli) struct Jobs {
+    window: Arc<Mutex<Window>>,
+}
+
+/// What of the present second was not given a line.
+#[derive(Debug, Default)]
+struct Window {
+    /// None until somebody prints, and after the end.
+    lines: Option<SyncSender<Said>>,
+    began: Option<Instant>,
+    shown: usize,
+    /// By outcome.
+    more: BTreeMap<String, u64>,
+}
+
+enum Said {
+    End(Box<JobEnd>),
+    More(BTreeMap<String, u64>),
+    /// Everything before it is to be printed now.
+    Flush(mpsc::Sender<()>),
+}
+
+impl Jobs {
+    /// Nothing is printed before [`print`](Self::print).
+    pub(in crate::cli) fn new() -> Self {
+        Self {
+            window: Arc::default(),
+        }
+    }
+
+    /// Listens to the events of jobs.
+    pub(in crate::cli) fn listener(&self) -> telemetry::Listener {
+        let events = Targets::new().with_target("rouse::job", LevelFilter::DEBUG);
+        Listener(self.clone()).with_filter(events).boxed()
+    }
+
+    /// Prints from now on; as JSON, one object a line, or for people.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub(super) fn print(&self, in_json: bool) -> std::io::Result<()> {
+        let (lines, said) = mpsc::sync_channel(WAITING_MAX);
+        self.lock().lines = Some(lines);
+        let window = Arc::downgrade(&self.window);
+        let print = move || {
+            loop {
+                let said = said.recv_timeout(SECOND);
+                match (said, window.upgrade()) {
+                    (Ok(said), _) => said.print(in_json),
+                    // What came in the last second of a flood.
+                    (Err(RecvTimeoutError::Timeout), Some(window)) => {
+                        let mut window = window.lock().unwrap_or_else(PoisonError::into_inner);
+                        let more = std::mem::take(&mut window.more);
+                        drop(window);
+                        Said::More(more).print(in_json);
+                    }
+                    (Err(RecvTimeoutError::Disconnected), _) | (_, None) => return,
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("job-lines".into())
+            .spawn(print)?;
+        Ok(())
+    }
+
+    /// Prints what there is, and then nothing more.
+    pub(super) fn end(&self) {
+        let mut window = self.lock();
+        let (more, lines) = (std::mem::take(&mut window.more), window.lines.take());
+        drop(window);
+        let Some(lines) = lines else { return };
+        let (done, ended) = mpsc::channel();
+        // Where nobody reads standard output any more, nobody misses the last lines.
+        if lines.try_send(Said::More(more)).is_ok() && lines.try_send(Said::Flush(done)).is_ok() {
+            let _ = ended.recv_timeout(END_PATIENCE);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Window> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self, end: JobEnd, now: Instant) {
+        let mut window = self.lock();
+        let Some(lines) = window.lines.clone() else {
+            return;
+        };
+        if window
+            .began
+            .is_none_or(|began| now.duration_since(began) >= SECOND)
+        {
+            let more = std::mem::take(&mut window.more);
+            if let Err(TrySendError::Full(Said::More(more))) = lines.try_send(Said::More(more)) {
+                window.more = more;
+            }
+            window.began = Some(now);
+            window.shown = 0;
+        }
+        window.shown += 1;
+        let outcome = end.outcome.clone();
+        if window.shown > LINES_MAX || lines.try_send(Said::End(Box::new(end))).is_err() {
+            *window.more.entry(outcome).or_default() += 1;
+        }
+    }
+}
+
+impl Said {
+    fn print(self, in_json: bool) {
+        let text = match self {
+            Self::End(end) if in_json => end.json(),
+            Self::End(end) => end.text(Screen::of_stdout().colours),
+            Self::More(more) if more.is_empty() => return,
+            Self::More(more) if in_json => line::more_json(&more),
+            Self::More(more) => line::more_text(&more),
+            Self::Flush(done) => {
+                // Whoever waited has gone.
+                let _ = done.send(());
+                return;
+            }
+        };
+        // Whoever read them may be gone.
+        let _ = writeln!(std::io::stdout(), "{text}");
+    }
+}
+
+struct Listener(Jobs);
+
+impl<S: Subscriber> Layer<S> for Listener {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        if let Some(end) = JobEnd::of(&fields.0) {
+            self.0.ended(end, Instant::now());
+        }
+    }
+}
+
+/// The fields of an event, as text.
+#[derive(Default)]
+struct Fields(BTreeMap<&'static str, String>);
+
+impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name(), value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.insert(field.name(), format!("{value:?}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(outcome: &str) -> JobEnd {
+        let fields = [
+            ("event", outcome),
+            ("job.id", "7"),
+            ("handler", "noop"),
+            ("attempt", "1"),
+            ("elapsed_ms", "3"),
+        ];
+        let fields = fields.map(|(key, value)| (key, value.to_owned()));
+        JobEnd::of(&fields.into()).expect("it is one")
+    }
+
+    #[test]
+    fn under_a_flood_the_first_of_a_second_have_lines_and_the_others_are_counted() {
+        let jobs = Jobs::new();
+        let (lines, said) = mpsc::sync_channel(1000);
+        jobs.lock().lines = Some(lines);
+        let start = Instant::now();
+        for _ in 0..LINES_MAX + 30 {
+            jobs.ended(end("succeeded"), start);
+        }
+        jobs.ended(end("failed"), start);
+        jobs.ended(end("succeeded"), start + SECOND);
+        let mut shown = Vec::new();
+        while let Ok(said) = said.try_recv() {
+            shown.push(match said {
+                Said::End(end) => end.outcome,
+                Said::More(more) if more.is_empty() => continue,
+                Said::More(more) => line::more_text(&more),
+                Said::Flush(_) => unreachable!("nobody has asked for it"),
+            });
+        }
+        assert_eq!(shown.len(), LINES_MAX + 2, "{shown:?}");
+        assert_eq!(
+            shown[LINES_MAX],
+            "31 more jobs in the last second: 1 failed, 30 succeeded"
+        );
+        assert_eq!(shown[LINES_MAX + 1], "succeeded");
+    }
+
+    #[test]
+    fn whoever_prints_too_slowly_holds_up_nobody_and_misses_no_count() {
+        let jobs = Jobs::new();
+        let (lines, said) = mpsc::sync_channel(1);
+        jobs.lock().lines = Some(lines);
+        let start = Instant::now();
+        for _ in 0..5 {
+            jobs.ended(end("succeeded"), start);
+        }
+        // The first was the empty count of the second before.
+        assert_eq!(jobs.lock().more.get("succeeded"), Some(&5));
+        drop(said);
+        jobs.ended(end("succeeded"), start + SECOND);
+    }
+
+    #[test]
+    fn nothing_is_kept_where_nobody_prints() {
+        let jobs = Jobs::new();
+        jobs.ended(end("failed"), Instant::now());
+        assert!(jobs.lock().more.is_empty());
+        jobs.end();
+    }
+}

@@ -1,0 +1,281 @@
+//! One line for an attempt that has ended.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::cli::ago;
+use crate::cli::screen::Colour;
+use crate::cli::text::{as_json, plain};
+
+/// As much of an error as stands in a line; `rouse job ID` has all of it.
+const WHY_CHARS_MAX: usize = 200;
+
+/// An attempt that has ended, or a job that was ended from outside.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct JobEnd {
+    id: String,
+    handler: String,
+    /// The word of the event: `succeeded`, `failed`, `retried` …
+    pub(super) outcome: String,
+    attempt: Option<u64>,
+    elapsed_ms: Option<u64>,
+    /// When the next attempt is: so long from now, or then.
+    next_ms: Option<u64>,
+    next_at: Option<String>,
+    /// Who ended it from outside.
+    by: Option<String>,
+    error: Option<Value>,
+}
+
+impl JobEnd {
+    /// Of the fields of an event (docs/operating.md lists them); none of one that is no end.
+    pub(super) fn of(fields: &BTreeMap<&'static str, String>) -> Option<Self> {
+        let text = |key: &str| fields.get(key).cloned();
+        let number = |key: &str| fields.get(key)?.parse().ok();
+        let event = text("event")?;
+        let outcome = match (event.as_str(), text("reason").as_deref()) {
+            (
+                "succeeded" | "failed" | "timed_out" | "cancelled" | "retried" | "completed"
+                | "deleted",
+                _,
+            ) => event.clone(),
+            // Somebody has ended the job while it ran here.
+            ("dropped", Some("cancelled")) => "cancelled".to_owned(),
+            ("dropped", Some("already_completed")) => "completed".to_owned(),
+            ("lost" | "given_up" | "refused", _) => event.clone(),
+            _ => return None,
+        };
+        // A retry from outside is a new job, and an end of nothing.
+        if outcome == "retried" && fields.contains_key("by") {
+            return None;
+        }
+        Some(Self {
+            id: text("job.id")?,
+            handler: text("handler").unwrap_or_default(),
+            outcome,
+            attempt: number("attempt"),
+            elapsed_ms: number("elapsed_ms"),
+            next_ms: number("delay_ms"),
+            next_at: text("retry_at"),
+            by: text("by"),
+            error: text("error").and_then(|error| serde_json::from_str(&error).ok()),
+        })
+    }
+
+    /// For people.
+    pub(super) fn text(&self, colours: bool) -> String {
+        let word = match self.outcome.as_str() {
+            // Its attempt has failed, and it goes on.
+            "retried" => "failed",
+            "timed_out" => "timed out",
+            "given_up" => "outcome given up",
+            "refused" => "outcome refused",
+            other => other,
+        };
+        let word = match Colour::of_state(&self.outcome).or(self.is_error().then_some(Colour::Red))
+        {
+            Some(colour) if colours => colour.paint(word),
+            _ => word.to_owned(),
+        };
+        let mut text = format!("job {}  {}  {word}", plain(&self.id), plain(&self.handler));
+        if let Some(ms) = self.elapsed_ms {
+            text += &format!(" after {}", ago::took(ms as f64 / 1e3));
+        }
+        if let Some(by) = &self.by {
+            text += &format!(" by {}", plain(by));
+        }
+        if self.is_error() {
+            text += &format!(", attempt {}", self.tries());
+        }
+        if let Some(ms) = self.next_ms {
+            text += &format!(", next in {}", ago::took(ms as f64 / 1e3));
+        }
+        if let Some(at) = &self.next_at {
+            text += &format!(", next at {}", plain(at));
+        }
+        let why = self.why();
+        if !why.is_empty() {
+            text += &format!(": {why}");
+        }
+        text
+    }
+
+    /// For programs.
+    pub(super) fn json(&self) -> String {
+        let Self {
+            id,
+            handler,
+            outcome,
+            attempt,
+            elapsed_ms,
+            next_ms,
+            next_at,
+            by,
+            error,
+        } = self;
+        let id: Value = id.parse::<i64>().map_or_else(|_| json!(id), |id| json!(id));
+        let mut all = json!({
+            "event": "job", "id": id, "handler": handler, "outcome": outcome, "attempt": attempt,
+            "duration_ms": elapsed_ms, "next_in_ms": next_ms, "next_at": next_at, "by": by, "error": error,
+        });
+        if let Some(all) = all.as_object_mut() {
+            all.retain(|_, value| !value.is_null());
+        }
+        as_json(all)
+    }
+
+    /// An attempt that did not succeed, and whose job nobody has ended from outside.
+    fn is_error(&self) -> bool {
+        self.by.is_none()
+            && matches!(
+                self.outcome.as_str(),
+                "failed" | "timed_out" | "retried" | "lost"
+            )
+    }
+
+    /// `2 of 3`.
+    fn tries(&self) -> String {
+        let attempt = self.attempt.unwrap_or_default();
+        let max = self
+            .error
+            .as_ref()
+            .and_then(|error| error["max_attempts"].as_u64());
+        match max.filter(|max| *max >= attempt) {
+            Some(max) => format!("{attempt} of {max}"),
+            None => attempt.to_string(),
+        }
+    }
+
+    /// The error's kind and the first line of its message.
+    fn why(&self) -> String {
+        let Some(error) = &self.error else {
+            return String::new();
+        };
+        let text = |key: &str| error[key].as_str().unwrap_or_default();
+        let message = text("message").lines().next().unwrap_or_default();
+        let why = match message {
+            "" => text("kind").to_owned(),
+            message => format!("{}: {message}", text("kind")),
+        };
+        let mut shown: String = why.chars().take(WHY_CHARS_MAX).collect();
+        if shown.len() < why.len() {
+            shown.push('…');
+        }
+        plain(&shown)
+    }
+}
+
+/// How many had no line of their own.
+pub(super) fn more_text(more: &BTreeMap<String, u64>) -> String {
+    let each: Vec<String> = more
+        .iter()
+        .map(|(outcome, jobs)| format!("{jobs} {outcome}"))
+        .collect();
+    format!(
+        "{} more jobs in the last second: {}",
+        more.values().sum::<u64>(),
+        each.join(", ")
+    )
+}
+
+/// The same for programs.
+pub(super) fn more_json(more: &BTreeMap<String, u64>) -> String {
+    as_json(json!({"event": "jobs", "more": more.values().sum::<u64>(), "outcomes": more}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(fields: &[(&'static str, &str)]) -> Option<JobEnd> {
+        let ended = [("job.id", "18"), ("handler", "mail.send"), ("attempt", "2")];
+        let all = fields.iter().copied().chain(ended);
+        JobEnd::of(&all.map(|(key, value)| (key, value.to_owned())).collect())
+    }
+
+    #[test]
+    fn each_end_is_a_line_with_id_handler_outcome_and_duration() {
+        let error = r#"{"kind":"guest_error","message":"no such user\nmore","max_attempts":3}"#;
+        for (fields, line) in [
+            (
+                &[("event", "succeeded"), ("elapsed_ms", "12")][..],
+                "job 18  mail.send  succeeded after 12 ms",
+            ),
+            (
+                &[
+                    ("event", "retried"),
+                    ("elapsed_ms", "1500"),
+                    ("delay_ms", "8000"),
+                    ("error", error),
+                ],
+                "job 18  mail.send  failed after 1.5 s, attempt 2 of 3, next in 8.0 s: guest_error: no such user",
+            ),
+            (
+                &[
+                    ("event", "retried"),
+                    ("elapsed_ms", "1"),
+                    ("retry_at", "2027-01-01T00:00:00Z"),
+                    ("error", error),
+                ],
+                "job 18  mail.send  failed after 1 ms, attempt 2 of 3, next at 2027-01-01T00:00:00Z: guest_error: no such user",
+            ),
+            (
+                &[
+                    ("event", "timed_out"),
+                    ("elapsed_ms", "90000"),
+                    ("error", r#"{"kind":"timed_out"}"#),
+                ],
+                "job 18  mail.send  timed out after 90 s, attempt 2: timed_out",
+            ),
+            (
+                &[("event", "cancelled"), ("by", "rouse")],
+                "job 18  mail.send  cancelled by rouse",
+            ),
+            (
+                &[
+                    ("event", "dropped"),
+                    ("reason", "cancelled"),
+                    ("elapsed_ms", "3000"),
+                ],
+                "job 18  mail.send  cancelled after 3.0 s",
+            ),
+        ] {
+            let end = of(fields).expect("it is an end");
+            assert_eq!(end.text(false), line);
+            let read: Value = serde_json::from_str(&end.json()).expect("JSON");
+            assert_eq!((&read["event"], &read["id"]), (&json!("job"), &json!(18)));
+        }
+    }
+
+    #[test]
+    fn what_is_no_end_has_no_line() {
+        for fields in [
+            &[("event", "started")][..],
+            &[("event", "claimed")],
+            &[("event", "released")],
+            &[("event", "retried"), ("by", "rouse")],
+            &[("event", "paused"), ("by", "rouse")],
+            &[("event", "dropped"), ("reason", "taken_by_another_worker")],
+            &[],
+        ] {
+            assert_eq!(of(fields), None, "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn states_have_colours_and_guests_choose_none() {
+        let error = "{\"kind\":\"guest_error\",\"message\":\"\\u001b[2J\"}";
+        let end = of(&[("event", "failed"), ("error", error)]).expect("it is an end");
+        let text = end.text(true);
+        assert!(text.contains("\x1b[31mfailed\x1b[0m"), "{text:?}");
+        assert!(text.ends_with("guest_error: \\u{1b}[2J"), "{text:?}");
+        assert!(!end.text(false).contains('\x1b'));
+        let long = format!(
+            "{{\"kind\":\"guest_error\",\"message\":\"{}\"}}",
+            "x".repeat(1000)
+        );
+        let end = of(&[("event", "failed"), ("error", &long)]).expect("it is an end");
+        assert!(end.text(false).len() < 300);
+    }
+}

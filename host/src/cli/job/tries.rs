@@ -1,0 +1,54 @@
+//! Which attempt of how many, and when the next one is: `2 of 3, next in 8 s`.
+
+use serde_json::Value;
+
+use crate::cli::ago;
+
+/// What a job says of its attempts. `max`: how many there may be, as its producer or its last error has it. `now`: the
+/// database's clock, seconds since 1970.
+pub(super) fn tries(job: &Value, max: Option<u64>, now: f64) -> String {
+    let number = |key: &str| job[key].as_u64().unwrap_or_default();
+    let attempt = number("attempt");
+    // Lost attempts are not counted against the limit.
+    let mut text = match max {
+        Some(max) if attempt > 0 => format!("{attempt} of {}", max + number("lost")),
+        _ => attempt.to_string(),
+    };
+    let next = job["available_at"].as_str().and_then(ago::epoch);
+    if let (true, "queued", Some(next)) = (attempt > 0, state(job), next) {
+        text += &match next > now {
+            true => format!(", next {}", ago::relative(next, now)),
+            false => ", next is due".to_owned(),
+        };
+    }
+    text
+}
+
+fn state(job: &Value) -> &str {
+    job["state"].as_str().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_retry_says_which_attempt_of_how_many_and_when_the_next_one_is() {
+        let job = |state, attempt, lost, at| json!({"state": state, "attempt": attempt, "lost": lost, "available_at": at});
+        let (later, before) = ("1970-01-01T00:00:08+00:00", "1970-01-01T00:00:00+00:00");
+        for (job, max, said) in [
+            (job("queued", 2, 0, later), Some(3), "2 of 3, next in 8 s"),
+            (job("queued", 2, 0, before), Some(3), "2 of 3, next is due"),
+            (job("queued", 2, 0, later), None, "2, next in 8 s"),
+            // Two of its attempts ended in an error, and one was lost.
+            (job("queued", 3, 1, later), Some(3), "3 of 4, next in 8 s"),
+            (job("running", 2, 0, before), Some(3), "2 of 3"),
+            (job("failed", 3, 0, before), Some(3), "3 of 3"),
+            (job("queued", 0, 0, later), Some(3), "0"),
+        ] {
+            assert_eq!(tries(&job, max, 0.0), said);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! A command on a terminal, as people see it.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::FromRawFd as _;
+use std::process::{Command, Stdio};
+
+/// Runs a command to its end on a terminal with this many columns, and returns what it wrote there.
+pub(crate) fn on_terminal(command: Command, columns: u16) -> String {
+    run(command, columns, None)
+}
+
+/// The same of one that goes on until a signal: it gets SIGTERM once it has written this.
+pub(crate) fn on_terminal_until(command: Command, wanted: &str) -> String {
+    run(command, 80, Some(wanted))
+}
+
+fn run(mut command: Command, columns: u16, until: Option<&str>) -> String {
+    let (mut terminal, its_end) = terminal(columns);
+    let own = || Stdio::from(its_end.try_clone().expect("another descriptor"));
+    command.stdin(Stdio::null()).stdout(own()).stderr(own());
+    let mut child = command.spawn().expect("it starts");
+    // The command holds descriptors too, for whatever else it starts.
+    drop((command, its_end));
+    let mut written = String::new();
+    let mut bytes = [0; 4096];
+    let mut signalled = until.is_none();
+    // When the last who has the other end is gone, reading is an error (EIO).
+    while let Ok(read @ 1..) = terminal.read(&mut bytes) {
+        written.push_str(&String::from_utf8_lossy(&bytes[..read]));
+        if !signalled && until.is_some_and(|wanted| written.contains(wanted)) {
+            let pid = child.id().to_string();
+            let sent = Command::new("kill").args(["-TERM", &pid]).status();
+            assert!(sent.expect("kill").success());
+            signalled = true;
+        }
+    }
+    assert!(child.wait().expect("it ends").success(), "{written}");
+    written.replace("\r\n", "\n")
+}
+
+fn terminal(columns: u16) -> (File, File) {
+    let size = libc::winsize {
+        ws_row: 24,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    let (mut ours, mut its) = (-1, -1);
+    #[expect(unsafe_code, reason = "the standard library has no terminals")]
+    // SAFETY: both descriptors are written by a call that succeeds, and are nobody else's; a name and settings are not asked for.
+    unsafe {
+        let opened = libc::openpty(
+            &raw mut ours,
+            &raw mut its,
+            std::ptr::null_mut(),
+            std::ptr::null(),
+            &raw const size,
+        );
+        assert_eq!(opened, 0, "a terminal");
+        (File::from_raw_fd(ours), File::from_raw_fd(its))
+    }
+}
