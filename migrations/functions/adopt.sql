@@ -5,7 +5,7 @@
 -- each time); a job that was lost p_lost_max times fails, because it probably kills its workers.
 -- `within_ms`: only leases that ran out within the last so many
 -- milliseconds are looked for; null: all. Served by job_lease. Rows that somebody else holds locked are skipped, and
--- so are those of paused queues, and, where p_sources is given, jobs of other sources.
+-- so are those of paused queues, of lanes that the worker may not claim from, and, where p_sources is given, jobs of other sources.
 --
 -- Returns those that were claimed (`became` is null), and those that were not: `queued` or `failed`, with the attempt that was lost, and
 -- `lost_after_ms`, its time from the claim to now.
@@ -26,7 +26,11 @@ DECLARE
     why    jsonb;
     then_it rouse.state;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) THEN
+        p_lanes := rouse._permitted(p_worker, p_lanes);
+    END IF;
+    p_wanted := least(greatest(coalesce(p_wanted, 0), 0), 20000);
+    p_lost_max := least(greatest(coalesce(p_lost_max, 1), 1), 1000);
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     IF FOUND THEN
         p_lanes := rouse._not_paused(p_lanes);
@@ -59,7 +63,7 @@ BEGIN
                 RETURN QUERY
                 UPDATE rouse.job AS j
                 SET attempt = j.attempt + 1, lost = j.lost + 1, fence = p_fence, worker = p_worker, claimed_at = at,
-                    lease_until = at + orphan.lease_ms * interval '1 millisecond', turn = nextval('rouse.turn_seq')
+                    lease_until = at + least(greatest(orphan.lease_ms, 1), 86400000) * interval '1 millisecond', turn = nextval('rouse.turn_seq')
                 WHERE j.id = orphan.id
                 RETURNING j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.claimed_at, j.payload,
                           j.memory_bytes, NULL::rouse.state, NULL::bigint, j.grants;

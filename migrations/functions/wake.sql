@@ -64,14 +64,19 @@ BEGIN
 END
 $$;
 
--- From now on, for so long, the worker wants to be notified for these queues ('*': for any).
+-- From now on, for so long (at most an hour), the worker wants to be notified for these queues ('*': for any).
 CREATE OR REPLACE FUNCTION rouse.sleep(p_worker bigint, p_key bytea, p_queues text[], p_for_ms bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) THEN
+        p_queues := rouse._permitted_queues(p_worker, p_queues);
+    END IF;
+    IF NOT rouse._are_words(array_remove(p_queues, '*')) THEN
+        RAISE EXCEPTION 'rouse.sleep: queues must be a list of at most 1000 queue names' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     PERFORM set_config('synchronous_commit', 'off', true);
     INSERT INTO rouse.sleeper AS s (worker, queue, until)
-    SELECT p_worker, q, clock_timestamp() + p_for_ms * interval '1 millisecond' FROM unnest(p_queues) AS q
+    SELECT DISTINCT p_worker, q, clock_timestamp() + least(greatest(p_for_ms, 0), 3600000) * interval '1 millisecond' FROM unnest(p_queues) AS q
     ON CONFLICT (queue, worker) DO UPDATE SET until = excluded.until;
 END
 $$;
