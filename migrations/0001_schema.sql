@@ -340,6 +340,23 @@ CREATE TABLE rouse.handler_state (
     -- Room for a new version of a row beside the old one: where its size stays, the index does, too.
 ) WITH (fillfactor = 70);
 
+-- Locks by which functions wait for each other: rows that only the owner can lock. Any login of the database can hold an advisory
+-- lock. A name falls on one of 1,024 slots: names that share one wait for each other, which is rare and short.
+CREATE TABLE rouse.lock (
+    purpose text NOT NULL,
+    slot    integer NOT NULL,
+    PRIMARY KEY (purpose, slot)
+);
+INSERT INTO rouse.lock (purpose, slot)
+SELECT purpose, slot FROM unnest(ARRAY['register', 'state']) AS purpose, generate_series(0, 1023) AS slot;
+
+-- One row: 244 random bits, which are part of the keys of the advisory locks of rouse._notify. Nobody can hold a key that he cannot
+-- compute.
+CREATE TABLE rouse.wake_salt (
+    salt bytea NOT NULL
+);
+INSERT INTO rouse.wake_salt (salt) VALUES (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()));
+
 -- Workers that have nothing to do and want a NOTIFY. Hints: lost in a server crash, and then the
 -- workers' polls write them again.
 CREATE UNLOGGED TABLE rouse.sleeper (

@@ -32,7 +32,7 @@ BEGIN
     IF live.state = 'running' THEN
         PERFORM rouse._settle(NULL, ARRAY[p_id], ARRAY[live.fence], ARRAY[p_state], ARRAY[NULL]::bigint[],
             ARRAY[p_result], ARRAY[p_error], ARRAY[NULL]::bigint[], ARRAY[NULL]::timestamptz[], ARRAY[NULL]::bigint[]);
-        PERFORM pg_notify('rouse_worker_' || live.worker, p_id::text);
+        PERFORM rouse._hint('rouse_worker_' || live.worker, p_id::text);
     ELSE
         WITH gone AS (DELETE FROM rouse.job AS j WHERE j.id = p_id RETURNING j.*)
         INSERT INTO rouse.finished (id, lane, retried_from, requested_at, available_at, finished_at,
@@ -327,7 +327,7 @@ BEGIN
     INSERT INTO rouse.record (at, queue, event, who, detail)
     VALUES (at, resume_queue.queue, 'resumed', session_user, jsonb_build_object('paused_at', since));
     -- Without a lane: whoever hears it looks everywhere.
-    PERFORM pg_notify('rouse_wake', resume_queue.queue);
+    PERFORM rouse._hint('rouse_wake', resume_queue.queue);
     RETURN true;
 END
 $$;

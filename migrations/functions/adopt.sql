@@ -46,7 +46,7 @@ BEGIN
         FOR NO KEY UPDATE OF j SKIP LOCKED
     LOOP
         -- A hint for the old owner, if it still lives.
-        PERFORM pg_notify('rouse_worker_' || orphan.worker, orphan.id::text);
+        PERFORM rouse._hint('rouse_worker_' || orphan.worker, orphan.id::text);
         why := jsonb_build_object('kind', 'lost', 'message', format(
             'worker %s (incarnation %s) did not renew its lease', coalesce(orphan.worker_id, 'unknown'), orphan.worker));
         IF orphan.lost + 1 >= p_lost_max THEN

@@ -34,7 +34,7 @@ BEGIN
                   AS s(id, fence, state, started_us, result, error, cpu_us, memory_peak, host_calls, bytes_in, bytes_out, digest)
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state <> 'queued' AND (p_worker IS NULL OR j.worker = p_worker)
         RETURNING j.id, j.lane, j.worker, j.retried_from, j.requested_at, j.available_at, j.claimed_at,
-                  CASE WHEN s.started_us IS NOT NULL THEN least(at, j.claimed_at + greatest(s.started_us, 0) * interval '1 microsecond') END AS started_at,
+                  CASE WHEN s.started_us IS NOT NULL THEN least(at, j.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
                   j.attempt, j.lost, j.max_attempts, s.state, j.tenant, j.source, j.unique_key, j.payload, s.result, s.error,
                   abs(s.cpu_us) AS cpu_us, abs(s.memory_peak) AS memory_peak, abs(s.host_calls) AS host_calls,
                   abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, j.grants)
@@ -67,7 +67,7 @@ BEGIN
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NOT NULL
           AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])
         RETURNING j.id, j.attempt, j.lane, j.tenant, was.worker, was.claimed_at,
-                  CASE WHEN s.started_us IS NOT NULL THEN least(at, was.claimed_at + greatest(s.started_us, 0) * interval '1 microsecond') END AS started_at,
+                  CASE WHEN s.started_us IS NOT NULL THEN least(at, was.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
                   s.error, abs(s.cpu_us) AS cpu_us, abs(s.memory_peak) AS memory_peak, abs(s.host_calls) AS host_calls,
                   abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest)
     INSERT INTO rouse.attempt AS a (job, attempt, lost, worker, claimed_at, started_at, ended_at, error, lane, tenant,

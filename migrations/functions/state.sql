@@ -52,7 +52,7 @@ $$;
 -- One at a time for each namespace: whoever makes it larger. Ends with the transaction.
 CREATE OR REPLACE FUNCTION rouse._grow_state(p_handler text, p_tenant text) RETURNS void
 LANGUAGE sql AS $$
-    SELECT pg_advisory_xact_lock(hashtextextended('rouse.state ' || p_handler || '/' || p_tenant, 0))
+    SELECT rouse._lock('state', p_handler || '/' || p_tenant)
 $$;
 
 -- Keeps a value under a key, and says what has come of it:

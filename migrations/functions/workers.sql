@@ -91,9 +91,9 @@ BEGIN
     FROM (SELECT DISTINCT freed.lane FROM freed) AS f
     CROSS JOIN LATERAL (SELECT l.queue FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
     -- Without a lane: whoever hears it looks for orphans too.
-    PERFORM pg_notify('rouse_wake', q) FROM unnest(queues) AS q;
+    PERFORM rouse._hint('rouse_wake', q) FROM unnest(queues) AS q;
     -- It may live after all, somewhere behind a broken network.
-    PERFORM pg_notify('rouse_worker_' || p_worker, '');
+    PERFORM rouse._hint('rouse_worker_' || p_worker, '');
 END
 $$;
 
@@ -128,7 +128,7 @@ BEGIN
     PERFORM rouse._check_capabilities(p_capabilities);
     is_limited := rouse._admit(p_worker_id, p_queues, p_tags);
     -- One at a time for each id.
-    PERFORM pg_advisory_xact_lock(hashtextextended('rouse.register ' || p_worker_id, 0));
+    PERFORM rouse._lock('register', p_worker_id);
     SELECT w.incarnation, w.key_hash, w.hostname, w.seen_at, w.login INTO holder
     FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL;
     IF FOUND THEN
@@ -203,7 +203,7 @@ DECLARE
     kept_from timestamptz;
 BEGIN
     -- The lock of rouse.register: nobody begins a life of this id meanwhile.
-    PERFORM pg_advisory_xact_lock(hashtextextended('rouse.register ' || forget_worker.worker_id, 0));
+    PERFORM rouse._lock('register', forget_worker.worker_id);
     FOR life IN
         SELECT w.incarnation, w.hostname, w.seen_at FROM rouse.worker AS w
         WHERE w.worker_id = forget_worker.worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL
@@ -275,7 +275,7 @@ BEGIN
                   HINT = 'Ask again when it has answered, or 10 minutes after they were asked.';
     END IF;
     INSERT INTO rouse.challenge AS c (worker, handler) VALUES (life, challenge.handler) RETURNING c.nonce INTO asked;
-    PERFORM pg_notify('rouse_worker_' || life, 'challenge');
+    PERFORM rouse._hint('rouse_worker_' || life, 'challenge');
     RETURN asked;
 END
 $$;

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use rouse::job::Fence;
 use rouse::store::{ClaimedJob, Fate, JsonText, Registration, Store, WorkerKey};
-use rouse::store::{Locked, connect::Connector};
+use rouse::store::{Heard, Listener, Locked, connect::Connector};
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, settlement};
-use crate::support::database::{connect, registration};
+use crate::support::database::{self, connect, registration};
 use crate::support::worker::{enqueue, show};
 
 /// A login with the role of workers. Roles belong to the whole server: each test names its own.
@@ -640,4 +640,76 @@ async fn a_workers_login_reads_no_job_by_its_id() {
         let said = refusal(&hostile, &format!("SELECT * FROM rouse.{call}({id})")).await;
         assert!(said.starts_with("42501"), "{said}");
     }
+}
+
+/// The keys of the advisory locks that functions of Rouse once took: any login of the database can hold them.
+#[tokio::test]
+async fn a_login_without_roles_that_holds_advisory_locks_stops_nothing() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute("CREATE ROLE logins_nobody LOGIN")
+        .await
+        .unwrap();
+    let nobody = connect(&db.url().replace("rouse@", "logins_nobody@")).await;
+    put(&client, "'x'").await;
+    nobody
+        .batch_execute(
+            "SELECT pg_advisory_lock(hashtextextended(key, 0))
+             FROM unnest(ARRAY['rouse.register w', 'rouse.state x/', 'rouse.partitions', 'rouse.migrate']) AS key",
+        )
+        .await
+        .unwrap();
+    for table in ["lock", "wake_salt", "worker", "worker_login"] {
+        let sql = format!("DO $$ BEGIN LOCK TABLE rouse.{table} IN ACCESS SHARE MODE; END $$");
+        let said = refusal(&nobody, &sql).await;
+        assert!(said.starts_with("42501"), "{said}");
+    }
+    client
+        .batch_execute("SET lock_timeout = '10s'; SELECT rouse.put_state('x', NULL, 'k', 'v')")
+        .await
+        .unwrap();
+    let store = db.store();
+    store
+        .register(&registration("w", WorkerKey::random()))
+        .await
+        .unwrap();
+    store.unregister().await.unwrap();
+    client
+        .batch_execute("SELECT rouse.forget_worker('w')")
+        .await
+        .unwrap();
+    database::migrate(&db.url()).await.unwrap();
+}
+
+#[tokio::test]
+async fn where_the_queue_of_notifications_fills_nothing_is_notified_and_everything_goes_on() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = db.worker().await;
+    let sleeper = worker.incarnation().unwrap();
+    let mut listener = Listener::start(&db.connector(), sleeper).await.unwrap();
+    client
+        .batch_execute("CREATE OR REPLACE FUNCTION rouse._may_notify() RETURNS boolean LANGUAGE sql AS 'SELECT false'")
+        .await
+        .unwrap();
+    worker
+        .sleep(&["*".to_string()], Duration::from_secs(60))
+        .await
+        .unwrap();
+    let id = put(&client, "'x'").await;
+    assert_eq!(claimed(&worker).await, [id]);
+    client
+        .batch_execute(&format!(
+            "SELECT rouse.cancel({id}); SELECT rouse.challenge('w-1', 'x'); SELECT rouse.pause_queue('q'); SELECT rouse.resume_queue('q');
+             SELECT pg_notify('rouse_wake', 'the-end')"
+        ))
+        .await
+        .unwrap();
+    let Some(Heard::Wakeup(first)) = listener.next().await else {
+        panic!("the notification of the test itself is the first");
+    };
+    assert_eq!(first.queue, "the-end");
+    let usage = worker.vitals().await.unwrap().notification_queue_usage;
+    assert!((0.0..0.5).contains(&usage), "{usage}");
 }
