@@ -71,13 +71,39 @@ CREATE TABLE rouse.worker (
     refused       bigint NOT NULL DEFAULT 0,
     -- Null: it is listed. A forgotten life is not, and has lost all that it said of itself but its id, which the history of
     -- its jobs shows.
-    forgotten_at  timestamptz
+    forgotten_at  timestamptz,
+    -- The login that registered it, and the only one that may write as this worker.
+    login         name NOT NULL DEFAULT session_user,
+    -- True: rouse.worker_login limits what it may claim.
+    limited       boolean NOT NULL DEFAULT false
 );
 -- An id is unique among the living.
 CREATE UNIQUE INDEX worker_living ON rouse.worker (worker_id) WHERE stopped_at IS NULL AND dead_at IS NULL;
 
 -- Serves registration: whether two hosts share an id.
 CREATE INDEX worker_replaced ON rouse.worker (worker_id) WHERE replaced_at IS NOT NULL AND outlived_at IS NOT NULL;
+
+-- Limits of the logins of workers. A login without a row may register any worker id and serve all queues. Only the owner writes here;
+-- a change applies to the workers that are registered at once (functions/logins.sql).
+--
+-- The lists hold names, and prefixes that end in *: 'mail-*' permits mail-1 and mail-2, '*' permits everything.
+CREATE TABLE rouse.worker_login (
+    -- Not its name: a role that is renamed keeps its limits.
+    login       regrole PRIMARY KEY,
+    worker_ids  text[] NOT NULL,
+    queues      text[] NOT NULL,
+    -- Tags that its workers may register. Jobs that require others are not for them.
+    tags        text[] NOT NULL DEFAULT '{}',
+    -- Handlers whose jobs its workers may claim, and whose state they may use.
+    handlers    text[] NOT NULL DEFAULT '{*}',
+    -- True: its workers drop expired history and log the admin actions on all queues.
+    maintenance boolean NOT NULL DEFAULT false,
+    CONSTRAINT worker_ids_are_patterns CHECK (array_to_string(worker_ids, ',', '!') ~ '^([A-Za-z0-9_-]{1,64}[*]?|[*])(,([A-Za-z0-9_-]{1,64}[*]?|[*]))*$'),
+    CONSTRAINT queues_are_patterns CHECK (array_to_string(queues, ',', '!') ~ '^([A-Za-z0-9][A-Za-z0-9_.:-]{0,127}[*]?|[*])(,([A-Za-z0-9][A-Za-z0-9_.:-]{0,127}[*]?|[*]))*$'),
+    CONSTRAINT tags_are_patterns CHECK (array_to_string(tags, ',', '!') ~ '^(([A-Za-z0-9][A-Za-z0-9_.:-]{0,127}[*]?|[*])(,([A-Za-z0-9][A-Za-z0-9_.:-]{0,127}[*]?|[*]))*)?$'),
+    CONSTRAINT handlers_are_patterns CHECK (array_to_string(handlers, ',', '!') ~ '^([a-z0-9][a-z0-9_.-]{0,127}[*]?|[*])(,([a-z0-9][a-z0-9_.-]{0,127}[*]?|[*]))*$'),
+    CONSTRAINT lists_are_short CHECK (greatest(cardinality(worker_ids), cardinality(queues), cardinality(tags), cardinality(handlers)) <= 1000)
+);
 
 -- What a worker was asked to prove, and what it has answered. Kept for a day.
 CREATE TABLE rouse.challenge (
@@ -320,6 +346,23 @@ CREATE TABLE rouse.handler_state (
     PRIMARY KEY (handler, tenant, key) INCLUDE (bytes)
     -- Room for a new version of a row beside the old one: where its size stays, the index does, too.
 ) WITH (fillfactor = 70);
+
+-- Locks by which functions wait for each other: rows that only the owner can lock. Any login of the database can hold an advisory
+-- lock. A name falls on one of 1,024 slots: names that share one wait for each other, which is rare and short.
+CREATE TABLE rouse.lock (
+    purpose text NOT NULL,
+    slot    integer NOT NULL,
+    PRIMARY KEY (purpose, slot)
+);
+INSERT INTO rouse.lock (purpose, slot)
+SELECT purpose, slot FROM unnest(ARRAY['register', 'state']) AS purpose, generate_series(0, 1023) AS slot;
+
+-- One row: 244 random bits, which are part of the keys of the advisory locks of rouse._notify. Nobody can hold a key that he cannot
+-- compute.
+CREATE TABLE rouse.wake_salt (
+    salt bytea NOT NULL
+);
+INSERT INTO rouse.wake_salt (salt) VALUES (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()));
 
 -- Workers that have nothing to do and want a NOTIFY. Hints: lost in a server crash, and then the
 -- workers' polls write them again.

@@ -1,16 +1,18 @@
--- The four roles of Rouse. `rouse migrate` runs this by itself where its user may create roles;
+-- The six roles of Rouse. `rouse migrate` runs this by itself where its user may create roles;
 -- elsewhere an administrator runs what `rouse migrate --roles-sql` prints, once per server.
 -- Safe to run again, and by several at once.
 --
 --   rouse_owner     owns schema rouse; nobody logs in as it
---   rouse_producer  enqueues, cancels and reads single jobs
+--   rouse_enqueuer  enqueues, and reads the state of single jobs
+--   rouse_producer  the same; cancels and reads single jobs
+--   rouse_operator  the same; reads everything, and takes all admin actions
 --   rouse_worker    claims and settles
 --   rouse_observer  reads everything, changes nothing
 DO $$
 DECLARE
     wanted text;
 BEGIN
-    FOREACH wanted IN ARRAY ARRAY['rouse_owner', 'rouse_producer', 'rouse_worker', 'rouse_observer'] LOOP
+    FOREACH wanted IN ARRAY ARRAY['rouse_owner', 'rouse_enqueuer', 'rouse_producer', 'rouse_operator', 'rouse_worker', 'rouse_observer'] LOOP
         IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = wanted) THEN
             BEGIN
                 EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', wanted);

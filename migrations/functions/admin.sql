@@ -1,4 +1,4 @@
--- Admin actions: what a producer or an operator may do to a job or a queue. Every function leaves a record with the login that called
+-- Admin actions: what an operator may do to a job or a queue, and what a producer may: cancel. Every function leaves a record with the login that called
 -- it, does the same when it is called again, and refuses what makes no sense with an error that says what the job is. Hosts log these
 -- actions.
 --
@@ -32,7 +32,7 @@ BEGIN
     IF live.state = 'running' THEN
         PERFORM rouse._settle(NULL, ARRAY[p_id], ARRAY[live.fence], ARRAY[p_state], ARRAY[NULL]::bigint[],
             ARRAY[p_result], ARRAY[p_error], ARRAY[NULL]::bigint[], ARRAY[NULL]::timestamptz[], ARRAY[NULL]::bigint[]);
-        PERFORM pg_notify('rouse_worker_' || live.worker, p_id::text);
+        PERFORM rouse._hint('rouse_worker_' || live.worker, p_id::text);
     ELSE
         WITH gone AS (DELETE FROM rouse.job AS j WHERE j.id = p_id RETURNING j.*)
         INSERT INTO rouse.finished (id, lane, retried_from, requested_at, available_at, finished_at,
@@ -327,7 +327,7 @@ BEGIN
     INSERT INTO rouse.record (at, queue, event, who, detail)
     VALUES (at, resume_queue.queue, 'resumed', session_user, jsonb_build_object('paused_at', since));
     -- Without a lane: whoever hears it looks everywhere.
-    PERFORM pg_notify('rouse_wake', resume_queue.queue);
+    PERFORM rouse._hint('rouse_wake', resume_queue.queue);
     RETURN true;
 END
 $$;
@@ -397,7 +397,8 @@ $$;
 
 -- Up to so many things that were done from outside and that nobody has told: whoever gets them tells them, and nobody else
 -- will. What is a day old is forgotten, 1,000 of it at a time. In the order in which they were done; handler and queue are null where
--- the job is not kept any more. Served by the primary keys and finished_id.
+-- the job is not kept any more. Workers of a limited login get none, unless it has the maintenance. This feed is a copy for logs: what
+-- a worker takes and does not log is still in rouse.record. Served by the primary keys and finished_id.
 CREATE OR REPLACE FUNCTION rouse.tell(p_worker bigint, p_key bytea, p_most integer)
 RETURNS TABLE (at timestamptz, event text, job bigint, handler text, queue text, attempt integer, who text, detail jsonb)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -405,7 +406,10 @@ SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) AND NOT rouse._maintains() THEN
+        RETURN;
+    END IF;
+    p_most := least(greatest(coalesce(p_most, 0), 0), 1000);
     DELETE FROM rouse.untold AS u
     WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.untold AS next ORDER BY next.id LIMIT 1000 FOR UPDATE SKIP LOCKED))
       AND u.at < clock_timestamp() - interval '1 day';

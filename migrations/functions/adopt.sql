@@ -19,7 +19,8 @@ $$;
 -- once at most is claimed at once; after a later crash it waits (10 s, doubled each time); a job with p_lost_max crashes fails, because
 -- it probably kills its workers. Other losses do not count (rouse._crashes).
 -- `within_ms`: only leases that ended within the last so many milliseconds are looked for; null: all. Served by job_lease. Rows that
--- somebody else holds locked are skipped, and so are those of paused queues, and, where p_sources is given, jobs of other sources.
+-- somebody else holds locked are skipped, and so are those of paused queues, of lanes that the worker may not claim from, and, where
+-- p_sources is given, jobs of other sources.
 --
 -- Returns the ids of those that were claimed (`became` is null), which rouse.claimed reads, and those that were not: `queued` or `failed`,
 -- with the attempt that was lost, and `lost_after_ms`, its time from the claim to now.
@@ -38,7 +39,11 @@ DECLARE
     crashes bigint;
     why     jsonb;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) THEN
+        p_lanes := rouse._permitted(p_worker, p_lanes);
+    END IF;
+    p_wanted := least(greatest(coalesce(p_wanted, 0), 0), 20000);
+    p_lost_max := least(greatest(coalesce(p_lost_max, 1), 1), 1000);
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     IF FOUND THEN
         p_lanes := rouse._not_paused(p_lanes);
@@ -58,7 +63,7 @@ BEGIN
         FOR NO KEY UPDATE OF j SKIP LOCKED
     LOOP
         -- A hint for the old owner, if it still lives.
-        PERFORM pg_notify('rouse_worker_' || orphan.worker, orphan.id::text);
+        PERFORM rouse._hint('rouse_worker_' || orphan.worker, orphan.id::text);
         -- Of the first loss it does not matter whose fault it was.
         crashes := CASE WHEN orphan.lost = 0 AND p_lost_max > 1 THEN 1 ELSE rouse._crashes(orphan.id, orphan.worker, orphan.lease_until) END;
         why := jsonb_build_object('kind', 'lost', 'message', format(
@@ -82,7 +87,7 @@ BEGIN
                 became := NULL;
                 UPDATE rouse.job AS j
                 SET attempt = j.attempt + 1, lost = j.lost + 1, fence = p_fence, worker = p_worker, claimed_at = at,
-                    lease_until = at + orphan.lease_ms * interval '1 millisecond', turn = nextval('rouse.turn_seq')
+                    lease_until = at + least(greatest(orphan.lease_ms, 1), 86400000) * interval '1 millisecond', turn = nextval('rouse.turn_seq')
                 WHERE j.id = orphan.id;
             ELSE
                 became := 'queued';

@@ -14,6 +14,7 @@
 
 -- Claims up to `wanted` jobs from these lanes, in the order given, each lane from its cursor on; no
 -- more after the one with which their payloads reach 8 MiB (PREFETCH_BYTES_MAX of the host).
+-- A lease is at most a day, and a worker of a limited login claims only what that permits (logins.sql).
 -- Safe under concurrency: rows that another claim has locked are skipped, and a row that was
 -- claimed meanwhile is checked again under its lock. Served by job_ready, then by the primary key.
 -- Nothing is claimed from queues that are paused; that is looked up in an index that is empty where none is.
@@ -36,7 +37,10 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 DECLARE
     at timestamptz := clock_timestamp();
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) THEN
+        p_lanes := rouse._permitted(p_worker, p_lanes);
+    END IF;
+    p_wanted := least(greatest(coalesce(p_wanted, 0), 0), 20000);
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     IF FOUND THEN
@@ -59,7 +63,7 @@ BEGIN
     claimed AS (
         UPDATE rouse.job AS j
         SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
-            claimed_at = at, lease_until = at + picked.lease_ms * interval '1 millisecond'
+            claimed_at = at, lease_until = at + least(greatest(picked.lease_ms, 1), 86400000) * interval '1 millisecond'
         FROM picked WHERE j.id = ANY (ARRAY[picked.id])
         RETURNING j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.claimed_at, j.payload,
                   j.memory_bytes, j.grants),
@@ -94,7 +98,10 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 DECLARE
     at timestamptz := clock_timestamp();
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) THEN
+        p_lanes := rouse._permitted(p_worker, p_lanes);
+    END IF;
+    p_wanted := least(greatest(coalesce(p_wanted, 0), 0), 20000);
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     IF FOUND THEN
@@ -120,7 +127,7 @@ BEGIN
         WHERE found.bytes_so_far - found.bytes < 8388608)
     UPDATE rouse.job AS j
     SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
-        claimed_at = at, lease_until = at + p_lease_ms * interval '1 millisecond'
+        claimed_at = at, lease_until = at + least(greatest(p_lease_ms, 1), 86400000) * interval '1 millisecond'
     FROM picked WHERE j.id = ANY (ARRAY[picked.id])
     RETURNING j.id;
 END

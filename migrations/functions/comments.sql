@@ -5,6 +5,8 @@ COMMENT ON FUNCTION rouse.enqueue IS
     'Enqueues a job in the transaction of the caller and returns its id.';
 COMMENT ON FUNCTION rouse.enqueue_many IS
     'Enqueues one job for each payload and returns their ids in the same order.';
+COMMENT ON FUNCTION rouse.receipt IS
+    'Returns the state of one job and when it was enqueued and ended; no row if it does not exist (any more).';
 COMMENT ON FUNCTION rouse.job IS
     'Returns one job, live or finished; no row if it does not exist (any more).';
 COMMENT ON FUNCTION rouse.result IS

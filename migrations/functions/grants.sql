@@ -1,26 +1,36 @@
 -- Who may do what, all of it, from nothing: applying this file restores what somebody has revoked or dropped. Rights that were granted
 -- to other roles than these stay as they are.
 --
---   rouse_producer  enqueues, reads single jobs, admin actions
+--   rouse_enqueuer  enqueues, and reads the state of single jobs
+--   rouse_producer  the same; cancels and reads single jobs
+--   rouse_operator  the same; reads what observers read, and takes all admin actions
 --   rouse_worker    what hosts do
 --   rouse_observer  reads everything but keys and fences, changes nothing
+--
+-- Each right is granted to every role that has it: a role that were a member of another would have that one's rights in every database
+-- of the server, and only an administrator could repair it.
 
-REVOKE ALL ON SCHEMA rouse FROM PUBLIC, rouse_producer, rouse_worker, rouse_observer;
-REVOKE ALL ON ALL TABLES IN SCHEMA rouse FROM PUBLIC, rouse_producer, rouse_worker, rouse_observer;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA rouse FROM PUBLIC, rouse_producer, rouse_worker, rouse_observer;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA rouse FROM PUBLIC, rouse_producer, rouse_worker, rouse_observer;
+REVOKE ALL ON SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
+REVOKE ALL ON ALL TABLES IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
 
-GRANT USAGE ON SCHEMA rouse TO rouse_producer, rouse_worker, rouse_observer;
+GRANT USAGE ON SCHEMA rouse TO rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
 -- Whether a database is migrated.
 GRANT SELECT ON rouse.migration, rouse.definitions TO PUBLIC;
 
+-- Those who enqueue.
+GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_many, rouse.receipt TO rouse_enqueuer, rouse_producer, rouse_operator;
+
 -- Producers.
+GRANT EXECUTE ON FUNCTION rouse.cancel, rouse.job, rouse.result, rouse.history, rouse.job_log TO rouse_producer, rouse_operator;
+
+-- Operators.
 GRANT EXECUTE ON FUNCTION
-    rouse.enqueue, rouse.enqueue_many, rouse.job, rouse.result, rouse.history, rouse.job_log,
-    rouse.cancel, rouse.complete, rouse.fail, rouse.delete, rouse.retry, rouse.reschedule,
+    rouse.complete, rouse.fail, rouse.delete, rouse.retry, rouse.reschedule,
     rouse.pause_queue, rouse.resume_queue, rouse.purge_queue,
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.put_state, rouse.remove_state
-    TO rouse_producer;
+    TO rouse_operator;
 
 -- Workers. Each function but the reads checks the worker's key.
 GRANT EXECUTE ON FUNCTION
@@ -30,28 +40,27 @@ GRANT EXECUTE ON FUNCTION
     rouse.recorded_step_names, rouse.recorded_step, rouse.record_step, rouse.report, rouse.report_usage, rouse.append_log,
     rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
     rouse.challenges, rouse.answer_challenge, rouse.tell,
-    rouse.prepare_partitions, rouse.drop_partitions(bigint, bytea, interval),
-    rouse.job, rouse.result, rouse.history, rouse.job_log
+    rouse.prepare_partitions, rouse.drop_partitions(bigint, bytea, interval)
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
 
--- Observers.
+-- Observers, and operators.
 GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.history, rouse.job_log, rouse.depth, rouse.remaining, rouse.remaining_bound
-    TO rouse_observer;
+    TO rouse_observer, rouse_operator;
 -- The views read with the rights of whoever made them; this one is called with those of the reader.
-GRANT EXECUTE ON FUNCTION rouse._usage TO rouse_observer;
+GRANT EXECUTE ON FUNCTION rouse._usage TO rouse_observer, rouse_operator;
 GRANT SELECT ON
     rouse.queue, rouse.lane, rouse.job, rouse.finished, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
-    rouse.handler_state, rouse.challenge, rouse.untold,
+    rouse.handler_state, rouse.challenge, rouse.untold, rouse.worker_login,
     rouse.jobs, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
-    TO rouse_observer;
+    TO rouse_observer, rouse_operator;
 -- Not the fences.
-GRANT SELECT (job, percent, step, at) ON rouse.progress TO rouse_observer;
-GRANT SELECT (job, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out, at) ON rouse.running TO rouse_observer;
+GRANT SELECT (job, percent, step, at) ON rouse.progress TO rouse_observer, rouse_operator;
+GRANT SELECT (job, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out, at) ON rouse.running TO rouse_observer, rouse_operator;
 -- Not the hash of the key.
 GRANT SELECT (worker_id, incarnation, hostname, platform, version, handlers, capabilities, slots, queues, tags,
-              registered_at, seen_at, draining_at, dead_at, replaced_at, outlived_at, stopped_at, stats, stats_at, refused)
-    ON rouse.worker TO rouse_worker, rouse_observer;
+              registered_at, seen_at, draining_at, dead_at, replaced_at, outlived_at, stopped_at, stats, stats_at, refused, login, limited)
+    ON rouse.worker TO rouse_worker, rouse_observer, rouse_operator;
 -- Partitions, which rouse.prepare_partitions grants as it makes them.
 DO $$
 DECLARE
@@ -60,7 +69,7 @@ BEGIN
     FOR partition IN
         SELECT c.oid FROM pg_class AS c WHERE c.relnamespace = 'rouse'::regnamespace AND c.relispartition AND c.relkind = 'r'
     LOOP
-        EXECUTE format('GRANT SELECT ON %s TO rouse_observer', partition);
+        EXECUTE format('GRANT SELECT ON %s TO rouse_observer, rouse_operator', partition);
     END LOOP;
 END
 $$;

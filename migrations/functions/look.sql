@@ -88,6 +88,7 @@ DECLARE
     since timestamptz := coalesce(at - p_within_ms * interval '1 millisecond', '-infinity');
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
+    p_most := least(greatest(coalesce(p_most, 0), 0), 20000);
     PERFORM set_config('synchronous_commit', 'off', true);
     WITH due AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j

@@ -31,7 +31,7 @@ BEGIN
             name := parent || '_' || to_char(day, 'YYYYMMDD');
             IF to_regclass('rouse.' || name) IS NULL THEN
                 EXECUTE format('CREATE TABLE rouse.%I (LIKE rouse.%I INCLUDING CONSTRAINTS)', name, parent);
-                EXECUTE format('GRANT SELECT ON rouse.%I TO rouse_observer', name);
+                EXECUTE format('GRANT SELECT ON rouse.%I TO rouse_observer, rouse_operator', name);
                 EXECUTE format('ALTER TABLE rouse.%I ATTACH PARTITION rouse.%I FOR VALUES FROM (%L) TO (%L)',
                     parent, name, day::timestamp AT TIME ZONE 'UTC', (day + 1)::timestamp AT TIME ZONE 'UTC');
                 made := made + 1;
@@ -142,11 +142,15 @@ BEGIN
 END
 $$;
 
--- rouse.drop_partitions for workers. What is left of what attempts have said whose worker has gone goes with it.
+-- rouse.drop_partitions for workers, but for those of a limited login that has not the maintenance. What is left of what attempts have said whose worker has gone goes with it.
 CREATE OR REPLACE FUNCTION rouse.drop_partitions(p_worker bigint, p_key bytea, p_keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) AND NOT rouse._maintains() THEN
+        dropped := 0;
+        in_use := 0;
+        RETURN;
+    END IF;
     DELETE FROM rouse.progress AS p
     WHERE p.at < clock_timestamp() - interval '1 hour'
       AND NOT EXISTS (SELECT FROM rouse.job AS j WHERE j.id = p.job AND j.fence = p.fence);

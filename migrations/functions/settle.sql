@@ -34,9 +34,10 @@ BEGIN
                   AS s(id, fence, state, started_us, result, error, cpu_us, memory_peak, host_calls, bytes_in, bytes_out, digest)
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state <> 'queued' AND (p_worker IS NULL OR j.worker = p_worker)
         RETURNING j.id, j.lane, j.worker, j.retried_from, j.requested_at, j.available_at, j.claimed_at,
-                  j.claimed_at + s.started_us * interval '1 microsecond' AS started_at,
+                  CASE WHEN s.started_us IS NOT NULL THEN least(at, j.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
                   j.attempt, j.lost, j.max_attempts, s.state, j.tenant, j.source, j.unique_key, j.payload, s.result, s.error,
-                  s.cpu_us, s.memory_peak, s.host_calls, s.bytes_in, s.bytes_out, s.digest, j.grants)
+                  abs(s.cpu_us) AS cpu_us, abs(s.memory_peak) AS memory_peak, abs(s.host_calls) AS host_calls,
+                  abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, j.grants)
     INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, requested_at, available_at, claimed_at, started_at, finished_at,
                                 attempt, lost, max_attempts, state, tenant, source, unique_key, payload, result, error,
                                 cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants)
@@ -55,19 +56,23 @@ BEGIN
     WITH back AS (
         UPDATE rouse.job AS j
         SET state = 'queued', turn = NULL, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL,
-            available_at = coalesce(s.retry_at, at + s.delay_ms * interval '1 millisecond'),
-            memory_bytes = coalesce(s.memory, j.memory_bytes)
+            -- At most a year and a day from now.
+            available_at = least(coalesce(s.retry_at, at + least(greatest(s.delay_ms, 0), 31622400000) * interval '1 millisecond'),
+                                 at + interval '366 days'),
+            memory_bytes = nullif(least(coalesce(s.memory, j.memory_bytes, 0), 1099511627776), 0)
         FROM unnest(p_ids, p_fences, p_states, p_started_us, p_errors, p_delays_ms, p_retry_at, p_memory,
                     p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests)
                  AS s(id, fence, state, started_us, error, delay_ms, retry_at, memory, cpu_us, memory_peak, host_calls, bytes_in, bytes_out, digest),
              rouse.job AS was
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NOT NULL
           AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])
-        RETURNING j.id, j.attempt, j.lane, j.tenant, was.worker, was.claimed_at, s.started_us, s.error,
-                  s.cpu_us, s.memory_peak, s.host_calls, s.bytes_in, s.bytes_out, s.digest)
+        RETURNING j.id, j.attempt, j.lane, j.tenant, was.worker, was.claimed_at,
+                  CASE WHEN s.started_us IS NOT NULL THEN least(at, was.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
+                  s.error, abs(s.cpu_us) AS cpu_us, abs(s.memory_peak) AS memory_peak, abs(s.host_calls) AS host_calls,
+                  abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest)
     INSERT INTO rouse.attempt AS a (job, attempt, lost, worker, claimed_at, started_at, ended_at, error, lane, tenant,
                                     cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest)
-    SELECT b.id, b.attempt, false, b.worker, b.claimed_at, b.claimed_at + b.started_us * interval '1 microsecond', at, b.error, b.lane, b.tenant,
+    SELECT b.id, b.attempt, false, b.worker, b.claimed_at, b.started_at, at, b.error, b.lane, b.tenant,
            b.cpu_us, b.memory_peak, b.host_calls, b.bytes_in, b.bytes_out, b.digest
     FROM back AS b
     RETURNING a.job;
@@ -114,6 +119,10 @@ DECLARE
     done bigint[];
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
+    -- One by one only where all of them together are as large as one may be.
+    IF pg_column_size(p_results) > 67108864 OR pg_column_size(p_errors) > 67108864 THEN
+        PERFORM rouse._check_size('settle', octet_length(one::text), 67108864) FROM unnest(p_results || p_errors) AS one;
+    END IF;
     IF p_skip_locked THEN
         SELECT coalesce(array_agg(mine.id), '{}') INTO free
         FROM unnest(p_ids, p_fences) AS s(id, fence)
@@ -138,7 +147,7 @@ BEGIN
 END
 $$;
 
--- Extends leases. Answers for each job: null where it was extended, 'busy' where somebody is
+-- Extends leases, by at most a day. Answers for each job: null where it was extended, 'busy' where somebody is
 -- changing it at this moment (ask again), else the reason why it is this worker's no more
 -- (the words of the abort reasons). Locks nothing that it would have to wait for. Each renewal leaves a
 -- record (SPEC row H6).
@@ -161,7 +170,7 @@ BEGIN
             WHERE j.id = asked.id AND j.fence = asked.fence AND j.worker = p_worker
             FOR NO KEY UPDATE SKIP LOCKED) AS j),
     extended AS (
-        UPDATE rouse.job AS j SET lease_until = at + mine.lease_ms * interval '1 millisecond'
+        UPDATE rouse.job AS j SET lease_until = at + least(greatest(mine.lease_ms, 1), 86400000) * interval '1 millisecond'
         FROM mine WHERE j.id = ANY (ARRAY[mine.id]) RETURNING j.id, j.attempt),
     kept AS (
         INSERT INTO rouse.record (at, job, event, attempt, worker)

@@ -10,7 +10,9 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS 
 DECLARE
     whose text;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) THEN
+        PERFORM rouse._check_handler(p_handler);
+    END IF;
     SELECT coalesce(j.tenant, '') INTO whose FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker;
     IF NOT FOUND THEN
         refusal := coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');
@@ -32,7 +34,9 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmap
 DECLARE
     whose text;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) THEN
+        PERFORM rouse._check_handler(p_handler);
+    END IF;
     SELECT coalesce(j.tenant, '') INTO whose FROM rouse.job AS j WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker;
     IF NOT FOUND THEN
         refusal := coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');
@@ -41,14 +45,14 @@ BEGIN
     END IF;
     RETURN QUERY SELECT NULL::text, s.key FROM rouse.handler_state AS s
     WHERE s.handler = p_handler AND s.tenant = whose AND s.key >= p_prefix AND s.key > coalesce(p_after, '') AND starts_with(s.key, p_prefix)
-    ORDER BY s.key LIMIT p_most;
+    ORDER BY s.key LIMIT least(greatest(coalesce(p_most, 0), 0), 10000);
 END
 $$;
 
 -- One at a time for each namespace: whoever makes it larger. Ends with the transaction.
 CREATE OR REPLACE FUNCTION rouse._grow_state(p_handler text, p_tenant text) RETURNS void
 LANGUAGE sql AS $$
-    SELECT pg_advisory_xact_lock(hashtextextended('rouse.state ' || p_handler || '/' || p_tenant, 0))
+    SELECT rouse._lock('state', p_handler || '/' || p_tenant)
 $$;
 
 -- Keeps a value under a key, and says what has come of it:
@@ -77,13 +81,17 @@ DECLARE
     there  record;
     others record;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) THEN
+        PERFORM rouse._check_handler(p_handler);
+    END IF;
     SELECT coalesce(j.tenant, '') INTO whose FROM rouse.job AS j
     WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         refusal := coalesce(rouse._refusal(p_worker, p_id, p_fence), 'error');
         RETURN;
     END IF;
+    p_keys_max := least(greatest(coalesce(p_keys_max, 0), 0), 10000);
+    p_bytes_max := least(greatest(coalesce(p_bytes_max, 0), 0), 1073741824);
     grows := NOT EXISTS (SELECT FROM rouse.handler_state AS s
                          WHERE s.handler = p_handler AND s.tenant = whose AND s.key = p_name AND s.bytes >= size);
     IF grows THEN
@@ -132,7 +140,9 @@ SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET enable_seqs
 DECLARE
     whose text;
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) THEN
+        PERFORM rouse._check_handler(p_handler);
+    END IF;
     SELECT coalesce(j.tenant, '') INTO whose FROM rouse.job AS j
     WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE;
     IF NOT FOUND THEN

@@ -70,6 +70,7 @@ DECLARE
     mine integer;
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._check_size('record_step', octet_length(p_result::text), 8388608);
     SELECT j.attempt INTO mine FROM rouse.job AS j
     WHERE j.id = p_id AND j.fence = p_fence AND j.worker = p_worker FOR NO KEY UPDATE;
     IF NOT FOUND THEN
@@ -140,7 +141,7 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     DELETE FROM rouse.running AS r WHERE r.worker = p_worker AND NOT r.job = ANY (p_ids);
     INSERT INTO rouse.running AS r (job, fence, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out, at)
-    SELECT s.id, s.fence, p_worker, s.cpu_us, s.memory_bytes, s.host_calls, s.bytes_in, s.bytes_out, at
+    SELECT s.id, s.fence, p_worker, abs(s.cpu_us), abs(s.memory_bytes), abs(s.host_calls), abs(s.bytes_in), abs(s.bytes_out), at
     FROM unnest(p_ids, p_fences, p_cpu_us, p_memory_bytes, p_host_calls, p_bytes_in, p_bytes_out)
              AS s(id, fence, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out)
     CROSS JOIN LATERAL (
@@ -153,7 +154,8 @@ BEGIN
 END
 $$;
 
--- Keeps what attempts have printed and logged, one line per position of the lists; `p_ages_ms`: how long ago. Returns how many
+-- Keeps what attempts have printed and logged, one line per position of the lists; `p_ages_ms`: how long ago, at most a day. Of a line
+-- the first 16,384 characters are kept. Returns how many
 -- were kept: a worker says something only of jobs that it has, or of which it has ended an attempt.
 CREATE OR REPLACE FUNCTION rouse.append_log(
     p_worker bigint, p_key bytea, p_ids bigint[], p_attempts integer[], p_lines integer[], p_ages_ms bigint[], p_levels text[], p_texts text[])
@@ -174,7 +176,8 @@ BEGIN
        OR EXISTS (SELECT FROM rouse.attempt AS a WHERE a.job = said.id AND a.worker = p_worker)
        OR EXISTS (SELECT FROM rouse.finished AS f WHERE f.id = said.id AND f.worker = p_worker);
     INSERT INTO rouse.log (job, attempt, line, worker, at, level, text)
-    SELECT s.id, s.attempt, s.line, p_worker, at - s.age_ms * interval '1 millisecond', s.level, s.text
+    SELECT s.id, greatest(s.attempt, 1), greatest(s.line, 1), p_worker,
+           at - least(greatest(s.age_ms, 0), 86400000) * interval '1 millisecond', s.level, left(s.text, 16384)
     FROM unnest(p_ids, p_attempts, p_lines, p_ages_ms, p_levels, p_texts) AS s(id, attempt, line, age_ms, level, text)
     WHERE s.id = ANY (mine);
     GET DIAGNOSTICS kept = ROW_COUNT;

@@ -107,7 +107,8 @@ SELECT w.worker_id, w.incarnation,
             ELSE 'active' END AS state,
        w.hostname, w.platform, w.version, w.slots, w.queues, w.tags, w.handlers, w.capabilities,
        w.registered_at, w.seen_at, w.draining_at, coalesce(w.stopped_at, w.dead_at) AS ended_at,
-       CASE WHEN w.stats_at > now() - interval '120 seconds' THEN w.stats END AS stats, w.refused
+       CASE WHEN w.stats_at > now() - interval '120 seconds' THEN w.stats END AS stats, w.refused,
+       w.login, w.limited
 FROM rouse.worker AS w
 WHERE w.forgotten_at IS NULL;
 
@@ -150,6 +151,14 @@ WHERE j.state = 'running';
 CREATE OR REPLACE FUNCTION rouse.job(id bigint) RETURNS SETOF rouse.jobs
 LANGUAGE sql STABLE SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
     SELECT * FROM rouse.jobs AS j WHERE j.id = job.id
+$$;
+
+-- What has become of a job, and nothing else of it: for logins that may only enqueue. No row where there is none (any more).
+CREATE OR REPLACE FUNCTION rouse.receipt(id bigint) RETURNS TABLE (state rouse.state, requested_at timestamptz, finished_at timestamptz)
+LANGUAGE sql STABLE SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
+    SELECT j.state, j.requested_at, NULL::timestamptz FROM rouse.job AS j WHERE j.id = receipt.id
+    UNION ALL
+    SELECT f.state, f.requested_at, f.finished_at FROM rouse.finished AS f WHERE f.id = receipt.id
 $$;
 
 -- The result of a job that has succeeded; null as long as it has not.

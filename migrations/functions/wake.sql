@@ -1,5 +1,30 @@
 -- Wakeups: workers that have nothing to do sleep, and enqueues notify them at commit.
 
+-- False where more than half of the server's queue of notifications is in use: a listener that does not read, in any database, keeps
+-- it from being emptied. Where it is full, every transaction fails that notifies.
+CREATE OR REPLACE FUNCTION rouse._may_notify() RETURNS boolean
+LANGUAGE sql AS $$
+    SELECT pg_notification_queue_usage() <= 0.5
+$$;
+
+-- Notifies, where there is room. Notifications are hints: without them, workers find everything by polling and with their heartbeats
+-- and renewals.
+CREATE OR REPLACE FUNCTION rouse._hint(p_channel text, p_note text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF rouse._may_notify() THEN
+        PERFORM pg_notify(p_channel, p_note);
+    END IF;
+END
+$$;
+
+-- The key of the lock under which one transaction at a time sends this notification, for a tenth of a second.
+CREATE OR REPLACE FUNCTION rouse._wake_key(p_note text, p_at timestamptz) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT ('x' || encode(substr(sha256(s.salt || convert_to(p_note || ' ' || floor(extract(epoch FROM p_at) * 10), 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
+    FROM rouse.wake_salt AS s
+$$;
+
 -- Notifies those who sleep on the lane's queue: '<queue> <lane>' for a job that is ready, '<queue>'
 -- for one that is scheduled. Nobody for a queue that is paused: who resumes it notifies.
 --
@@ -9,7 +34,8 @@
 -- are a few milliseconds apart. Not so for a job that was enqueued a while ago: cursors may
 -- have passed it, and only its own notification leads there.
 -- The lock's key has the time in it, so that a transaction that decides early (SET CONSTRAINTS ALL
--- IMMEDIATE) and stays open mutes the others for a tenth of a second, and not until its end.
+-- IMMEDIATE) and stays open mutes the others for a tenth of a second, and not until its end. It is an advisory lock because rows
+-- cannot be locked without a write; its key is computed with a secret, so that no other login can hold it beforehand.
 CREATE OR REPLACE FUNCTION rouse._notify(p_lane bigint, p_ready boolean, p_since timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -28,9 +54,8 @@ BEGIN
         END IF;
         note := CASE WHEN p_ready THEN queue_name || ' ' || p_lane ELSE queue_name END;
         IF at > p_since + interval '100 ms'
-           OR pg_try_advisory_xact_lock(hashtextextended(
-               'rouse.wake ' || note || ' ' || floor(extract(epoch FROM at) * 10), 0)) THEN
-            PERFORM pg_notify('rouse_wake', note);
+           OR pg_try_advisory_xact_lock(rouse._wake_key(note, at)) THEN
+            PERFORM rouse._hint('rouse_wake', note);
         END IF;
     END IF;
 END
@@ -64,14 +89,19 @@ BEGIN
 END
 $$;
 
--- From now on, for so long, the worker wants to be notified for these queues ('*': for any).
+-- From now on, for so long (at most an hour), the worker wants to be notified for these queues ('*': for any).
 CREATE OR REPLACE FUNCTION rouse.sleep(p_worker bigint, p_key bytea, p_queues text[], p_for_ms bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM rouse._known(p_worker, p_key);
+    IF rouse._known(p_worker, p_key) THEN
+        p_queues := rouse._permitted_queues(p_worker, p_queues);
+    END IF;
+    IF NOT rouse._are_words(array_remove(p_queues, '*')) THEN
+        RAISE EXCEPTION 'rouse.sleep: queues must be a list of at most 1000 queue names' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     PERFORM set_config('synchronous_commit', 'off', true);
     INSERT INTO rouse.sleeper AS s (worker, queue, until)
-    SELECT p_worker, q, clock_timestamp() + p_for_ms * interval '1 millisecond' FROM unnest(p_queues) AS q
+    SELECT DISTINCT p_worker, q, clock_timestamp() + least(greatest(p_for_ms, 0), 3600000) * interval '1 millisecond' FROM unnest(p_queues) AS q
     ON CONFLICT (queue, worker) DO UPDATE SET until = excluded.until;
 END
 $$;

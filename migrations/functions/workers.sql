@@ -8,25 +8,28 @@
 --   RW001  this life of the worker is over (dead, or unregistered): register again
 --   RW002  another host has taken the worker's id over with the same key: stop
 --   RW003  the worker's id is taken by somebody who lives
---   RW004  there is no such worker, or this is not its key
+--   RW004  there is no such worker, or this is not its key, or another login registered it
 --   RW005  two hosts share this worker id and its key: configure them apart
+--   RW006  the login may not do that (logins.sql)
 -- To operators:
 --   P0002  there is no such worker
 --   55000  the worker is not in a state for that
 
--- Refuses everybody but a worker that lives and has this key. Served by the primary key.
-CREATE OR REPLACE FUNCTION rouse._known(p_worker bigint, p_key bytea) RETURNS void
+-- Refuses everybody but a worker that lives, has this key, and was registered by this login. Returns whether the login is limited
+-- (rouse.worker_login). Served by the primary key.
+CREATE OR REPLACE FUNCTION rouse._known(p_worker bigint, p_key bytea) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    life record;
+    life       record;
+    is_limited boolean;
 BEGIN
-    PERFORM FROM rouse.worker AS w
-    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.stopped_at IS NULL AND w.dead_at IS NULL;
+    SELECT w.limited INTO is_limited FROM rouse.worker AS w
+    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.stopped_at IS NULL AND w.dead_at IS NULL AND w.login = session_user;
     IF FOUND THEN
-        RETURN;
+        RETURN is_limited;
     END IF;
     SELECT w.worker_id, w.key_hash, w.dead_at, w.stopped_at INTO life
-    FROM rouse.worker AS w WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key);
+    FROM rouse.worker AS w WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.login = session_user;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'rouse: there is no worker with incarnation % and this key', coalesce(p_worker::text, 'null') USING ERRCODE = 'RW004';
     END IF;
@@ -64,6 +67,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.register: capabilities must be an object with an object for each handler, not %',
             coalesce(left(p_capabilities::text, 140), 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    PERFORM rouse._check_size('register', pg_column_size(p_capabilities), 4194304);
 END
 $$;
 
@@ -88,14 +92,14 @@ BEGIN
     FROM (SELECT DISTINCT freed.lane FROM freed) AS f
     CROSS JOIN LATERAL (SELECT l.queue FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
     -- Without a lane: whoever hears it looks for orphans too.
-    PERFORM pg_notify('rouse_wake', q) FROM unnest(queues) AS q;
+    PERFORM rouse._hint('rouse_wake', q) FROM unnest(queues) AS q;
     -- It may live after all, somewhere behind a broken network.
-    PERFORM pg_notify('rouse_worker_' || p_worker, '');
+    PERFORM rouse._hint('rouse_worker_' || p_worker, '');
 END
 $$;
 
 -- Registers one life of a worker. Its id is unique among the living: one who has the key of the holder takes
--- the id over at once, others once the holder has not been heard of for 90 s (SPEC rows A1, A2).
+-- the id over at once, from the same login, others once the holder has not been heard of for 90 s (SPEC rows A1, A2).
 --
 -- Two hosts that share an id and a key would take it from each other for as long as their supervisors restart them, and each takeover
 -- costs every running job an attempt. The one that was replaced says that it still lived (rouse.outlived). From then on, for 10 minutes,
@@ -113,8 +117,9 @@ CREATE OR REPLACE FUNCTION rouse.register(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    at     timestamptz := clock_timestamp();
-    holder record;
+    at         timestamptz := clock_timestamp();
+    holder     record;
+    is_limited boolean;
 BEGIN
     IF p_worker_id IS NULL OR p_worker_id !~ '^[A-Za-z0-9_-]{1,64}$' THEN
         RAISE EXCEPTION 'rouse.register: % is no worker id', coalesce(quote_literal(left(p_worker_id, 80)), 'null')
@@ -124,13 +129,15 @@ BEGIN
         RAISE EXCEPTION 'rouse.register: a key has 32 bytes, not %', coalesce(octet_length(p_key)::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    PERFORM rouse._check_worker(p_hostname, p_platform, p_version, p_slots, p_queues, p_tags);
     PERFORM rouse._check_capabilities(p_capabilities);
+    is_limited := rouse._admit(p_worker_id, p_queues, p_tags);
     -- One at a time for each id.
-    PERFORM pg_advisory_xact_lock(hashtextextended('rouse.register ' || p_worker_id, 0));
-    SELECT w.incarnation, w.key_hash, w.hostname, w.seen_at INTO holder
+    PERFORM rouse._lock('register', p_worker_id);
+    SELECT w.incarnation, w.key_hash, w.hostname, w.seen_at, w.login INTO holder
     FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL;
     IF FOUND THEN
-        IF holder.key_hash IS DISTINCT FROM sha256(p_key) AND holder.seen_at > at - interval '90 seconds' THEN
+        IF (holder.key_hash IS DISTINCT FROM sha256(p_key) OR holder.login <> session_user) AND holder.seen_at > at - interval '90 seconds' THEN
             RAISE EXCEPTION 'rouse.register: worker id % is taken by a host that lives (%, heard of % s ago)',
                 p_worker_id, holder.hostname, round(extract(epoch FROM at - holder.seen_at))
                 USING ERRCODE = 'RW003',
@@ -147,9 +154,9 @@ BEGIN
         PERFORM rouse._bury(holder.incarnation);
         UPDATE rouse.worker AS w SET replaced_at = at WHERE w.incarnation = holder.incarnation;
     END IF;
-    INSERT INTO rouse.worker AS w (worker_id, key_hash, hostname, platform, version, handlers, capabilities, slots, queues, tags)
+    INSERT INTO rouse.worker AS w (worker_id, key_hash, hostname, platform, version, handlers, capabilities, slots, queues, tags, limited)
     VALUES (p_worker_id, sha256(p_key), p_hostname, p_platform, p_version,
-            ARRAY(SELECT jsonb_object_keys(p_capabilities)), p_capabilities, p_slots, p_queues, p_tags)
+            ARRAY(SELECT jsonb_object_keys(p_capabilities)), p_capabilities, p_slots, p_queues, p_tags, is_limited)
     RETURNING w.incarnation INTO incarnation;
     heartbeat_ms := 30000;
 END
@@ -160,7 +167,7 @@ $$;
 CREATE OR REPLACE FUNCTION rouse.outlived(p_worker bigint, p_key bytea) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     UPDATE rouse.worker AS w SET outlived_at = clock_timestamp()
-    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND (w.dead_at IS NOT NULL OR w.stopped_at IS NOT NULL)
+    WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.login = session_user AND (w.dead_at IS NOT NULL OR w.stopped_at IS NOT NULL)
 $$;
 
 -- Says that the worker lives, what it can run, how it fares (SPEC row A2) and whether it takes no more jobs;
@@ -175,6 +182,7 @@ DECLARE
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM rouse._check_capabilities(p_capabilities);
+    PERFORM rouse._check_size('heartbeat', pg_column_size(p_stats), 65536);
     UPDATE rouse.worker AS w
     SET seen_at = at, handlers = ARRAY(SELECT jsonb_object_keys(p_capabilities)), capabilities = p_capabilities,
         stats = p_stats, stats_at = at,
@@ -217,7 +225,7 @@ DECLARE
     kept_from timestamptz;
 BEGIN
     -- The lock of rouse.register: nobody begins a life of this id meanwhile.
-    PERFORM pg_advisory_xact_lock(hashtextextended('rouse.register ' || forget_worker.worker_id, 0));
+    PERFORM rouse._lock('register', forget_worker.worker_id);
     FOR life IN
         SELECT w.incarnation, w.hostname, w.seen_at FROM rouse.worker AS w
         WHERE w.worker_id = forget_worker.worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL
@@ -289,7 +297,7 @@ BEGIN
                   HINT = 'Ask again when it has answered, or 10 minutes after they were asked.';
     END IF;
     INSERT INTO rouse.challenge AS c (worker, handler) VALUES (life, challenge.handler) RETURNING c.nonce INTO asked;
-    PERFORM pg_notify('rouse_worker_' || life, 'challenge');
+    PERFORM rouse._hint('rouse_worker_' || life, 'challenge');
     RETURN asked;
 END
 $$;
@@ -318,6 +326,7 @@ CREATE OR REPLACE FUNCTION rouse.answer_challenge(p_worker bigint, p_key bytea, 
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
+    PERFORM rouse._check_size('answer_challenge', pg_column_size(p_answer), 65536);
     UPDATE rouse.challenge AS c SET answer = p_answer, answered_at = clock_timestamp()
     WHERE c.nonce = p_nonce AND c.worker = p_worker AND c.answered_at IS NULL;
     RETURN FOUND;

@@ -547,6 +547,7 @@ async fn serve_answers_for_its_health_and_counts_what_it_does() {
     for shown in [
         "rouse_dead_rows ",
         "rouse_xmin_age_transactions ",
+        "rouse_notification_queue_usage ",
         "rouse_oldest_transaction_seconds ",
     ] {
         assert!(!metrics.contains(shown), "{shown}: {metrics}");

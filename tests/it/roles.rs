@@ -19,6 +19,8 @@ async fn may(db: &TestDb, role: &str, call: &str) -> bool {
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => false,
         // It may call it, but is nobody whom the function knows.
         Err(error) if error.code().is_some_and(|code| code.code() == "RW004") => true,
+        // It may call it, and there is no such job or worker.
+        Err(error) if error.code() == Some(&SqlState::NO_DATA_FOUND) => true,
         Err(error) => panic!("{role}: {call}: {error:?}"),
     }
 }
@@ -61,50 +63,67 @@ const PUT_STATE: &str = "SELECT rouse.put_state('x', NULL, 'k', '')";
 const REMOVE_STATE: &str = "SELECT rouse.remove_state('x', NULL, 'k')";
 const STATE: &str = "SELECT * FROM rouse.handler_state";
 const WRITE_STATE: &str = "DELETE FROM rouse.handler_state";
+const RECEIPT: &str = "SELECT * FROM rouse.receipt(1)";
+const RESULT: &str = "SELECT rouse.result(1)";
+const JOB_LOG: &str = "SELECT * FROM rouse.job_log(1)";
+const FAIL: &str = "SELECT rouse.fail((SELECT rouse.enqueue('x')), 'why')";
+const DELETE: &str = "SELECT rouse.delete((SELECT rouse.enqueue('x')))";
+const RESCHEDULE: &str = "SELECT rouse.reschedule((SELECT rouse.enqueue('x')))";
+const RETRY: &str = "SELECT rouse.retry(1)";
+const RESUME: &str = "SELECT rouse.resume_queue('roles')";
+const CHALLENGE: &str = "SELECT rouse.challenge('nobody', 'x')";
+const ANSWER: &str = "SELECT rouse.challenge_answer(gen_random_uuid())";
+const FORGET_WORKER: &str = "SELECT rouse.forget_worker('nobody')";
+const LIMITS: &str = "SELECT * FROM rouse.worker_login";
+const WRITE_LIMITS: &str = "DELETE FROM rouse.worker_login";
 
 #[tokio::test]
 async fn each_role_may_do_its_own_part_and_nothing_else() {
     let db = TestDb::new().await;
+    let enqueuer = &[ENQUEUE, MANY, RECEIPT][..];
+    let producer = &[CANCEL, JOB, RESULT, HISTORY, JOB_LOG][..];
+    let observer = &[
+        TABLE, VIEW, JOB, RESULT, HISTORY, JOB_LOG, WORKERS, QUEUES, BACKLOG, STATE, LIMITS,
+    ][..];
+    let operator = &[
+        COMPLETE,
+        FAIL,
+        DELETE,
+        RETRY,
+        RESCHEDULE,
+        PAUSE,
+        RESUME,
+        PURGE,
+        CHALLENGE,
+        ANSWER,
+        FORGET_WORKER,
+        PUT_STATE,
+        REMOVE_STATE,
+    ][..];
+    let worker = &[
+        CLAIM,
+        CLAIM_BOUND,
+        TELL,
+        SETTLE,
+        RENEW,
+        REGISTER,
+        DROP,
+        WORKERS,
+        BACKLOG,
+        GET_STATE,
+        STATE_KEYS,
+        SET_STATE,
+        DELETE_STATE,
+    ][..];
     for (role, allowed) in [
+        ("rouse_enqueuer", enqueuer.to_vec()),
+        ("rouse_producer", [enqueuer, producer].concat()),
         (
-            "rouse_producer",
-            &[
-                ENQUEUE,
-                MANY,
-                CANCEL,
-                JOB,
-                HISTORY,
-                COMPLETE,
-                PAUSE,
-                PURGE,
-                PUT_STATE,
-                REMOVE_STATE,
-            ][..],
+            "rouse_operator",
+            [enqueuer, producer, observer, operator].concat(),
         ),
-        (
-            "rouse_worker",
-            &[
-                CLAIM,
-                CLAIM_BOUND,
-                TELL,
-                SETTLE,
-                RENEW,
-                REGISTER,
-                DROP,
-                JOB,
-                HISTORY,
-                WORKERS,
-                BACKLOG,
-                GET_STATE,
-                STATE_KEYS,
-                SET_STATE,
-                DELETE_STATE,
-            ],
-        ),
-        (
-            "rouse_observer",
-            &[TABLE, VIEW, JOB, HISTORY, WORKERS, QUEUES, BACKLOG, STATE],
-        ),
+        ("rouse_worker", worker.to_vec()),
+        ("rouse_observer", observer.to_vec()),
     ] {
         for call in [
             ENQUEUE,
@@ -143,6 +162,19 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
             REMOVE_STATE,
             STATE,
             WRITE_STATE,
+            RECEIPT,
+            RESULT,
+            JOB_LOG,
+            FAIL,
+            DELETE,
+            RESCHEDULE,
+            RETRY,
+            RESUME,
+            CHALLENGE,
+            ANSWER,
+            FORGET_WORKER,
+            LIMITS,
+            WRITE_LIMITS,
         ] {
             assert_eq!(
                 may(&db, role, call).await,
@@ -151,6 +183,32 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
             );
         }
     }
+}
+
+#[tokio::test]
+async fn an_enqueuer_reads_the_state_of_a_job_and_nothing_else_of_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "x", json!({"card": 4711})).await;
+    let receipt = async || {
+        let row = client
+            .query_one(
+                "SELECT state::text, finished_at IS NOT NULL, to_jsonb(r) FROM rouse.receipt($1) AS r",
+                &[&id],
+            )
+            .await
+            .unwrap();
+        let whole: serde_json::Value = row.get(2);
+        let keys: Vec<String> = whole.as_object().unwrap().keys().cloned().collect();
+        assert_eq!(keys.len(), 3, "{keys:?}");
+        (row.get::<_, String>(0), row.get::<_, bool>(1))
+    };
+    assert_eq!(receipt().await, ("queued".into(), false));
+    client
+        .query("SELECT rouse.complete($1, '{\"secret\": 1}')", &[&id])
+        .await
+        .unwrap();
+    assert_eq!(receipt().await, ("succeeded".into(), true));
 }
 
 #[tokio::test]

@@ -45,7 +45,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             "--   GRANT rouse_owner TO the_user; GRANT CREATE ON DATABASE the_database TO the_user, rouse_owner;"
         );
         println!(
-            "-- and give the others their roles: GRANT rouse_worker TO …; GRANT rouse_producer TO …;"
+            "-- and give the others their roles: GRANT rouse_worker TO …; GRANT rouse_producer TO …; GRANT rouse_operator TO …;"
         );
         return Ok(ExitCode::SUCCESS);
     }

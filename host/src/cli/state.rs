@@ -107,7 +107,7 @@ struct Get {
 /// Options of `rouse state set`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_producer, and leaves a record. The quota of rouse.toml does not count here, but handlers may then add nothing until
+Needs the role rouse_operator, and leaves a record. The quota of rouse.toml does not count here, but handlers may then add nothing until
 they keep less than it. Attempts that run see the value when they read it next.")]
 struct Set {
     #[command(flatten)]
@@ -139,7 +139,7 @@ struct Set {
 /// Options of `rouse state rm`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_producer, and leaves a record.
+Needs the role rouse_operator, and leaves a record.
 Exit codes: 0 done · 2 nothing was done: --confirm is missing · 3 nothing is kept there")]
 struct Rm {
     #[command(flatten)]

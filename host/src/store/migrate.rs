@@ -35,7 +35,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 pub const WAIT: Duration = Duration::from_secs(60);
 
 /// The roles that rights are given to.
-const ROLES: [&str; 3] = ["rouse_producer", "rouse_worker", "rouse_observer"];
+const ROLES: [&str; 5] = [
+    "rouse_enqueuer",
+    "rouse_producer",
+    "rouse_operator",
+    "rouse_worker",
+    "rouse_observer",
+];
 /// How the definitions are called beside the migrations.
 const DEFINITIONS: &str = "functions";
 

@@ -290,8 +290,8 @@ fn describe(error: &tokio_postgres::Error) -> String {
             }
             if *db.code() == SqlState::INSUFFICIENT_PRIVILEGE {
                 text.push_str(
-                    "; the login needs a role: GRANT rouse_worker to serve, rouse_producer to enqueue, to cancel, for queues and for states, \
-                     rouse_observer to read",
+                    "; the login needs a role: GRANT rouse_worker to serve, rouse_enqueuer to enqueue, rouse_producer also to cancel and to read \
+                     single jobs, rouse_observer to read everything, rouse_operator also for admin actions",
                 );
             }
             // It may quote a row, and with it a guest.

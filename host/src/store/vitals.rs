@@ -33,6 +33,8 @@ pub struct Vitals {
     pub oldest_transaction_s: Option<f64>,
     /// How many transactions back the oldest snapshot, prepared transaction or replication slot is; none: as above.
     pub xmin_age: Option<i64>,
+    /// How much of the server's queue of notifications is in use, 0 to 1. Above one half, Rouse does not notify.
+    pub notification_queue_usage: f64,
 }
 
 impl Store {
@@ -62,6 +64,7 @@ impl Store {
             dead_rows: row.get(0),
             oldest_transaction_s: row.get(1),
             xmin_age: row.get(2),
+            notification_queue_usage: row.get(3),
         })
     }
 }

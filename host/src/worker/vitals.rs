@@ -45,6 +45,7 @@ async fn refresh(shared: &Shared, pairs: &mut Pairs) -> Result<(), StoreError> {
     gauge!("rouse_dead_rows").set(vitals.dead_rows as f64);
     gauge!("rouse_oldest_transaction_seconds").set(vitals.oldest_transaction_s.unwrap_or(0.0));
     gauge!("rouse_xmin_age_transactions").set(vitals.xmin_age.unwrap_or(0) as f64);
+    gauge!("rouse_notification_queue_usage").set(vitals.notification_queue_usage);
     let depths = shared.store.depths().await?;
     let (there, gone) = pairs.take(depths);
     for depth in there {

@@ -65,7 +65,7 @@ async fn until_they_wait(client: &Client, writes: usize) {
 }
 
 /// Holds back all who make the state of `x` larger.
-const GROWING: &str = "SELECT pg_advisory_xact_lock(hashtextextended('rouse.state x/', 0))";
+const GROWING: &str = "SELECT rouse._grow_state('x', '')";
 
 #[tokio::test]
 async fn of_two_that_write_at_once_where_one_fits_one_is_refused() {

@@ -32,7 +32,9 @@ const ATTEMPTS_MAX: u32 = 1_000;
 const MULTIPLIER_MAX: f64 = 1_000.0;
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1_000;
-/// No wait, lease or run is longer than this.
+/// No lease is longer than this, as in the database (`migrations/functions/claim.sql`).
+const LEASE_MS_MAX: u64 = DAY_MS;
+/// No wait or run is longer than this.
 const WAIT_MS_MAX: u64 = 365 * DAY_MS;
 /// A host that shuts down waits for no guest longer than this.
 const GRACE_MS_MAX: u64 = 10 * 60 * 1_000;
@@ -237,7 +239,7 @@ impl HandlerManifest {
             input_schema: schema("input_schema", written.input_schema, patterns)?,
             output_schema: schema("output_schema", written.output_schema, patterns)?,
             retry: written.retry.check()?,
-            lease: between("lease_ms", written.lease_ms, 1, WAIT_MS_MAX)?
+            lease: between("lease_ms", written.lease_ms, 1, LEASE_MS_MAX)?
                 .unwrap_or(HandlerManifest::LEASE),
             timeout: between("timeout_ms", written.timeout_ms, 1, WAIT_MS_MAX)?
                 .unwrap_or(HandlerManifest::TIMEOUT),

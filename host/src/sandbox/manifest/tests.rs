@@ -69,6 +69,7 @@ fn rubbish_is_refused_with_the_handler_and_the_field() {
     for (field, value) in [
         ("lease_ms", json!(0)),
         ("lease_ms", json!(-1)),
+        ("lease_ms", json!(24 * 60 * 60 * 1_000 + 1)),
         ("timeout_ms", json!(1.5)),
         ("timeout_ms", json!(u64::MAX)),
         ("grace_ms", json!(3_600_000)),

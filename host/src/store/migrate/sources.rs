@@ -91,6 +91,8 @@ pub const ALL: Sources<'static> = Sources {
     migrations: &[migration!(1, "0001_schema", breaking: true)],
     functions: sources!(
         "partitions",
+        "locks",
+        "logins",
         "workers",
         "wake",
         "enqueue",

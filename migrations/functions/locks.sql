@@ -1,0 +1,9 @@
+-- Locks of Rouse's own; see rouse.lock.
+
+-- Waits for the lock of this name, and holds it until the end of the transaction. Served by the primary key.
+CREATE OR REPLACE FUNCTION rouse._lock(p_purpose text, p_name text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM rouse.lock AS l WHERE l.purpose = p_purpose AND l.slot = (hashtextextended(p_name, 0) & 1023)::integer FOR UPDATE;
+END
+$$;

@@ -1,0 +1,158 @@
+-- What the login of a worker may do: rouse.worker_login, enforced.
+--
+-- The login is session_user: SET ROLE and SECURITY DEFINER do not change it. A worker belongs to the login that registered it, and
+-- rouse._known, which every function of workers calls, returns whether that login is limited: a login that is not costs a claim nothing.
+--
+--   RW006  the login may not do that
+
+-- Whether one of these patterns fits: a name, or a prefix that ends in *.
+CREATE OR REPLACE FUNCTION rouse._fits(p_name text, p_patterns text[]) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(bool_or(CASE WHEN right(p.pattern, 1) = '*' THEN starts_with(p_name, left(p.pattern, -1)) ELSE p_name = p.pattern END), false)
+    FROM unnest(p_patterns) AS p(pattern)
+$$;
+
+-- The limits of the session's login; no row where it has none. Served by the primary key.
+CREATE OR REPLACE FUNCTION rouse._limits() RETURNS SETOF rouse.worker_login
+LANGUAGE sql STABLE ROWS 1 AS $$
+    SELECT * FROM rouse.worker_login AS l WHERE l.login = to_regrole(quote_ident(session_user))
+$$;
+
+-- Refuses a registration that the login may not make, and returns whether the login is limited. The lock keeps the limits as they are
+-- until the registration has committed: a change either is seen here, or sees the new row of rouse.worker.
+CREATE OR REPLACE FUNCTION rouse._admit(p_worker_id text, p_queues text[], p_tags text[]) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    may   rouse.worker_login;
+    wrong text;
+BEGIN
+    LOCK TABLE rouse.worker_login IN SHARE MODE;
+    SELECT * INTO may FROM rouse._limits();
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF NOT rouse._fits(p_worker_id, may.worker_ids) THEN
+        RAISE EXCEPTION 'rouse.register: login % may not register worker id %', session_user, p_worker_id
+            USING ERRCODE = 'RW006', HINT = format('Its worker ids are %s (rouse.worker_login).', array_to_string(may.worker_ids, ', '));
+    END IF;
+    -- No queues are all queues.
+    SELECT q.name INTO wrong FROM unnest(CASE WHEN p_queues = '{}' THEN '{*}' ELSE p_queues END) AS q(name)
+    WHERE NOT rouse._fits(q.name, may.queues) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'rouse.register: login % may not serve %', session_user,
+            CASE WHEN wrong = '*' THEN 'all queues' ELSE 'queue ' || wrong END
+            USING ERRCODE = 'RW006',
+                  HINT = format('Its queues are %s (rouse.worker_login): set `queues` of the host to some of them.', array_to_string(may.queues, ', '));
+    END IF;
+    SELECT t.name INTO wrong FROM unnest(p_tags) AS t(name) WHERE NOT rouse._fits(t.name, may.tags) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'rouse.register: login % may not register tag %', session_user, wrong
+            USING ERRCODE = 'RW006',
+                  HINT = format('Its tags are %s (rouse.worker_login).', coalesce(nullif(array_to_string(may.tags, ', '), ''), 'none'));
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- The lanes, with null instead of those that the limited worker may not claim, in the same order: by its login's queues, tags and
+-- handlers, and by the queues and tags that it has registered. Served by lane_id and primary keys.
+CREATE OR REPLACE FUNCTION rouse._permitted(p_worker bigint, p_lanes bigint[]) RETURNS bigint[]
+LANGUAGE sql STABLE AS $$
+    SELECT array_agg(lane.id ORDER BY asked.place)
+    FROM unnest(p_lanes) WITH ORDINALITY AS asked(lane, place)
+    LEFT JOIN LATERAL (
+        SELECT l.id
+        FROM (SELECT l.id, l.queue, l.handler, l.tags FROM rouse.lane AS l WHERE l.id = asked.lane LIMIT 1) AS l
+        CROSS JOIN (SELECT w.queues, w.tags FROM rouse.worker AS w WHERE w.incarnation = p_worker) AS mine
+        CROSS JOIN rouse._limits() AS may
+        WHERE rouse._fits(l.queue, may.queues) AND (mine.queues = '{}' OR l.queue = ANY (mine.queues))
+          AND rouse._fits(l.handler, may.handlers)
+          AND l.tags <@ mine.tags AND NOT EXISTS (SELECT FROM unnest(l.tags) AS tag WHERE NOT rouse._fits(tag, may.tags))) AS lane ON true
+$$;
+
+-- Of these queues, those that the limited worker may hear of; for '*' (any), those that it has registered.
+CREATE OR REPLACE FUNCTION rouse._permitted_queues(p_worker bigint, p_queues text[]) RETURNS text[]
+LANGUAGE sql STABLE AS $$
+    SELECT array_agg(q.name)
+    FROM rouse.worker AS w
+    CROSS JOIN rouse._limits() AS may
+    CROSS JOIN LATERAL unnest(CASE WHEN '*' = ANY (p_queues) AND w.queues <> '{}' THEN w.queues ELSE p_queues END) AS q(name)
+    WHERE w.incarnation = p_worker AND rouse._fits(q.name, may.queues)
+$$;
+
+-- Refuses the state of a handler that the limited login may not use.
+CREATE OR REPLACE FUNCTION rouse._check_handler(p_handler text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM rouse._limits() AS may WHERE rouse._fits(p_handler, may.handlers)) THEN
+        RAISE EXCEPTION 'rouse: login % may not use the state of handler %', session_user, coalesce(quote_literal(left(p_handler, 140)), 'null')
+            USING ERRCODE = 'RW006', HINT = 'Its handlers are listed in rouse.worker_login.';
+    END IF;
+END
+$$;
+
+-- Whether the workers of a limited login drop expired history and log admin actions.
+CREATE OR REPLACE FUNCTION rouse._maintains() RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT may.maintenance FROM rouse._limits() AS may), false)
+$$;
+
+-- Limits apply at once to the workers of the login that live. What such a worker has claimed before stays its own.
+CREATE OR REPLACE FUNCTION rouse._limit_workers() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF TG_OP <> 'INSERT' THEN
+        UPDATE rouse.worker AS w SET limited = false FROM pg_roles AS r
+        WHERE r.oid = OLD.login AND w.login = r.rolname AND w.stopped_at IS NULL AND w.dead_at IS NULL;
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        UPDATE rouse.worker AS w SET limited = true FROM pg_roles AS r
+        WHERE r.oid = NEW.login AND w.login = r.rolname AND w.stopped_at IS NULL AND w.dead_at IS NULL;
+    END IF;
+    RETURN NULL;
+END
+$$;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.worker_login'::regclass AND tgname = 'limits_apply') THEN
+        CREATE TRIGGER limits_apply AFTER INSERT OR UPDATE OR DELETE ON rouse.worker_login
+            FOR EACH ROW EXECUTE FUNCTION rouse._limit_workers();
+    END IF;
+END
+$$;
+
+-- Refuses what no host says of itself: texts and lists without bound are kept for as long as the worker is listed.
+CREATE OR REPLACE FUNCTION rouse._check_worker(
+    p_hostname text, p_platform text, p_version text, p_slots integer, p_queues text[], p_tags text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    wrong text := CASE
+        WHEN p_hostname IS NULL OR length(p_hostname) > 255 THEN 'hostname must have at most 255 characters'
+        WHEN p_platform IS NULL OR length(p_platform) > 255 THEN 'platform must have at most 255 characters'
+        WHEN p_version IS NULL OR length(p_version) > 255 THEN 'version must have at most 255 characters'
+        WHEN p_slots IS NULL OR p_slots NOT BETWEEN 0 AND 10000 THEN 'slots must be 0 to 10000'
+        WHEN p_queues IS NULL OR NOT rouse._are_words(p_queues) THEN 'queues must be a list of at most 1000 queue names'
+        WHEN p_tags IS NULL OR NOT rouse._are_words(p_tags) THEN 'tags must be a list of at most 1000 tags' END;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse.register: %', wrong USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+
+-- Whether these are at most 1,000 names as queues and tags have them.
+CREATE OR REPLACE FUNCTION rouse._are_words(p_words text[]) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT cardinality(p_words) <= 1000 AND coalesce(array_ndims(p_words), 1) = 1 AND array_position(p_words, NULL) IS NULL
+       AND NOT EXISTS (SELECT FROM unnest(p_words) AS word WHERE word !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$')
+$$;
+
+-- Refuses JSON of a worker that is larger than any host sends. The size is the one in memory, which is known without reading it.
+CREATE OR REPLACE FUNCTION rouse._check_size(p_name text, p_bytes bigint, p_most bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_bytes > p_most THEN
+        RAISE EXCEPTION 'rouse.%: % bytes are too large; at most % are kept', p_name, p_bytes, p_most USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+END
+$$;
