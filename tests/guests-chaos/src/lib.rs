@@ -1,7 +1,7 @@
 //! A handler that leaves evidence of each of its attempts outside of the database.
 //!
-//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.begin`, `….step` and `….end`. A file is
-//! made by one system call, so that no kill can leave half of it.
+//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.begin`, `….step`, `….tick` and `….end`. A
+//! file is made by one system call, so that no kill can leave half of it.
 
 use std::collections::hash_map::RandomState;
 use std::fs::File;
@@ -13,6 +13,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+/// From one tick to the next, in milliseconds.
+const TICK_MS: u64 = 100;
 /// Where the operator's grant is seen.
 const EVIDENCE: &str = "/evidence";
 
@@ -33,6 +35,9 @@ struct Work {
     /// It does a step in the middle of its sleep, and says how far it is.
     #[serde(default)]
     steps: bool,
+    /// It leaves evidence every tenth of a second while it sleeps, until it is refused.
+    #[serde(default)]
+    ticks: bool,
 }
 
 /// What identifies this attempt, whatever the database says of it.
@@ -76,6 +81,16 @@ impl Witness {
 /// Sleeps, then fails or succeeds, as its payload says. The result, or the details of the error, name the attempt.
 #[handler(name = "chaos.work", capabilities = ["dir"])]
 async fn work(ctx: &Ctx, work: Work) -> Result<Value, Error> {
+    attempt(ctx, work).await
+}
+
+/// The same, with a lease that is so long that it is not renewed while the attempt runs.
+#[handler(name = "chaos.patient", capabilities = ["dir"])]
+async fn patient(ctx: &Ctx, work: Work) -> Result<Value, Error> {
+    attempt(ctx, work).await
+}
+
+async fn attempt(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     let witness = Witness::begin(ctx)?;
     let mut result = witness.to_json();
     result["n"] = work.n.into();
@@ -90,6 +105,11 @@ async fn work(ctx: &Ctx, work: Work) -> Result<Value, Error> {
         }
         result["first"] = first.into();
         ctx.progress(50, &witness.nonce);
+    }
+    while work.ticks && sleep_ms > TICK_MS {
+        sleep(TICK_MS).await;
+        witness.leave("tick")?;
+        sleep_ms -= TICK_MS;
     }
     sleep(sleep_ms).await;
     witness.leave("end")?;
@@ -122,4 +142,4 @@ fn spin(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     }
 }
 
-export!(work, spin);
+export!(work, patient, spin);

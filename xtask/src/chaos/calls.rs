@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use tokio::time::timeout;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, Transaction};
@@ -56,6 +56,17 @@ impl<'a> Caller<'a> {
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Option<Answer>> {
+        let answers = self.call_together(vec![ask], sql, params).await?;
+        Ok(answers.and_then(|mut answers| answers.pop()))
+    }
+
+    /// Several questions in one statement: its rows are their answers, in their order.
+    pub(super) async fn call_together(
+        &mut self,
+        asks: Vec<Ask>,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Vec<Answer>>> {
         let Manner {
             roll_back,
             patience,
@@ -64,18 +75,32 @@ impl<'a> Caller<'a> {
         let Some(client) = self.connected().await else {
             return Ok(None);
         };
-        let call = ledger.asked(ask)?;
-        let answer = match timeout(patience, send(client, sql, params, roll_back)).await {
-            Ok(Ok(value)) if roll_back => Answer::Refused(format!("rolled back ({value})")),
-            Ok(Ok(value)) => Answer::Ok(value),
-            Ok(Err(error)) => classify(&error),
-            Err(_elapsed) => Answer::Unknown(format!("no answer within {patience:?}")),
+        let calls: Vec<u64> = asks
+            .into_iter()
+            .map(|ask| ledger.asked(ask))
+            .collect::<Result<_>>()?;
+        let all = |answer: Answer| vec![answer; calls.len()];
+        let answers = match timeout(patience, send(client, sql, params, roll_back)).await {
+            Ok(Ok(values)) if roll_back => {
+                all(Answer::Refused(format!("rolled back ({values:?})")))
+            }
+            Ok(Ok(values)) => values.into_iter().map(Answer::Ok).collect(),
+            Ok(Err(error)) => all(classify(&error)),
+            Err(_elapsed) => all(Answer::Unknown(format!("no answer within {patience:?}"))),
         };
-        if matches!(answer, Answer::Unknown(_)) {
+        ensure!(
+            answers.len() == calls.len(),
+            "{} answers to {} questions",
+            answers.len(),
+            calls.len()
+        );
+        if answers.iter().any(|a| matches!(a, Answer::Unknown(_))) {
             self.client = None;
         }
-        ledger.answered(call, answer.clone())?;
-        Ok(Some(answer))
+        for (call, answer) in calls.into_iter().zip(&answers) {
+            ledger.answered(call, answer.clone())?;
+        }
+        Ok(Some(answers))
     }
 
     async fn connected(&mut self) -> Option<&mut Client> {
@@ -98,14 +123,17 @@ async fn send(
     sql: &str,
     params: &[&(dyn ToSql + Sync)],
     roll_back: bool,
-) -> Result<i64, Error> {
-    if roll_back {
-        let transaction: Transaction<'_> = client.transaction().await?;
-        let value = transaction.query_one(sql, params).await?.get(0);
-        transaction.rollback().await?;
-        return Ok(value);
-    }
-    Ok(client.query_one(sql, params).await?.get(0))
+) -> Result<Vec<i64>, Error> {
+    let rows = match roll_back {
+        true => {
+            let transaction: Transaction<'_> = client.transaction().await?;
+            let rows = transaction.query(sql, params).await?;
+            transaction.rollback().await?;
+            rows
+        }
+        false => client.query(sql, params).await?,
+    };
+    Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
 /// An error of the statement is an answer; whatever ends the connection leaves open what was done.

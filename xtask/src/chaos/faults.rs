@@ -1,6 +1,7 @@
 //! Does what the plan says, each fault as a task of its own.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -26,6 +27,8 @@ pub(super) struct Faults {
     pub(super) ledger: Arc<Ledger>,
     pub(super) recent: Arc<Recent>,
     pub(super) module: Module,
+    /// How many jobs faults have brought with them.
+    pub(super) jobs_brought: AtomicI64,
 }
 
 impl Faults {
@@ -68,6 +71,15 @@ impl Faults {
             Fault::TerminateBackends => return self.terminate(random).await,
             Fault::ForgetSleepers => return self.forget_sleepers().await,
             Fault::PauseQueue => return self.pause(random).await,
+            Fault::CancelLine => return self.cancel_line().await,
+            Fault::CutListeners => return self.cut_listeners(random).await,
+            Fault::FreezeInClaim => return self.freeze_in_claim(random).await,
+            Fault::SameId => {
+                return match self.hosts.share_an_id().await? {
+                    true => Ok(()),
+                    false => self.skipped(Fault::SameId, "the server is down"),
+                };
+            }
             Fault::Cancel | Fault::Complete | Fault::Fail | Fault::Retry | Fault::Reschedule => {
                 return self.ask(planned, random).await;
             }

@@ -110,6 +110,9 @@ pub(super) enum What {
     },
     HostFrozen {
         worker: String,
+        /// Those that it was claiming, where it was frozen in a claim.
+        #[serde(default)]
+        jobs: Vec<i64>,
     },
     HostStopped {
         worker: String,
@@ -124,6 +127,19 @@ pub(super) enum What {
     },
     BackendsTerminated {
         count: u64,
+    },
+    /// All that listened.
+    ListenersCut {
+        count: u64,
+    },
+    /// A burst, until nothing of it was left. `count`: how many of it were cancelled that seemed to stand in line.
+    LineCancelled {
+        count: u64,
+    },
+    /// Two hosts had this id; from the start of the second on. What each of them has ended of itself is in `exits`.
+    IdShared {
+        worker: String,
+        exits: Vec<Exit>,
     },
     /// Until it answers again. `how`: the fault.
     ServerCrashed {
@@ -142,6 +158,15 @@ pub(super) enum What {
     },
     /// Nobody enqueues any more, no fault begins any more.
     LoadEnded,
+}
+
+/// One end of one of two hosts that share an id, which nobody had asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Exit {
+    /// 0 or 1.
+    pub(super) host: usize,
+    pub(super) from_us: i64,
+    pub(super) until_us: i64,
 }
 
 /// The file.

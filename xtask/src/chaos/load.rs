@@ -10,12 +10,18 @@ pub(super) const QUEUES: [&str; 3] = ["default", "mail", "bulk"];
 pub(super) const TAG: &str = "blue";
 pub(super) const WORK: &str = "chaos.work";
 pub(super) const SPIN: &str = "chaos.spin";
+/// Its lease is not renewed while an attempt of a few seconds runs.
+pub(super) const PATIENT: &str = "chaos.patient";
+/// Served by hosts with few slots, and by no others: claims stand in line there.
+pub(super) const LINE: &str = "line";
 /// Attempts of a job that says nothing of it, as the hosts are told.
 pub(super) const ATTEMPTS_MAX: i32 = 4;
 /// The same for those that run into their time-out.
 pub(super) const SPIN_ATTEMPTS_MAX: i32 = 2;
 /// Jobs of another producer begin here.
 const PRODUCER_STRIDE: i64 = 1_000_000_000;
+/// And those that faults bring with them here: before those of all producers.
+pub(super) const FAULTS_BEGIN: i64 = 1;
 /// Keys are few, so that they meet.
 const KEYS: u64 = 12;
 
@@ -40,6 +46,8 @@ pub(super) enum Kind {
     IsRolledBack,
     HangsUp,
     Spins,
+    /// A fault has brought it; no producer draws it.
+    OfAFault,
 }
 
 impl Kind {
@@ -88,6 +96,12 @@ pub(super) struct Wish {
     /// A step in the middle, and progress.
     #[serde(default)]
     pub(super) steps: bool,
+    /// Evidence every tenth of a second while it sleeps.
+    #[serde(default)]
+    pub(super) ticks: bool,
+    /// So many bytes that do not compress are in the payload too.
+    #[serde(default)]
+    pub(super) pad_bytes: usize,
     /// Not before so many milliseconds from now.
     pub(super) run_in_ms: Option<i64>,
     pub(super) unique_key: Option<String>,
@@ -141,6 +155,7 @@ impl Wish {
             Kind::IsRolledBack => wish.rolled_back = true,
             Kind::HangsUp => wish.hangs_up_us = Some(random.between(100, 4_000)),
             Kind::Spins => wish.handler = SPIN.into(),
+            Kind::OfAFault => {}
         }
         if random.per_mille(60) {
             wish.tags = vec![TAG.into()];
@@ -155,6 +170,8 @@ impl Wish {
             "fail_attempts": self.fail_attempts,
             "hopeless": self.hopeless,
             "steps": self.steps,
+            "ticks": self.ticks,
+            "pad": pad(self.n, self.pad_bytes),
         })
     }
 
@@ -166,6 +183,17 @@ impl Wish {
         };
         self.max_attempts.unwrap_or(default)
     }
+}
+
+/// Hexadecimal digits of random numbers: the compression of Postgres looks for repetitions and finds none.
+fn pad(n: i64, bytes: usize) -> String {
+    let mut random = Random::new(n as u64, "pad");
+    let mut text = String::with_capacity(bytes + 16);
+    while text.len() < bytes {
+        text.push_str(&format!("{:016x}", random.next()));
+    }
+    text.truncate(bytes);
+    text
 }
 
 #[cfg(test)]
@@ -191,5 +219,6 @@ mod tests {
         let numbers: std::collections::HashSet<_> = wishes.iter().map(|w| w.n).collect();
         assert_eq!(numbers.len(), wishes.len());
         assert_eq!(Wish::nth(1, 0, 5), Wish::nth(1, 0, 5));
+        assert!(numbers.iter().all(|n| *n >= PRODUCER_STRIDE));
     }
 }

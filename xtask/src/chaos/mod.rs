@@ -9,6 +9,7 @@ mod load;
 mod plan;
 mod random;
 
+mod bursts;
 mod faults;
 mod outside;
 mod producers;
@@ -18,6 +19,7 @@ mod hosts;
 mod module;
 mod server;
 mod settings;
+mod twins;
 
 mod folder;
 mod ledger;
@@ -54,7 +56,7 @@ pub(crate) struct Options {
     /// Decides which job is like what, and which fault happens when; default: another one each time
     #[arg(long)]
     seed: Option<u64>,
-    /// `rouse serve` processes
+    /// `rouse serve` processes; two with few slots come on top, and pairs that share an id
     #[arg(long, default_value_t = 3)]
     hosts: usize,
     /// Connections that enqueue

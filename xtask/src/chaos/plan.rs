@@ -40,6 +40,14 @@ pub(super) enum Fault {
     Retry,
     /// A job is moved to another time
     Reschedule,
+    /// More jobs than a host has slots for; those that it has claimed and cannot start yet are cancelled in one statement
+    CancelLine,
+    /// All listening connections are cut, and jobs that run are cancelled before and after they stand again
+    CutListeners,
+    /// SIGSTOP of a host while it claims 64 jobs of 64 KiB, until long after its leases have run out; some are cancelled meanwhile
+    FreezeInClaim,
+    /// Two hosts with one id and one key file, each of which is started again when it ends
+    SameId,
 }
 
 impl Fault {
@@ -50,7 +58,10 @@ impl Fault {
             Self::FreezeHost => 25_000,
             Self::StopHost => 40_000,
             Self::TerminateBackends => 8_000,
-            Self::CrashServer | Self::KillBackend => 45_000,
+            Self::CrashServer | Self::KillBackend => 30_000,
+            Self::FreezeInClaim => 30_000,
+            Self::CancelLine | Self::CutListeners => 20_000,
+            Self::SameId => 60_000,
             Self::ForgetSleepers => 4_000,
             Self::ReplaceModule | Self::PauseQueue => 15_000,
             Self::Cancel => 700,

@@ -30,7 +30,8 @@ pub(super) struct Report {
     faults: BTreeMap<Fault, (u64, u64)>,
     rules: Vec<(&'static Rule, u64, usize)>,
     counts: Vec<(&'static str, u64)>,
-    recovery: Option<Percentiles>,
+    /// Of the rules that measure something.
+    times: Vec<(&'static Rule, &'static str, Percentiles)>,
     pub(super) violations: Vec<(&'static str, Violation)>,
     first_in_full: Option<String>,
     /// Why the run does not pass.
@@ -45,7 +46,7 @@ impl Report {
             faults: tally::faults(world),
             rules: Vec::new(),
             counts: tally::jobs(world),
-            recovery: None,
+            times: Vec::new(),
             violations: Vec::new(),
             first_in_full: None,
             failures: Vec::new(),
@@ -66,7 +67,7 @@ impl Report {
                     .push(format!("{}: there was no case to check", rule.name));
             }
             if let Ok(percentiles) = Percentiles::of(found.measured_ms) {
-                report.recovery = Some(percentiles);
+                report.times.push((rule, found.measures, percentiles));
             }
             let violations = found.violations.into_iter();
             report.violations.extend(violations.map(|v| (rule.name, v)));
@@ -80,7 +81,9 @@ impl Report {
     /// A run without its load, or without its faults, has shown nothing.
     fn did_it_happen(&mut self, world: &World) {
         let accepted = world.calls.iter().filter(|call| {
-            matches!(call.ask, Ask::Enqueue { .. }) && matches!(call.answer, Answer::Ok(_))
+            // What faults bring with them is no load.
+            matches!(&call.ask, Ask::Enqueue { wish, .. } if wish.kind != Kind::OfAFault)
+                && matches!(call.answer, Answer::Ok(_))
         });
         let wanted = f64::from(self.run.rate) * self.run.minutes * 60.0 * ACCEPTED_SHARE_MIN;
         let accepted = accepted.count();
@@ -135,9 +138,9 @@ impl Report {
             .map(|(what, n)| format!("{n} {what}"))
             .collect();
         println!("{}", counts.join(", "));
-        if let Some(times) = self.recovery {
+        for (_, measures, times) in &self.times {
             println!(
-                "from a kill to the job running again: p50 {:.0} ms, p99 {:.0} ms, longest {:.0} ms",
+                "{measures}: p50 {:.0} ms, p99 {:.0} ms, longest {:.0} ms",
                 times.p50, times.p99, times.max
             );
         }
@@ -221,6 +224,16 @@ impl Report {
                 )
             })
             .collect();
+        let times: Map<String, Value> = self
+            .times
+            .iter()
+            .map(|(rule, _, t)| {
+                (
+                    rule.name.into(),
+                    json!({"p50": t.p50, "p99": t.p99, "max": t.max}),
+                )
+            })
+            .collect();
         let counts: Map<String, Value> = self
             .counts
             .iter()
@@ -237,7 +250,7 @@ impl Report {
             "faults": faults,
             "rules": rules,
             "counts": counts,
-            "kill_to_running_again_ms": self.recovery.map(|t| json!({"p50": t.p50, "p99": t.p99, "max": t.max})),
+            "measured_ms": times,
             "violations": violations,
             "failures": self.failures,
             "folder": kept,

@@ -1,7 +1,7 @@
 //! One run: server, hosts, load and faults, until everything is drained and written down.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -18,6 +18,7 @@ use super::module::Module;
 use super::plan::{self, Planned};
 use super::producers::{Producer, Recent};
 use super::server::Server;
+use super::settings::LINE_HOSTS;
 use super::watch;
 use crate::database;
 use crate::guests;
@@ -97,7 +98,7 @@ async fn scene(
         ledger.clone(),
         settings.hosts,
     )?);
-    registered(&server, settings.hosts).await?;
+    registered(&server, settings.hosts + LINE_HOSTS).await?;
 
     eprintln!(
         "load and {} faults for {} minutes",
@@ -111,6 +112,7 @@ async fn scene(
         ledger: ledger.clone(),
         recent: recent.clone(),
         module,
+        jobs_brought: AtomicI64::new(0),
     });
     let began = Instant::now();
     let mut tasks = JoinSet::new();

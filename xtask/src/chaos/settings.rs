@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::load::{ATTEMPTS_MAX, SPIN, SPIN_ATTEMPTS_MAX, TAG};
+use super::load::{ATTEMPTS_MAX, LINE, PATIENT, SPIN, SPIN_ATTEMPTS_MAX, TAG};
 
 /// Short, so that much is lost and found in a short run.
 pub(super) const LEASE: Duration = Duration::from_secs(5);
@@ -10,39 +10,75 @@ pub(super) const LEASE: Duration = Duration::from_secs(5);
 pub(super) const LOST_MAX: i32 = 3;
 /// One host alone has to carry the load for a while, and still have slots free for orphans.
 const SLOTS: usize = 96;
+/// Hosts with few slots, so that claims stand in line.
+pub(super) const LINE_SLOTS: usize = 8;
+/// So that a cancellation that nobody hears of is noticed after the jobs that are cancelled have ended (it is renewed after 0.4 of it).
+const PATIENT_LEASE: Duration = Duration::from_secs(20);
 /// Here every host has the same id and key, and takes over at once what its predecessor had.
 const KEEPS_ITS_ID: usize = 1;
+/// It polls only.
+const POLLS: usize = 2;
+/// Hosts for the queue of those that stand in line: one listens, one polls only.
+pub(super) const LINE_HOSTS: usize = 2;
+const LINE_POLLS: usize = 1;
+
+/// What a host is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Faults happen to it.
+    Main(usize),
+    /// It serves [`LINE`] alone. The server fails it; nothing else is done to it.
+    Line(usize),
+    /// It shares its id and key with another.
+    Twin,
+}
 
 /// The id of every host in this seat where that one keeps it, else another one each time.
-pub(super) fn worker_id(seat: usize, born: usize) -> String {
-    match seat {
-        KEEPS_ITS_ID => format!("host-{seat}"),
-        _ => format!("host-{seat}-{born}"),
+pub(super) fn worker_id(role: Role, born: usize) -> String {
+    match role {
+        Role::Main(KEEPS_ITS_ID) => format!("host-{KEEPS_ITS_ID}"),
+        Role::Main(seat) => format!("host-{seat}-{born}"),
+        Role::Line(seat) => format!("line-{seat}-{born}"),
+        Role::Twin => format!("twin-{born}"),
     }
 }
 
 /// Whether this is the id of all hosts of a seat.
 pub(super) fn keeps_its_id(worker: &str) -> bool {
-    worker == worker_id(KEEPS_ITS_ID, 0)
+    worker == worker_id(Role::Main(KEEPS_ITS_ID), 0)
+}
+
+/// Whether the host of this id is notified, and does not only poll.
+pub(super) fn listens(worker: &str) -> bool {
+    let of = |role: &str, seat: usize| worker.starts_with(&format!("{role}-{seat}-"));
+    !of("host", POLLS) && !of("line", LINE_POLLS)
 }
 
 /// The seats differ: the first two have the tag, the second keeps its id, the third polls only; every other one has
 /// little patience when it stops.
-pub(super) fn of(seat: usize, evidence: &str) -> String {
-    let tags = match seat {
-        0 | 1 => format!("[\"{TAG}\"]"),
+pub(super) fn of(role: Role, evidence: &str) -> String {
+    let tags = match role {
+        Role::Main(0 | 1) => format!("[\"{TAG}\"]"),
         _ => "[]".into(),
     };
-    let drain_timeout = match seat % 2 {
-        0 => "500ms",
+    let queues = match role {
+        Role::Line(_) => format!("queues = [\"{LINE}\"]\n"),
+        Role::Main(_) | Role::Twin => String::new(),
+    };
+    let slots = match role {
+        Role::Main(_) => SLOTS,
+        Role::Line(_) | Role::Twin => LINE_SLOTS,
+    };
+    let drain_timeout = match role {
+        Role::Main(seat) if seat % 2 == 0 => "500ms",
         _ => "10s",
     };
-    let key = match seat {
-        KEEPS_ITS_ID => "worker_key_file = \"key\"\n",
-        _ => "",
+    let key = match role {
+        Role::Main(KEEPS_ITS_ID) | Role::Twin => "worker_key_file = \"key\"\n",
+        Role::Main(_) | Role::Line(_) => "",
     };
-    let notify = seat != 2;
-    let handler = |pattern: &str, more: &str| {
+    let notify = !matches!(role, Role::Main(POLLS) | Role::Line(LINE_POLLS));
+    let handler = |pattern: &str, lease: Duration, more: &str| {
         format!(
             r#"
 [handlers."{pattern}"]
@@ -57,21 +93,44 @@ dir = {evidence:?}
 at = "/evidence"
 mode = "read-write"
 "#,
-            LEASE.as_secs()
+            lease.as_secs()
         )
     };
-    let work = handler("chaos.*", &format!("max_attempts = {ATTEMPTS_MAX}"));
+    let attempts = format!("max_attempts = {ATTEMPTS_MAX}");
+    let work = handler("chaos.*", LEASE, &attempts);
+    let patient = handler(PATIENT, PATIENT_LEASE, &attempts);
     let spin = format!("max_attempts = {SPIN_ATTEMPTS_MAX}\ntimeout = \"200ms\"");
-    let spin = handler(SPIN, &spin);
+    let spin = handler(SPIN, LEASE, &spin);
     format!(
-        r#"slots = {SLOTS}
+        r#"slots = {slots}
 lost_max = {LOST_MAX}
-tags = {tags}
+{queues}tags = {tags}
 notify = {notify}
 drain_timeout = "{drain_timeout}"
 {key}
 [limits]
 memory_mb = 16
-{work}{spin}"#
+{work}{patient}{spin}"#
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_third_seat_and_the_second_host_of_the_line_poll_and_all_others_listen() {
+        for (role, listening) in [
+            (Role::Main(0), true),
+            (Role::Main(1), true),
+            (Role::Main(2), false),
+            (Role::Line(0), true),
+            (Role::Line(1), false),
+            (Role::Twin, true),
+        ] {
+            assert_eq!(listens(&worker_id(role, 2)), listening, "{role:?}");
+            let notify = format!("notify = {listening}");
+            assert!(of(role, "/evidence").contains(&notify), "{role:?}");
+        }
+    }
 }

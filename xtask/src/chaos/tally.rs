@@ -16,13 +16,30 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
         let of_the_end = world.jobs.iter().filter_map(|job| job.sha256.as_ref());
         of_attempts.chain(of_the_end).collect()
     };
+    // These are stopped when the fault is over.
+    let shared: BTreeSet<&String> = {
+        let happened = world.happened.iter();
+        let shared = happened.filter_map(|happened| match &happened.what {
+            What::IdShared { worker, .. } => Some(worker),
+            _ => None,
+        });
+        shared.collect()
+    };
     let mut done = |fault: Fault| counts.entry(fault).or_default().0 += 1;
     for happened in &world.happened {
         match &happened.what {
             What::HostKilled { .. } => done(Fault::KillHost),
-            What::HostFrozen { .. } => done(Fault::FreezeHost),
+            What::HostFrozen { jobs, .. } if jobs.is_empty() => done(Fault::FreezeHost),
+            What::HostFrozen { .. } => done(Fault::FreezeInClaim),
             // In the end all of them are stopped: that is no fault.
-            What::HostStopped { .. } if is_load(world, happened.from_us) => done(Fault::StopHost),
+            What::HostStopped { worker, .. }
+                if is_load(world, happened.from_us) && !shared.contains(worker) =>
+            {
+                done(Fault::StopHost);
+            }
+            What::ListenersCut { count } if *count > 0 => done(Fault::CutListeners),
+            What::LineCancelled { count } if *count > 0 => done(Fault::CancelLine),
+            What::IdShared { exits, .. } if !exits.is_empty() => done(Fault::SameId),
             What::BackendsTerminated { count } if *count > 0 => done(Fault::TerminateBackends),
             What::ServerCrashed { how } => done(*how),
             What::SleepersForgotten { rows } if *rows > 0 => done(Fault::ForgetSleepers),
@@ -30,6 +47,9 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
             What::ModuleReplaced { .. }
             | What::HostStopped { .. }
             | What::BackendsTerminated { .. }
+            | What::ListenersCut { .. }
+            | What::LineCancelled { .. }
+            | What::IdShared { .. }
             | What::SleepersForgotten { .. }
             | What::HostEnded { .. }
             | What::Skipped { .. }

@@ -32,6 +32,8 @@ pub(super) struct Evidence {
     pub(super) begun_us: i64,
     /// When its step was recorded, and not an earlier attempt's.
     pub(super) stepped_us: Option<i64>,
+    /// The last of its ticks.
+    pub(super) ticked_us: Option<i64>,
     pub(super) ended_us: Option<i64>,
 }
 
@@ -128,6 +130,13 @@ pub(super) struct World {
     pub(super) dumped_us: i64,
 }
 
+impl Evidence {
+    /// When it has last left anything outside of the database; its begin does not count.
+    pub(super) fn last_us(&self) -> Option<i64> {
+        self.ended_us.max(self.stepped_us).max(self.ticked_us)
+    }
+}
+
 impl World {
     pub(super) fn read(folder: &Folder) -> Result<Self> {
         let mut world = Self {
@@ -217,19 +226,23 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
                         bail!("two attempts on {worker} have the nonce {nonce}");
                     }
                 }
-                _ => later.push((key, at_us, what == "step")),
+                _ => later.push((key, at_us, what.to_owned())),
             }
         }
     }
-    for (key, at_us, is_step) in later {
-        match found.get_mut(&key) {
-            Some(evidence) if is_step => evidence.stepped_us = Some(at_us),
-            Some(evidence) => evidence.ended_us = Some(at_us),
-            None => bail!(
+    for (key, at_us, what) in later {
+        let Some(evidence) = found.get_mut(&key) else {
+            bail!(
                 "the attempt {} on {} has gone on, and never begun",
                 key.1,
                 key.0
-            ),
+            );
+        };
+        match what.as_str() {
+            "step" => evidence.stepped_us = Some(at_us),
+            "tick" => evidence.ticked_us = evidence.ticked_us.max(Some(at_us)),
+            "end" => evidence.ended_us = Some(at_us),
+            _ => bail!("{what} is no evidence"),
         }
     }
     let mut all: Vec<_> = found.into_values().collect();
@@ -249,6 +262,8 @@ mod tests {
         for name in [
             "7.1.aa.100.begin",
             "7.1.aa.120.step",
+            "7.1.aa.140.tick",
+            "7.1.aa.130.tick",
             "7.1.aa.150.end",
             "7.2.bb.120.begin",
         ] {
@@ -258,6 +273,8 @@ mod tests {
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].attempt, found[0].ended_us), (1, Some(150)));
         assert_eq!(found[0].stepped_us, Some(120));
+        assert_eq!(found[0].ticked_us, Some(140));
+        assert_eq!(found[0].last_us(), Some(150));
         assert_eq!((found[1].attempt, found[1].ended_us), (2, None));
         fs::write(host.join("9.1.cc.100.end"), "").unwrap();
         assert!(evidence(dir.path()).is_err());

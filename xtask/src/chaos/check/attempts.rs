@@ -2,7 +2,7 @@
 
 use super::super::load::SPIN;
 use super::super::world::Job;
-use super::known::{ended_from_outside, kind};
+use super::known::{IN_LINE_US, ended_from_outside, kind};
 use super::{Found, Known};
 
 /// Attempts over max: 0. Of those that have begun, each that was lost, given back or forgotten is one more.
@@ -36,8 +36,32 @@ pub(super) fn within_max(known: &Known<'_>) -> Found {
     found
 }
 
-/// A job that is lost too often fails, with that as the reason; before that it goes on. One that was lost less often,
-/// and has not been given up, shows nothing.
+/// How a job was lost.
+#[derive(Clone, Copy)]
+struct Loss<'a> {
+    worker: &'a str,
+    claimed_us: i64,
+    ended_us: i64,
+}
+
+impl Loss<'_> {
+    /// Its host was killed, or has ended of itself, while it had the job. One that ends because another has its id is no crash.
+    fn is_crash(&self, known: &Known<'_>) -> bool {
+        !known.is_shared(self.worker) && known.crashed(self.worker, self.claimed_us, self.ended_us)
+    }
+
+    /// Its host may have lived on, and have been heard of or not, whatever else has happened to it.
+    fn is_unsure(&self, known: &Known<'_>) -> bool {
+        known.is_frozen(self.worker, self.claimed_us, self.ended_us)
+            || known.is_shared(self.worker)
+            || known.cuts(self.claimed_us, self.ended_us)
+            || known.crashes(self.claimed_us - IN_LINE_US, self.ended_us) > 0
+    }
+}
+
+/// A job whose workers have crashed too often fails, with that as the reason, and no other does. Of the last loss nobody can know
+/// when the verdict is given whether its worker will be heard of again: it may count where that one could not be. One with fewer
+/// crashes that has not been given up shows nothing.
 pub(super) fn losses_end(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let most = known.world.run.lost_max;
@@ -46,14 +70,54 @@ pub(super) fn losses_end(known: &Known<'_>) -> Found {
         if job.lost < most && !gave_up {
             continue;
         }
-        found.case(job.id, job.lost != most || !gave_up, || {
+        let losses = losses(known, job, gave_up);
+        let crashes = losses.iter().filter(|loss| loss.is_crash(known));
+        let crashes = crashes.count() as i32;
+        let sure = losses
+            .iter()
+            .filter(|loss| loss.is_crash(known) && !loss.is_unsure(known));
+        let sure = sure.count() as i32;
+        let last = losses.last().filter(|loss| !loss.is_crash(known));
+        let perhaps = crashes + i32::from(last.is_some_and(|loss| loss.is_unsure(known)));
+        let wrong = match gave_up {
+            true => perhaps < most,
+            false => sure >= most,
+        };
+        let what = || {
             format!(
-                "job {} was lost {} times (at most {most}) and is {}: {:?}",
+                "job {} was lost {} times, {crashes} times with a crash of its host (at most {most}), and is {}: {:?}",
                 job.id, job.lost, job.state, job.error
             )
-        });
+        };
+        match gave_up || crashes >= most {
+            true => found.case(job.id, wrong, what),
+            false => found.unless(job.id, wrong, what),
+        }
     }
     found
+}
+
+/// In their order; that with which a job was given up is in its own row.
+fn losses<'a>(known: &Known<'a>, job: &Job, gave_up: bool) -> Vec<Loss<'a>> {
+    let of_attempts = known.attempts(job.id).iter().filter(|a| a.lost);
+    let mut losses: Vec<_> = of_attempts
+        .map(|attempt| Loss {
+            worker: known.worker_id(attempt.worker),
+            claimed_us: attempt.claimed_us,
+            ended_us: attempt.ended_us,
+        })
+        .collect();
+    losses.sort_by_key(|loss| loss.ended_us);
+    if let (true, Some(worker), Some(claimed_us), Some(ended_us)) =
+        (gave_up, job.worker, job.claimed_us, job.finished_us)
+    {
+        losses.push(Loss {
+            worker: known.worker_id(worker),
+            claimed_us,
+            ended_us,
+        });
+    }
+    losses
 }
 
 /// What the payload says has happened, where nobody has ended the job from outside, and its hosts have not gone too often.
@@ -83,12 +147,8 @@ pub(super) fn ends_as_asked(known: &Known<'_>) -> Found {
         };
         found.case(job.id, !right, || {
             format!(
-                "job {} was to {} and is {} after {tried} attempts: {:?} {:?}",
-                job.id,
-                wish.payload(),
-                job.state,
-                job.result,
-                job.error
+                "job {} was to {:?} and is {} after {tried} attempts: {:?} {:?}",
+                job.id, wish, job.state, job.result, job.error
             )
         });
     }

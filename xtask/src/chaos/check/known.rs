@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::super::ledger::{Answer, Ask, What};
 use super::super::load::Wish;
+use super::super::settings;
 use super::super::world::{Attempt, Call, Evidence, Job, Record, Step, World};
 
 /// A claim commits asynchronously, and the server writes what is committed within some tenths of a second. What it had
@@ -13,6 +14,11 @@ use super::super::world::{Attempt, Call, Evidence, Job, Record, Step, World};
 pub(super) const FORGOTTEN_WITHIN_US: i64 = 3_000_000;
 /// A claim that has not started within a second is given back; it is looked for such ones every quarter of a second.
 pub(super) const IN_LINE_US: i64 = 1_500_000;
+
+/// A host listens again a second after it was cut off, or half a second; then it tries out whether it hears.
+pub(super) const DEAF_AFTER_A_CUT_US: i64 = 2_000_000;
+/// While the server is down it waits longer each time: 1 s, 2 s, 4 s.
+pub(super) const DEAF_AFTER_A_CRASH_US: i64 = 6_000_000;
 
 pub(crate) struct Known<'a> {
     pub(crate) world: &'a World,
@@ -139,6 +145,9 @@ impl<'a> Known<'a> {
                 }
                 What::HostFrozen { .. }
                 | What::BackendsTerminated { .. }
+                | What::ListenersCut { .. }
+                | What::LineCancelled { .. }
+                | What::IdShared { .. }
                 | What::ServerCrashed { .. }
                 | What::SleepersForgotten { .. }
                 | What::ModuleReplaced { .. }
@@ -147,6 +156,69 @@ impl<'a> Known<'a> {
             };
             ended == worker && (from_us..=until_us).contains(&at_us)
         })
+    }
+
+    /// Whether this host was frozen, or has ended however that came, at any moment of this time.
+    pub(super) fn is_disturbed(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
+        self.is_frozen(worker, from_us, until_us) || self.is_gone(worker, from_us, until_us)
+    }
+
+    /// Whether this host was frozen at any moment of this time.
+    pub(super) fn is_frozen(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
+        self.world.happened.iter().any(|h| {
+            matches!(&h.what, What::HostFrozen { worker: frozen, .. } if frozen == worker)
+                && h.from_us <= until_us
+                && h.until_us >= from_us
+        })
+    }
+
+    /// Whether this host has ended in this time without being told to.
+    pub(super) fn crashed(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
+        self.world.happened.iter().any(|h| match &h.what {
+            What::HostKilled { worker: killed } => {
+                killed == worker && (from_us..=until_us).contains(&h.from_us)
+            }
+            What::HostEnded { worker: ended, .. } => {
+                ended == worker && (from_us..=until_us).contains(&h.until_us)
+            }
+            _ => false,
+        })
+    }
+
+    /// Whether connections were cut in this time, that of those who listen or any.
+    pub(super) fn cuts(&self, from_us: i64, until_us: i64) -> bool {
+        self.world.happened.iter().any(|h| {
+            let cuts = matches!(
+                h.what,
+                What::BackendsTerminated { .. } | What::ListenersCut { .. }
+            );
+            cuts && h.from_us <= until_us && h.until_us >= from_us
+        })
+    }
+
+    /// Whether a host has heard of all that was notified to it in this time.
+    pub(super) fn hears(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
+        settings::listens(worker)
+            && !self.cuts(from_us - DEAF_AFTER_A_CUT_US, until_us)
+            && self.crashes(from_us - DEAF_AFTER_A_CRASH_US, until_us) == 0
+    }
+
+    /// As [`Self::hears`], of any host; that all who listen were cut off does not count.
+    pub(super) fn has_other_trouble(&self, from_us: i64, until_us: i64) -> bool {
+        let is_cut = self.world.happened.iter().any(|h| {
+            matches!(h.what, What::BackendsTerminated { .. })
+                && h.from_us <= until_us
+                && h.until_us >= from_us - DEAF_AFTER_A_CUT_US
+        });
+        is_cut || self.crashes(from_us - DEAF_AFTER_A_CRASH_US, until_us) > 0
+    }
+
+    /// Whether two hosts had this id.
+    pub(super) fn is_shared(&self, worker: &str) -> bool {
+        self.world
+            .happened
+            .iter()
+            .any(|h| matches!(&h.what, What::IdShared { worker: shared, .. } if shared == worker))
     }
 
     /// Whether a worker of this id has ever registered.

@@ -7,6 +7,8 @@ mod known;
 
 mod accepted;
 mod attempts;
+mod frozen;
+mod heard;
 mod keys;
 mod outside;
 mod recovery;
@@ -19,6 +21,7 @@ mod tests;
 
 use super::ledger::Run;
 use super::plan::Fault;
+use crate::bench::percentiles::Percentiles;
 pub(super) use file::file_on;
 pub(super) use known::Known;
 
@@ -30,6 +33,10 @@ pub(super) struct Found {
     pub(super) violations: Vec<Violation>,
     /// Milliseconds, where the rule measures something.
     pub(super) measured_ms: Vec<f64>,
+    /// From what to what.
+    pub(super) measures: &'static str,
+    /// The job that has taken longest, and how long that was.
+    slowest: Option<(i64, i64)>,
 }
 
 /// One case that is against the rule.
@@ -44,6 +51,31 @@ impl Found {
     fn case(&mut self, job: impl Into<Option<i64>>, wrong: bool, what: impl FnOnce() -> String) {
         self.checked += 1;
         self.unless(job, wrong, what);
+    }
+
+    /// One case that has taken so long.
+    fn took(&mut self, job: i64, us: i64) {
+        self.checked += 1;
+        self.measured_ms.push(us as f64 / 1000.0);
+        self.slowest = self.slowest.max(Some((us, job)));
+    }
+
+    /// Ninety-nine of a hundred cases have taken no longer than this.
+    fn p99_within(mut self, limit_us: i64, measures: &'static str) -> Self {
+        self.measures = measures;
+        let limit_ms = limit_us as f64 / 1000.0;
+        if let Ok(Percentiles { p99, .. }) = Percentiles::of(self.measured_ms.clone())
+            && p99 > limit_ms
+        {
+            let job = self.slowest.map(|(_, job)| job);
+            self.violations.push(Violation {
+                job,
+                what: format!(
+                    "p99 {measures} is {p99:.0} ms; {limit_ms:.0} ms are allowed; the slowest is job {job:?}"
+                ),
+            });
+        }
+        self
     }
 
     /// What is against the rule where it is, and shows nothing where it is not.
@@ -79,7 +111,7 @@ enum Needs {
 }
 
 /// Every rule.
-pub(super) const RULES: [Rule; 22] = [
+pub(super) const RULES: [Rule; 27] = [
     Rule {
         name: "accepted_is_kept",
         promise: "a job whose enqueue was answered with its id is there",
@@ -154,8 +186,8 @@ pub(super) const RULES: [Rule; 22] = [
     },
     Rule {
         name: "losses_end",
-        promise: "a job that is lost so often fails, and no sooner",
-        needs: Needs::For(10.0, &[Fault::KillHost, Fault::FreezeHost]),
+        promise: "a job whose workers crash so often fails, and no sooner; other losses do not count",
+        needs: Needs::For(10.0, &[Fault::KillHost]),
         check: attempts::losses_end,
     },
     Rule {
@@ -175,6 +207,18 @@ pub(super) const RULES: [Rule; 22] = [
         promise: "no job was ended from outside without being asked to",
         needs: Needs::AnyOf(&[Fault::Cancel, Fault::Complete, Fault::Fail]),
         check: outside::were_asked,
+    },
+    Rule {
+        name: "ended_in_line",
+        promise: "a job that was ended from outside while its claim stood in line does not start",
+        needs: Needs::AnyOf(&[Fault::CancelLine]),
+        check: heard::ended_in_line,
+    },
+    Rule {
+        name: "cancels_arrive",
+        promise: "an attempt whose job was cancelled while its host could not listen does nothing any more: p99 within 2.5 s",
+        needs: Needs::For(10.0, &[Fault::CutListeners]),
+        check: heard::cancels_arrive,
     },
     Rule {
         name: "unique_key",
@@ -201,6 +245,18 @@ pub(super) const RULES: [Rule; 22] = [
         check: recovery::taken_up_again,
     },
     Rule {
+        name: "frozen_claims_run",
+        promise: "what a host had claimed that is frozen in its claim runs elsewhere: p99 within the lease and 2 s",
+        needs: Needs::For(10.0, &[Fault::FreezeInClaim]),
+        check: frozen::claims_run,
+    },
+    Rule {
+        name: "frozen_holds_nothing",
+        promise: "what a host had claimed that is frozen in its claim can be cancelled meanwhile, within 2 s",
+        needs: Needs::For(10.0, &[Fault::FreezeInClaim]),
+        check: frozen::holds_nothing,
+    },
+    Rule {
         name: "stop_burns_nothing",
         promise: "a host that is stopped in order loses no attempt that runs",
         needs: Needs::For(5.0, &[Fault::StopHost]),
@@ -208,9 +264,15 @@ pub(super) const RULES: [Rule; 22] = [
     },
     Rule {
         name: "hosts_live",
-        promise: "no host ends by itself, and each stops when it is told to",
+        promise: "no host ends by itself but one whose id another has, and each stops when it is told to",
         needs: Needs::Nothing,
         check: recovery::hosts_live,
+    },
+    Rule {
+        name: "one_holder",
+        promise: "of two hosts with one id and key only one ends, however often it is started again",
+        needs: Needs::For(5.0, &[Fault::SameId]),
+        check: recovery::one_holder,
     },
 ];
 

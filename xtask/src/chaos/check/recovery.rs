@@ -1,10 +1,10 @@
 //! Whether work goes on after hosts and server have failed.
 
 use super::super::ledger::{Happened, What};
+use super::super::load::PATIENT;
 use super::super::settings;
 use super::known::IN_LINE_US;
-use super::{Found, Known, Violation};
-use crate::bench::percentiles::Percentiles;
+use super::{Found, Known};
 
 /// On top of the lease, for the 99th of a hundred.
 const LATE_US: i64 = 2_000_000;
@@ -28,11 +28,9 @@ pub(super) fn nothing_stuck(known: &Known<'_>) -> Found {
 
 /// For each attempt that was lost with a host that was killed, from the kill to the next begin. Left out is what has
 /// another reason to wait: a server that was down, a queue that was paused, a second loss (which waits 10 s), tags that
-/// only the killed host may have had, and a job whose end came from outside.
+/// only the killed host may have had, a longer lease, and a job whose end came from outside.
 pub(super) fn taken_up_again(known: &Known<'_>) -> Found {
     let mut found = Found::default();
-    let limit_ms = (known.world.run.lease_us + LATE_US) as f64 / 1000.0;
-    let mut slowest = (0, None);
     for killed in &known.world.happened {
         let What::HostKilled { worker } = &killed.what else {
             continue;
@@ -66,29 +64,19 @@ pub(super) fn taken_up_again(known: &Known<'_>) -> Found {
                 .any(|(from, until)| *from <= again_us && *until >= killed.from_us);
             if losses > 0
                 || paused
+                || job.handler == PATIENT
                 || !job.tags.is_empty()
                 || known.crashes(killed.from_us, again_us) > 0
             {
                 continue;
             }
-            let took_us = again_us - killed.from_us;
-            slowest = slowest.max((took_us, Some(job.id)));
-            found.checked += 1;
-            found.measured_ms.push(took_us as f64 / 1000.0);
+            found.took(job.id, again_us - killed.from_us);
         }
     }
-    if let Ok(Percentiles { p99, .. }) = Percentiles::of(found.measured_ms.clone())
-        && p99 > limit_ms
-    {
-        found.violations.push(Violation {
-            job: slowest.1,
-            what: format!(
-                "p99 from a kill to the job running again is {p99:.0} ms; {limit_ms:.0} ms are allowed; the slowest is job {:?}",
-                slowest.1
-            ),
-        });
-    }
-    found
+    found.p99_within(
+        known.world.run.lease_us + LATE_US,
+        "from a kill to the job running again",
+    )
 }
 
 /// No attempt is lost with a host that was asked to stop, and could reach the server. Each attempt that ran there at that
@@ -133,12 +121,15 @@ fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Happened, worker: &
     known.world.happened.iter().any(|other| {
         let since_us = match &other.what {
             What::ServerCrashed { .. } => since_us,
-            What::HostFrozen { worker: frozen } if frozen == worker => since_us,
+            What::HostFrozen { worker: frozen, .. } if frozen == worker => since_us,
             What::BackendsTerminated { .. } => stopped.from_us,
             What::HostKilled { .. }
             | What::HostFrozen { .. }
             | What::HostStopped { .. }
             | What::HostEnded { .. }
+            | What::ListenersCut { .. }
+            | What::LineCancelled { .. }
+            | What::IdShared { .. }
             | What::SleepersForgotten { .. }
             | What::ModuleReplaced { .. }
             | What::Skipped { .. }
@@ -148,8 +139,8 @@ fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Happened, worker: &
     })
 }
 
-/// A host may give up at its start where it cannot ask the server for the schema. Nothing else ends it but what it is
-/// told, and then it says that all was in order, if the server was there.
+/// A host may give up at its start where it cannot ask the server for the schema, and where another host has its id. Nothing else
+/// ends it but what it is told, and then it says that all was in order, if the server was there.
 pub(super) fn hosts_live(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for happened in &known.world.happened {
@@ -159,8 +150,10 @@ pub(super) fn hosts_live(known: &Known<'_>) -> Found {
                 status,
                 up_us,
             } => {
-                let excused =
-                    status == GAVE_UP && gave_up_at_its_start(known, happened, worker, *up_us);
+                // Which of two with one id may end is another rule.
+                let excused = status == GAVE_UP
+                    && (known.is_shared(worker)
+                        || gave_up_at_its_start(known, happened, worker, *up_us));
                 found.case(None, !excused, || {
                     format!(
                         "{worker} ended by itself after {} ms: {status}",
@@ -182,12 +175,42 @@ pub(super) fn hosts_live(known: &Known<'_>) -> Found {
             What::HostKilled { .. }
             | What::HostFrozen { .. }
             | What::BackendsTerminated { .. }
+            | What::ListenersCut { .. }
+            | What::LineCancelled { .. }
+            | What::IdShared { .. }
             | What::ServerCrashed { .. }
             | What::SleepersForgotten { .. }
             | What::ModuleReplaced { .. }
             | What::Skipped { .. }
             | What::LoadEnded => {}
         }
+    }
+    found
+}
+
+/// Of two hosts with one id only that ends which has not got the id, and it says why instead of dying. What ends where
+/// it cannot reach the server shows nothing.
+pub(super) fn one_holder(known: &Known<'_>) -> Found {
+    let mut found = Found::default();
+    for happened in &known.world.happened {
+        let What::IdShared { worker, exits } = &happened.what else {
+            continue;
+        };
+        let of = |host: usize| {
+            let exits = exits.iter().filter(|exit| {
+                exit.host == host
+                    && !known.cuts(exit.from_us, exit.until_us)
+                    && known.crashes(exit.from_us, exit.until_us) == 0
+            });
+            exits.count()
+        };
+        let (first, second) = (of(0), of(1));
+        if first + second == 0 {
+            continue;
+        }
+        found.case(None, first > 0 && second > 0, || {
+            format!("two hosts have taken the id {worker} from each other: one has ended {first} times, the other {second} times")
+        });
     }
     found
 }

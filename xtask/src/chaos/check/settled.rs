@@ -109,7 +109,8 @@ pub(super) fn over_at_its_end(known: &Known<'_>) -> Found {
             continue;
         };
         for evidence in known.evidence(job.id) {
-            if known.forgotten(evidence) {
+            // A host whose id another has taken hears of it a moment after others may have its jobs.
+            if known.forgotten(evidence) || known.is_shared(&evidence.worker) {
                 continue;
             }
             let late_us = evidence.begun_us - finished_us;
@@ -125,8 +126,9 @@ pub(super) fn over_at_its_end(known: &Known<'_>) -> Found {
 }
 
 /// An attempt leaves nothing outside of the database any more once another has begun: its host refuses that as soon as
-/// it cannot trust the lease. Where the server has forgotten the claim, the host cannot know. What remains is a freeze
-/// between the host's look and what it then does: some microseconds. One whose host is gone by then shows nothing.
+/// it cannot trust the lease. Where the server has forgotten the claim, or another host has taken the id, the host cannot know at that
+/// moment. What remains is a freeze between the host's look and what it then does: some microseconds. One whose host is gone by then
+/// shows nothing.
 pub(super) fn revoked(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut next: HashMap<i64, &Evidence> = HashMap::new();
@@ -135,9 +137,10 @@ pub(super) fn revoked(known: &Known<'_>) -> Found {
         let Some(next) = next.insert(evidence.job, evidence) else {
             continue;
         };
-        let last_us = evidence.ended_us.max(evidence.stepped_us);
+        let last_us = evidence.last_us();
         let forgotten = known.crashes(evidence.begun_us, next.begun_us) > 0;
         if forgotten
+            || known.is_shared(&evidence.worker)
             || evidence.ended_us.is_some_and(|at| at < next.begun_us)
             || known.is_gone(&evidence.worker, evidence.begun_us, next.begun_us)
         {

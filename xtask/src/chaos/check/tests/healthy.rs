@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::super::super::ledger::{Answer, Ask, Happened, Run, What};
+use super::super::super::ledger::{Answer, Ask, Exit, Happened, Run, What};
 use super::super::super::load::{WORK, Wish};
 use super::super::super::plan::Fault;
 use super::super::super::world::{
@@ -33,6 +33,9 @@ pub(super) const STEPPED: i64 = 26;
 pub(super) const FROZEN: i64 = 27;
 pub(super) const STOPPED: i64 = 28;
 pub(super) const WAITED: i64 = 29;
+pub(super) const IN_LINE: i64 = 30;
+pub(super) const TOLD: i64 = 31;
+pub(super) const LARGE: [i64; 2] = [32, 33];
 
 /// Puts jobs into a world, one at a time.
 #[derive(Default)]
@@ -79,6 +82,20 @@ impl Builder {
         job.expect("the job was built")
     }
 
+    /// A worker has claimed the job, and no attempt begins.
+    fn claim(&mut self, id: i64, attempt: i32, worker: i64, claimed_us: i64) {
+        let job = self.of(id);
+        job.attempt = attempt;
+        job.worker = Some(worker);
+        job.claimed_us = Some(claimed_us);
+    }
+
+    /// The job is cancelled.
+    fn cancel(&mut self, id: i64, at_us: i64) {
+        self.call(at_us, Ask::Cancel { job: id }, Answer::Ok(1));
+        self.end(id, "cancelled", json!(null), at_us + 500);
+    }
+
     /// An attempt begins on a worker, a millisecond after its claim.
     fn begin(&mut self, id: i64, attempt: i32, worker: i64, claimed_us: i64) {
         let evidence = Evidence {
@@ -91,10 +108,7 @@ impl Builder {
             ..Evidence::default()
         };
         self.0.evidence.push(evidence);
-        let job = self.of(id);
-        job.attempt = attempt;
-        job.worker = Some(worker);
-        job.claimed_us = Some(claimed_us);
+        self.claim(id, attempt, worker, claimed_us);
     }
 
     /// The attempt has ended, and the job has not.
@@ -216,6 +230,7 @@ pub(super) fn healthy() -> World {
         129 * S,
         What::HostFrozen {
             worker: "host-2".into(),
+            jobs: Vec::new(),
         },
     );
     b.attempt(FROZEN, true, 127 * S);
@@ -247,13 +262,18 @@ pub(super) fn healthy() -> World {
     b.begin(STOPPED, 1, A, 143 * S);
     b.succeed(STOPPED, 144 * S);
 
-    // This one loses its host three times.
+    // This one loses its host three times, because that is killed.
     b.job(DOOMED, 30 * S, plain());
+    let killed = || What::HostKilled {
+        worker: "host-2".into(),
+    };
     for (attempt, at) in [(1, 31), (2, 41)] {
         b.begin(DOOMED, attempt, B, at * S);
+        b.happen((at + 4) * S, (at + 4) * S, killed());
         b.attempt(DOOMED, true, (at + 5) * S);
     }
     b.begin(DOOMED, 3, B, 60 * S);
+    b.happen(64 * S, 64 * S, killed());
     b.of(DOOMED).lost = 3;
     b.end(DOOMED, "failed", json!({"kind": "lost"}), 66 * S);
 
@@ -385,6 +405,59 @@ pub(super) fn healthy() -> World {
     b.succeed(STEPPED, 84 * S);
     let result = b.of(STEPPED).result.as_mut();
     result.expect("it has succeeded")["first"] = json!(nonce(STEPPED, 1));
+
+    // Cancelled before it has started.
+    b.job(IN_LINE, 150 * S, plain());
+    b.claim(IN_LINE, 1, A, 150 * S);
+    b.cancel(IN_LINE, 150 * S + 300_000);
+
+    // Cancelled while host A could not listen.
+    let told = Wish {
+        ticks: true,
+        sleep_ms: 7_000,
+        ..plain()
+    };
+    b.job(TOLD, 160 * S, told);
+    b.begin(TOLD, 1, A, 160 * S);
+    let evidence = b.0.evidence.last_mut().expect("it has begun");
+    (evidence.ended_us, evidence.ticked_us) = (None, Some(162 * S));
+    b.happen(161 * S, 161 * S + 5_000, What::ListenersCut { count: 2 });
+    b.cancel(TOLD, 161 * S + 200_000);
+
+    // Host B is frozen when it has claimed these two. One of them is cancelled meanwhile.
+    for id in LARGE {
+        b.job(id, 169 * S, plain());
+        b.claim(id, 1, B, 170 * S - 5_000);
+    }
+    let frozen = What::HostFrozen {
+        worker: "host-2".into(),
+        jobs: LARGE.to_vec(),
+    };
+    b.happen(170 * S, 181 * S, frozen);
+    b.cancel(LARGE[1], 171 * S);
+    b.attempt(LARGE[0], true, 175 * S);
+    b.begin(LARGE[0], 2, A, 175 * S);
+    b.succeed(LARGE[0], 176 * S);
+
+    // Two hosts have this id; the first of them stops, and is refused when it is started again.
+    let exits = [(180, 190), (191, 192)].map(|(from, until)| Exit {
+        host: 0,
+        from_us: from * S,
+        until_us: until * S,
+    });
+    for exit in &exits {
+        let ended = What::HostEnded {
+            worker: "host-9".into(),
+            status: "exit status: 1".into(),
+            up_us: exit.until_us - exit.from_us,
+        };
+        b.happen(exit.from_us, exit.until_us, ended);
+    }
+    let shared = What::IdShared {
+        worker: "host-9".into(),
+        exits: exits.to_vec(),
+    };
+    b.happen(185 * S, 195 * S, shared);
 
     let (queue, other) = ("default".to_string(), "default".to_string());
     b.call(100 * S, Ask::Pause { queue }, Answer::Ok(1));

@@ -187,7 +187,7 @@ fn an_attempt_that_begins_after_the_end_of_its_job_is_found() {
 }
 
 #[test]
-fn an_attempt_that_begins_after_an_end_from_outside_is_excused() {
+fn an_attempt_that_begins_after_an_end_from_outside_is_no_case_of_an_end_of_its_own() {
     let mut world = healthy();
     let mut late = evidence(&mut world, QUICK).clone();
     (late.job, late.nonce) = (CANCELLED, "late".into());
@@ -330,14 +330,254 @@ fn a_job_that_begins_more_often_than_it_is_claimed_is_found() {
     });
 }
 
-#[test]
-fn a_job_that_goes_on_after_too_many_losses_is_found() {
-    breaks("losses_end", |world| job(world, ORPHAN).lost = 3);
+/// The job whose host was killed three times goes on with a fourth attempt.
+fn goes_on(world: &mut World) {
+    let doomed = job(world, DOOMED).clone();
+    world.attempts.push(Attempt {
+        job: DOOMED,
+        attempt: 3,
+        lost: true,
+        worker: B,
+        error: json!({"kind": "lost"}),
+        sha256: None,
+        claimed_us: doomed.claimed_us.expect("it was claimed"),
+        ended_us: 66 * S,
+    });
+    let mut fourth = evidence(world, QUICK).clone();
+    (fourth.job, fourth.attempt, fourth.nonce) = (DOOMED, 4, nonce(DOOMED, 4));
+    (fourth.begun_us, fourth.ended_us) = (67 * S + 1_000, None);
+    world.evidence.push(fourth);
+    let doomed = job(world, DOOMED);
+    (doomed.state, doomed.error) = ("succeeded".into(), None);
+    (doomed.attempt, doomed.worker) = (4, Some(A));
+    (doomed.claimed_us, doomed.finished_us) = (Some(67 * S), Some(68 * S));
+    doomed.result = Some(json!({"n": doomed.n, "attempt": 4, "nonce": nonce(DOOMED, 4)}));
+}
+
+/// Something else has happened to host B instead of these kills: the first, the second and the third.
+fn instead_of_kills(world: &mut World, which: &[usize], what: impl Fn() -> What) {
+    let kills = world
+        .happened
+        .iter_mut()
+        .filter(|h| matches!(&h.what, What::HostKilled { worker } if worker == "host-2"));
+    for (_, kill) in kills.enumerate().filter(|(n, _)| which.contains(n)) {
+        kill.what = what();
+    }
+}
+
+fn frozen() -> What {
+    What::HostFrozen {
+        worker: "host-2".into(),
+        jobs: Vec::new(),
+    }
 }
 
 #[test]
-fn a_job_that_is_given_up_too_soon_is_found() {
-    breaks("losses_end", |world| job(world, DOOMED).lost = 2);
+fn a_job_that_goes_on_after_too_many_crashes_is_found() {
+    breaks("losses_end", goes_on);
+}
+
+#[test]
+fn a_job_goes_on_after_losses_that_were_no_crashes() {
+    let mut world = healthy();
+    goes_on(&mut world);
+    instead_of_kills(&mut world, &[1], frozen);
+    breaks_nothing(&world);
+    assert_eq!(of_rule("losses_end", &world), 0);
+}
+
+#[test]
+fn a_job_that_is_given_up_although_its_hosts_lived_on_is_found() {
+    breaks("losses_end", |world| {
+        instead_of_kills(world, &[0], frozen);
+    });
+    breaks("losses_end", |world| {
+        instead_of_kills(world, &[2], || What::Skipped {
+            fault: Fault::KillHost,
+            why: "nothing has happened".into(),
+        });
+    });
+}
+
+#[test]
+fn a_job_may_be_given_up_while_nobody_can_know_whether_its_last_host_lives() {
+    let mut world = healthy();
+    instead_of_kills(&mut world, &[2], frozen);
+    breaks_nothing(&world);
+    assert_eq!(of_rule("losses_end", &world), 1);
+}
+
+#[test]
+fn a_job_that_is_given_up_because_two_hosts_have_one_id_is_found() {
+    breaks("losses_end", |world| {
+        instead_of_kills(world, &[0, 1, 2], || What::HostEnded {
+            worker: "host-2".into(),
+            status: "exit status: 1".into(),
+            up_us: S,
+        });
+        world.happened.push(Happened {
+            from_us: 29 * S,
+            until_us: 70 * S,
+            what: What::IdShared {
+                worker: "host-2".into(),
+                exits: Vec::new(),
+            },
+        });
+    });
+}
+
+/// An attempt at the job that was cancelled in line begins so long after the answer, on a worker of this id.
+fn begins_late(world: &mut World, worker: &str, late_us: i64) {
+    for known in &mut world.workers {
+        if known.incarnation == A {
+            known.worker_id = worker.into();
+        }
+    }
+    for evidence in &mut world.evidence {
+        if evidence.worker == "host-1" {
+            evidence.worker = worker.into();
+        }
+    }
+    let mut late = evidence(world, QUICK).clone();
+    (late.job, late.nonce) = (IN_LINE, "late".into());
+    (late.begun_us, late.ended_us) = (150 * S + 301_000 + late_us, None);
+    world.evidence.push(late);
+}
+
+#[test]
+fn an_attempt_of_a_claim_that_stood_in_line_when_its_job_was_cancelled_is_found() {
+    breaks("ended_in_line", |world| {
+        begins_late(world, "host-1", 600_000)
+    });
+    // The third seat polls: it gives claims back that have not started within a second.
+    breaks("ended_in_line", |world| {
+        begins_late(world, "host-2-7", 2_600_000)
+    });
+    for (worker, late_us) in [("host-1", 400_000), ("host-2-7", 1_400_000)] {
+        let mut world = healthy();
+        begins_late(&mut world, worker, late_us);
+        breaks_nothing(&world);
+        assert_eq!(of_rule("ended_in_line", &world), 1);
+    }
+}
+
+#[test]
+fn a_host_that_was_cut_off_need_not_know_what_stands_in_line() {
+    let mut world = healthy();
+    begins_late(&mut world, "host-1", 1_400_000);
+    world.happened.push(Happened {
+        from_us: 149 * S,
+        until_us: 149 * S,
+        what: What::BackendsTerminated { count: 1 },
+    });
+    breaks_nothing(&world);
+}
+
+#[test]
+fn a_job_that_had_begun_when_it_was_cancelled_shows_nothing_of_the_line() {
+    let mut world = healthy();
+    begins_late(&mut world, "host-1", -200_000);
+    breaks_nothing(&world);
+    assert_eq!(of_rule("ended_in_line", &world), 0);
+}
+
+#[test]
+fn an_attempt_that_goes_on_after_a_cancellation_of_which_its_host_did_not_hear_is_found() {
+    breaks("cancels_arrive", |world| {
+        evidence(world, TOLD).ticked_us = Some(164 * S);
+    });
+    breaks("cancels_arrive", |world| {
+        evidence(world, TOLD).ended_us = Some(167 * S);
+    });
+}
+
+#[test]
+fn a_cancellation_amid_other_troubles_shows_nothing() {
+    let mut world = healthy();
+    assert_eq!(of_rule("cancels_arrive", &world), 1);
+    for what in [
+        What::BackendsTerminated { count: 1 },
+        What::ServerCrashed {
+            how: Fault::CrashServer,
+        },
+        What::HostFrozen {
+            worker: "host-1".into(),
+            jobs: Vec::new(),
+        },
+    ] {
+        world.happened.push(Happened {
+            from_us: 162 * S,
+            until_us: 162 * S,
+            what,
+        });
+        assert_eq!(of_rule("cancels_arrive", &world), 0);
+        world.happened.pop();
+    }
+}
+
+/// The job that a frozen host had claimed runs only when that one is back.
+fn runs_late(world: &mut World) {
+    for evidence in &mut world.evidence {
+        if evidence.job == LARGE[0] {
+            evidence.begun_us = 181 * S + 1_000;
+            evidence.ended_us = None;
+        }
+    }
+    let late = job(world, LARGE[0]);
+    (late.claimed_us, late.finished_us) = (Some(181 * S), Some(182 * S));
+}
+
+#[test]
+fn a_job_that_waits_for_the_host_that_was_frozen_in_its_claim_is_found() {
+    breaks("frozen_claims_run", runs_late);
+    // That claim was never committed: the database knows nothing of it.
+    breaks("frozen_claims_run", |world| {
+        runs_late(world);
+        world.attempts.retain(|attempt| attempt.job != LARGE[0]);
+        let late = job(world, LARGE[0]);
+        (late.attempt, late.lost) = (1, 0);
+        late.result.as_mut().expect("it has succeeded")["attempt"] = json!(1);
+        evidence(world, LARGE[0]).attempt = 1;
+    });
+}
+
+#[test]
+fn a_call_that_waits_for_a_frozen_host_is_found() {
+    breaks("frozen_holds_nothing", |world| {
+        for call in &mut world.calls {
+            if matches!(call.ask, Ask::Cancel { job } if job == LARGE[1]) {
+                call.answered_us = 174 * S;
+            }
+        }
+    });
+}
+
+#[test]
+fn two_hosts_that_take_their_id_from_each_other_are_found() {
+    let both = |world: &mut World| {
+        for happened in &mut world.happened {
+            if let What::IdShared { exits, .. } = &mut happened.what {
+                exits[1].host = 1;
+            }
+        }
+    };
+    breaks("one_holder", both);
+    let mut world = healthy();
+    both(&mut world);
+    world.happened.push(Happened {
+        from_us: 191 * S,
+        until_us: 191 * S,
+        what: What::BackendsTerminated { count: 1 },
+    });
+    breaks_nothing(&world);
+    assert_eq!(of_rule("one_holder", &world), 1);
+}
+
+#[test]
+fn a_host_that_dies_because_another_has_its_id_is_found() {
+    breaks("hosts_live", |world| {
+        world.happened.push(ended("host-9", "signal: 6 (SIGABRT)"));
+    });
 }
 
 #[test]
