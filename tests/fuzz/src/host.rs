@@ -100,5 +100,7 @@ fn word(end: &RunEnd) -> &'static str {
         RunEnd::ResultRefused(_) => "result refused",
         RunEnd::Aborted(_) => "stopped",
         RunEnd::Unrunnable(_) => "unrunnable",
+        // Of claims alone, which no worker makes here.
+        RunEnd::NotStarted | RunEnd::NoHandler | RunEnd::GrantsRefused(_) => "not started",
     }
 }
