@@ -20,7 +20,7 @@ GRANT USAGE ON SCHEMA rouse TO rouse_enqueuer, rouse_producer, rouse_operator, r
 GRANT SELECT ON rouse.migration, rouse.definitions TO PUBLIC;
 
 -- Those who enqueue.
-GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_many, rouse.receipt TO rouse_enqueuer, rouse_producer, rouse_operator;
+GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_many, rouse.receipt TO rouse_enqueuer, rouse_producer, rouse_operator;
 
 -- Producers.
 GRANT EXECUTE ON FUNCTION rouse.cancel, rouse.job, rouse.result, rouse.history, rouse.job_log TO rouse_producer, rouse_operator;
@@ -40,7 +40,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.recorded_step_names, rouse.recorded_step, rouse.record_step, rouse.report, rouse.report_usage, rouse.append_log,
     rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
     rouse.challenges, rouse.answer_challenge, rouse.tell,
-    rouse.prepare_partitions, rouse.drop_partitions(bigint, bytea, interval)
+    rouse.prepare_partitions, rouse.drop_partitions(bigint, bytea, interval), rouse.maintain_lanes
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
 
@@ -50,7 +50,7 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.history, rouse.job_log,
 -- The views read with the rights of whoever made them; this one is called with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage TO rouse_observer, rouse_operator;
 GRANT SELECT ON
-    rouse.queue, rouse.lane, rouse.job, rouse.finished, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
+    rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.finished, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.challenge, rouse.untold, rouse.worker_login,
     rouse.jobs, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
     TO rouse_observer, rouse_operator;

@@ -4,6 +4,7 @@ mod support;
 
 mod adopt;
 mod enqueue;
+mod lanes;
 mod logins;
 mod looking;
 mod migrations;

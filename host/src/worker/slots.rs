@@ -230,6 +230,7 @@ pub(super) mod tests {
                 handler: "noop".into(),
                 priority: Priority::Normal,
                 tags: Vec::new(),
+                retired: false,
             }),
             asked: BootTime::now(),
             received,

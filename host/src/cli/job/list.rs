@@ -14,7 +14,7 @@ use crate::cli::screen::{Colour, Screen};
 use crate::cli::served::Wanted;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
-use crate::store::{Listing, Store};
+use crate::store::{LOOKED_AT_MAX, Listing, Store};
 
 /// How many are listed where nobody says how many.
 const NEWEST: i64 = 20;
@@ -23,6 +23,8 @@ const NEWEST: i64 = 20;
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Needs the role rouse_observer. What has ended is listed for as long as it is kept (keep_days).
+One listing looks at the newest 100,000 jobs, whatever their queue, handler and state are, and says so where
+it did not find enough among them; --before ID goes on from there.
 Exit code: 0, also where there is none")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -39,6 +41,10 @@ pub(super) struct Args {
     /// Only jobs in this state
     #[arg(long, value_parser = ["queued", "running", "succeeded", "failed", "timed_out", "cancelled"])]
     state: Option<String>,
+
+    /// Only jobs with a smaller id: goes on where a listing ended
+    #[arg(long, value_name = "ID")]
+    before: Option<i64>,
 
     /// At most so many
     #[arg(long, value_name = "N", default_value_t = NEWEST, value_parser = clap::value_parser!(i64).range(1..=10_000))]
@@ -71,6 +77,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             queue: args.queue,
             handler: args.handler,
             state: args.state,
+            before: args.before,
             // One more tells whether there are more.
             limit: args.limit + 1,
         })
@@ -78,14 +85,25 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let most = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let more = jobs.len() > most;
     jobs.truncate(most);
+    let end = match more {
+        true => None,
+        false => store.last_looked_at(args.before).await?,
+    };
     if args.json {
-        println!("{}", as_json(json!({"jobs": jobs, "more": more})));
+        let looked_back_to = end.map(|(id, _)| id);
+        let listing = json!({"jobs": jobs, "more": more, "looked_back_to": looked_back_to});
+        println!("{}", as_json(listing));
         return Ok(ExitCode::SUCCESS);
     }
     println!("{}", table(&jobs, store.now().await?));
     tell_what_nobody_takes(&store, &jobs).await?;
     if more {
         eprintln!("rouse: there are more; --limit N lists more of them");
+    }
+    if let Some((id, at)) = end {
+        eprintln!(
+            "rouse: there may be more: only the newest {LOOKED_AT_MAX} jobs were looked at, back to {id}, requested at {at}; --before {id} goes on from there"
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -95,6 +95,7 @@ pub const ALL: Sources<'static> = Sources {
         "logins",
         "workers",
         "wake",
+        "lanes",
         "enqueue",
         "look",
         "claim",
