@@ -63,6 +63,7 @@ impl Args {
             queue: None,
             handler: None,
             state: None,
+            before: None,
             limit: NEWEST,
             json,
         }
