@@ -55,7 +55,7 @@ async fn a_payload_that_does_not_fit_ends_the_attempt_before_there_is_an_instanc
     assert!(!instance, "{end:?}");
     assert_eq!(
         refused(end),
-        "the payload does not fit the schema: at /lines/0/amount is the string \"7\"; wanted is \"type\": \"integer\" (#/$defs/line/properties/amount); `rouse handlers show test.typed` shows what it takes (input_schema)"
+        "payload does not match the schema at /lines/0/amount: expected an integer, got \"7\" (#/$defs/line/properties/amount); `rouse handlers show test.typed` shows the input_schema"
     );
     // An attempt that has to stop is not checked.
     let handler = handlers.handler("test.typed");
@@ -75,7 +75,7 @@ async fn a_result_that_does_not_fit_is_refused_after_the_run() {
     assert!(instance);
     assert_eq!(
         refused(end),
-        "the result does not fit the schema: at the top is 1e400; wanted is \"maximum\": 9 (#) (output_schema of test.typed)"
+        "result does not match the schema: expected at most 9, got 1e400 (#); `rouse handlers show test.typed` shows the output_schema"
     );
 }
 
@@ -119,7 +119,7 @@ async fn no_payload_is_one_that_fits_a_handler_which_takes_nothing() {
         assert_eq!(end, RunEnd::Returned(payload.into()));
     }
     let (end, _) = ends(&handlers, "test.typed", r#"{"a": 1}"#).await;
-    assert!(refused(end).contains("wanted is \"type\": \"null\""));
+    assert!(refused(end).contains("expected null, got an object"));
 }
 
 #[tokio::test]
@@ -162,7 +162,9 @@ async fn a_job_with_a_payload_that_does_not_fit_fails_at_once_and_shows_the_plac
     let (_, shown) = run(&db, &["job", &id.to_string()]);
     assert!(shown.contains("kind: invalid_payload"), "{shown}");
     assert!(
-        shown.contains("at /lines/1/amount is 1.5; wanted is"),
+        shown.contains(
+            "payload does not match the schema at /lines/1/amount: expected an integer, got 1.5"
+        ),
         "{shown}"
     );
     worker.drain().await;
@@ -192,7 +194,7 @@ async fn a_job_whose_result_does_not_fit_is_tried_again_as_the_handler_says() {
     for row in rows {
         let (kind, message): (String, String) = (row.get(0), row.get(1));
         assert_eq!(kind, "invalid_result");
-        let told = "the result does not fit the schema: the object at /lines/0 has no \"amount\"";
+        let told = "result does not match the schema at /lines/0: missing the required property \"amount\"";
         assert!(message.starts_with(told), "{message}");
     }
     worker.drain().await;

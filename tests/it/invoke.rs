@@ -114,7 +114,7 @@ fn each_end_of_an_invocation_has_its_exit_code() {
         (
             &["test.fail", r#"{"as": "gracefully"}"#],
             1,
-            "the payload does not fit the schema: at /as is the string \"gracefully\"",
+            "payload does not match the schema at /as: expected",
         ),
         (&["test.panic"], 1, "a panic on purpose"),
         (

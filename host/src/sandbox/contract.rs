@@ -35,7 +35,7 @@ impl Sandbox {
             }
         }
         Some(RunEnd::PayloadRefused(format!(
-            "the payload {why}; `rouse handlers show {}` shows what it takes (input_schema)",
+            "payload {why}; `rouse handlers show {}` shows the input_schema",
             handler.name
         )))
     }
@@ -54,7 +54,7 @@ impl Sandbox {
         match self.checked(schema, result, abort).await {
             Ok(Ok(())) => end,
             Ok(Err(why)) => RunEnd::ResultRefused(format!(
-                "the result {why} (output_schema of {})",
+                "result {why}; `rouse handlers show {}` shows the output_schema",
                 handler.name
             )),
             Err(reason) => RunEnd::Aborted(reason),
@@ -81,9 +81,9 @@ impl Sandbox {
                 let _permit = permit;
                 schema.check_while(&text, &|| told.reason().is_some())
             });
-            check
-                .await
-                .unwrap_or_else(|_panic| Err("cannot be checked: the check has panicked".into()))
+            check.await.unwrap_or_else(|_panic| {
+                Err("cannot be checked against the schema: the check panicked".into())
+            })
         };
         let checked = tokio::select! {
             biased;

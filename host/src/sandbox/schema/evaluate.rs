@@ -294,13 +294,9 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         self.count_bytes(text.len())?;
         if rules.min_length.is_some() || rules.max_length.is_some() {
             let length = text.chars().count() as u64;
-            within(
-                id,
-                at,
-                length,
-                (rules.min_length, "minLength"),
-                (rules.max_length, "maxLength"),
-            )?;
+            let short = rules.min_length.is_some_and(|min| length < min);
+            let long = rules.max_length.is_some_and(|max| length > max);
+            first_broken(id, at, &[(short, "minLength"), (long, "maxLength")])?;
         }
         match &rules.pattern {
             Some(pattern) => {
@@ -529,7 +525,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
                     at,
                     node: id,
                     keyword,
-                    detail: Detail::FitsMany,
+                    detail: Detail::MatchesMany,
                 }));
             }
             // All that fit have to be found only where somebody asks for what they have seen.
@@ -633,5 +629,15 @@ fn within<'s>(
 ) -> Result<(), Stop<'s>> {
     let few = min.is_some_and(|min| count < min);
     let many = max.is_some_and(|max| count > max);
-    first_broken(node, at, &[(few, min_keyword), (many, max_keyword)])
+    let keyword = match (few, many) {
+        (true, _) => min_keyword,
+        (false, true) => max_keyword,
+        (false, false) => return Ok(()),
+    };
+    Err(Stop::Mismatch(Mismatch {
+        at,
+        node,
+        keyword,
+        detail: Detail::Count(count),
+    }))
 }

@@ -1,4 +1,4 @@
-//! What does not fit, for people.
+//! What does not match, for people.
 
 use super::excerpt;
 use super::json::{Json, Kind, Place};
@@ -7,7 +7,7 @@ use super::node::{Compiled, NodeId};
 /// A value is quoted as far as it can be recognised.
 const FOUND_CHARS_MAX: usize = 40;
 
-/// A rule, and the part of a value that does not fit it.
+/// A rule, and the part of a value that does not match it.
 #[derive(Clone, Copy)]
 pub(super) struct Mismatch<'s> {
     pub(super) at: Place,
@@ -16,19 +16,21 @@ pub(super) struct Mismatch<'s> {
     pub(super) detail: Detail<'s>,
 }
 
-/// What a keyword alone does not tell.
+/// What a keyword alone does not say.
 #[derive(Clone, Copy)]
 pub(super) enum Detail<'s> {
     None,
     /// A property is not there.
     Missing(&'s str),
-    /// It fits more than one alternative.
-    FitsMany,
+    /// There are so many items or properties.
+    Count(u64),
+    /// More than one alternative matches.
+    MatchesMany,
 }
 
 impl Mismatch<'_> {
-    /// How much it tells of an alternative for the value at this place: 0 where it only tells alternatives apart, 2 where
-    /// something further inside does not fit.
+    /// How much it says about an alternative for the value at this place: 0 where it only tells alternatives apart, 2 where
+    /// something further inside does not match.
     pub(super) fn tells(&self, at: Place) -> u8 {
         match self.keyword {
             "const" | "enum" => 0,
@@ -38,44 +40,97 @@ impl Mismatch<'_> {
         }
     }
 
-    /// Where it is, what is there, and which rule that does not fit.
+    /// The rest of a sentence: where it is, what the schema expects there, what there is, and where the schema says so.
     pub(super) fn told(&self, schema: &Compiled, written: Json<'_>, json: Json<'_>) -> String {
-        let at = match json.pointer(self.at).0 {
-            top if top.is_empty() => "at the top".to_owned(),
-            pointer => format!("at {}", excerpt(&pointer)),
+        let at = match json.pointer(self.at) {
+            (top, _) if top.is_empty() => String::new(),
+            (pointer, false) => format!(" at {}", excerpt(&pointer)),
+            (pointer, true) => format!(" at the name of {}", excerpt(&pointer)),
         };
-        let found = found(json, self.at);
         let rule = schema.rule(written, self.node, self.keyword);
-        let rule = rule.map(|rule| {
-            let rule = written.raw(rule);
-            excerpt(&format!("\"{}\": {rule}", self.keyword))
-        });
-        let pointer = excerpt(&schema.pointer(written, self.node));
-        match (&self.detail, rule) {
+        let rule_at = schema.pointer(written, self.node);
+        let what = match (self.detail, rule) {
             (Detail::Missing(name), _) => {
-                format!(
-                    "the object {at} has no \"{}\", which is required ({pointer})",
-                    excerpt(name)
-                )
+                format!("missing the required property \"{}\"", excerpt(name))
             }
-            (Detail::FitsMany, _) => {
-                format!("{at} is {found}, which fits more than one of \"oneOf\" ({pointer})")
+            (Detail::MatchesMany, _) => "expected exactly one match in \"oneOf\", got more".into(),
+            (Detail::None | Detail::Count(_), None) => match rule_at.rsplit('/').next() {
+                Some("additionalProperties" | "unevaluatedProperties") => {
+                    "unexpected property".into()
+                }
+                Some("items" | "unevaluatedItems") => "unexpected item".into(),
+                Some(_) | None => format!("expected no value, got {}", found(json, self.at)),
+            },
+            (Detail::None, Some(rule)) => {
+                let expected = expected(self.keyword, written, rule);
+                format!("expected {expected}, got {}", found(json, self.at))
             }
-            (Detail::None, Some(rule)) => format!("{at} is {found}; wanted is {rule} ({pointer})"),
-            (Detail::None, None) => {
-                format!("{at} is {found}, and {pointer} allows nothing there")
+            (Detail::Count(count), Some(rule)) => {
+                let expected = expected(self.keyword, written, rule);
+                format!("expected {expected}, got {count}")
             }
-        }
+        };
+        format!("{at}: {what} ({})", excerpt(&rule_at))
+    }
+}
+
+/// What a keyword expects, from what is written under it.
+fn expected(keyword: &str, written: Json<'_>, rule: Place) -> String {
+    let value = excerpt(written.raw(rule));
+    let counted = |one: &str, more: &str| match &*value {
+        "1" => format!("1 {one}"),
+        _ => format!("{value} {more}"),
+    };
+    match keyword {
+        "type" => types(written, rule),
+        "const" => value,
+        "enum" | "oneOf" => format!("one of {value}"),
+        "anyOf" => format!("any of {value}"),
+        "not" => format!("no match of {value}"),
+        "minimum" => format!("at least {value}"),
+        "exclusiveMinimum" => format!("more than {value}"),
+        "maximum" => format!("at most {value}"),
+        "exclusiveMaximum" => format!("less than {value}"),
+        "multipleOf" => format!("a multiple of {value}"),
+        "minLength" => format!("at least {}", counted("character", "characters")),
+        "maxLength" => format!("at most {}", counted("character", "characters")),
+        "pattern" => format!("a string that matches {value}"),
+        "minItems" => format!("at least {}", counted("item", "items")),
+        "maxItems" => format!("at most {}", counted("item", "items")),
+        "uniqueItems" => "items that all differ".into(),
+        "contains" => format!("more items that match {value}"),
+        "maxContains" => format!("at most {} for \"contains\"", counted("match", "matches")),
+        "minProperties" => format!("at least {}", counted("property", "properties")),
+        "maxProperties" => format!("at most {}", counted("property", "properties")),
+        other => format!("\"{other}\": {value}"),
+    }
+}
+
+fn types(written: Json<'_>, rule: Place) -> String {
+    let names: Vec<Place> = match written.kind(rule) {
+        Kind::Array => written.items(rule).collect(),
+        Kind::Null | Kind::Boolean | Kind::Number | Kind::String | Kind::Object => vec![rule],
+    };
+    let types = names.into_iter().map(|name| match &*written.string(name) {
+        "integer" => "an integer",
+        "number" => "a number",
+        "string" => "a string",
+        "boolean" => "a boolean",
+        "array" => "an array",
+        "object" => "an object",
+        _ => "null",
+    });
+    match types.collect::<Vec<_>>().as_slice() {
+        [] => "no value".into(),
+        [one] => (*one).into(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
     }
 }
 
 /// What stands there, as far as it can be recognised.
 fn found(json: Json<'_>, at: Place) -> String {
-    let raw = json.raw(at);
     match json.kind(at) {
-        Kind::Null | Kind::Boolean => raw.to_owned(),
-        Kind::Number => shortened(raw),
-        Kind::String => format!("the string {}", shortened(raw)),
+        Kind::Null | Kind::Boolean | Kind::Number | Kind::String => shortened(json.raw(at)),
         Kind::Array => "an array".to_owned(),
         Kind::Object => "an object".to_owned(),
     }

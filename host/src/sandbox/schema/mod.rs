@@ -124,7 +124,7 @@ impl Schema {
     /// Checks a JSON text. Blocks, for seconds at most.
     ///
     /// # Errors
-    /// Where it does not fit, or cannot be checked; a phrase like "does not fit …".
+    /// Where it does not match, or cannot be checked; the rest of a sentence, like "does not match …".
     pub fn check(&self, text: &[u8]) -> Result<(), String> {
         self.check_while(text, &|| false)
     }
@@ -186,19 +186,19 @@ enum Misfit {
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unread(json::Unread::NoJson(error)) => write!(f, "is no JSON: {error}"),
+            Self::Unread(json::Unread::NoJson(error)) => write!(f, "is not JSON: {error}"),
             Self::Unread(json::Unread::TooManyParts) => write!(
                 f,
-                "has more than {} values in it, which is more than is checked against a schema",
+                "cannot be checked against the schema: it has more than {} values",
                 json::PARTS_MAX
             ),
-            Self::Mismatch(told) => write!(f, "does not fit the schema: {told}"),
+            Self::Mismatch(what) => write!(f, "does not match the schema{what}"),
             Self::TooManySteps => f.write_str(
-                "cannot be checked: the schema asks for too much work (alternatives within alternatives, or large patterns)",
+                "cannot be checked against the schema: that would take too many steps (alternatives within alternatives, or large patterns)",
             ),
             Self::TooDeep => write!(
                 f,
-                "cannot be checked: value and schema are nested deeper than {} levels",
+                "cannot be checked against the schema: value and schema are nested deeper than {} levels",
                 evaluate::DEPTH_MAX
             ),
         }

@@ -23,7 +23,7 @@ fn misfit(written: &str, value: &str) -> Option<String> {
 }
 
 #[test]
-fn a_mismatch_tells_the_place_what_is_there_and_the_rule() {
+fn a_mismatch_says_where_what_is_expected_and_what_there_is() {
     let written = r##"{"type": "object", "required": ["name"], "properties": {
         "name": {"type": "string"}, "a/b~": {"items": {"$ref": "#/$defs/small"}},
         "shape": {"oneOf": [
@@ -32,47 +32,181 @@ fn a_mismatch_tells_the_place_what_is_there_and_the_rule() {
         "maybe": {"anyOf": [{"$ref": "#/$defs/point"}, {"type": "null"}]}},
         "additionalProperties": false,
         "$defs": {"small": {"maximum": 9}, "point": {"type": "object", "required": ["x"]}}}"##;
-    for (value, told) in [
-        (
-            "[1]",
-            r#"does not fit the schema: at the top is an array; wanted is "type": "object" (#)"#,
-        ),
-        (
-            "{}",
-            r#"does not fit the schema: the object at the top has no "name", which is required (#)"#,
-        ),
+    for (value, said) in [
+        ("[1]", ": expected an object, got an array (#)"),
+        ("{}", r#": missing the required property "name" (#)"#),
         (
             r#"{"name": 7}"#,
-            r#"does not fit the schema: at /name is 7; wanted is "type": "string" (#/properties/name)"#,
+            " at /name: expected a string, got 7 (#/properties/name)",
         ),
         (
             r#"{"name": "a", "a/b~": [1, 10]}"#,
-            r#"does not fit the schema: at /a~1b~0/1 is 10; wanted is "maximum": 9 (#/$defs/small)"#,
+            " at /a~1b~0/1: expected at most 9, got 10 (#/$defs/small)",
         ),
         (
             r#"{"name": "a", "colour": "red"}"#,
-            r##"does not fit the schema: at /colour is the string "red", and #/additionalProperties allows nothing there"##,
+            " at /colour: unexpected property (#/additionalProperties)",
         ),
         // Of several alternatives it is the one that the value comes closest to.
         (
             r#"{"name": "a", "shape": {"kind": "square", "side": "1"}}"#,
-            r#"does not fit the schema: at /shape/side is the string "1"; wanted is "type": "number" (#/properties/shape/oneOf/1/properties/side)"#,
+            r#" at /shape/side: expected a number, got "1" (#/properties/shape/oneOf/1/properties/side)"#,
         ),
         (
             r#"{"name": "a", "maybe": {}}"#,
-            r#"does not fit the schema: the object at /maybe has no "x", which is required (#/$defs/point)"#,
+            r#" at /maybe: missing the required property "x" (#/$defs/point)"#,
         ),
         (
             r#"{"name": "a", "maybe": 1}"#,
-            r##"does not fit the schema: at /maybe is 1; wanted is "anyOf": [{"$ref":"#/$defs/point"},{"type":"null"}] (#/properties/maybe)"##,
+            r##" at /maybe: expected any of [{"$ref":"#/$defs/point"},{"type":"null"}], got 1 (#/properties/maybe)"##,
         ),
     ] {
-        assert_eq!(misfit(written, value).as_deref(), Some(told));
+        let said = format!("does not match the schema{said}");
+        assert_eq!(misfit(written, value), Some(said));
     }
     assert_eq!(
         misfit(written, "{").as_deref(),
-        Some("is no JSON: EOF while parsing an object at line 1 column 1")
+        Some("is not JSON: EOF while parsing an object at line 1 column 1")
     );
+}
+
+#[test]
+fn each_keyword_says_what_it_expects() {
+    for (written, value, said) in [
+        ("false", "1", "expected no value, got 1"),
+        (
+            r#"{"properties": {"a": false}}"#,
+            r#"{"a": {}}"#,
+            "expected no value, got an object",
+        ),
+        (
+            r#"{"type": "integer"}"#,
+            "1.5",
+            "expected an integer, got 1.5",
+        ),
+        (r#"{"type": ["null"]}"#, "[]", "expected null, got an array"),
+        (
+            r#"{"type": ["string", "boolean", "array"]}"#,
+            "null",
+            "expected a string, a boolean or an array, got null",
+        ),
+        (r#"{"type": []}"#, "1", "expected no value, got 1"),
+        (r#"{"const": "a"}"#, "true", r#"expected "a", got true"#),
+        (
+            r#"{"enum": ["a", 1]}"#,
+            "2",
+            r#"expected one of ["a",1], got 2"#,
+        ),
+        (
+            r#"{"minimum": 1e400}"#,
+            "2",
+            "expected at least 1e400, got 2",
+        ),
+        (
+            r#"{"exclusiveMinimum": 2}"#,
+            "2",
+            "expected more than 2, got 2",
+        ),
+        (r#"{"maximum": 2}"#, "3", "expected at most 2, got 3"),
+        (
+            r#"{"exclusiveMaximum": 2}"#,
+            "2",
+            "expected less than 2, got 2",
+        ),
+        (
+            r#"{"multipleOf": 2}"#,
+            "3",
+            "expected a multiple of 2, got 3",
+        ),
+        (
+            r#"{"minLength": 1}"#,
+            r#""""#,
+            r#"expected at least 1 character, got """#,
+        ),
+        (
+            r#"{"maxLength": 2}"#,
+            r#""abc""#,
+            r#"expected at most 2 characters, got "abc""#,
+        ),
+        (
+            r#"{"pattern": "^a"}"#,
+            r#""b""#,
+            r#"expected a string that matches "^a", got "b""#,
+        ),
+        (
+            r#"{"minItems": 2}"#,
+            "[7]",
+            "expected at least 2 items, got 1",
+        ),
+        (
+            r#"{"maxItems": 1}"#,
+            "[7, 8]",
+            "expected at most 1 item, got 2",
+        ),
+        (
+            r#"{"uniqueItems": true}"#,
+            "[7, 7]",
+            "expected items that all differ, got an array",
+        ),
+        (
+            r#"{"prefixItems": [true], "items": false}"#,
+            "[7, 7]",
+            " at /1: unexpected item",
+        ),
+        (
+            r#"{"unevaluatedItems": false}"#,
+            "[7]",
+            " at /0: unexpected item",
+        ),
+        (
+            r#"{"contains": {"const": 1}, "minContains": 2}"#,
+            "[1]",
+            r#"expected more items that match {"const":1}, got 1"#,
+        ),
+        (
+            r#"{"contains": {"const": 1}, "maxContains": 1}"#,
+            "[1, 1, 1]",
+            r#"expected at most 1 match for "contains", got 3"#,
+        ),
+        (
+            r#"{"minProperties": 1}"#,
+            "{}",
+            "expected at least 1 property, got 0",
+        ),
+        (
+            r#"{"maxProperties": 0}"#,
+            r#"{"a": 1}"#,
+            "expected at most 0 properties, got 1",
+        ),
+        (
+            r#"{"dependentRequired": {"a": ["b"]}}"#,
+            r#"{"a": 1}"#,
+            r#"missing the required property "b""#,
+        ),
+        (
+            r#"{"propertyNames": {"maxLength": 1}}"#,
+            r#"{"a/b": 1}"#,
+            r#" at the name of /a~1b: expected at most 1 character, got "a/b""#,
+        ),
+        (
+            r#"{"not": {"const": 1}}"#,
+            "1",
+            r#"expected no match of {"const":1}, got 1"#,
+        ),
+        (
+            r#"{"oneOf": [{"type": "null"}, {"type": "string"}]}"#,
+            "1",
+            r#"expected one of [{"type":"null"},{"type":"string"}], got 1"#,
+        ),
+        (
+            r#"{"oneOf": [true, {}]}"#,
+            "1",
+            r#"expected exactly one match in "oneOf", got more"#,
+        ),
+    ] {
+        let why = misfit(written, value).expect("it does not match");
+        assert!(why.contains(&format!("{said} (#")), "{written}: {why}");
+    }
 }
 
 #[test]
