@@ -11,8 +11,8 @@ use super::node::{
 use super::number::Decimal;
 use super::remembered::Remembered;
 
-/// Schemas within schemas, references counted. Guests in Rust read JSON down to 128 levels, and each takes up to four:
-/// a reference, an alternative, the object, its property.
+/// Schemas within schemas, but for those that are a reference and nothing else. Guests in Rust read JSON down to 128 levels,
+/// and each takes up to four: the property, an alternative for `null`, one for the variant, its object.
 pub(super) const DEPTH_MAX: u32 = 512;
 
 /// Bytes that are compared or copied in one step.
@@ -113,9 +113,14 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
     }
 
     /// `seen`: where the properties are noted that something looks at, if anybody asks.
-    fn fits(&mut self, id: NodeId, at: Place, seen: Option<&mut Seen>) -> Result<(), Stop<'s>> {
+    fn fits(&mut self, mut id: NodeId, at: Place, seen: Option<&mut Seen>) -> Result<(), Stop<'s>> {
         self.count(1)?;
-        let node = self.schema.node(id);
+        let mut node = self.schema.node(id);
+        while let Some(target) = node.leads_to {
+            self.count(1)?;
+            id = target;
+            node = self.schema.node(id);
+        }
         if !node.is_shared {
             return self.looked_into(id, node, at, seen);
         }

@@ -40,6 +40,8 @@ pub(super) struct Node {
     pub(super) unevaluated_items: Option<NodeId>,
     /// The same of properties.
     pub(super) unevaluated_properties: Option<NodeId>,
+    /// It is a reference and nothing else: where it leads.
+    pub(super) leads_to: Option<NodeId>,
     /// More than one subschema leads to it, so that it may meet the same part of a value more than once.
     pub(super) is_shared: bool,
     /// It has subschemas for what is within the value, by itself or where its references and alternatives lead.
@@ -165,6 +167,7 @@ impl Compiled {
         }
         for (node, count) in self.nodes.iter_mut().zip(led_to) {
             node.is_shared = count > 1;
+            node.leads_to = node.only_reference();
         }
         Ok(())
     }
@@ -204,16 +207,28 @@ impl Compiled {
 
 impl Node {
     fn is_open(&self) -> bool {
-        !self.never
-            && self.types.is_none()
-            && self.values.is_empty()
-            && self.number.is_none()
-            && self.string.is_none()
-            && self.array.is_none()
-            && self.object.is_none()
-            && self.combined.is_none()
-            && self.unevaluated_items.is_none()
-            && self.unevaluated_properties.is_none()
+        !self.has_rules() && self.combined.is_none()
+    }
+
+    /// True where it says something besides what it says by other subschemas for the same value.
+    fn has_rules(&self) -> bool {
+        self.never
+            || self.types.is_some()
+            || !self.values.is_empty()
+            || self.number.is_some()
+            || self.string.is_some()
+            || self.array.is_some()
+            || self.object.is_some()
+            || self.unevaluated_items.is_some()
+            || self.unevaluated_properties.is_some()
+    }
+
+    fn only_reference(&self) -> Option<NodeId> {
+        let combined = self.combined.as_ref().filter(|_| !self.has_rules())?;
+        match (combined.references.as_slice(), self.in_place().len()) {
+            ([target], 1) => Some(*target),
+            _ => None,
+        }
     }
 
     /// The subschemas for parts of the value.

@@ -59,8 +59,8 @@ fn alternatives_that_double_at_each_level_end() {
 fn nesting_ends() {
     let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
     let list = r##"{"items": {"$ref": "#"}, "type": "array"}"##;
-    assert_eq!(schema(list).unwrap().check(deep(256).as_bytes()), Ok(()));
-    refused(list, &deep(257), "nested deeper than 512 levels");
+    assert_eq!(schema(list).unwrap().check(deep(512).as_bytes()), Ok(()));
+    refused(list, &deep(513), "nested deeper than 512 levels");
     refused(list, &deep(10_000), "nested deeper than 512 levels");
     refused(r#"{"const": 1}"#, &deep(10_000), "nested deeper");
     refused(r#"{"uniqueItems": true}"#, &deep(10_000), "nested deeper");
@@ -72,12 +72,16 @@ fn nesting_ends() {
     // Where the schema does not look, depth is nobody's concern.
     let array = schema(r#"{"type": "array"}"#).unwrap();
     assert_eq!(array.check(deep(100_000).as_bytes()), Ok(()));
-    // A chain of references, and a pointer that is as long as it is deep.
-    let chain: String = (0..5_000)
-        .map(|n| format!(r##""d{n}": {{"$ref": "#/$defs/d{}"}},"##, n + 1))
-        .collect();
-    let chain = format!(r##"{{"$ref": "#/$defs/d0", "$defs": {{{chain} "d5000": true}}}}"##);
-    refused(&chain, "1", "nested deeper");
+    // A chain of references is none, unless they say something else too.
+    let chain = |besides: &str| {
+        let links: String = (0..5_000)
+            .map(|n| format!(r##""d{n}": {{{besides} "$ref": "#/$defs/d{}"}},"##, n + 1))
+            .collect();
+        format!(r##"{{"$ref": "#/$defs/d0", "$defs": {{{links} "d5000": {{"type": "null"}}}}}}"##)
+    };
+    refused(&chain(""), "1", "expected null, got 1 (#/$defs/d5000)");
+    refused(&chain(r#""minimum": 0,"#), "1", "nested deeper");
+    // A pointer that is as long as the value is deep.
     let objects = format!("{}1{}", r#"{"a":"#.repeat(200), "}".repeat(200));
     refused(
         r##"{"additionalProperties": {"$ref": "#"}, "type": "object"}"##,
