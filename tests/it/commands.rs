@@ -414,7 +414,7 @@ async fn enqueue_and_job_work_from_the_shell() {
     assert_eq!(
         said,
         format!(
-            "{id}\nrouse: already queued as {id}, with a different queue, tags; nothing was added\n"
+            "{id}\nrouse: already queued as {id}, with a different queue, tags; nothing was added"
         )
     );
     let (_, said) = run(&db, &[&again[..], &["--json"]].concat());
