@@ -34,10 +34,24 @@ CREATE TABLE rouse.lane (
     queue    text NOT NULL,
     handler  text NOT NULL,
     priority rouse.priority NOT NULL,
-    tags     text[] NOT NULL
+    tags     text[] NOT NULL,
+    -- When it was catalogued, or when rouse.maintain_lanes last saw a job in it.
+    used_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- Null: it is open. See functions/lanes.sql.
+    closed_at timestamptz
 );
-CREATE INDEX lane_key ON rouse.lane (handler, queue, priority, tags);
+CREATE INDEX lane_key ON rouse.lane (handler, queue, priority, tags) WHERE closed_at IS NULL;
 CREATE INDEX lane_id ON rouse.lane (id);
+
+-- What the owner may set for the whole database: one row.
+CREATE TABLE rouse.limits (
+    only_row              boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    -- Lanes of a handler. A worker looks at each lane of its handlers, again and again.
+    lanes_per_handler_max integer NOT NULL DEFAULT 1000 CHECK (lanes_per_handler_max > 0),
+    -- Lanes of all handlers. Each worker keeps the whole catalog in memory.
+    lanes_max             integer NOT NULL DEFAULT 20000 CHECK (lanes_max > 0)
+);
+INSERT INTO rouse.limits DEFAULT VALUES;
 
 -- One row for each life of a worker.
 CREATE TABLE rouse.worker (
@@ -52,7 +66,7 @@ CREATE TABLE rouse.worker (
     -- sha256 of the key; null: a forgotten life.
     key_hash      bytea,
     platform      text NOT NULL DEFAULT '',
-    -- {"handler": {"version": …, "grants": […]}, …}
+    -- {"handler": {"version": …, "grants": […], "max_attempts": …}, …}
     capabilities  jsonb NOT NULL DEFAULT '{}',
     -- Attempts at the same time.
     slots         integer NOT NULL DEFAULT 0,
@@ -109,7 +123,7 @@ CREATE TABLE rouse.job (
     state        rouse.state NOT NULL DEFAULT 'queued',
     tenant       text,
     source       text,
-    -- 'handler/key': unique among the live jobs of a handler, whose name has no slash.
+    -- 'handler/key': unique among the live jobs of a handler, whose name has no slash, and of a tenant.
     unique_key   text,
     payload      jsonb NOT NULL,
     -- True on the row whose commit decides whether a worker is notified: the only row, or the last one,
@@ -151,7 +165,8 @@ CREATE INDEX job_due ON rouse.job (available_at) WHERE state = 'queued' AND turn
 CREATE INDEX job_waiting ON rouse.job (lane) WHERE state = 'queued' AND turn IS NULL;
 -- Serves adoption: whose lease has run out.
 CREATE INDEX job_lease ON rouse.job (lease_until) WHERE state = 'running';
-CREATE UNIQUE INDEX job_unique_key ON rouse.job (unique_key) WHERE unique_key IS NOT NULL;
+-- No tenant is an empty one.
+CREATE UNIQUE INDEX job_unique_key ON rouse.job (unique_key, coalesce(tenant, '')) WHERE unique_key IS NOT NULL;
 -- Of each finished job at most one retry is live.
 CREATE UNIQUE INDEX job_retry ON rouse.job (retried_from) WHERE retried_from IS NOT NULL;
 

@@ -21,13 +21,15 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._end(p_id bigint, p_state rouse.state, p_result jsonb, p_error jsonb, p_event text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    at   timestamptz := clock_timestamp();
+    at   timestamptz;
     live record;
 BEGIN
     SELECT j.state, j.fence, j.worker, j.attempt INTO live FROM rouse.job AS j WHERE j.id = p_id FOR UPDATE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
+    -- Not before the row is locked: what was waited for came before.
+    at := clock_timestamp();
     PERFORM rouse._have_partitions(at);
     IF live.state = 'running' THEN
         PERFORM rouse._settle(NULL, ARRAY[p_id], ARRAY[live.fence], ARRAY[p_state], ARRAY[NULL]::bigint[],
@@ -194,6 +196,7 @@ BEGIN
     END IF;
     was := rouse._ended(retry.id);
     PERFORM rouse._have_partitions(at);
+    PERFORM rouse._open_lane(was.lane);
     FOR try IN 1 .. 10 LOOP
         INSERT INTO rouse.job AS j (id, lane, turn, retried_from, requested_at, available_at, max_attempts, tenant, source,
                                     unique_key, payload, wake, grants)
@@ -208,7 +211,8 @@ BEGIN
         IF FOUND THEN
             RETURN their;
         END IF;
-        SELECT j.id INTO their FROM rouse.job AS j WHERE j.unique_key = was.unique_key;
+        SELECT j.id INTO their FROM rouse.job AS j
+        WHERE j.unique_key = was.unique_key AND coalesce(j.tenant, '') = coalesce(was.tenant, '');
         IF FOUND THEN
             RAISE EXCEPTION 'rouse: job % cannot be retried: job %, which is live, has its unique key %',
                 was.id, their, quote_literal(substr(was.unique_key, strpos(was.unique_key, '/') + 1))
@@ -237,7 +241,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.reschedule: run_at must be a time, not %', reschedule.run_at
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to run the job at once.';
     END IF;
-    SELECT j.state, j.lane, j.turn, j.available_at INTO live FROM rouse.job AS j WHERE j.id = reschedule.id FOR UPDATE;
+    SELECT j.state, j.lane, j.turn, j.available_at, j.attempt INTO live FROM rouse.job AS j WHERE j.id = reschedule.id FOR UPDATE;
     IF NOT FOUND THEN
         was := rouse._ended(reschedule.id);
         PERFORM rouse._refuse_ended(reschedule.id, 'rescheduled', was.state, '');
@@ -261,8 +265,9 @@ BEGIN
         PERFORM rouse._notify(live.lane, true, at);
     END IF;
     PERFORM rouse._have_partitions(at);
-    INSERT INTO rouse.record (at, job, event, who, detail)
-    VALUES (at, reschedule.id, 'rescheduled', session_user, jsonb_build_object('run_at', greatest(reschedule.run_at, at)));
+    INSERT INTO rouse.record (at, job, event, attempt, who, detail)
+    VALUES (clock_timestamp(), reschedule.id, 'rescheduled', live.attempt, session_user,
+            jsonb_build_object('run_at', greatest(reschedule.run_at, at)));
     RETURN true;
 END
 $$;

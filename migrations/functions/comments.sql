@@ -3,6 +3,8 @@
 -- Producers.
 COMMENT ON FUNCTION rouse.enqueue IS
     'Enqueues a job in the transaction of the caller and returns its id.';
+COMMENT ON FUNCTION rouse.enqueue_unique IS
+    'Enqueues a job with a unique key; returns the id of the job that has the key, whether this call created it, and how it differs.';
 COMMENT ON FUNCTION rouse.enqueue_many IS
     'Enqueues one job for each payload and returns their ids in the same order.';
 COMMENT ON FUNCTION rouse.job IS
@@ -99,6 +101,8 @@ COMMENT ON FUNCTION rouse.tell IS
     'Takes admin actions that no host has logged yet.';
 COMMENT ON FUNCTION rouse.drop_partitions(bigint, bytea, interval) IS
     'Drops expired partitions and stale progress.';
+COMMENT ON FUNCTION rouse.maintain_lanes IS
+    'Closes lanes that have had no job for a day and removes those that nothing refers to.';
 COMMENT ON FUNCTION rouse.prepare_partitions IS
     'Creates the daily partitions of today and the next days; returns how many.';
 

@@ -1,70 +1,7 @@
--- rouse.enqueue and rouse.enqueue_many: a job into its lane, in the caller's own transaction.
+-- rouse.enqueue, rouse.enqueue_unique and rouse.enqueue_many: a job into its lane, in the caller's own transaction.
 --
--- Both look their lane up through its index, whatever the statistics say (enable_seqscan): a session that had made its plan while the
+-- They look their lane up through its index, whatever the statistics say (enable_seqscan): a session that had made its plan while the
 -- catalog had a page or two would go on reading all of it when it has 10,000 rows.
-
--- Checks the arguments that both functions share, and returns the id of the lane that they name;
--- a lane that nobody has used before is added to the catalog.
-CREATE OR REPLACE FUNCTION rouse._lane(
-    p_handler text, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
-    p_max_attempts integer, p_tags text[]) RETURNS bigint
-LANGUAGE plpgsql AS $$
-DECLARE
-    known    bigint;
-    required text[];
-BEGIN
-    IF p_handler IS NULL OR p_handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(p_handler) > 128 THEN
-        RAISE EXCEPTION 'rouse.enqueue: % is no handler name', coalesce(quote_literal(left(p_handler, 140)), 'null')
-            USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'Handler names are lower-case words joined by dots, such as email.send; at most 128 characters.';
-    END IF;
-    IF p_queue IS NULL OR p_queue !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$' THEN
-        RAISE EXCEPTION 'rouse.enqueue: % is no queue name', coalesce(quote_literal(left(p_queue, 140)), 'null')
-            USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'Queue names start with a letter or digit and have letters, digits and _ . : - ; at most 128 characters. Leave it out for the queue default.';
-    END IF;
-    IF p_priority IS NULL OR p_priority NOT IN ('high', 'normal', 'low') THEN
-        RAISE EXCEPTION 'rouse.enqueue: priority must be high, normal or low, not %', coalesce(quote_literal(left(p_priority, 140)), 'null')
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    IF NOT isfinite(p_run_at) THEN
-        RAISE EXCEPTION 'rouse.enqueue: run_at must be a time, not %', p_run_at
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to run the job at once.';
-    END IF;
-    IF p_max_attempts NOT BETWEEN 1 AND 1000 THEN
-        RAISE EXCEPTION 'rouse.enqueue: max_attempts must be between 1 and 1000, not %', p_max_attempts
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out for the handler''s own.';
-    END IF;
-    IF p_tenant = '' OR length(p_tenant) > 200 OR p_source = '' OR length(p_source) > 200 THEN
-        RAISE EXCEPTION 'rouse.enqueue: tenant and source have 1 to 200 characters, or are left out'
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    IF p_tags IS NULL OR array_ndims(p_tags) > 1 OR cardinality(p_tags) > 16 OR array_position(p_tags, NULL) IS NOT NULL
-       OR EXISTS (SELECT FROM unnest(p_tags) AS tag WHERE tag !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$') THEN
-        RAISE EXCEPTION 'rouse.enqueue: tags is a list of at most 16 words, not %', coalesce(left(p_tags::text, 140), 'null')
-            USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'A tag has letters, digits and _ . : - ; at most 64 characters.';
-    END IF;
-    IF cardinality(p_tags) > 1 THEN
-        SELECT array_agg(DISTINCT tag ORDER BY tag) INTO required FROM unnest(p_tags) AS tag;
-    ELSE
-        required := p_tags;
-    END IF;
-
-    -- Served by lane_key.
-    SELECT l.id INTO known FROM rouse.lane AS l
-    WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = required
-    LIMIT 1;
-    IF known IS NULL THEN
-        -- None of the parts can hold a line break, so different lanes have different texts.
-        known := ('x' || encode(substr(sha256(convert_to(
-            concat_ws(E'\n', p_handler, p_queue, p_priority, array_to_string(required, E'\n')), 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint;
-        INSERT INTO rouse.lane (id, queue, handler, priority, tags)
-        VALUES (known, p_queue, p_handler, p_priority::rouse.priority, required);
-    END IF;
-    RETURN known;
-END
-$$;
 
 -- The payload's limit in bytes of JSON text, which is what a handler gets.
 CREATE OR REPLACE FUNCTION rouse._check_payload(p_payload jsonb, p_queue text) RETURNS void
@@ -72,10 +9,6 @@ LANGUAGE plpgsql AS $$
 DECLARE
     bytes_max integer := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = p_queue), 262144);
 BEGIN
-    IF p_payload IS NULL THEN
-        RAISE EXCEPTION 'rouse.enqueue: payload must not be null'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out for {}, or give the JSON null as ''null''.';
-    END IF;
     IF octet_length(p_payload::text) > bytes_max THEN
         RAISE EXCEPTION 'rouse.enqueue: the payload has % bytes; queue % allows %', octet_length(p_payload::text), p_queue, bytes_max
             USING ERRCODE = 'program_limit_exceeded',
@@ -162,7 +95,7 @@ END
 $$;
 
 -- Enqueues one job and returns its id. Part of the caller's transaction: a rollback leaves
--- nothing, and no worker sees the job before the commit.
+-- nothing, and no worker sees the job before the commit. A null argument means its default.
 --
 --   queue         which queue; the lane is (handler, queue, priority, tags)
 --   tenant        whose job it is
@@ -170,8 +103,8 @@ $$;
 --   priority      high, normal or low
 --   run_at        not before this time
 --   max_attempts  how often it is tried in all; null: the handler's own
---   unique_key    unique among the live jobs of the handler: where one is there, its id is returned
---                 and nothing is added
+--   unique_key    unique among the live jobs of the handler and the tenant (no tenant is one of its own): if one is there,
+--                 its id is returned and nothing is added; rouse.enqueue_unique says which of both has happened
 --   tags          only workers that have all of these take the job
 --   grants        less than the handler may do: {"http": hosts, "secrets": names, "dirs": paths, "env": names, "memory_mb": …,
 --                 "cpu": …, "timeout": …}; of a list that is there, what it does not name is taken away
@@ -197,74 +130,147 @@ DECLARE
     valid     boolean := true;
     lane_id   bigint;
     job_id    bigint := nextval('rouse.turn_seq');
-    their     bigint;
-    slot      text;
 BEGIN
     -- A condition is prepared anew in each transaction that comes to it, whether its parts are needed or
     -- not. So one that most calls do not need stands in a branch that they do not enter.
+    IF unique_key IS NOT NULL THEN
+        RETURN (SELECT u.id FROM rouse._enqueue_unique(
+            job_id, handler, payload, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants) AS u);
+    END IF;
     IF bytes > bytes_max THEN
         bytes_max := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = queue), 262144);
     END IF;
-    IF coalesce(tenant, source, unique_key) IS NOT NULL OR run_at IS NOT NULL OR max_attempts IS NOT NULL OR grants IS NOT NULL THEN
+    IF coalesce(tenant, source) IS NOT NULL OR run_at IS NOT NULL OR max_attempts IS NOT NULL OR grants IS NOT NULL THEN
         IF grants IS NOT NULL THEN
             PERFORM rouse._check_grants(grants);
         END IF;
         valid := (run_at IS NULL OR isfinite(run_at))
             AND (max_attempts IS NULL OR max_attempts BETWEEN 1 AND 1000)
             AND (tenant IS NULL OR length(tenant) BETWEEN 1 AND 200)
-            AND (source IS NULL OR length(source) BETWEEN 1 AND 200)
-            AND (unique_key IS NULL OR length(unique_key) BETWEEN 1 AND 512);
+            AND (source IS NULL OR length(source) BETWEEN 1 AND 200);
     END IF;
-    -- What the catalog has is valid: where the lane is known, its parts need no checks of their own.
+    -- What the catalog has is valid: where the lane is known, its parts need no checks of their own. Null parts find no lane.
     IF valid AND bytes <= bytes_max AND priority IN ('high', 'normal', 'low') THEN
-        IF unique_key IS NULL THEN
-            -- Served by lane_key.
-            INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, tenant, source, payload, wake, grants)
-            SELECT job_id, l.id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-                   max_attempts, tenant, source, payload, true, grants
-            FROM rouse.lane AS l
-            WHERE l.handler = handler AND l.queue = queue AND l.priority = priority::rouse.priority AND l.tags = tags
-            LIMIT 1;
-            IF FOUND THEN
-                RETURN job_id;
-            END IF;
-        ELSE
-            SELECT l.id INTO lane_id FROM rouse.lane AS l
-            WHERE l.handler = handler AND l.queue = queue AND l.priority = priority::rouse.priority AND l.tags = tags
-            LIMIT 1;
-        END IF;
-    END IF;
-    IF lane_id IS NULL THEN
-        -- Something is new, or wrong: all checks, in their order.
-        lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags);
-        PERFORM rouse._check_payload(payload, queue);
-        IF unique_key = '' OR length(unique_key) > 512 THEN
-            RAISE EXCEPTION 'rouse.enqueue: unique_key has 1 to 512 characters, or is left out'
-                USING ERRCODE = 'invalid_parameter_value';
-        END IF;
-    END IF;
-    slot := handler || '/' || unique_key;
-
-    FOR try IN 1 .. 10 LOOP
-        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, tenant, source, unique_key, payload, wake, grants)
-        VALUES (job_id, lane_id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-                max_attempts, tenant, source, slot, payload, true, grants)
-        ON CONFLICT DO NOTHING;
+        -- Served by lane_key.
+        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, tenant, source, payload, wake, grants)
+        SELECT job_id, l.id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
+               max_attempts, tenant, source, payload, true, grants
+        FROM rouse.lane AS l
+        WHERE l.handler = handler AND l.queue = queue AND l.priority = priority::rouse.priority AND l.tags = tags AND l.closed_at IS NULL
+        LIMIT 1;
         IF FOUND THEN
             RETURN job_id;
         END IF;
-        SELECT j.id INTO their FROM rouse.job AS j WHERE j.unique_key = slot;
+    END IF;
+
+    -- Something is new, null, or wrong: all checks, in their order.
+    lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags);
+    payload := coalesce(payload, '{}');
+    PERFORM rouse._check_payload(payload, coalesce(queue, 'default'));
+    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, tenant, source, payload, wake, grants)
+    VALUES (job_id, lane_id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
+            max_attempts, tenant, source, payload, true, grants);
+    RETURN job_id;
+END
+$$;
+
+-- Enqueues a job with a unique key, as `p_id`, unless a live job has the key. For rouse.enqueue and rouse.enqueue_unique, under their
+-- settings. Waits for a transaction that is enqueuing the same key at this moment. Served by job_unique_key.
+CREATE OR REPLACE FUNCTION rouse._enqueue_unique(
+    p_id bigint, p_handler text, p_payload jsonb, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
+    p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb,
+    OUT id bigint, OUT created boolean, OUT differs text[])
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    at      timestamptz := clock_timestamp();
+    lane_id bigint := rouse._lane(p_handler, p_queue, p_tenant, p_source, p_priority, p_run_at, p_max_attempts, p_tags);
+    key     text := p_handler || '/' || p_unique_key;
+BEGIN
+    p_payload := coalesce(p_payload, '{}');
+    IF octet_length(p_payload::text) > 1024 THEN
+        PERFORM rouse._check_payload(p_payload, coalesce(p_queue, 'default'));
+    END IF;
+    IF p_grants IS NOT NULL THEN
+        PERFORM rouse._check_grants(p_grants);
+    END IF;
+    -- Handler, key and tenant have to fit an entry of an index, 2,704 bytes.
+    IF p_unique_key = '' OR length(p_unique_key) > 512 OR octet_length(p_unique_key) > 1024 THEN
+        RAISE EXCEPTION 'rouse.enqueue: unique_key has 1 to 512 characters and at most 1024 bytes, or is left out'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    FOR try IN 1 .. 10 LOOP
+        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, tenant, source, unique_key,
+                                    payload, wake, grants)
+        VALUES (p_id, lane_id, CASE WHEN p_run_at > at THEN NULL ELSE p_id END, at, coalesce(p_run_at, at),
+                p_max_attempts, p_tenant, p_source, key, p_payload, true, p_grants)
+        ON CONFLICT DO NOTHING;
         IF FOUND THEN
-            RETURN their;
+            _enqueue_unique.id := p_id;
+            created := true;
+            differs := '{}';
+            RETURN;
+        END IF;
+        SELECT j.id, false, array_remove(ARRAY[
+                   CASE WHEN j.payload <> p_payload THEN 'payload' END,
+                   CASE WHEN theirs.queue <> mine.queue THEN 'queue' END,
+                   CASE WHEN j.source IS DISTINCT FROM p_source THEN 'source' END,
+                   CASE WHEN theirs.priority <> mine.priority THEN 'priority' END,
+                   CASE WHEN j.max_attempts IS DISTINCT FROM p_max_attempts THEN 'max_attempts' END,
+                   CASE WHEN theirs.tags <> mine.tags THEN 'tags' END,
+                   CASE WHEN j.grants IS DISTINCT FROM p_grants THEN 'grants' END], NULL)
+        INTO _enqueue_unique.id, created, differs
+        FROM rouse.job AS j
+        CROSS JOIN LATERAL (SELECT l.queue, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS theirs
+        CROSS JOIN (SELECT l.queue, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = lane_id LIMIT 1) AS mine
+        WHERE j.unique_key = key AND coalesce(j.tenant, '') = coalesce(p_tenant, '');
+        IF FOUND THEN
+            RETURN;
         END IF;
         -- The other job finished between the two statements: its key is free again.
     END LOOP;
-    RAISE EXCEPTION 'rouse.enqueue: unique_key % is taken and freed faster than it can be read', quote_literal(unique_key)
+    RAISE EXCEPTION 'rouse.enqueue: unique_key % is taken and freed faster than it can be read', quote_literal(p_unique_key)
         USING ERRCODE = 'serialization_failure', HINT = 'Try again.';
 END
 $$;
 
--- Enqueues one job for each payload, in order, and returns their ids in the same order.
+-- Enqueues a job with a unique key as rouse.enqueue does, and says what has happened:
+--
+--   id       the job that has the key now
+--   created  true: this call has enqueued it; false: it was live before, and nothing was added or changed
+--   differs  which arguments of this call the live job does not have, of payload, queue, source, priority, max_attempts, tags
+--            and grants; not run_at, which each retry changes
+CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
+    handler      text,
+    unique_key   text,
+    payload      jsonb       DEFAULT '{}',
+    queue        text        DEFAULT 'default',
+    tenant       text        DEFAULT NULL,
+    source       text        DEFAULT NULL,
+    priority     text        DEFAULT 'normal',
+    run_at       timestamptz DEFAULT NULL,
+    max_attempts integer     DEFAULT NULL,
+    tags         text[]      DEFAULT '{}',
+    grants       jsonb       DEFAULT NULL,
+    OUT id       bigint,
+    OUT created  boolean,
+    OUT differs  text[]
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+#variable_conflict use_variable
+BEGIN
+    IF unique_key IS NULL THEN
+        RAISE EXCEPTION 'rouse.enqueue_unique: unique_key must not be null'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'rouse.enqueue enqueues a job without a key.';
+    END IF;
+    SELECT u.id, u.created, u.differs INTO id, created, differs
+    FROM rouse._enqueue_unique(nextval('rouse.turn_seq'), handler, payload, queue, tenant, source, priority, run_at, max_attempts,
+                               unique_key, tags, grants) AS u;
+END
+$$;
+
+-- Enqueues one job for each payload, in order, and returns their ids in the same order. A null argument means its default, but for
+-- handler and payloads, which have none.
 CREATE OR REPLACE FUNCTION rouse.enqueue_many(
     handler      text,
     payloads     jsonb[],
@@ -282,7 +288,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enab
 DECLARE
     lane_id   bigint := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags);
     at        timestamptz := clock_timestamp();
-    bytes_max integer := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = queue), 262144);
+    bytes_max integer := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = coalesce(queue, 'default')), 262144);
     wrong     bigint;
 BEGIN
     IF payloads IS NULL OR array_ndims(payloads) > 1 THEN
@@ -299,7 +305,7 @@ BEGIN
             RAISE EXCEPTION 'rouse.enqueue_many: payload % is null', wrong
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'Nothing was enqueued.';
         END IF;
-        RAISE EXCEPTION 'rouse.enqueue_many: payload % is too large; queue % allows % bytes', wrong, queue, bytes_max
+        RAISE EXCEPTION 'rouse.enqueue_many: payload % is too large; queue % allows % bytes', wrong, coalesce(queue, 'default'), bytes_max
             USING ERRCODE = 'program_limit_exceeded', HINT = 'Nothing was enqueued.';
     END IF;
 

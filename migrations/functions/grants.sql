@@ -16,7 +16,7 @@ GRANT SELECT ON rouse.migration, rouse.definitions TO PUBLIC;
 
 -- Producers.
 GRANT EXECUTE ON FUNCTION
-    rouse.enqueue, rouse.enqueue_many, rouse.job, rouse.result, rouse.history, rouse.job_log,
+    rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_many, rouse.job, rouse.result, rouse.history, rouse.job_log,
     rouse.cancel, rouse.complete, rouse.fail, rouse.delete, rouse.retry, rouse.reschedule,
     rouse.pause_queue, rouse.resume_queue, rouse.purge_queue,
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.put_state, rouse.remove_state
@@ -30,7 +30,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.recorded_step_names, rouse.recorded_step, rouse.record_step, rouse.report, rouse.report_usage, rouse.append_log,
     rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
     rouse.challenges, rouse.answer_challenge, rouse.tell,
-    rouse.prepare_partitions, rouse.drop_partitions(bigint, bytea, interval),
+    rouse.prepare_partitions, rouse.drop_partitions(bigint, bytea, interval), rouse.maintain_lanes,
     rouse.job, rouse.result, rouse.history, rouse.job_log
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
@@ -41,7 +41,7 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.history, rouse.job_log,
 -- The views read with the rights of whoever made them; this one is called with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage TO rouse_observer;
 GRANT SELECT ON
-    rouse.queue, rouse.lane, rouse.job, rouse.finished, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
+    rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.finished, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.challenge, rouse.untold,
     rouse.jobs, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
     TO rouse_observer;

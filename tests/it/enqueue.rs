@@ -1,7 +1,9 @@
 //! `rouse.enqueue` and what producers read: the SQL surface.
 
+use std::future::poll_fn;
+
 use serde_json::{Value, json};
-use tokio_postgres::Client;
+use tokio_postgres::{AsyncMessage, Client, IsolationLevel};
 
 use crate::support::TestDb;
 use crate::support::worker::{cancel, enqueue};
@@ -93,10 +95,6 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
         ("rouse.enqueue(repeat('a', 129))", "is no handler name"),
         ("rouse.enqueue(E'a\\nb')", "is no handler name"),
         (
-            "rouse.enqueue('x', NULL)",
-            "payload must not be null (22023)",
-        ),
-        (
             "rouse.enqueue('x', '{\"a\"')",
             "invalid input syntax for type json",
         ),
@@ -113,7 +111,6 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
             "rouse.enqueue('x', '[1e100000,1e100000,1e100000]')",
             "the payload has 300009 bytes",
         ),
-        ("rouse.enqueue('x', queue => NULL)", "null is no queue name"),
         (
             "rouse.enqueue('x', queue => 'a b')",
             "'a b' is no queue name",
@@ -122,10 +119,6 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
         (
             "rouse.enqueue('x', priority => 'urgent')",
             "priority must be high, normal or low, not 'urgent'",
-        ),
-        (
-            "rouse.enqueue('x', priority => NULL)",
-            "priority must be high, normal or low, not null",
         ),
         (
             "rouse.enqueue('x', run_at => 'infinity')",
@@ -160,8 +153,24 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
             "unique_key has 1 to 512 characters",
         ),
         (
-            "rouse.enqueue('x', tags => NULL)",
-            "tags is a list of at most 16 words, not null",
+            "rouse.enqueue('x', unique_key => repeat('€', 342))",
+            "at most 1024 bytes",
+        ),
+        (
+            "rouse.enqueue_unique('x', NULL)",
+            "unique_key must not be null (22023)",
+        ),
+        (
+            "rouse.enqueue_unique('x', 'k', grants => '1')",
+            "grants must be an object, not 1",
+        ),
+        (
+            "rouse.enqueue_unique('x', 'k', to_jsonb(repeat('a', 262143)))",
+            "the payload has 262145 bytes; queue default allows 262144 (54000)",
+        ),
+        (
+            "rouse.enqueue('x', to_jsonb(repeat('a', 262143)), queue => NULL)",
+            "the payload has 262145 bytes; queue default allows 262144 (54000)",
         ),
         (
             "rouse.enqueue('x', tags => ARRAY['a', NULL])",
@@ -322,6 +331,192 @@ async fn a_unique_key_returns_the_live_job_that_has_it() {
     .await;
     transaction.commit().await.unwrap();
     assert_eq!(waiting.await.unwrap(), theirs);
+}
+
+#[tokio::test]
+async fn a_unique_key_is_that_of_one_tenant_and_no_tenant_is_one_of_its_own() {
+    let db = TestDb::new().await;
+    let (mut one, client) = (db.client().await, db.client().await);
+    let transaction = one.transaction().await.unwrap();
+    let sql = "SELECT rouse.enqueue('x', unique_key => 'k', tenant => $1)";
+    let first: i64 = transaction.query_one(sql, &[&"a"]).await.unwrap().get(0);
+    // That transaction stays open. A wait for it would end here.
+    client
+        .batch_execute("SET lock_timeout = '100ms'")
+        .await
+        .unwrap();
+    let mut ids = vec![first];
+    for tenant in [Some("b"), None] {
+        let id: i64 = client.query_one(sql, &[&tenant]).await.unwrap().get(0);
+        let again: i64 = client.query_one(sql, &[&tenant]).await.unwrap().get(0);
+        assert_eq!(id, again, "{tenant:?}");
+        ids.push(id);
+    }
+    transaction.commit().await.unwrap();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 3);
+
+    // A retry has the key of its own tenant only.
+    cancel(&client, first).await;
+    let retry = "SELECT rouse.retry($1)";
+    let again: i64 = client.query_one(retry, &[&first]).await.unwrap().get(0);
+    cancel(&client, again).await;
+    let theirs: i64 = client.query_one(sql, &[&"a"]).await.unwrap().get(0);
+    let refused = client.query_one(retry, &[&first]).await.unwrap_err();
+    let message = refused.as_db_error().unwrap().message().to_owned();
+    assert!(
+        message.contains(&format!(
+            "job {theirs}, which is live, has its unique key 'k'"
+        )),
+        "{message}"
+    );
+
+    // The longest names there are fit the index.
+    let longest = "rouse.enqueue_unique(repeat('h', 128), (SELECT string_agg(chr(127000 + n), '') FROM generate_series(1, 256) AS n),
+        tenant => (SELECT string_agg(chr(128000 + n), '') FROM generate_series(1, 200) AS n))";
+    let created: bool = client
+        .query_one(&format!("SELECT created FROM {longest}"), &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert!(created);
+}
+
+#[tokio::test]
+async fn enqueue_unique_says_whether_it_has_created_the_job_and_what_differs_from_the_live_one() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let unique = async |args: &str| -> (i64, bool, Vec<String>) {
+        let sql =
+            format!("SELECT id, created, differs FROM rouse.enqueue_unique('x', 'k', {args})");
+        let row = client.query_one(&sql, &[]).await.unwrap();
+        (row.get(0), row.get(1), row.get(2))
+    };
+    let (id, created, differs) = unique("'{\"n\": 1}', tags => '{a,b}'").await;
+    assert!(created && differs.is_empty(), "{differs:?}");
+    // The same tags in another order are the same lane.
+    let same = unique("'{\"n\": 1.0}', tags => '{b,a}', run_at => now() + interval '1 day'").await;
+    assert_eq!(same, (id, false, vec![]));
+    let other = "'{\"n\": 2}', queue => 'q', source => 's', priority => 'low', max_attempts => 2, grants => '{\"memory_mb\": 9}'";
+    let all = [
+        "payload",
+        "queue",
+        "source",
+        "priority",
+        "max_attempts",
+        "tags",
+        "grants",
+    ];
+    assert_eq!(
+        unique(other).await,
+        (id, false, all.map(String::from).to_vec())
+    );
+    assert_eq!(live_jobs(&client).await, 1, "nothing was added");
+    let (other, created, _) = unique("tenant => 't'").await;
+    assert!(created && other != id);
+    cancel(&client, id).await;
+    let (next, created, _) = unique("'{}'").await;
+    assert!(created && next != id, "the key is free again");
+}
+
+#[tokio::test]
+async fn with_one_snapshot_a_key_that_was_taken_after_it_is_a_serialization_failure() {
+    let db = TestDb::new().await;
+    let (mut one, other) = (db.client().await, db.client().await);
+    let transaction = one
+        .build_transaction()
+        .isolation_level(IsolationLevel::RepeatableRead)
+        .start()
+        .await
+        .unwrap();
+    transaction.query("SELECT 1", &[]).await.unwrap();
+    const CALL: &str = "SELECT rouse.enqueue('x', unique_key => 'k')";
+    other.query(CALL, &[]).await.unwrap();
+    let refused = transaction.query(CALL, &[]).await.unwrap_err();
+    assert_eq!(refused.code().unwrap().code(), "40001");
+}
+
+#[tokio::test]
+async fn a_null_argument_means_its_default() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let nulls = "queue => NULL, tenant => NULL, source => NULL, priority => NULL, run_at => NULL, max_attempts => NULL,
+        tags => NULL, grants => NULL";
+    let calls = format!(
+        "SELECT rouse.enqueue('x', NULL, unique_key => NULL, {nulls});
+         SELECT rouse.enqueue('x', NULL, unique_key => 'k', {nulls});
+         SELECT * FROM rouse.enqueue_unique('x', 'l', NULL, {nulls});
+         SELECT rouse.enqueue_many('x', '{{\"{{}}\"}}', {nulls});
+         SELECT rouse.enqueue('x')"
+    );
+    client.batch_execute(&calls).await.unwrap();
+    let row = client
+        .query_one(
+            "SELECT count(*), count(DISTINCT (queue, tenant, source, priority, available_at <= now(), max_attempts, tags, grants, payload)),
+                    min(queue), min(priority::text), min(tags), min(payload::text)
+             FROM rouse.jobs",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (5, 1));
+    assert_eq!(row.get::<_, &str>(2), "default");
+    assert_eq!(row.get::<_, &str>(3), "normal");
+    assert!(row.get::<_, Vec<String>>(4).is_empty());
+    assert_eq!(row.get::<_, &str>(5), "{}");
+}
+
+/// The notices of these statements.
+async fn notices(db: &TestDb, statements: &str) -> Vec<String> {
+    let (client, mut connection) = tokio_postgres::connect(&db.url(), tokio_postgres::NoTls)
+        .await
+        .unwrap();
+    let reading = tokio::spawn(async move {
+        let mut notices = Vec::new();
+        while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
+            if let AsyncMessage::Notice(notice) = message.unwrap() {
+                notices.push(notice.message().to_owned());
+            }
+        }
+        notices
+    });
+    client.batch_execute(statements).await.unwrap();
+    drop(client);
+    reading.await.unwrap()
+}
+
+#[tokio::test]
+async fn the_first_job_for_a_handler_that_no_live_worker_has_brings_a_notice() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let nobody: Vec<String> = notices(&db, "SELECT rouse.enqueue('email.sned')").await;
+    assert_eq!(nobody, Vec::<String>::new(), "no worker lives");
+    let (_alive, _gone) = (db.worker().await, db.worker().await);
+    client
+        .batch_execute(
+            "UPDATE rouse.worker SET handlers = '{email.send}' WHERE worker_id = 'w-1';
+             UPDATE rouse.worker SET handlers = '{email.sned2}', dead_at = now() WHERE worker_id = 'w-2'",
+        )
+        .await
+        .unwrap();
+    let told = notices(
+        &db,
+        "SELECT rouse.enqueue('email.send'); SELECT rouse.enqueue('email.sned2'); SELECT rouse.enqueue('email.sned2');
+         SELECT rouse.enqueue('bound', source => 'legacy'); SELECT rouse.enqueue_many('email.sned3', '{1}')",
+    )
+    .await;
+    let [first, second] = told.as_slice() else {
+        panic!("{told:?}");
+    };
+    assert!(
+        first.contains("no live worker has the handler email.sned2"),
+        "{first}"
+    );
+    assert!(
+        second.contains("no live worker has the handler email.sned3"),
+        "{second}"
+    );
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ mod support;
 
 mod adopt;
 mod enqueue;
+mod lanes;
 mod looking;
 mod migrations;
 mod partitions;

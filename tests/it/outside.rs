@@ -278,7 +278,10 @@ async fn a_retry_is_the_same_job_anew_and_there_is_one_at_a_time() {
     // Its key is taken.
     assert!(is(&client, DELETE, &[&mine]).await);
     client
-        .query("SELECT rouse.enqueue('x', unique_key => 'key')", &[])
+        .query(
+            "SELECT rouse.enqueue('x', unique_key => 'key', tenant => 'acme')",
+            &[],
+        )
         .await
         .unwrap();
     let (code, text) = refusal(&client, RETRY, &[&old]).await;

@@ -10,7 +10,7 @@ use super::duration::duration;
 use super::payload;
 use super::target::Target;
 use super::text::as_json;
-use crate::store::Enqueue;
+use crate::store::{Enqueue, Enqueued};
 
 /// Options of `rouse enqueue`.
 #[derive(Debug, ClapArgs)]
@@ -49,7 +49,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N")]
     max_attempts: Option<i32>,
 
-    /// Unique among the live jobs of the handler: the id of the one that is there is printed
+    /// Unique among the live jobs of the handler and the tenant: if one is there, nothing is added, and its id is printed
     #[arg(long, value_name = "KEY")]
     unique_key: Option<String>,
 
@@ -61,7 +61,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "JSON")]
     grants: Option<String>,
 
-    /// Print {"id": …}
+    /// Print {"id": …, "created": …, "differs": [arguments that the live job with the key has otherwise]}
     #[arg(long)]
     json: bool,
 }
@@ -70,7 +70,11 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let payload = payload::read(args.payload)?;
     let store = args.target.checked_store().await?;
-    let id = store
+    let Enqueued {
+        id,
+        created,
+        differs,
+    } = store
         .enqueue(&Enqueue {
             handler: args.handler,
             payload,
@@ -86,9 +90,17 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         })
         .await?;
     if args.json {
-        println!("{}", as_json(json!({"id": id.0})));
-    } else {
-        println!("{id}");
+        let done = json!({"id": id.0, "created": created, "differs": differs});
+        println!("{}", as_json(done));
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("{id}");
+    if !created {
+        let differs = match differs.is_empty() {
+            true => String::new(),
+            false => format!(", with a different {}", differs.join(", ")),
+        };
+        eprintln!("rouse: already queued as {id}{differs}; nothing was added");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 //! Enqueues a job for the command line. Programs call the SQL function themselves.
 
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::{JsonText, Store, StoreError};
 use crate::job::JobId;
@@ -24,7 +24,7 @@ pub struct Enqueue {
     pub delay_secs: Option<f64>,
     /// How often it is tried in all; none: the handler's own.
     pub max_attempts: Option<i32>,
-    /// Unique among the live jobs of the handler.
+    /// Unique among the live jobs of the handler and the tenant.
     pub unique_key: Option<String>,
     /// Tags that its worker must have.
     pub tags: Vec<String>,
@@ -32,30 +32,49 @@ pub struct Enqueue {
     pub grants: Option<String>,
 }
 
+/// What an enqueue has done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Enqueued {
+    /// The job; with a unique key, the one that has the key now.
+    pub id: JobId,
+    /// False: it was live before, and nothing was added.
+    pub created: bool,
+    /// Arguments that the job does not have as they were given, such as `payload`; none where it was created.
+    pub differs: Vec<String>,
+}
+
 impl Store {
-    /// Enqueues one job and returns its id.
-    pub async fn enqueue(&self, job: &Enqueue) -> Result<JobId, StoreError> {
-        let queue = job.queue.as_deref().unwrap_or("default");
-        let priority = job.priority.as_deref().unwrap_or("normal");
-        let rows = self
-            .query(
-                include_str!("enqueue.sql"),
-                &[
-                    (&job.handler, Type::TEXT),
-                    (&JsonText(job.payload.clone()), Type::JSONB),
-                    (&queue, Type::TEXT),
-                    (&job.tenant, Type::TEXT),
-                    (&job.source, Type::TEXT),
-                    (&priority, Type::TEXT),
-                    (&job.delay_secs, Type::FLOAT8),
-                    (&job.max_attempts, Type::INT4),
-                    (&job.unique_key, Type::TEXT),
-                    (&job.tags, Type::TEXT_ARRAY),
-                    (&job.grants.clone().map(JsonText), Type::JSONB),
-                ],
-            )
-            .await?;
-        let row = rows.first().expect("a scalar function returns one row");
-        Ok(JobId(row.get(0)))
+    /// Enqueues one job, unless a live one has its unique key.
+    pub async fn enqueue(&self, job: &Enqueue) -> Result<Enqueued, StoreError> {
+        let (payload, grants) = (
+            JsonText(job.payload.clone()),
+            job.grants.clone().map(JsonText),
+        );
+        let args: [(&(dyn ToSql + Sync), Type); 11] = [
+            (&job.handler, Type::TEXT),
+            (&payload, Type::JSONB),
+            (&job.queue, Type::TEXT),
+            (&job.tenant, Type::TEXT),
+            (&job.source, Type::TEXT),
+            (&job.priority, Type::TEXT),
+            (&job.delay_secs, Type::FLOAT8),
+            (&job.max_attempts, Type::INT4),
+            (&job.tags, Type::TEXT_ARRAY),
+            (&grants, Type::JSONB),
+            (&job.unique_key, Type::TEXT),
+        ];
+        let rows = match job.unique_key {
+            None => self.query(include_str!("enqueue.sql"), &args[..10]).await?,
+            Some(_) => {
+                self.query(include_str!("enqueue_unique.sql"), &args)
+                    .await?
+            }
+        };
+        let row = rows.first().expect("both functions return one row");
+        Ok(Enqueued {
+            id: JobId(row.get(0)),
+            created: row.get(1),
+            differs: row.get(2),
+        })
     }
 }

@@ -20,6 +20,8 @@ pub struct Lane {
     pub priority: Priority,
     /// Tags that a worker must have.
     pub tags: Vec<String>,
+    /// Nothing is put into it any more, and has not been for a day.
+    pub retired: bool,
 }
 
 impl Store {
@@ -39,8 +41,25 @@ impl Store {
                     // A class that only a newer host knows is left to that host.
                     priority: Priority::parse(row.get(4))?,
                     tags: row.get(5),
+                    retired: row.get(6),
                 })
             })
             .collect())
+    }
+
+    /// Closes lanes that have had no job for a day, and removes rows of the catalog that nothing refers to; see rouse.maintain_lanes
+    /// (migrations/functions/lanes.sql). Returns how many rows were closed, opened again, and removed.
+    pub async fn maintain_lanes(&self) -> Result<(i32, i32, i32), StoreError> {
+        let me = self.me()?;
+        let rows = self
+            .query(
+                "SELECT closed, reopened, removed FROM rouse.maintain_lanes($1, $2)",
+                &[(&me.incarnation.0, Type::INT8), (&me.key(), Type::BYTEA)],
+            )
+            .await?;
+        let row = rows
+            .first()
+            .expect("a function with OUT parameters returns one row");
+        Ok((row.get(0), row.get(1), row.get(2)))
     }
 }

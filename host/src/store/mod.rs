@@ -52,7 +52,7 @@ use crate::job::Incarnation;
 pub use adopt::{Adopted, LostJob};
 pub use challenge::Challenge;
 pub use claim::{ClaimOrder, ClaimedJob};
-pub use enqueue::Enqueue;
+pub use enqueue::{Enqueue, Enqueued};
 pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::Listing;
 pub use json::JsonText;

@@ -104,11 +104,11 @@ impl<'a> Claims<'a> {
             .lanes_after(self.lanes.read_after())
             .await?;
         let news = self.lanes.learn(lanes);
-        if news {
+        if news.changed {
             self.handlers = None;
             self.serve();
         }
-        Ok(news)
+        Ok(news.new)
     }
 
     /// How many jobs to claim beyond the free slots.

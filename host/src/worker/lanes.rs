@@ -53,6 +53,15 @@ pub(super) struct Serving {
     pub(super) by_source: bool,
 }
 
+/// What a reading of the catalog has brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct News {
+    /// There are lanes that were not known, and may have jobs.
+    pub(super) new: bool,
+    /// Lanes have come or gone: which are served has to be decided anew.
+    pub(super) changed: bool,
+}
+
 #[derive(Debug)]
 struct Known {
     lane: Arc<Lane>,
@@ -129,14 +138,23 @@ impl Lanes {
         known.is_some_and(|known| known.serving.is_some())
     }
 
-    /// Takes in what the catalog said; true where some of it is new. A new lane counts as one that
-    /// has jobs: it is catalogued with its first.
-    pub(super) fn learn(&mut self, lanes: Vec<Lane>) -> bool {
-        let before = self.known.len();
+    /// Takes in all that the catalog said after [`Self::read_after`]. A new lane counts as one that
+    /// has jobs: it is catalogued with its first. Where the whole catalog was read, lanes that it has no more are forgotten.
+    pub(super) fn learn(&mut self, lanes: Vec<Lane>) -> News {
+        let whole = self.read_after() < 1;
+        let mut new = false;
+        let mut there = HashSet::new();
+        // Rows that were read before and are gone do not count any more.
+        self.newest.clear();
         for lane in lanes {
             self.catalog_end = self.catalog_end.max(lane.seq);
             self.newest.insert(lane.seq);
+            if lane.retired {
+                continue;
+            }
+            there.insert(lane.id);
             self.known.entry(lane.id).or_insert_with(|| {
+                new = true;
                 self.active.insert(lane.id);
                 Known {
                     lane: Arc::new(lane),
@@ -149,7 +167,14 @@ impl Lanes {
             });
         }
         self.newest = self.newest.split_off(&(self.read_after() + 1));
-        self.known.len() > before
+        let all = self.known.len();
+        if whole {
+            self.known.retain(|id, _| there.contains(id));
+        }
+        News {
+            new,
+            changed: new || self.known.len() < all,
+        }
     }
 
     /// Decides anew which lanes are served, and how.

@@ -224,6 +224,7 @@ mod tests {
                 handler: "noop".into(),
                 priority: Priority::Normal,
                 tags: Vec::new(),
+                retired: false,
             }),
             asked: BootTime::now(),
             received,

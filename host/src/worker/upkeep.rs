@@ -1,4 +1,4 @@
-//! What must happen now and then: the partitions of the history.
+//! What must happen now and then: the partitions of the history, and the catalog of lanes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,11 @@ const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
 /// Partitions that somebody was reading are tried again soon.
 const PARTITIONS_AGAIN: Duration = Duration::from_secs(60);
 
-/// Keeps the partitions, for as long as the worker lives.
+/// Keeps the partitions and the catalog, for as long as the worker lives.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     loop {
         let again = partitions(&shared).await;
+        lanes(&shared).await;
         tokio::time::sleep(again).await;
     }
 }
@@ -41,6 +42,18 @@ async fn partitions(shared: &Shared) -> Duration {
         (Err(error), _) | (_, Err(error)) => {
             warn!(%error, "could not keep the partitions of the history; trying again in a minute");
             PARTITIONS_AGAIN
+        }
+    }
+}
+
+/// Closes lanes that nobody uses, and removes what is left of them. Where it fails, it is done the next time.
+async fn lanes(shared: &Shared) {
+    let _turn = shared.patient_calls.acquire().await;
+    match shared.store.maintain_lanes().await {
+        Ok((0, 0, 0)) => {}
+        Ok((closed, reopened, removed)) => info!(closed, reopened, removed, "catalog of lanes"),
+        Err(error) => {
+            warn!(%error, "could not keep the catalog of lanes; trying again with the partitions")
         }
     }
 }

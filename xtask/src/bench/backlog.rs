@@ -54,6 +54,17 @@ impl Work {
                 self.handler, self.payload, self.priority
             ),
         };
+        if let Some(queues) = self.queues {
+            // One lane for each, and those that others have made.
+            let room = format!(
+                "UPDATE rouse.limits SET lanes_per_handler_max = greatest(lanes_per_handler_max, {})",
+                queues + 100
+            );
+            client
+                .batch_execute(&room)
+                .await
+                .context("make room for the lanes")?;
+        }
         let statement = client
             .prepare(&format!(
                 "SELECT min(id), max(id) FROM {ids} AS enqueued(id)"

@@ -91,6 +91,9 @@ pub(super) struct Wish {
     /// Not before so many milliseconds from now.
     pub(super) run_in_ms: Option<i64>,
     pub(super) unique_key: Option<String>,
+    /// Of those with a key: it is unique within the tenant.
+    #[serde(default)]
+    pub(super) tenant: Option<String>,
     pub(super) max_attempts: Option<i32>,
     /// Enqueued in a transaction that is rolled back.
     pub(super) rolled_back: bool,
@@ -137,6 +140,9 @@ impl Wish {
             Kind::HasAKey => {
                 wish.unique_key = Some(format!("key-{}", random.below(KEYS)));
                 wish.sleep_ms = random.below(1_500);
+                wish.tenant = random
+                    .pick(&[None, Some("a"), Some("b")])
+                    .map(str::to_owned);
             }
             Kind::IsRolledBack => wish.rolled_back = true,
             Kind::HangsUp => wish.hangs_up_us = Some(random.between(100, 4_000)),

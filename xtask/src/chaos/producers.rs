@@ -15,7 +15,7 @@ use super::load::Wish;
 use super::random::Random;
 
 const ENQUEUE: &str = "SELECT rouse.enqueue($1, $2, queue => $3, priority => $4, tags => $5,
-    run_at => to_timestamp($6::bigint / 1000000.0), unique_key => $7, max_attempts => $8)";
+    run_at => to_timestamp($6::bigint / 1000000.0), unique_key => $7, max_attempts => $8, tenant => $9)";
 /// Jobs that something may be done to from outside.
 const RECENT_MAX: usize = 300;
 
@@ -139,6 +139,7 @@ impl Producer {
                     &run_at_us,
                     &wish.unique_key,
                     &wish.max_attempts,
+                    &wish.tenant,
                 ],
             )
             .await?;

@@ -44,6 +44,8 @@ pub(super) struct Job {
     pub(super) tags: Vec<String>,
     pub(super) state: String,
     pub(super) unique_key: Option<String>,
+    #[serde(default)]
+    pub(super) tenant: Option<String>,
     pub(super) attempt: i32,
     pub(super) lost: i32,
     pub(super) retried_from: Option<i64>,

@@ -93,6 +93,7 @@ pub const ALL: Sources<'static> = Sources {
         "partitions",
         "workers",
         "wake",
+        "lanes",
         "enqueue",
         "look",
         "claim",

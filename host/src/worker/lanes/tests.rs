@@ -14,6 +14,7 @@ fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
         handler: "noop".into(),
         priority,
         tags: Vec::new(),
+        retired: false,
     }
 }
 
@@ -150,7 +151,10 @@ fn a_sweep_changes_from_where_the_lanes_are_read_and_not_their_order() {
 fn the_same_lane_catalogued_twice_is_one_lane() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
-    lanes.learn(vec![lane(2, 10, Priority::Normal)]);
+    lanes.learn(vec![
+        lane(1, 10, Priority::Normal),
+        lane(2, 10, Priority::Normal),
+    ]);
     lanes.serve(|_| Some(OURS));
     assert_eq!(order(&lanes), [(10, i64::MIN)]);
     assert_eq!(lanes.read_after(), 2 - CATALOG_WINDOW);
@@ -181,13 +185,16 @@ fn where_jobs_are_being_committed_now_the_cursor_lags_a_moment_behind() {
 #[test]
 fn the_rows_of_the_catalog_that_were_read_are_counted_from_the_place_where_it_is_read_next() {
     let mut lanes = Lanes::default();
-    assert!(lanes.learn((1..=10).map(|n| lane(n, n, Priority::Low)).collect()));
+    let low = |seqs: std::ops::RangeInclusive<i64>| seqs.map(|n| lane(n, n, Priority::Low));
+    assert!(lanes.learn(low(1..=10).collect()).new);
     assert_eq!(
         (lanes.read_after(), lanes.read_rows()),
         (10 - CATALOG_WINDOW, 10)
     );
     let end = CATALOG_WINDOW + 5;
-    assert!(!lanes.learn(vec![lane(end, 1, Priority::Low)]), "known");
+    let again = low(1..=10).chain([lane(end, 1, Priority::Low)]);
+    let news = lanes.learn(again.collect());
+    assert!(!news.new && !news.changed, "known");
     assert_eq!((lanes.read_after(), lanes.read_rows()), (5, 6));
     lanes.forget_catalog();
     assert_eq!(
@@ -198,6 +205,44 @@ fn the_rows_of_the_catalog_that_were_read_are_counted_from_the_place_where_it_is
         lanes.knows(LaneId(10)),
         "only how far it was read is forgotten"
     );
+}
+
+#[test]
+fn a_lane_that_the_whole_catalog_has_no_more_is_looked_at_no_more() {
+    let mut lanes = Lanes::default();
+    let end = CATALOG_WINDOW + 5;
+    let retired = |seq, id| Lane {
+        retired: true,
+        ..lane(seq, id, Priority::Low)
+    };
+    lanes.learn(
+        (1..=4)
+            .chain([end])
+            .map(|n| lane(n, n, Priority::Low))
+            .collect(),
+    );
+    lanes.serve(|_| Some(OURS));
+    // What stands before the window is not read, and says nothing of its lane.
+    let news = lanes.learn(vec![lane(end, end, Priority::Low)]);
+    assert!(!news.changed && lanes.knows(LaneId(1)));
+    lanes.forget_catalog();
+    // The second is gone, the third retired, the fourth retired and catalogued anew.
+    let read = vec![
+        lane(1, 1, Priority::Low),
+        retired(3, 3),
+        retired(4, 4),
+        lane(end, end, Priority::Low),
+        lane(end + 1, 4, Priority::Low),
+    ];
+    let rows = i64::try_from(read.len()).unwrap();
+    let news = lanes.learn(read);
+    assert!(news.changed && !news.new);
+    lanes.serve(|_| Some(OURS));
+    let mut ids: Vec<i64> = order(&lanes).iter().map(|(id, _)| *id).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, [1, 4, end]);
+    // Those of the window, the retired ones too: the peek counts them all.
+    assert_eq!((rows, lanes.read_rows()), (5, 2));
 }
 
 #[test]

@@ -22,8 +22,8 @@ pub(super) fn kept(known: &Known<'_>) -> Found {
             row.handler == wish.handler
                 && match &wish.unique_key {
                     None => row.n == wish.n && row.queue == wish.queue,
-                    // It may be another's, with the same key.
-                    key => row.unique_key == *key,
+                    // It may be another's, with the same key and tenant.
+                    key => row.unique_key == *key && row.tenant == wish.tenant,
                 }
         });
         let times = ids_of(known, wish.n).len();

@@ -14,11 +14,11 @@ struct Life {
     until_us: i64,
 }
 
-/// No two live jobs of a handler have the same unique key.
+/// No two live jobs of a handler and a tenant have the same unique key.
 pub(super) fn one_live_job(known: &Known<'_>) -> Found {
     let key = |job: &Job| {
         let key = job.unique_key.as_ref()?;
-        Some(format!("{}/{key}", job.handler))
+        Some((job.handler.clone(), job.tenant.clone(), key.clone()))
     };
     one_at_a_time(known, key)
 }

@@ -178,7 +178,7 @@ pub(super) const RULES: [Rule; 22] = [
     },
     Rule {
         name: "unique_key",
-        promise: "no two live jobs have the same unique key",
+        promise: "no two live jobs of a tenant have the same unique key",
         needs: Needs::Nothing,
         check: keys::one_live_job,
     },

@@ -64,6 +64,7 @@ impl Builder {
             handler: wish.handler.clone(),
             state: "queued".into(),
             unique_key: wish.unique_key.clone(),
+            tenant: wish.tenant.clone(),
             n: wish.n,
             requested_us: at_us,
             available_us: run_at_us.unwrap_or(at_us),

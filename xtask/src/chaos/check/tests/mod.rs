@@ -382,6 +382,13 @@ fn two_live_jobs_with_one_key_are_found() {
 }
 
 #[test]
+fn a_live_job_of_another_tenant_that_was_returned_for_a_key_is_found() {
+    breaks("accepted_is_kept", |world| {
+        job(world, KEYED[0]).tenant = Some("another".into());
+    });
+}
+
+#[test]
 fn two_live_retries_of_one_job_are_found() {
     breaks("one_retry", |world| {
         job(world, AGAIN[0]).finished_us = Some(41 * S)

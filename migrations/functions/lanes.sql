@@ -1,0 +1,201 @@
+-- The catalog of lanes: a lane comes with its first job, and goes when it has had none for a while.
+--
+-- A row of rouse.lane is open, then closed, then gone:
+--
+--   open     producers find it, workers look at it
+--   closed   rouse.maintain_lanes has seen no job in it for a day. Producers do not find it: the next one adds a row of its own.
+--            Workers look at it for another day, because a producer that had found it open may not have committed yet. After that no
+--            worker looks at it, and the row gives finished jobs their names. If a job appears in it after all, the next maintenance
+--            opens it again.
+--   gone     nothing that is kept can refer to it any more
+
+-- Checks the arguments that all enqueuing functions share, and returns the id of their lane; null arguments mean their defaults. A lane
+-- without an open row is added to the catalog.
+CREATE OR REPLACE FUNCTION rouse._lane(
+    p_handler text, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
+    p_max_attempts integer, p_tags text[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    known    bigint;
+    required text[];
+BEGIN
+    p_queue := coalesce(p_queue, 'default');
+    p_priority := coalesce(p_priority, 'normal');
+    p_tags := coalesce(p_tags, '{}');
+    IF p_priority NOT IN ('high', 'normal', 'low') THEN
+        RAISE EXCEPTION 'rouse.enqueue: priority must be high, normal or low, not %', quote_literal(left(p_priority, 140))
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT isfinite(p_run_at) THEN
+        RAISE EXCEPTION 'rouse.enqueue: run_at must be a time, not %', p_run_at
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to run the job at once.';
+    END IF;
+    IF p_max_attempts NOT BETWEEN 1 AND 1000 THEN
+        RAISE EXCEPTION 'rouse.enqueue: max_attempts must be between 1 and 1000, not %', p_max_attempts
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out for the handler''s own.';
+    END IF;
+    IF p_tenant = '' OR length(p_tenant) > 200 OR p_source = '' OR length(p_source) > 200 THEN
+        RAISE EXCEPTION 'rouse.enqueue: tenant and source have 1 to 200 characters, or are left out'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+
+    -- What the catalog has is valid. Served by lane_key.
+    SELECT l.id INTO known FROM rouse.lane AS l
+    WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = p_tags
+      AND l.closed_at IS NULL
+    LIMIT 1;
+    IF FOUND THEN
+        RETURN known;
+    END IF;
+
+    IF p_handler IS NULL OR p_handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(p_handler) > 128 THEN
+        RAISE EXCEPTION 'rouse.enqueue: % is no handler name', coalesce(quote_literal(left(p_handler, 140)), 'null')
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Handler names are lower-case words joined by dots, such as email.send; at most 128 characters.';
+    END IF;
+    IF p_queue !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$' THEN
+        RAISE EXCEPTION 'rouse.enqueue: % is no queue name', quote_literal(left(p_queue, 140))
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Queue names start with a letter or digit and have letters, digits and _ . : - ; at most 128 characters. Leave it out for the queue default.';
+    END IF;
+    IF array_ndims(p_tags) > 1 OR cardinality(p_tags) > 16 OR array_position(p_tags, NULL) IS NOT NULL
+       OR EXISTS (SELECT FROM unnest(p_tags) AS tag WHERE tag !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$') THEN
+        RAISE EXCEPTION 'rouse.enqueue: tags is a list of at most 16 words, not %', left(p_tags::text, 140)
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'A tag has letters, digits and _ . : - ; at most 64 characters.';
+    END IF;
+    required := p_tags;
+    IF cardinality(p_tags) > 1 THEN
+        SELECT array_agg(DISTINCT tag ORDER BY tag) INTO required FROM unnest(p_tags) AS tag;
+        SELECT l.id INTO known FROM rouse.lane AS l
+        WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = required
+          AND l.closed_at IS NULL
+        LIMIT 1;
+        IF FOUND THEN
+            RETURN known;
+        END IF;
+    END IF;
+
+    PERFORM rouse._check_room_for_lane(p_handler);
+    -- None of the parts can hold a line break, so different lanes have different texts.
+    known := ('x' || encode(substr(sha256(convert_to(
+        concat_ws(E'\n', p_handler, p_queue, p_priority, array_to_string(required, E'\n')), 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint;
+    INSERT INTO rouse.lane (id, queue, handler, priority, tags)
+    VALUES (known, p_queue, p_handler, p_priority::rouse.priority, required);
+    -- A source may be bound to another handler.
+    IF p_source IS NULL THEN
+        PERFORM rouse._notice_unknown_handler(p_handler);
+    END IF;
+    RETURN known;
+END
+$$;
+
+-- Refuses a lane beyond the limits. Lanes of transactions that are open beside this one are not seen: together they may exceed the
+-- limits. Served by lane_key.
+CREATE OR REPLACE FUNCTION rouse._check_room_for_lane(p_handler text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    limits rouse.limits := (SELECT l FROM rouse.limits AS l);
+BEGIN
+    IF (SELECT count(DISTINCT l.id) FROM rouse.lane AS l WHERE l.handler = p_handler AND l.closed_at IS NULL)
+       >= limits.lanes_per_handler_max THEN
+        RAISE EXCEPTION 'rouse.enqueue: handler % has % lanes, and no more are allowed', p_handler, limits.lanes_per_handler_max
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Each combination of queue, priority and tags is a lane. Use fewer of them (tenant and source make no lanes), '
+                         'or raise lanes_per_handler_max in rouse.limits. Lanes without jobs are removed after a day.';
+    END IF;
+    IF (SELECT count(*) FROM (SELECT FROM rouse.lane AS l WHERE l.closed_at IS NULL LIMIT limits.lanes_max) AS l) >= limits.lanes_max THEN
+        RAISE EXCEPTION 'rouse.enqueue: there are % lanes, and no more are allowed', limits.lanes_max
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Each combination of handler, queue, priority and tags is a lane. Use fewer of them, or raise lanes_max in '
+                         'rouse.limits. Lanes without jobs are removed after a day.';
+    END IF;
+END
+$$;
+
+-- Raises a notice if no live worker has the handler: most such names are misspelt. None if no worker lives. Served by worker_living.
+CREATE OR REPLACE FUNCTION rouse._notice_unknown_handler(p_handler text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    known boolean := (SELECT bool_or(p_handler = ANY (w.handlers)) FROM rouse.worker AS w
+                      WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > clock_timestamp() - interval '90 seconds');
+BEGIN
+    IF NOT known THEN
+        RAISE NOTICE 'rouse.enqueue: no live worker has the handler %; its jobs wait until one has', p_handler
+            USING HINT = 'Check the name: `rouse handlers ls` lists the handlers of the fleet.';
+    END IF;
+END
+$$;
+
+-- Catalogues a lane anew that is closed, for a job that is put there by its id. Served by lane_id.
+CREATE OR REPLACE FUNCTION rouse._open_lane(p_lane bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM rouse.lane AS l WHERE l.id = p_lane AND l.closed_at IS NULL;
+    IF NOT FOUND THEN
+        INSERT INTO rouse.lane (id, queue, handler, priority, tags)
+        SELECT l.id, l.queue, l.handler, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1;
+    END IF;
+END
+$$;
+
+-- Closes lanes in which the calls of this function have seen no job for a day, opens closed ones again in which a job has appeared, and
+-- removes rows that nothing refers to; returns how many rows of each. Neither producers nor workers wait for it. One call at a time:
+-- another one returns at once. Reads the whole catalog, and of each lane whether it has jobs: served by job_ready, job_waiting and
+-- job_lease.
+CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO'
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    at        timestamptz := clock_timestamp();
+    kept_from timestamptz;
+BEGIN
+    PERFORM rouse._known(p_worker, p_key);
+    closed := 0;
+    reopened := 0;
+    removed := 0;
+    BEGIN
+        LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
+    EXCEPTION
+        WHEN lock_not_available THEN
+            RETURN;
+    END;
+
+    WITH running AS MATERIALIZED (
+        SELECT DISTINCT j.lane FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity'),
+    live AS MATERIALIZED (
+        SELECT l.id, bool_and(l.closed_at IS NOT NULL) AS is_closed
+        FROM rouse.lane AS l
+        GROUP BY l.id
+        HAVING EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NOT NULL)
+            OR EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL)
+            OR EXISTS (SELECT FROM running AS r WHERE r.lane = l.id)),
+    seen AS (
+        -- A new place in the catalog lets workers read again what they have given up.
+        UPDATE rouse.lane AS l
+        SET used_at = at, closed_at = NULL, seq = CASE WHEN live.is_closed THEN nextval('rouse.lane_seq') ELSE l.seq END
+        FROM live
+        WHERE l.id = live.id AND (live.is_closed OR l.closed_at IS NULL AND l.used_at < at - interval '1 hour')
+        RETURNING live.is_closed)
+    SELECT count(*) FILTER (WHERE s.is_closed) INTO reopened FROM seen AS s;
+
+    UPDATE rouse.lane AS l SET closed_at = at
+    WHERE l.closed_at IS NULL AND l.id IN (
+        SELECT o.id FROM rouse.lane AS o WHERE o.closed_at IS NULL GROUP BY o.id HAVING max(o.used_at) < at - interval '1 day');
+    GET DIAGNOSTICS closed = ROW_COUNT;
+
+    -- A job can be in a closed lane for a day and a while; the days that are kept have to have begun after that. And whoever might have
+    -- found the lane open has to have ended.
+    WITH partition AS MATERIALIZED (
+        SELECT c.relname FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+        WHERE i.inhparent IN ('rouse.finished'::regclass, 'rouse.attempt'::regclass))
+    SELECT min(to_date(right(p.relname, 8), 'YYYYMMDD'))::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM partition AS p;
+    DELETE FROM rouse.lane AS l
+    WHERE l.closed_at IS NOT NULL
+      AND (EXISTS (SELECT FROM rouse.lane AS o WHERE o.id = l.id AND o.closed_at IS NULL)
+           OR l.closed_at < kept_from - interval '2 days' AND age(l.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid));
+    GET DIAGNOSTICS removed = ROW_COUNT;
+END
+$$;

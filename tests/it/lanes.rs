@@ -1,0 +1,248 @@
+//! The catalog of lanes: how many there may be, and how they go.
+
+use rouse::store::Store;
+use rouse::worker::Settings;
+use serde_json::json;
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::worker::{PATIENCE, TestWorker, cancel, enqueue, put, until, until_true};
+
+/// Every lane has been without jobs for two days, as far as anybody has seen.
+const UNUSED: &str = "UPDATE rouse.lane SET used_at = now() - interval '2 days'";
+/// And was closed two days ago.
+const RETIRED: &str = "UPDATE rouse.lane SET closed_at = now() - interval '2 days'";
+
+/// How many rows of the catalog were closed, opened again, and removed.
+async fn maintain(store: &Store) -> (i32, i32, i32) {
+    store.maintain_lanes().await.unwrap()
+}
+
+/// How many rows of the catalog are open and closed.
+async fn rows(client: &Client) -> (i64, i64) {
+    let sql = "SELECT count(*) FILTER (WHERE closed_at IS NULL), count(closed_at) FROM rouse.lane";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    (row.get(0), row.get(1))
+}
+
+/// The message and the hint of an enqueue with these arguments, which is refused.
+async fn refused(client: &Client, args: &str) -> (String, String) {
+    let sql = format!("SELECT rouse.enqueue({args})");
+    let error = client.query_one(&sql, &[]).await.unwrap_err();
+    let error = error.as_db_error().unwrap();
+    assert_eq!(error.code().code(), "54000");
+    (
+        error.message().to_owned(),
+        error.hint().unwrap_or_default().to_owned(),
+    )
+}
+
+#[tokio::test]
+async fn there_are_no_more_lanes_than_the_limits_allow_and_the_error_says_what_makes_a_lane() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let limits: (i32, i32) = {
+        let sql = "SELECT lanes_per_handler_max, lanes_max FROM rouse.limits";
+        let row = client.query_one(sql, &[]).await.unwrap();
+        (row.get(0), row.get(1))
+    };
+    assert_eq!(limits, (1_000, 20_000));
+    client
+        .batch_execute("UPDATE rouse.limits SET lanes_per_handler_max = 3, lanes_max = 4")
+        .await
+        .unwrap();
+    for args in ["'x'", "'x', priority => 'low'", "'x', tags => '{gpu}'"] {
+        put(&client, args).await;
+    }
+    let (message, hint) = refused(&client, "'x', queue => 'other'").await;
+    assert!(message.contains("handler x has 3 lanes"), "{message}");
+    for part in [
+        "queue, priority and tags",
+        "lanes_per_handler_max in rouse.limits",
+    ] {
+        assert!(hint.contains(part), "{hint}");
+    }
+    put(&client, "'x', tags => '{gpu}'").await;
+    put(&client, "'y'").await;
+    let (message, hint) = refused(&client, "'z'").await;
+    assert!(message.contains("there are 4 lanes"), "{message}");
+    assert!(hint.contains("lanes_max"), "{hint}");
+
+    // Closed lanes do not count.
+    let store = db.worker().await;
+    client
+        .batch_execute(&format!("DELETE FROM rouse.job; {UNUSED}"))
+        .await
+        .unwrap();
+    assert_eq!(maintain(&store).await, (4, 0, 0));
+    put(&client, "'x', queue => 'other'").await;
+}
+
+#[tokio::test]
+async fn a_lane_is_closed_after_a_day_without_jobs_and_catalogued_anew_with_its_next_job() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let ready = enqueue(&client, "x", json!({})).await;
+    let scheduled = put(&client, "'y', run_at => now() + interval '1 hour'").await;
+    let job = put(&client, "'z'").await;
+    let claimed = crate::support::claims::claim(&store, 10).await;
+    assert_eq!(claimed.len(), 2);
+    put(&client, "'x'").await;
+    assert_eq!(maintain(&store).await, (0, 0, 0));
+    client.batch_execute(UNUSED).await.unwrap();
+    assert_eq!(
+        maintain(&store).await,
+        (0, 0, 0),
+        "there are jobs in each: ready, scheduled, running"
+    );
+    for id in [ready, scheduled, job] {
+        assert!(cancel(&client, id).await);
+    }
+    assert_eq!(
+        maintain(&store).await,
+        (0, 0, 0),
+        "jobs were there just now"
+    );
+    client.batch_execute(UNUSED).await.unwrap();
+    assert_eq!(maintain(&store).await, (2, 0, 0));
+    assert_eq!(rows(&client).await, (1, 2));
+    // What has ended is shown with its names.
+    let names: i64 = client
+        .query_one("SELECT count(handler) FROM rouse.jobs", &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(names, 4);
+    enqueue(&client, "z", json!({})).await;
+    assert_eq!(rows(&client).await, (2, 2));
+    assert_eq!(maintain(&store).await, (0, 0, 1), "there is a row for it");
+}
+
+#[tokio::test]
+async fn a_job_that_is_on_its_way_while_its_lane_is_being_closed_runs() {
+    let db = TestDb::new().await;
+    let (mut producer, mut closing) = (db.client().await, db.client().await);
+    let (client, store) = (db.client().await, db.worker().await);
+    cancel(&client, enqueue(&client, "noop", json!({})).await).await;
+    client.batch_execute(UNUSED).await.unwrap();
+
+    // Enqueued before the lane is closed, committed after it.
+    let transaction = producer.transaction().await.unwrap();
+    let sql = "SELECT rouse.enqueue('noop')";
+    let before: i64 = transaction.query_one(sql, &[]).await.unwrap().get(0);
+    assert_eq!(maintain(&store).await, (1, 0, 0));
+    transaction.commit().await.unwrap();
+
+    // Enqueued and committed while the lane is being closed, which is committed after it.
+    client
+        .batch_execute("UPDATE rouse.lane SET closed_at = NULL")
+        .await
+        .unwrap();
+    let transaction = closing.transaction().await.unwrap();
+    transaction
+        .execute("UPDATE rouse.lane SET closed_at = now()", &[])
+        .await
+        .unwrap();
+    let during = enqueue(&client, "noop", json!({})).await;
+    transaction.commit().await.unwrap();
+    assert_eq!(rows(&client).await, (0, 1));
+
+    // One that has no worker's memory of the lane.
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    for id in [before, during] {
+        until(&client, id, |job| job.state == "succeeded").await;
+    }
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_job_that_appears_in_a_retired_lane_runs_after_the_next_maintenance() {
+    let db = TestDb::new().await;
+    let (mut producer, client) = (db.client().await, db.client().await);
+    let store = db.worker().await;
+    cancel(&client, enqueue(&client, "noop", json!({})).await).await;
+    let transaction = producer.transaction().await.unwrap();
+    let sql = "SELECT rouse.enqueue('noop')";
+    let late: i64 = transaction.query_one(sql, &[]).await.unwrap().get(0);
+    client.batch_execute(RETIRED).await.unwrap();
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    // It has read the catalog, and does what it does at its start.
+    let other = put(&client, "'noop', queue => 'other'").await;
+    until(&client, other, |job| job.state == "succeeded").await;
+    transaction.commit().await.unwrap();
+    // Unless the worker has just done it.
+    let reopened = maintain(&store).await.1;
+    assert!(reopened <= 1);
+    until(&client, late, |job| job.state == "succeeded").await;
+    let open = "SELECT count(*) = 2 FROM rouse.lane WHERE closed_at IS NULL";
+    until_true(&client, open).await;
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_retry_of_a_job_whose_lane_is_retired_runs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let ended = enqueue(&client, "noop", json!({})).await;
+    cancel(&client, ended).await;
+    client.batch_execute(RETIRED).await.unwrap();
+    let sql = "SELECT rouse.retry($1)";
+    let retry: i64 = client.query_one(sql, &[&ended]).await.unwrap().get(0);
+    assert_eq!(rows(&client).await, (1, 1));
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until(&client, retry, |job| job.state == "succeeded").await;
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_closed_lane_is_removed_once_nothing_that_is_kept_can_refer_to_it() {
+    let db = TestDb::new().await;
+    let (mut writer, client) = (db.client().await, db.client().await);
+    let store = db.worker().await;
+    client
+        .batch_execute(
+            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')",
+        )
+        .await
+        .unwrap();
+    cancel(&client, enqueue(&client, "x", json!({})).await).await;
+    // Somebody who has begun to write before it was closed.
+    let transaction = writer.transaction().await.unwrap();
+    transaction
+        .execute("UPDATE rouse.queue SET created_at = now()", &[])
+        .await
+        .unwrap();
+    client
+        .batch_execute("UPDATE rouse.lane SET closed_at = now() - interval '3 days'")
+        .await
+        .unwrap();
+    assert_eq!(maintain(&store).await, (0, 0, 0), "an older day is kept");
+    client
+        .batch_execute("DROP TABLE rouse.finished_20200101")
+        .await
+        .unwrap();
+    assert_eq!(maintain(&store).await, (0, 0, 0), "the writer may know it");
+    transaction.commit().await.unwrap();
+    // Writers of other databases, those of other tests, are not told apart.
+    let removed = async { while maintain(&store).await != (0, 0, 1) {} };
+    tokio::time::timeout(PATIENCE, removed).await.unwrap();
+    assert_eq!(rows(&client).await, (0, 0));
+}
+
+#[tokio::test]
+async fn the_catalog_is_maintained_by_one_at_a_time_and_nobody_waits() {
+    let db = TestDb::new().await;
+    let (mut other, client) = (db.client().await, db.client().await);
+    let store = db.worker().await;
+    cancel(&client, enqueue(&client, "x", json!({})).await).await;
+    client.batch_execute(UNUSED).await.unwrap();
+    let transaction = other.transaction().await.unwrap();
+    transaction
+        .batch_execute("LOCK TABLE rouse.lane IN SHARE UPDATE EXCLUSIVE MODE")
+        .await
+        .unwrap();
+    assert_eq!(maintain(&store).await, (0, 0, 0));
+    enqueue(&client, "new", json!({})).await;
+    transaction.commit().await.unwrap();
+    assert_eq!(maintain(&store).await, (1, 0, 0));
+}
