@@ -14,6 +14,8 @@
 --   p_started_us  microseconds from the claim to the real start; null: it never started
 --   p_cpu_us … p_digests   what the attempt has used, and the SHA-256 of the module that ran; null: nothing ran
 --
+-- The time of each end is read once its row is locked: a renewal that was waited for came before.
+--
 -- Served by the primary key of rouse.job. The insert into rouse.finished goes to today's partition.
 CREATE OR REPLACE FUNCTION rouse._settle(
     p_worker bigint, p_ids bigint[], p_fences bigint[], p_states rouse.state[], p_started_us bigint[],
@@ -40,7 +42,7 @@ BEGIN
     INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, requested_at, available_at, claimed_at, started_at, finished_at,
                                 attempt, lost, max_attempts, state, tenant, source, unique_key, payload, result, error,
                                 cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants)
-    SELECT g.id, g.lane, g.worker, g.retried_from, g.requested_at, g.available_at, g.claimed_at, g.started_at, at,
+    SELECT g.id, g.lane, g.worker, g.retried_from, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
            g.attempt, g.lost, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.result, g.error,
            g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants
     FROM gone AS g
@@ -67,7 +69,8 @@ BEGIN
                   s.cpu_us, s.memory_peak, s.host_calls, s.bytes_in, s.bytes_out, s.digest)
     INSERT INTO rouse.attempt AS a (job, attempt, lost, worker, claimed_at, started_at, ended_at, error, lane, tenant,
                                     cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest)
-    SELECT b.id, b.attempt, false, b.worker, b.claimed_at, b.claimed_at + b.started_us * interval '1 microsecond', at, b.error, b.lane, b.tenant,
+    SELECT b.id, b.attempt, false, b.worker, b.claimed_at, b.claimed_at + b.started_us * interval '1 microsecond', clock_timestamp(), b.error,
+           b.lane, b.tenant,
            b.cpu_us, b.memory_peak, b.host_calls, b.bytes_in, b.bytes_out, b.digest
     FROM back AS b
     RETURNING a.job;
@@ -84,7 +87,7 @@ BEGIN
         RETURNING j.id, j.lane, was.attempt, was.worker),
     kept AS (
         INSERT INTO rouse.record (at, job, event, attempt, worker)
-        SELECT at, b.id, 'released', b.attempt, b.worker FROM back AS b)
+        SELECT clock_timestamp(), b.id, 'released', b.attempt, b.worker FROM back AS b)
     SELECT array_agg(b.id), array_agg(DISTINCT b.lane) INTO released, lanes FROM back AS b;
     -- The lock by which commits spare each other the same notification is one for each lane, and the server
     -- has room for some thousands of locks: for many lanes none is taken.

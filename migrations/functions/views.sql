@@ -67,7 +67,7 @@ BEGIN
 END
 $$;
 
--- Every queue that has settings or has ever been used, and how many jobs it has.
+-- Every queue that has settings or lanes, and how many jobs it has.
 CREATE OR REPLACE VIEW rouse.queues AS
 SELECT coalesce(q.name, d.queue) AS name, coalesce(q.payload_bytes_max, 262144) AS payload_bytes_max, q.created_at, q.paused_at,
        coalesce(d.ready, 0)::bigint AS ready, coalesce(d.scheduled, 0)::bigint AS scheduled, coalesce(d.running, 0)::bigint AS running,
@@ -80,12 +80,16 @@ FULL JOIN (
 
 -- The backlog, for each (queue, handler, tags) that has jobs: for autoscalers, and for whoever wants to know what
 -- waits in vain. `workers` and `slots` are those of the living workers that are not draining, have the handler
--- and all of the tags, and serve the queue.
+-- and all of the tags, and serve the queue. `known` is true where such a worker lives, or has lived within the last 7 days and is not
+-- forgotten: other jobs wait for a worker that nobody has seen, and another host would not help.
 CREATE OR REPLACE VIEW rouse.backlog AS
 SELECT d.queue, d.handler, d.tags, d.ready, d.scheduled, d.running, d.at_least,
        d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,
        EXISTS (SELECT FROM rouse.queue AS q WHERE q.name = d.queue AND q.paused_at IS NOT NULL) AS paused,
-       w.workers, w.slots
+       w.workers, w.slots,
+       EXISTS (SELECT FROM rouse.worker AS w
+               WHERE w.forgotten_at IS NULL AND coalesce(w.stopped_at, w.dead_at, w.seen_at) > now() - interval '7 days'
+                 AND d.handler = ANY (w.handlers) AND (w.queues = '{}' OR d.queue = ANY (w.queues)) AND w.tags @> d.tags) AS known
 FROM (
     SELECT d.queue, d.handler, d.tags, sum(d.ready)::bigint AS ready, sum(d.scheduled)::bigint AS scheduled,
            sum(d.running)::bigint AS running, bool_or(d.at_least) AS at_least, min(d.oldest_ready_at) AS oldest_ready_at
@@ -111,11 +115,13 @@ SELECT w.worker_id, w.incarnation,
 FROM rouse.worker AS w
 WHERE w.forgotten_at IS NULL;
 
--- What the fleet can run: one row for each handler of each worker that lives.
+-- What the fleet can run: one row for each handler of each worker that lives. `max_attempts` holds there for jobs that have none of
+-- their own.
 CREATE OR REPLACE VIEW rouse.handlers AS
 SELECT c.key AS handler, c.value->>'version' AS version, c.value->>'sha256' AS sha256,
        coalesce(c.value->'grants', '[]') AS grants,
-       w.worker_id, w.incarnation, w.state, w.queues, w.tags, w.slots
+       w.worker_id, w.incarnation, w.state, w.queues, w.tags, w.slots,
+       CASE WHEN jsonb_typeof(c.value->'max_attempts') = 'number' THEN (c.value->>'max_attempts')::numeric END AS max_attempts
 FROM rouse.workers AS w
 CROSS JOIN LATERAL jsonb_each(w.capabilities) AS c
 WHERE w.state IN ('active', 'draining');
@@ -160,6 +166,11 @@ $$;
 
 -- What has happened to one job, oldest first. Nothing of it is rewritten once it has ended. Who ended
 -- a job from outside stands as `by` in the detail of its end.
+--
+-- The order is that of the attempts, whatever the clock of the server did: `place` is 0 for the request, twice the number of an attempt
+-- for its start and what it does, one more for its end. Claims that were given back, and changes while the job was queued, count with the
+-- attempt that comes next. The end of the job comes after all of these, also if a claim with a higher number was given back before, and
+-- a retry comes last. Within a place the time decides.
 CREATE OR REPLACE FUNCTION rouse.history(id bigint)
 RETURNS TABLE (at timestamptz, event text, attempt integer, worker text, detail jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -184,7 +195,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                f.attempt, f.worker, NULL
         FROM rouse.finished AS f WHERE f.id = history.id AND f.claimed_at IS NOT NULL
         UNION ALL
-        SELECT 2 * f.attempt + 1, f.finished_at, f.state::text, nullif(f.attempt, 0), f.worker,
+        SELECT 2147483646, f.finished_at, f.state::text, nullif(f.attempt, 0), f.worker,
                nullif(coalesce(f.error, '{}')
                       || jsonb_strip_nulls(jsonb_build_object('usage', rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest)))
                       || coalesce((
@@ -195,11 +206,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         SELECT 2 * s.attempt, s.at, 'step', s.attempt, s.worker, jsonb_build_object('name', s.name)
         FROM rouse.step AS s WHERE s.job = history.id
         UNION ALL
-        -- Within an attempt between its start and its end; after an attempt until the next begins; and what was
-        -- done to the job after its end, last.
         SELECT CASE WHEN r.event IN ('released', 'renewed') THEN 2 * r.attempt
                     WHEN r.event = 'retried' THEN 2147483647
-                    ELSE 2 * coalesce(r.attempt, 0) + 1 END,
+                    ELSE 2 * coalesce(r.attempt, 0) + 2 END,
                r.at, r.event, nullif(r.attempt, 0), r.worker,
                nullif(coalesce(r.detail, '{}') || CASE WHEN r.who IS NULL THEN '{}' ELSE jsonb_build_object('by', r.who) END, '{}')
         FROM rouse.record AS r
@@ -207,7 +216,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         WHERE r.job = history.id AND r.event NOT IN ('cancelled', 'completed', 'failed')
     ) AS e
     LEFT JOIN rouse.worker AS w ON w.incarnation = e.worker
-    ORDER BY e.place, e.at, e.event = 'deleted' DESC
+    ORDER BY e.place, e.at
 $$;
 
 -- What the attempts at a job have printed and logged, in order, after this line of this attempt (0, 0: from the start), at most

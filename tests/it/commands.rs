@@ -407,6 +407,27 @@ async fn enqueue_and_job_work_from_the_shell() {
         &db,
         &["enqueue", "noop", "--tag", "gpu", "--unique-key", "once"],
     );
+    let again = ["enqueue", "noop", "--queue", "q", "--unique-key", "once"];
+    let (code, said) = run(&db, &again);
+    assert_eq!(code, 0);
+    let id = tagged.trim();
+    assert_eq!(
+        said,
+        format!(
+            "{id}\nrouse: already queued as {id}, with a different queue, tags; nothing was added"
+        )
+    );
+    let (_, said) = run(&db, &[&again[..], &["--json"]].concat());
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let id: i64 = id.parse().unwrap();
+    assert_eq!(
+        said,
+        json!({"id": id, "created": false, "differs": ["queue", "tags"]})
+    );
+    let other = ["enqueue", "noop", "--unique-key", "once", "--tenant", "t"];
+    let (_, said) = run(&db, &[&other[..], &["--json"]].concat());
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert!(said["created"] == true && said["id"] != id, "{said}");
     let (_, shown) = run(&db, &["job", tagged.trim()]);
     for part in ["tags", "gpu", "unique_key", "once"] {
         assert!(shown.contains(part), "{part}: {shown}");
@@ -422,6 +443,46 @@ async fn enqueue_and_job_work_from_the_shell() {
     assert_eq!(code, 3);
     assert!(said.contains("no job 999999"), "{said}");
     drop(host);
+}
+
+#[tokio::test]
+async fn a_listing_looks_at_the_newest_jobs_only_says_so_and_can_be_continued() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue('rare');
+             SELECT rouse.enqueue('usual', queue => 'q');
+             INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload)
+             SELECT 10 + n, (SELECT id FROM rouse.lane WHERE queue = 'q'), '2026-01-02Z', now(), now(), 0, 0, 'cancelled', '{}'
+             FROM generate_series(1, 100000) AS n",
+        )
+        .await
+        .unwrap();
+    let rare = ["job", "ls", "--handler", "rare"];
+    let (code, said) = run(&db, &rare);
+    assert_eq!(code, 0);
+    let back = "only the newest 100000 jobs were looked at, back to 11, requested at 2026-01-02T00:00:00Z; --before 11 goes on from there";
+    assert!(said.contains(back) && !said.contains("queued"), "{said}");
+    let (_, said) = run(&db, &[&rare[..], &["--json"]].concat());
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(
+        said,
+        json!({"jobs": [], "more": false, "looked_back_to": 11})
+    );
+    let (_, said) = run(&db, &[&rare[..], &["--before", "11"]].concat());
+    assert!(
+        said.contains("queued") && !said.contains("--before"),
+        "{said}"
+    );
+    // One that finds enough has nothing to say of what it did not look at.
+    let (_, said) = run(&db, &["job", "ls", "--limit", "3", "--queue", "q"]);
+    assert!(
+        said.contains("--limit N") && !said.contains("--before"),
+        "{said}"
+    );
+    let (_, help) = run(&db, &["job", "ls", "--help"]);
+    assert!(help.contains("looks at the newest 100,000 jobs"), "{help}");
 }
 
 #[tokio::test]

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use rouse::job::Fence;
-use rouse::store::{ClaimOrder, Fate, JsonText, Locked, Looking, Settlement, Store};
+use rouse::job::{Fence, JobId};
+use rouse::store::{ClaimOrder, Fate, JsonText, Locked, Looking, Renewal, Settlement, Store};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
 
-use crate::support::worker::{PATIENCE, TestWorker, enqueue, show, until, until_true};
+use crate::support::worker::{PATIENCE, TestWorker, enqueue, put, show, until, until_true};
 use crate::support::{Host, TestDb};
 
 /// A claim of everything that there is.
@@ -606,4 +606,133 @@ async fn the_commands_do_it_and_say_so_with_their_exit_codes() {
             "{args:?}: exit {exit}: {output}"
         );
     }
+}
+
+/// Renews the lease of a job that this fence has claimed.
+async fn renew(store: &Store, id: i64, fence: i64) {
+    let renewal = Renewal {
+        id: JobId(id),
+        fence: Fence(fence),
+        lease_ms: 60_000,
+    };
+    let answers = store.renew(&[renewal]).await.unwrap();
+    assert_eq!(answers, [(JobId(id), None)]);
+}
+
+/// Gives a claim back.
+async fn release(store: &Store, id: i64, fence: i64) {
+    let settlement = Settlement {
+        id: JobId(id),
+        fence: Fence(fence),
+        started_after: None,
+        ran: None,
+        fate: Fate::Released,
+    };
+    let settled = store.settle(&[settlement], Locked::Wait).await.unwrap();
+    assert!(settled.accepted.contains(&JobId(id)));
+}
+
+#[tokio::test]
+async fn a_history_is_in_the_order_of_the_attempts_and_ends_with_the_end() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    // A claim that is given back does not count: the job ends with fewer attempts than it had claims.
+    claim(&store, 1).await;
+    renew(&store, id, 1).await;
+    release(&store, id, 1).await;
+    let reschedule = "SELECT rouse.reschedule($1, $2::text::timestamptz)";
+    assert!(is(&client, reschedule, &[&id, &Some("2100-01-01")]).await);
+    assert!(is(&client, reschedule, &[&id, &None::<&str>]).await);
+    claim(&store, 2).await;
+    renew(&store, id, 2).await;
+    release(&store, id, 2).await;
+    assert!(is(&client, COMPLETE, &[&id, &json!(1)]).await);
+    let expected = [
+        "requested",
+        "renewed",
+        "released",
+        "rescheduled",
+        "rescheduled",
+        "renewed",
+        "released",
+        "succeeded",
+    ];
+    assert_eq!(events(&client, id).await, expected);
+}
+
+#[tokio::test]
+async fn an_end_that_waits_for_a_renewal_comes_after_it_in_time_too() {
+    let db = TestDb::new().await;
+    let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    claim(&store, 1).await;
+    // Somebody holds the row; the end of the job is asked for, and waits.
+    let transaction = holder.transaction().await.unwrap();
+    let lock = "SELECT worker FROM rouse.job WHERE id = $1 FOR NO KEY UPDATE";
+    let worker: i64 = transaction.query_one(lock, &[&id]).await.unwrap().get(0);
+    let other = db.client().await;
+    let ending = tokio::spawn(async move { is(&other, COMPLETE, &[&id, &json!(1)]).await });
+    until_true(
+        &client,
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')",
+    )
+    .await;
+    // The renewal is that of whoever holds it.
+    transaction
+        .execute(
+            "INSERT INTO rouse.record (at, job, event, attempt, worker) VALUES (clock_timestamp(), $1, 'renewed', 1, $2)",
+            &[&id, &worker],
+        )
+        .await
+        .unwrap();
+    transaction.commit().await.unwrap();
+    assert!(ending.await.unwrap());
+    assert_eq!(
+        events(&client, id).await,
+        ["requested", "claimed", "renewed", "succeeded"]
+    );
+    let rises = "SELECT bool_and(at >= before) FROM (
+        SELECT at, lag(at, 1, at) OVER (ORDER BY ordinality) AS before FROM rouse.history($1) WITH ORDINALITY) AS h";
+    assert!(is(&client, rises, &[&id]).await);
+}
+
+/// What the page tells an autoscaler to ask.
+const HOSTS: &str = "SELECT coalesce(ceil(sum(ready + running) / 8.0), 0) FROM rouse.backlog WHERE NOT paused AND known AND tags <@ '{gpu}';";
+
+#[tokio::test]
+async fn the_hosts_that_an_autoscaler_wants_are_none_where_only_jobs_wait_that_nobody_has_ever_run()
+{
+    let page = include_str!("../../docs/operating.md");
+    assert!(page.contains(HOSTS), "the page asks something else");
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    client
+        .batch_execute("UPDATE rouse.worker SET handlers = '{x}', tags = '{gpu}', queues = '{q}'")
+        .await
+        .unwrap();
+    let hosts = async || -> String {
+        let sql = format!("SELECT ({})::text", HOSTS.trim_end_matches(';'));
+        client.query_one(&sql, &[]).await.unwrap().get(0)
+    };
+    for args in [
+        "'misspelt', queue => 'q'",
+        "'x', queue => 'other'",
+        "'x', queue => 'q', tags => '{gpu,big}'",
+    ] {
+        put(&client, args).await;
+    }
+    assert_eq!(hosts().await, "0");
+    let shown = "SELECT sum(ready) = 3 AND NOT bool_or(known) FROM rouse.backlog";
+    assert!(is(&client, shown, &[]).await, "they are shown");
+    put(&client, "'x', queue => 'q', tags => '{gpu}'").await;
+    assert_eq!(hosts().await, "1");
+    // It has stopped, and another one would help.
+    store.unregister().await.unwrap();
+    assert_eq!(hosts().await, "1");
+    client
+        .batch_execute("UPDATE rouse.worker SET stopped_at = now() - interval '8 days'")
+        .await
+        .unwrap();
+    assert_eq!(hosts().await, "0");
 }

@@ -1,18 +1,22 @@
--- The newest jobs of a queue, a handler, a state: live and finished ones, each from the end of its ids on (the
--- primary key of rouse.job, and finished_id of each partition), and no more of each than are asked for.
+-- The newest jobs below an id ($5; null: all) of a queue, a handler, a state: live and finished ones, from the end of their ids on. No more than
+-- $6 jobs are looked at: filters that match little would read all that is kept. Merged from the primary key of rouse.job and finished_id of each
+-- partition, as far as it takes.
 SELECT to_jsonb(j)
 FROM (
-    (SELECT j.id, j.state, l.handler, l.queue, l.priority, l.tags, j.tenant, j.source, j.attempt, j.max_attempts,
-            j.requested_at, j.available_at, j.claimed_at, NULL::timestamptz AS finished_at
-     FROM rouse.job AS j
-     CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
-     WHERE ($1 IS NULL OR l.queue = $1) AND ($2 IS NULL OR l.handler = $2) AND ($3 IS NULL OR j.state = $3::rouse.state)
-     ORDER BY j.id DESC LIMIT $4)
-    UNION ALL
-    (SELECT f.id, f.state, l.handler, l.queue, l.priority, l.tags, f.tenant, f.source, f.attempt, f.max_attempts,
-            f.requested_at, f.available_at, f.claimed_at, f.finished_at
-     FROM rouse.finished AS f
-     CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l
-     WHERE ($1 IS NULL OR l.queue = $1) AND ($2 IS NULL OR l.handler = $2) AND ($3 IS NULL OR f.state = $3::rouse.state)
-     ORDER BY f.id DESC LIMIT $4)) AS j
-ORDER BY j.id DESC LIMIT $4
+    SELECT w.id, w.state, l.handler, l.queue, l.priority, l.tags, w.tenant, w.source, w.attempt, w.max_attempts,
+           w.requested_at, w.available_at, w.claimed_at, w.finished_at
+    FROM (
+        SELECT * FROM (
+            SELECT j.id, j.lane, j.state, j.tenant, j.source, j.attempt, j.max_attempts,
+                   j.requested_at, j.available_at, j.claimed_at, NULL::timestamptz AS finished_at
+            FROM rouse.job AS j
+            UNION ALL
+            SELECT f.id, f.lane, f.state, f.tenant, f.source, f.attempt, f.max_attempts,
+                   f.requested_at, f.available_at, f.claimed_at, f.finished_at
+            FROM rouse.finished AS f) AS kept
+        WHERE kept.id < coalesce($5, 9223372036854775807)
+        ORDER BY kept.id DESC LIMIT $6) AS w
+    CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = w.lane LIMIT 1) AS l
+    WHERE ($1 IS NULL OR l.queue = $1) AND ($2 IS NULL OR l.handler = $2) AND ($3 IS NULL OR w.state = $3::rouse.state)
+    ORDER BY w.id DESC LIMIT $4) AS j
+ORDER BY j.id DESC

@@ -54,7 +54,7 @@ pub use challenge::Challenge;
 pub use claim::{ClaimOrder, ClaimedJob};
 pub use enqueue::{Enqueue, Enqueued};
 pub use handler_state::{StateOf, StateSet, StateWrite};
-pub use jobs::Listing;
+pub use jobs::{LOOKED_AT_MAX, Listing};
 pub use json::JsonText;
 pub use lanes::Lane;
 pub use listen::{ECHO_WITHIN, Heard, Listener, WAKE_CHANNEL, Wakeup};

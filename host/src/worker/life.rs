@@ -8,6 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
+use super::policy::Policy;
 use super::{Settings, Shared, challenges, outside, slots};
 use crate::job::AbortReason;
 use crate::sandbox::HandlerSet;
@@ -21,21 +22,22 @@ pub(super) fn registration(settings: &Settings, handlers: &HandlerSet) -> Regist
         hostname: settings.hostname.clone(),
         platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         version: env!("CARGO_PKG_VERSION").into(),
-        capabilities: capabilities(handlers),
+        capabilities: capabilities(settings, handlers),
         slots: settings.slots,
         queues: settings.queues.clone(),
         tags: settings.tags.clone(),
     }
 }
 
-/// `{"handler": {"version": …, "grants": […]}, …}`
-fn capabilities(handlers: &HandlerSet) -> Value {
+/// `{"handler": {"version": …, "grants": […], "max_attempts": …}, …}`
+fn capabilities(settings: &Settings, handlers: &HandlerSet) -> Value {
     let of = |name: &String| {
         let handler = handlers.get(name)?;
         let said = json!({
             "version": handler.manifest.version,
             "sha256": handler.module.digest.to_string(),
             "grants": handler.granted(),
+            "max_attempts": Policy::resolve(&handler.manifest, &settings.overrides).retry.max_attempts,
         });
         Some((name.clone(), said))
     };
@@ -139,7 +141,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
         let cores = (cpu - used).as_secs_f64() / (now - asked).as_secs_f64().max(0.001);
         (asked, used) = (now, cpu);
         let stats = shared.tally.stats(&shared, Some(cores));
-        let capabilities = capabilities(&shared.catalog.current());
+        let capabilities = capabilities(&shared.settings, &shared.catalog.current());
         draining = shared.stop.is_stopping();
         match shared
             .store

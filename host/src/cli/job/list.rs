@@ -11,12 +11,14 @@ use super::cell;
 use crate::cli::served::Wanted;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
-use crate::store::{Listing, Store};
+use crate::store::{LOOKED_AT_MAX, Listing, Store};
 
 /// Options of `rouse job ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Needs the role rouse_observer. What has ended is listed for as long as it is kept (keep_days).
+One listing looks at the newest 100,000 jobs, whatever their queue, handler and state are, and says so where
+it did not find enough among them; --before ID goes on from there.
 Exit code: 0, also where there is none")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -33,6 +35,10 @@ pub(super) struct Args {
     /// Only jobs in this state
     #[arg(long, value_parser = ["queued", "running", "succeeded", "failed", "timed_out", "cancelled"])]
     state: Option<String>,
+
+    /// Only jobs with a smaller id: goes on where a listing ended
+    #[arg(long, value_name = "ID")]
+    before: Option<i64>,
 
     /// At most so many
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=10_000))]
@@ -51,6 +57,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             queue: args.queue,
             handler: args.handler,
             state: args.state,
+            before: args.before,
             // One more tells whether there are more.
             limit: args.limit + 1,
         })
@@ -58,14 +65,25 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let most = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let more = jobs.len() > most;
     jobs.truncate(most);
+    let end = match more {
+        true => None,
+        false => store.last_looked_at(args.before).await?,
+    };
     if args.json {
-        println!("{}", as_json(json!({"jobs": jobs, "more": more})));
+        let looked_back_to = end.map(|(id, _)| id);
+        let listing = json!({"jobs": jobs, "more": more, "looked_back_to": looked_back_to});
+        println!("{}", as_json(listing));
         return Ok(ExitCode::SUCCESS);
     }
     println!("{}", table(&jobs));
     tell_what_nobody_takes(&store, &jobs).await?;
     if more {
         eprintln!("rouse: there are more; --limit N lists more of them");
+    }
+    if let Some((id, at)) = end {
+        eprintln!(
+            "rouse: there may be more: only the newest {LOOKED_AT_MAX} jobs were looked at, back to {id}, requested at {at}; --before {id} goes on from there"
+        );
     }
     Ok(ExitCode::SUCCESS)
 }
