@@ -1,7 +1,8 @@
 -- rouse.adopt: jobs whose worker is gone.
 
 -- How often the job was lost because its worker crashed: the attempt that is being lost, if `p_worker` was not heard of since its lease
--- ended, and those that were lost before. An outage of the server, a freeze or a takeover of the worker id costs a job its attempt too,
+-- ended, and those that were lost before: a worker that was heard of between the end of the lease and the adoption is known by
+-- worker_lived, one that was heard of after it by seen_at. An outage of the server, a freeze or a takeover of the worker id costs a job its attempt too,
 -- but the worker outlives it and is heard of afterwards: the job did not kill it (SPEC row D5). Served by attempt_job and the primary
 -- key of rouse.worker.
 CREATE OR REPLACE FUNCTION rouse._crashes(p_job bigint, p_worker bigint, p_lease_until timestamptz) RETURNS bigint
@@ -9,7 +10,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
     SELECT count(*)
     FROM (SELECT p_worker, p_lease_until
           UNION ALL
-          SELECT a.worker, a.ended_at FROM rouse.attempt AS a WHERE a.job = p_job AND a.lost) AS lost(worker, at)
+          SELECT a.worker, a.ended_at FROM rouse.attempt AS a WHERE a.job = p_job AND a.lost AND a.error -> 'worker_lived' IS NULL) AS lost(worker, at)
     WHERE NOT EXISTS (
         SELECT FROM rouse.worker AS w
         WHERE w.incarnation = lost.worker AND (w.seen_at >= lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL))
@@ -81,6 +82,9 @@ BEGIN
             PERFORM rouse._settle(NULL, ARRAY[orphan.id], ARRAY[orphan.fence], ARRAY['failed'::rouse.state], ARRAY[NULL]::bigint[],
                 ARRAY[NULL]::jsonb[], ARRAY[why], ARRAY[NULL]::bigint[], ARRAY[NULL]::timestamptz[], ARRAY[NULL]::bigint[]);
         ELSE
+            IF EXISTS (SELECT FROM rouse.worker AS w WHERE w.incarnation = orphan.worker AND w.seen_at > orphan.lease_until) THEN
+                why := why || jsonb_build_object('worker_lived', true);
+            END IF;
             INSERT INTO rouse.attempt (job, attempt, lost, worker, claimed_at, started_at, ended_at, error)
             VALUES (orphan.id, orphan.attempt, true, orphan.worker, orphan.claimed_at, NULL, at, why);
             IF crashes <= 1 THEN

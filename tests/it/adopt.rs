@@ -169,6 +169,25 @@ async fn losses_that_a_worker_outlives_do_not_count_as_crashes() {
     assert_eq!(show(&client, id).await.state, "running");
 }
 
+/// The worker is heard of when the lease has ended, and before anybody takes the job over; then it falls silent.
+#[tokio::test]
+async fn losses_whose_worker_was_heard_of_before_the_adoption_do_not_count_as_crashes() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "x", json!({})).await;
+    let mut owner = db.worker().await;
+    let mut job = claim(&owner, 1).await.remove(0);
+    for _ in 0..4 {
+        expire(&client, job.id).await;
+        heartbeat(&owner).await;
+        let next = db.worker().await;
+        job = adopt(&next).await.claimed.remove(0);
+        owner = next;
+    }
+    assert_eq!((job.attempt.0, job.lost), (5, 4));
+    assert_eq!(show(&client, id).await.state, "running");
+}
+
 /// A host that finds that its worker was declared dead, or replaced, reports that it has not crashed.
 #[tokio::test]
 async fn what_a_worker_loses_because_it_was_replaced_does_not_count_as_a_crash() {

@@ -50,18 +50,24 @@ impl Loss<'_> {
         !known.is_shared(self.worker) && known.crashed(self.worker, self.claimed_us, self.ended_us)
     }
 
-    /// Its host may have lived on, and have been heard of or not, whatever else has happened to it.
-    fn is_unsure(&self, known: &Known<'_>) -> bool {
+    /// Something else has happened to its host, or to the server, for which it may have been lost.
+    fn is_disturbed(&self, known: &Known<'_>) -> bool {
         known.is_frozen(self.worker, self.claimed_us, self.ended_us)
             || known.is_shared(self.worker)
             || known.cuts(self.claimed_us, self.ended_us)
             || known.crashes(self.claimed_us - IN_LINE_US, self.ended_us) > 0
     }
+
+    /// It may have been taken for a crash when the job was judged: its host could not say by then that it lives.
+    fn may_count(&self, known: &Known<'_>, judged_us: i64) -> bool {
+        self.is_crash(known)
+            || (self.is_disturbed(known) && !known.was_heard(self.worker, self.ended_us, judged_us))
+    }
 }
 
-/// A job whose workers have crashed too often fails, with that as the reason, and no other does. Of the last loss nobody can know
-/// when the verdict is given whether its worker will be heard of again: it may count where that one could not be. One with fewer
-/// crashes that has not been given up shows nothing.
+/// A job whose workers have crashed too often fails, with that as the reason, and no other does. A loss for another reason may count
+/// where the host could not say before the verdict that it lives: of the last one it never can. A job with fewer crashes that has not
+/// been given up shows nothing.
 pub(super) fn losses_end(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let most = known.world.run.lost_max;
@@ -75,10 +81,13 @@ pub(super) fn losses_end(known: &Known<'_>) -> Found {
         let crashes = crashes.count() as i32;
         let sure = losses
             .iter()
-            .filter(|loss| loss.is_crash(known) && !loss.is_unsure(known));
+            .filter(|loss| loss.is_crash(known) && !loss.is_disturbed(known));
         let sure = sure.count() as i32;
-        let last = losses.last().filter(|loss| !loss.is_crash(known));
-        let perhaps = crashes + i32::from(last.is_some_and(|loss| loss.is_unsure(known)));
+        let judged_us = losses.last().map_or(0, |last| last.ended_us);
+        let perhaps = losses
+            .iter()
+            .filter(|loss| loss.may_count(known, judged_us))
+            .count() as i32;
         let wrong = match gave_up {
             true => perhaps < most,
             false => sure >= most,

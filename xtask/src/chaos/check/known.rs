@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::super::ledger::{Answer, Ask, What};
+use super::super::ledger::{Answer, Ask, Happened, What};
 use super::super::load::Wish;
 use super::super::settings;
 use super::super::world::{Attempt, Call, Evidence, Job, Record, Step, World};
@@ -19,6 +19,9 @@ pub(super) const IN_LINE_US: i64 = 1_500_000;
 pub(super) const DEAF_AFTER_A_CUT_US: i64 = 2_000_000;
 /// While the server is down it waits longer each time: 1 s, 2 s, 4 s.
 pub(super) const DEAF_AFTER_A_CRASH_US: i64 = 6_000_000;
+
+/// A host says that it lives when it has lost a lease, or has reached the server again, at which it tries every second.
+const HEARD_WITHIN_US: i64 = 2_000_000;
 
 pub(crate) struct Known<'a> {
     pub(crate) world: &'a World,
@@ -178,10 +181,38 @@ impl<'a> Known<'a> {
             What::HostKilled { worker: killed } => {
                 killed == worker && (from_us..=until_us).contains(&h.from_us)
             }
-            What::HostEnded { worker: ended, .. } => {
-                ended == worker && (from_us..=until_us).contains(&h.until_us)
+            // One that gives up says so with its exit code.
+            What::HostEnded {
+                worker: ended,
+                status,
+                ..
+            } => {
+                ended == worker
+                    && status.starts_with("signal")
+                    && (from_us..=until_us).contains(&h.until_us)
             }
             _ => false,
+        })
+    }
+
+    /// Whether this host was there for a while in which nothing kept it from saying that it lives.
+    pub(super) fn was_heard(&self, worker: &str, from_us: i64, until_us: i64) -> bool {
+        let all = self.world.happened.iter();
+        let keeps = |h: &&Happened| match &h.what {
+            What::ServerCrashed { .. }
+            | What::BackendsTerminated { .. }
+            | What::ListenersCut { .. } => true,
+            What::HostFrozen { worker: frozen, .. } => frozen == worker,
+            _ => false,
+        };
+        let since = all.filter(keeps).map(|h| h.until_us);
+        since.filter(|at| *at > from_us).chain([from_us]).any(|at| {
+            let then = at + HEARD_WITHIN_US;
+            then <= until_us
+                && !self.is_disturbed(worker, at + 1, then)
+                && !self.is_gone(worker, from_us, then)
+                && !self.cuts(at + 1, then)
+                && self.crashes(at + 1, then) == 0
         })
     }
 

@@ -408,6 +408,21 @@ fn a_job_may_be_given_up_while_nobody_can_know_whether_its_last_host_lives() {
 }
 
 #[test]
+fn a_host_that_ends_before_it_can_say_that_it_lived_on_may_count() {
+    let mut world = healthy();
+    instead_of_kills(&mut world, &[0], frozen);
+    // Lost at 36 s, and killed a second later.
+    world.happened.push(Happened {
+        from_us: 37 * S,
+        until_us: 37 * S,
+        what: What::HostKilled {
+            worker: "host-2".into(),
+        },
+    });
+    breaks_nothing(&world);
+}
+
+#[test]
 fn a_job_that_is_given_up_because_two_hosts_have_one_id_is_found() {
     breaks("losses_end", |world| {
         instead_of_kills(world, &[0, 1, 2], || What::HostEnded {
