@@ -58,6 +58,7 @@ mod http;
 mod http_out;
 mod invoke;
 mod invoke_http;
+mod other_languages;
 mod outages;
 mod pooler;
 mod private_postgres;

@@ -15,6 +15,7 @@ mod chaos;
 mod fuzz;
 
 mod guests;
+mod other_guests;
 mod wasm_toolchain;
 
 mod database;

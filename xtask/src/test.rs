@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use crate::guests;
+use crate::other_guests;
 use crate::workspace::Workspace;
 
 /// Tests wait more than they compute, so that small machines may run more of them than they have cores.
@@ -21,12 +22,24 @@ pub(crate) struct Options {
     runner_args: Vec<String>,
 }
 
+impl Options {
+    /// Whether tests of this module may run: what only they need is not made for others.
+    fn wants(&self, module: &str) -> bool {
+        self.filters.is_empty()
+            || (self.filters.iter())
+                .any(|filter| filter.starts_with(module) || module.contains(filter.as_str()))
+    }
+}
+
 /// Three runs of the same build; the integration tests come last, so that their summary ends the output.
 const RUNS: [&[&str]; 3] = [&["--doc"], &["--lib", "--bins"], &["--test", "*"]];
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> {
     let guests = guests::build_test_guests(workspace)?;
-    workspace.build_rouse()?;
+    let rouse = workspace.build_rouse()?;
+    if options.wants("other_languages") {
+        other_guests::build(workspace, &rouse, &guests)?;
+    }
 
     let mut failed: Vec<String> = Vec::new();
     let mut exit_code = 0;

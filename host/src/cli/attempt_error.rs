@@ -16,18 +16,18 @@ pub(super) fn lines(error: &Value) -> String {
     if !details.is_null() {
         text += &format!("  details: {}\n", cell(&details));
     }
-    if let Some(stack) = stack {
-        text += "  stack:\n";
-        text += &stack
-            .lines()
-            .map(|line| below(line.trim()))
-            .collect::<String>();
+    text += &block("stack", stack.iter().flat_map(|stack| stack.lines()));
+    text += &block("stderr", texts(&error["stderr"]));
+    text + &block("backtrace", texts(&error["backtrace"]))
+}
+
+/// Lines below a title; nothing where there are none.
+fn block<'a>(title: &str, lines: impl Iterator<Item = &'a str>) -> String {
+    let lines: String = lines.map(|line| format!("    {}\n", plain(line))).collect();
+    match lines.is_empty() {
+        true => lines,
+        false => format!("  {title}:\n{lines}"),
     }
-    if texts(&error["stderr"]).next().is_some() {
-        text += "  stderr:\n";
-        text += &texts(&error["stderr"]).map(below).collect::<String>();
-    }
-    text + &texts(&error["backtrace"]).map(below).collect::<String>()
 }
 
 /// The details but for a stack, which is text with line breaks where a language has one (JavaScript, Python).
@@ -41,11 +41,6 @@ fn without_stack(details: &Value) -> (Value, Option<String>) {
         Some((Some(Value::String(stack)), _)) => (rest, Some(stack)),
         Some(_) | None => (details.clone(), None),
     }
-}
-
-/// One line of a list.
-fn below(line: &str) -> String {
-    format!("    {}\n", plain(line))
 }
 
 /// A value in one cell: text as it is, everything else as JSON.
@@ -69,7 +64,7 @@ mod tests {
             "details": {"stack": "run@app.js:3:7\n\u{1b}[2J\n", "at": 7},
             "stderr": ["Traceback", "  File \"app.py\""], "backtrace": ["abort", "run"],
         });
-        let all = "  kind: guest_error\n  guest_kind: TypeError\n  message: no such field\n  details: {\"at\":7}\n  stack:\n    run@app.js:3:7\n    \\u{1b}[2J\n  stderr:\n    Traceback\n      File \"app.py\"\n    abort\n    run\n";
+        let all = "  kind: guest_error\n  guest_kind: TypeError\n  message: no such field\n  details: {\"at\":7}\n  stack:\n    run@app.js:3:7\n    \\u{1b}[2J\n  stderr:\n    Traceback\n      File \"app.py\"\n  backtrace:\n    abort\n    run\n";
         assert_eq!(lines(&error), all);
     }
 

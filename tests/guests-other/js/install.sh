@@ -1,0 +1,1 @@
+npm ci --ignore-scripts

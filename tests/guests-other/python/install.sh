@@ -1,0 +1,2 @@
+python3 -m venv venv
+venv/bin/pip install --require-hashes -r requirements.txt
