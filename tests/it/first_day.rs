@@ -483,3 +483,114 @@ async fn dev_says_what_jobs_do() {
         assert_eq!(lines + counted, 2003, "{output}");
     }
 }
+
+/// `rouse invoke HANDLER PAYLOAD --json` in this folder.
+fn invoke(folder: &Path, handler: &str, payload: Value) -> Value {
+    let payload = payload.to_string();
+    rouse_without_database(&["invoke", handler, &payload, "--json"], folder).json()
+}
+
+#[test]
+fn the_lines_that_the_denial_of_a_file_prints_allow_it() {
+    let folder = folder("", &["test_guests.wasm"]);
+    let toml = folder.join("rouse.toml");
+    std::fs::create_dir(folder.join("files")).unwrap();
+    std::fs::write(folder.join("files/in.txt"), "inside").unwrap();
+    let denied = |handler: &str, payload: Value| {
+        let invoked = invoke(&folder, handler, payload);
+        let error = &invoked["error"];
+        assert_eq!(error["kind"], "denied", "{invoked}");
+        error["message"].as_str().unwrap().to_owned()
+    };
+    let lines = |message: &str| {
+        let (_, lines) = message.split_once(":\n").expect("lines to copy");
+        lines.split("\n\n").next().unwrap().to_owned()
+    };
+
+    let read = json!({"path": "/data/in.txt"});
+    let message = denied("test.read-file", read.clone());
+    for part in [
+        "the handler test.read-file asked for /data/in.txt, and no directory that has it is granted",
+        "`rouse job retry ID`",
+        "then: No such file or directory",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    let grant = lines(&message).replace("dir = \"…\"", "dir = \"files\"");
+    std::fs::write(&toml, grant).unwrap();
+    let invoked = invoke(&folder, "test.read-file", read);
+    assert_eq!(invoked["result"], "inside", "{invoked}");
+
+    // A directory that is there for reading only.
+    let write = json!({"path": "/data/new.txt", "text": "new"});
+    let grant = "[[handlers.\"test.write-*\".dirs]]\ndir = \"files\"\nat = \"/data\"\n";
+    std::fs::write(&toml, grant.replace("write-*", "*")).unwrap();
+    let message = denied("test.write-file", write.clone());
+    assert!(
+        message.contains(
+            "wanted to change /data/new.txt, and /data is granted to it for reading only"
+        ),
+        "{message}"
+    );
+    std::fs::write(&toml, lines(&message)).unwrap();
+    let invoked = invoke(&folder, "test.write-file", write);
+    assert_eq!(invoked["outcome"], "succeeded", "{invoked}");
+    assert_eq!(
+        std::fs::read_to_string(folder.join("files/new.txt")).unwrap(),
+        "new"
+    );
+
+    // No path leads out of one.
+    let out = json!({"path": "/data/../etc/passwd"});
+    let message = denied("test.read-file", out);
+    assert!(message.contains("asked for /etc/passwd"), "{message}");
+    assert!(message.contains("at = \"/etc\""), "{message}");
+}
+
+#[tokio::test]
+async fn a_job_that_lacks_a_file_is_not_tried_again_and_one_that_only_looked_for_it_is() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let settings = Settings {
+        overrides: tries("test.read-file", 3, std::time::Duration::ZERO),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    let lacks = enqueue(
+        &client,
+        "test.read-file",
+        json!({"path": "/nowhere/in.txt"}),
+    )
+    .await;
+    let job = ended(&client, lacks).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("failed", 1));
+    let error = job.error.unwrap();
+    assert_eq!(
+        (&error["kind"], &error["guest_kind"]),
+        (&json!("denied"), &json!("error"))
+    );
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("at = \"/nowhere\""),
+        "{error}"
+    );
+
+    let looked = enqueue(
+        &client,
+        "test.probe-file",
+        json!({"path": "/etc/localtime"}),
+    )
+    .await;
+    let job = ended(&client, looked).await;
+    assert_eq!(
+        (job.state.as_str(), job.attempt),
+        ("failed", 2),
+        "it was tried again"
+    );
+    let error = job.error.unwrap();
+    assert_eq!(error["kind"], "guest_error", "{error}");
+    assert_eq!(error["message"], "the server is busy (false)");
+    worker.drain().await;
+}

@@ -129,12 +129,35 @@ fn retry_at(unix_ms: i64) -> SystemTime {
 
 /// The end of a guest to which something was denied for want of a grant.
 fn denied(end: RunEnd, state: &AttemptState) -> RunEnd {
-    match state.http.denial().or_else(|| state.denial.clone()) {
+    let denial = state.http.denial().or_else(|| state.denial.clone());
+    let elsewhere = || {
+        let said = said(&end)?;
+        state.elsewhere.denial(&state.granted, said)
+    };
+    match denial.or_else(elsewhere) {
         None => end,
         Some(denial) => RunEnd::Denied {
             denial,
             then: Box::new(end),
         },
+    }
+}
+
+/// What a guest says of its failure.
+fn said(end: &RunEnd) -> Option<&str> {
+    match end {
+        RunEnd::Failed(failure) => Some(&failure.message),
+        RunEnd::Panicked { message, .. } | RunEnd::Trapped { message, .. } => Some(message),
+        RunEnd::Returned(_)
+        | RunEnd::StackOverflow { .. }
+        | RunEnd::Denied { .. }
+        | RunEnd::OutOfMemory { .. }
+        | RunEnd::OutOfCpu { .. }
+        | RunEnd::OutputTooLarge { .. }
+        | RunEnd::PayloadRefused(_)
+        | RunEnd::ResultRefused(_)
+        | RunEnd::Aborted(_)
+        | RunEnd::Unrunnable(_) => None,
     }
 }
 

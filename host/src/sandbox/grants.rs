@@ -14,7 +14,9 @@ use std::path::PathBuf;
 
 use crate::job::pattern_covers;
 
-pub(super) use self::granted::{Granted, GrantedDir};
+pub(super) use self::granted::Granted;
+#[cfg(test)]
+pub(super) use self::granted::GrantedDir;
 pub use self::http::{Host, HostPattern, HttpGrant, HttpScheme};
 pub use self::missing::Missing;
 pub(super) use self::missing::{held, missing};

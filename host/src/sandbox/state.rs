@@ -8,7 +8,7 @@ use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 use wasmtime_wasi_http::WasiHttpCtx;
 
 use super::capability::{
-    FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, Steps, Stream,
+    Elsewhere, FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, Steps, Stream,
 };
 use super::clocks::Clock;
 use super::grants::Granted;
@@ -45,6 +45,8 @@ pub(super) struct AttemptState {
     pub(super) http_fields: WasiHttpCtx,
     /// What was denied last for want of a grant.
     pub(super) denial: Option<String>,
+    /// What it has looked for where no directory is granted.
+    pub(super) elsewhere: Elsewhere,
     /// When the guest wants its next attempt, milliseconds since 1970.
     pub(super) retry_at_ms: Option<i64>,
     /// Of the module's source.
@@ -115,6 +117,7 @@ impl AttemptState {
             http,
             http_fields,
             denial: None,
+            elsewhere: Elsewhere::default(),
             retry_at_ms: None,
             lines,
             profile,
@@ -148,6 +151,7 @@ impl AttemptState {
         self.handler_state = handler_state;
         self.http = http;
         self.denial = None;
+        self.elsewhere = Elsewhere::default();
         self.retry_at_ms = None;
         self.profile = profile;
         Ok(())
@@ -171,13 +175,21 @@ fn wasi(granted: &Granted, log: &Arc<GuestLog>, random_bytes: u64) -> WasiCtx {
 }
 
 impl AttemptState {
-    /// The files of the guest, with what is known of its descriptors, and where their denials are noted.
-    pub(super) fn files(&mut self) -> (WasiFilesystemCtxView<'_>, &mut Fds, &mut Option<String>) {
+    /// The files of the guest, with what is known of its descriptors, where their denials are noted, and what it looks for
+    /// elsewhere.
+    pub(super) fn files(
+        &mut self,
+    ) -> (
+        WasiFilesystemCtxView<'_>,
+        &mut Fds,
+        &mut Option<String>,
+        &mut Elsewhere,
+    ) {
         let files = WasiFilesystemCtxView {
             ctx: &mut self.no_dirs,
             table: &mut self.table,
         };
-        (files, &mut self.fds, &mut self.denial)
+        (files, &mut self.fds, &mut self.denial, &mut self.elsewhere)
     }
 }
 

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use failing::{fail, flaky, panic, trap};
 use greedy::{alloc, big_result, nul_result, recurse, reuse_state, spin, state};
 use http::{fields, none, other, private, public, secret};
-use reaching::{connect, env, print, read_file, settings, write_file};
+use reaching::{connect, env, print, probe_file, read_file, settings, write_file};
 use steps::{bad_steps, changed_step, retry_at, two_steps, wordy_progress};
 use waiting::{deadlock, ignore_abort, race, sleep, wait_abort};
 
@@ -71,6 +71,7 @@ export!(
     nul_result,
     state,
     reuse_state,
+    probe_file,
     read_file,
     write_file,
     env,

@@ -19,6 +19,18 @@ pub(crate) fn read_file(payload: ReadFile) -> Result<String, Error> {
     Ok(fs::read_to_string(payload.path)?)
 }
 
+/// Looks for a file that need not be there, and fails for another reason.
+#[handler(
+    name = "test.probe-file",
+    max_attempts = 2,
+    initial_backoff = "1ms",
+    jitter = 0.0
+)]
+pub(crate) fn probe_file(payload: ReadFile) -> Result<(), Error> {
+    let there = fs::metadata(&payload.path).is_ok() || fs::read(&payload.path).is_ok();
+    Err(Error::retryable(format!("the server is busy ({there})")))
+}
+
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct WriteFile {
     path: String,

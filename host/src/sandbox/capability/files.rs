@@ -7,6 +7,7 @@
 
 mod denial;
 mod disk;
+mod elsewhere;
 mod fds;
 mod input;
 mod listing;
@@ -28,6 +29,7 @@ use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
 use self::denial::denial;
 use self::disk::{Disk, with};
+use self::elsewhere::{ROOT, nowhere};
 use self::fds::{Held, InQuota, no_space};
 use self::input::FileInput;
 use self::open::Ask;
@@ -37,6 +39,7 @@ use crate::sandbox::grants::Granted;
 use crate::sandbox::quota::{Charge, Size};
 use crate::sandbox::state::AttemptState;
 
+pub(in crate::sandbox) use self::elsewhere::Elsewhere;
 pub(in crate::sandbox) use self::fds::Fds;
 
 /// Puts the guard before the files that wasmtime-wasi has linked.
@@ -55,7 +58,7 @@ fn files(state: &mut AttemptState) -> Files<'_> {
         meter: state.meter.clone(),
     };
     let (granted, log) = (state.granted.clone(), state.log.clone());
-    let (inner, fds, denial) = state.files();
+    let (inner, fds, denial, elsewhere) = state.files();
     Files {
         disk,
         granted,
@@ -63,6 +66,7 @@ fn files(state: &mut AttemptState) -> Files<'_> {
         inner,
         fds,
         denial,
+        elsewhere,
     }
 }
 
@@ -79,6 +83,13 @@ struct Files<'a> {
     inner: WasiFilesystemCtxView<'a>,
     fds: &'a mut Fds,
     denial: &'a mut Option<String>,
+    elsewhere: &'a mut Elsewhere,
+}
+
+/// What a call is about, for whoever has to be told that it was not permitted.
+struct About {
+    path: String,
+    changes: bool,
 }
 
 impl Files<'_> {
@@ -90,23 +101,41 @@ impl Files<'_> {
         }
     }
 
+    /// Where the guest sees what a call is about.
+    fn about(&self, fd: &Fd, path: &str, changes: bool) -> About {
+        About {
+            path: self.fds.path(fd, path),
+            changes,
+        }
+    }
+
     /// Notes that something was not permitted.
-    fn noted<T>(&mut self, done: FsResult<T>) -> FsResult<T> {
+    fn noted<T>(&mut self, about: &About, done: FsResult<T>) -> FsResult<T> {
         if let Err(error) = &done
             && error.downcast_ref() == Some(&ErrorCode::NotPermitted)
         {
-            *self.denial = Some(denial(&self.granted));
+            *self.denial = Some(denial(&self.granted, &about.path, about.changes));
         }
         done
+    }
+
+    /// There is nothing where no directory is granted, and what a guest looked for there is noted.
+    fn is_granted(&mut self, fd: &Fd, path: &str, changes: bool) -> FsResult<()> {
+        if !self.fds.is_root(fd) {
+            return Ok(());
+        }
+        self.elsewhere.note(self.fds.path(fd, path), changes);
+        Err(ErrorCode::NoEntry.into())
     }
 
     /// Does what changes something where waiting for the disk holds up no guest, unless the attempt has to stop by then.
     async fn change<T: Send + 'static>(
         &mut self,
+        about: About,
         work: impl FnOnce() -> FsResult<T> + Send + 'static,
     ) -> FsResult<T> {
         match self.disk.change(work).await {
-            Some(done) => self.noted(done),
+            Some(done) => self.noted(&about, done),
             None => Err(ErrorCode::NotPermitted.into()),
         }
     }
@@ -143,8 +172,16 @@ impl Files<'_> {
         }
     }
 
-    /// What stands behind a number of the guest.
-    fn descriptor(&self, fd: &Fd) -> Result<Descriptor, ResourceTableError> {
+    /// What stands behind a number of the guest; nothing behind the root.
+    fn descriptor(&self, fd: &Fd) -> FsResult<Descriptor> {
+        match self.fds.is_root(fd) {
+            true => Err(ErrorCode::NoEntry.into()),
+            false => Ok(self.raw(fd)?),
+        }
+    }
+
+    /// The same, whatever it is.
+    fn raw(&self, fd: &Fd) -> Result<Descriptor, ResourceTableError> {
         self.inner.table.get(fd).cloned()
     }
 
@@ -158,7 +195,8 @@ impl Files<'_> {
             return Err(ErrorCode::BadDescriptor.into());
         };
         if file.perms.write_not_permitted() {
-            return Err(ErrorCode::NotPermitted.into());
+            let about = self.about(fd, "", true);
+            return self.noted(&about, Err(ErrorCode::NotPermitted.into()));
         }
         let (quota, open) = (self.fds.of(fd), self.fds.stream(fd, &self.log)?);
         let disk = self.disk.clone();
@@ -202,14 +240,31 @@ macro_rules! hand_on {
     };
 }
 
-/// The same for what changes something, as a value.
+/// The same for those that name something. What leads out of a directory is not there either, and no more is said of it: whoever
+/// only looks has not tried to use it.
+macro_rules! hand_on_at {
+    ($(fn $name:ident(fd: Fd $(, $argument:ident: $kind:ty)*; path: String) -> $result:ty;)*) => {
+        $(
+            async fn $name(&mut self, fd: Fd, $($argument: $kind,)* path: String) -> $result {
+                self.is_granted(&fd, &path, false)?;
+                let at = self.descriptor(&fd)?;
+                self.disk.look(move || with([at], async move |mut view, [fd]| {
+                    HostDescriptor::$name(&mut view, fd, $($argument,)* path).await
+                })).await
+            }
+        )*
+    };
+}
+
+/// The same for what changes something at a path, as a value.
 macro_rules! change {
-    ($files:expr, [$($fd:ident),+], $name:ident($($argument:expr),*)) => {{
+    ($files:expr, $about:expr, [$($fd:ident),+], $name:ident($($argument:expr),*)) => {{
+        let about = $about;
         let descriptors = [$($files.descriptor(&$fd)?),+];
         let work = move || with(descriptors, async move |mut view, [$($fd),+]| {
             HostDescriptor::$name(&mut view, $($argument),*).await
         });
-        $files.change(work).await
+        $files.change(about, work).await
     }};
 }
 
@@ -218,28 +273,69 @@ type Fd = Resource<Descriptor>;
 impl HostDescriptor for Files<'_> {
     hand_on! {
         fn advise(fd: Fd, offset: Filesize, bytes: Filesize, advice: Advice) -> FsResult<()>;
-        fn get_flags(fd: Fd) -> FsResult<DescriptorFlags>;
-        fn get_type(fd: Fd) -> FsResult<DescriptorType>;
         fn metadata_hash(fd: Fd) -> FsResult<MetadataHashValue>;
-        fn metadata_hash_at(fd: Fd, how: PathFlags, path: String) -> FsResult<MetadataHashValue>;
         fn read(fd: Fd, bytes: Filesize, offset: Filesize) -> FsResult<(Vec<u8>, bool)>;
-        fn readlink_at(fd: Fd, path: String) -> FsResult<String>;
         fn stat(fd: Fd) -> FsResult<DescriptorStat>;
-        fn stat_at(fd: Fd, how: PathFlags, path: String) -> FsResult<DescriptorStat>;
         fn sync(fd: Fd) -> FsResult<()>;
         fn sync_data(fd: Fd) -> FsResult<()>;
     }
 
+    hand_on_at! {
+        fn metadata_hash_at(fd: Fd, how: PathFlags; path: String) -> FsResult<MetadataHashValue>;
+        fn readlink_at(fd: Fd; path: String) -> FsResult<String>;
+        fn stat_at(fd: Fd, how: PathFlags; path: String) -> FsResult<DescriptorStat>;
+    }
+
+    /// Libraries ask it of the root before they look for anything there.
+    async fn get_type(&mut self, fd: Fd) -> FsResult<DescriptorType> {
+        if self.fds.is_root(&fd) {
+            return Ok(DescriptorType::Directory);
+        }
+        let at = self.descriptor(&fd)?;
+        let look = self.disk.look(move || {
+            with([at], async move |mut view, [fd]| {
+                HostDescriptor::get_type(&mut view, fd).await
+            })
+        });
+        look.await
+    }
+
+    /// The same. What a guest may do there is said when it tries.
+    async fn get_flags(&mut self, fd: Fd) -> FsResult<DescriptorFlags> {
+        if self.fds.is_root(&fd) {
+            return Ok(DescriptorFlags::READ
+                | DescriptorFlags::WRITE
+                | DescriptorFlags::MUTATE_DIRECTORY);
+        }
+        let at = self.descriptor(&fd)?;
+        let look = self.disk.look(move || {
+            with([at], async move |mut view, [fd]| {
+                HostDescriptor::get_flags(&mut view, fd).await
+            })
+        });
+        look.await
+    }
+
     async fn create_directory_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
+        self.is_granted(&fd, &path, true)?;
         let charge = self.charge(&fd, Size::one_file())?;
-        settled(charge, change!(self, [fd], create_directory_at(fd, path)))
+        let about = self.about(&fd, &path, true);
+        settled(
+            charge,
+            change!(self, about, [fd], create_directory_at(fd, path)),
+        )
     }
 
     async fn symlink_at(&mut self, fd: Fd, path: String, new_path: String) -> FsResult<()> {
         self.changes()?;
+        self.is_granted(&fd, &new_path, true)?;
         let charge = self.charge(&fd, Size::one_file())?;
-        settled(charge, change!(self, [fd], symlink_at(fd, path, new_path)))
+        let about = self.about(&fd, &new_path, true);
+        settled(
+            charge,
+            change!(self, about, [fd], symlink_at(fd, path, new_path)),
+        )
     }
 
     async fn set_times(
@@ -249,11 +345,12 @@ impl HostDescriptor for Files<'_> {
         modified: NewTimestamp,
     ) -> FsResult<()> {
         self.changes()?;
-        change!(self, [fd], set_times(fd, accessed, modified))
+        let about = self.about(&fd, "", true);
+        change!(self, about, [fd], set_times(fd, accessed, modified))
     }
 
     async fn is_same_object(&mut self, one: Fd, other: Fd) -> wasmtime::Result<bool> {
-        let both = [self.descriptor(&one)?, self.descriptor(&other)?];
+        let both = [self.raw(&one)?, self.raw(&other)?];
         let look = self.disk.look(move || {
             with(both, async move |mut view, [one, other]| {
                 HostDescriptor::is_same_object(&mut view, one, other).await
@@ -272,8 +369,16 @@ impl HostDescriptor for Files<'_> {
         modified: NewTimestamp,
     ) -> FsResult<()> {
         self.changes()?;
+        self.is_granted(&fd, &path, true)?;
+        let about = self.about(&fd, &path, true);
         if !how.contains(PathFlags::SYMLINK_FOLLOW) {
-            return change!(self, [fd], set_times_at(fd, how, path, accessed, modified));
+            let done = change!(
+                self,
+                about,
+                [fd],
+                set_times_at(fd, how, path, accessed, modified)
+            );
+            return done;
         }
         let at = self.descriptor(&fd)?;
         let work = move || {
@@ -282,7 +387,7 @@ impl HostDescriptor for Files<'_> {
                 HostDescriptor::set_times(&mut view, fd, accessed, modified).await
             })
         };
-        self.change(work).await
+        self.change(about, work).await
     }
 
     async fn read_directory(&mut self, fd: Fd) -> FsResult<Resource<DirectoryEntryStream>> {
@@ -299,11 +404,15 @@ impl HostDescriptor for Files<'_> {
         new_path: String,
     ) -> FsResult<()> {
         self.changes()?;
+        self.is_granted(&fd, &path, false)?;
+        self.is_granted(&new_dir, &new_path, true)?;
         if self.fds.of(&fd).is_some() || self.fds.of(&new_dir).is_some() {
             return Err(ErrorCode::Unsupported.into());
         }
+        let about = self.about(&new_dir, &new_path, true);
         change!(
             self,
+            about,
             [fd, new_dir],
             link_at(fd, how, path, new_dir, new_path)
         )
@@ -311,17 +420,21 @@ impl HostDescriptor for Files<'_> {
 
     async fn remove_directory_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
+        self.is_granted(&fd, &path, true)?;
         let quota = self.fds.of(&fd);
-        let done = change!(self, [fd], remove_directory_at(fd, path));
+        let about = self.about(&fd, &path, true);
+        let done = change!(self, about, [fd], remove_directory_at(fd, path));
         freed_if(done.is_ok(), quota.as_deref(), Size::one_file());
         done
     }
 
     async fn unlink_file_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
         self.changes()?;
+        self.is_granted(&fd, &path, true)?;
         let quota = self.fds.of(&fd);
         let gone = self.size_at(&fd, PathFlags::empty(), &path).await;
-        let done = change!(self, [fd], unlink_file_at(fd, path));
+        let about = self.about(&fd, &path, true);
+        let done = change!(self, about, [fd], unlink_file_at(fd, path));
         freed_if(done.is_ok(), quota.as_deref(), gone);
         done
     }
@@ -335,6 +448,8 @@ impl HostDescriptor for Files<'_> {
         new_path: String,
     ) -> FsResult<()> {
         self.changes()?;
+        self.is_granted(&fd, &path, true)?;
+        self.is_granted(&new_dir, &new_path, true)?;
         let quota = self.fds.of(&fd);
         let same = match (&quota, self.fds.of(&new_dir)) {
             (Some(one), Some(other)) => Arc::ptr_eq(&one.ledger, &other.ledger),
@@ -346,7 +461,17 @@ impl HostDescriptor for Files<'_> {
         }
         // There may be another file of that name.
         let gone = self.size_at(&new_dir, PathFlags::empty(), &new_path).await;
-        let done = change!(self, [fd, new_dir], rename_at(fd, path, new_dir, new_path));
+        // Either may be the one in which nothing is to change.
+        let about = match self.granted.is_read_only(&self.fds.path(&fd, &path)) {
+            true => self.about(&fd, &path, true),
+            false => self.about(&new_dir, &new_path, true),
+        };
+        let done = change!(
+            self,
+            about,
+            [fd, new_dir],
+            rename_at(fd, path, new_dir, new_path)
+        );
         freed_if(done.is_ok(), quota.as_deref(), gone);
         done
     }
@@ -361,7 +486,8 @@ impl HostDescriptor for Files<'_> {
         };
         let quota = self.fds.of(&fd);
         let gone = before.saturating_sub(bytes);
-        let done = change!(self, [fd], set_size(fd, bytes));
+        let about = self.about(&fd, "", true);
+        let done = change!(self, about, [fd], set_size(fd, bytes));
         freed_if(done.is_ok(), quota.as_deref(), Size::bytes(gone));
         settled(charge, done)
     }
@@ -372,7 +498,8 @@ impl HostDescriptor for Files<'_> {
         // By how much it grows, which may be nothing.
         let more = end.saturating_sub(self.size(&fd).await?);
         let charge = self.charge(&fd, Size::bytes(more))?;
-        settled(charge, change!(self, [fd], write(fd, bytes, offset)))
+        let about = self.about(&fd, "", true);
+        settled(charge, change!(self, about, [fd], write(fd, bytes, offset)))
     }
 
     async fn open_at(
@@ -383,6 +510,9 @@ impl HostDescriptor for Files<'_> {
         open: OpenFlags,
         flags: DescriptorFlags,
     ) -> FsResult<Fd> {
+        let changes = Ask::changes_with(open) || flags.contains(DescriptorFlags::WRITE);
+        self.is_granted(&fd, &path, changes)?;
+        let about = self.about(&fd, &path, changes);
         let one = self.fds.one_more(&self.log)?;
         let ask = Ask {
             how,
@@ -401,11 +531,12 @@ impl HostDescriptor for Files<'_> {
             }
         }
         let work = move || open::open(&at, &ask);
+        let at = about.path.clone();
         let opened = if changes {
-            self.change(work).await
+            self.change(about, work).await
         } else {
             let opened = self.disk.look(work).await;
-            self.noted(opened)
+            self.noted(&about, opened)
         };
         let opened = settled(charge, opened)?;
         if let Some(quota) = &quota {
@@ -418,7 +549,8 @@ impl HostDescriptor for Files<'_> {
         }
         let opened = self.inner.table.push(opened)?;
         let open = Some(one);
-        self.fds.insert(&opened, Held { quota, open });
+        let held = Held { quota, open, at };
+        self.fds.insert(&opened, held);
         Ok(opened)
     }
 
@@ -446,7 +578,7 @@ impl HostDescriptor for Files<'_> {
     fn drop(&mut self, fd: Fd) -> wasmtime::Result<()> {
         if let Some(quota) = self.fds.of(&fd) {
             // A file without a name goes with the last who has it open.
-            let about = match self.descriptor(&fd)? {
+            let about = match self.raw(&fd)? {
                 Descriptor::File(file) => file.file.metadata().ok(),
                 Descriptor::Dir(_) => None,
             };
@@ -461,16 +593,32 @@ impl HostDescriptor for Files<'_> {
 
 impl preopens::Host for Files<'_> {
     fn get_directories(&mut self) -> wasmtime::Result<Vec<(Fd, String)>> {
-        let mut given = Vec::with_capacity(self.granted.dirs.len());
+        let mut given = Vec::with_capacity(self.granted.dirs.len() + 1);
         for dir in &self.granted.dirs {
             let opened = dir.opened().map_err(wasmtime::Error::msg)?;
             let fd = self.inner.table.push(Descriptor::Dir(opened))?;
-            if let (Some(quota), Some(ledger)) = (dir.grant.quota, &dir.ledger) {
-                let quota = InQuota::new(ledger.clone(), quota, &dir.grant.at, self.log.clone());
-                let quota = Some(Arc::new(quota));
-                self.fds.insert(&fd, Held { quota, open: None });
-            }
-            given.push((fd, dir.grant.at.clone()));
+            let quota = dir
+                .grant
+                .quota
+                .zip(dir.ledger.clone())
+                .map(|(quota, ledger)| {
+                    Arc::new(InQuota::new(ledger, quota, &dir.grant.at, self.log.clone()))
+                });
+            let at = dir.grant.at.clone();
+            let held = Held {
+                quota,
+                open: None,
+                at: at.clone(),
+            };
+            self.fds.insert(&fd, held);
+            given.push((fd, at));
+        }
+        // The last, because guests count on the numbers of those before it. Libraries turn to it for every path that lies in none of
+        // those, and would not call the host at all without it.
+        if let Some(nowhere) = nowhere() {
+            let fd = self.inner.table.push(Descriptor::Dir(nowhere))?;
+            self.fds.insert_root(&fd);
+            given.push((fd, ROOT.to_owned()));
         }
         Ok(given)
     }

@@ -17,7 +17,7 @@ pub use self::http::{Addresses, HttpSettings, Resolver, SystemResolver};
 pub(super) use self::http::{FIELDS_BYTES_MAX, Http, HttpAccess, Net, link_http};
 #[expect(unreachable_pub, reason = "the generated bindings re-export it")]
 pub use context::AbortSignal;
-pub(super) use files::{Fds, guard_files};
+pub(super) use files::{Elsewhere, Fds, guard_files};
 pub(super) use log::{GuestLog, Speaker};
 pub(super) use output::{GuestOutput, Stream};
 pub(super) use sockets::guard_sockets;

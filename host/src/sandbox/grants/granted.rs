@@ -10,10 +10,14 @@ use crate::job::narrowest;
 use crate::sandbox::quota::{Ledger, Ledgers};
 use crate::sandbox::{Limits, Narrowing, Settings};
 
-/// What one handler is granted, but for what it sends over HTTP. The default is nothing.
+/// What one handler is granted, but for what it sends over HTTP. The default is nothing, to nobody.
 #[derive(Debug, Clone, Default)]
 pub(in crate::sandbox) struct Granted {
+    /// To whom.
+    pub(in crate::sandbox) handler: Arc<str>,
     pub(in crate::sandbox) dirs: Vec<GrantedDir>,
+    /// Where the handler would see directories that the job leaves out.
+    pub(in crate::sandbox) taken_by_job: Vec<String>,
     /// Where the handler sees those of which the job leaves reading only, which the operator does not.
     pub(in crate::sandbox) only_read_for_job: Vec<String>,
     /// Variables of its environment.
@@ -64,7 +68,9 @@ impl Granted {
         let env = narrowest(&settings.env, handler);
         let own = narrowest(&settings.handler_settings, handler);
         Self {
+            handler: handler.into(),
             dirs: dirs.collect(),
+            taken_by_job: Vec::new(),
             only_read_for_job: Vec::new(),
             env: env.into_iter().flatten().map(clone_pair).collect(),
             settings: own.map(|settings| settings.to_string().into()),
@@ -75,8 +81,12 @@ impl Granted {
     /// The same without what a job takes away.
     pub(in crate::sandbox) fn narrowed(&self, job: &Narrowing) -> Self {
         let mut only_read_for_job = Vec::new();
+        let mut taken_by_job = Vec::new();
         let dirs = self.dirs.iter().filter_map(|dir| {
-            let mode = job.mode(&dir.grant.at, dir.grant.mode)?;
+            let Some(mode) = job.mode(&dir.grant.at, dir.grant.mode) else {
+                taken_by_job.push(dir.grant.at.clone());
+                return None;
+            };
             if mode != dir.grant.mode {
                 only_read_for_job.push(dir.grant.at.clone());
             }
@@ -87,7 +97,9 @@ impl Granted {
         let dirs = dirs.collect();
         let env = self.env.iter().filter(|(name, _)| job.leaves_env(name));
         Self {
+            handler: self.handler.clone(),
             dirs,
+            taken_by_job,
             only_read_for_job,
             env: env.cloned().collect(),
             settings: self.settings.clone(),
@@ -101,6 +113,22 @@ impl Granted {
     /// Which one could never be opened.
     pub(in crate::sandbox) fn open(&self) -> Result<(), String> {
         self.dirs.iter().try_for_each(|dir| dir.opened().map(drop))
+    }
+
+    /// The directory in which the handler sees this path; of several the innermost.
+    pub(in crate::sandbox) fn dir_of(&self, path: &str) -> Option<&GrantedDir> {
+        let has_it = |dir: &&GrantedDir| {
+            let rest = path.strip_prefix(dir.grant.at.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let dirs = self.dirs.iter().filter(has_it);
+        dirs.max_by_key(|dir| dir.grant.at.len())
+    }
+
+    /// True for a path in a directory in which the handler may change nothing.
+    pub(in crate::sandbox) fn is_read_only(&self, path: &str) -> bool {
+        self.dir_of(path)
+            .is_some_and(|dir| dir.grant.mode == Mode::Read)
     }
 
     /// What the operator has set.

@@ -54,14 +54,22 @@ pub(in crate::sandbox) fn signing(handler: &str, name: Option<&str>) -> String {
     format!("[[handlers.\"{handler}\".secrets]]\nname = \"{name}\"\nsign = true")
 }
 
+/// What to do with lines that take the place of others, in a paragraph of its own.
+pub(in crate::sandbox) const THEN_AGAIN: &str =
+    "\n\nThen restart the host, and `rouse job retry ID` runs the job again";
+
 /// A directory.
 pub(in crate::sandbox) fn dir(handler: &str, at: Option<&str>, mode: Mode) -> String {
-    let at = at.unwrap_or(UNKNOWN);
+    this_dir(handler, UNKNOWN, at.unwrap_or(UNKNOWN), mode)
+}
+
+/// This directory.
+pub(in crate::sandbox) fn this_dir(handler: &str, dir: &str, at: &str, mode: Mode) -> String {
     let mode = match mode {
         Mode::Read => "",
         Mode::ReadWrite => "\nmode = \"read-write\"",
     };
-    format!("[[handlers.\"{handler}\".dirs]]\ndir = \"{UNKNOWN}\"\nat = \"{at}\"{mode}")
+    format!("[[handlers.\"{handler}\".dirs]]\ndir = \"{dir}\"\nat = \"{at}\"{mode}")
 }
 
 /// Variables of the environment, or settings: keys of a table.

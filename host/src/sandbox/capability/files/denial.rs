@@ -1,34 +1,54 @@
-//! What a guest is told that did something to a file which is not permitted.
+//! What a guest did to a file in a granted directory that is not permitted: which path, and what would permit it.
 
-use crate::sandbox::grants::{Granted, GrantedDir, Mode};
+use super::elsewhere::parent;
+use crate::sandbox::grants::{Granted, Mode, lines};
 
-/// What was denied, with whoever can change it: the operator, or whoever enqueues the job where it was the job that left reading only.
-pub(super) fn denial(granted: &Granted) -> String {
-    let taken = &granted.only_read_for_job;
-    let by_operator =
-        |dir: &GrantedDir| dir.grant.mode == Mode::Read && !taken.contains(&dir.grant.at);
-    let mut why = Vec::new();
-    if taken.is_empty() || granted.dirs.iter().any(by_operator) {
-        why.push("directories are granted for reading only unless rouse.toml has mode = \"read-write\" there".to_owned());
+/// What was denied, with whoever can change it: the operator, or whoever enqueues the job where it was the job that left reading
+/// only. `path`: as the guest sees it. `changes`: the guest wanted to change something there.
+pub(super) fn denial(granted: &Granted, path: &str, changes: bool) -> String {
+    let handler = &granted.handler;
+    let dir = granted.dir_of(path);
+    if let Some(dir) = dir.filter(|dir| changes && dir.grant.mode == Mode::Read) {
+        let grant = &dir.grant;
+        let at = &grant.at;
+        if granted.only_read_for_job.contains(at) {
+            return format!(
+                "the handler {handler} wanted to change {path}, and the grants of this job leave only reading of {at}; enqueue it with \"{at}\" under \"dirs\" of its grants, or without"
+            );
+        }
+        // Two grants of one path would be refused, so it takes the place of this one.
+        return format!(
+            "the handler {handler} wanted to change {path}, and {at} is granted to it for reading only; this in rouse.toml, in the place of that grant, would allow it:\n{}{}",
+            lines::this_dir(
+                &grant.handler,
+                &grant.dir.display().to_string(),
+                at,
+                Mode::ReadWrite
+            ),
+            lines::THEN_AGAIN
+        );
     }
-    why.extend(taken.iter().map(|at| {
-        format!("the grants of this job leave only reading of {at} (enqueue it with \"{at}\" under \"dirs\" of its grants, or without)")
-    }));
+    let mode = match changes {
+        true => Mode::ReadWrite,
+        false => Mode::Read,
+    };
+    let at = Some(parent(path)).filter(|at| dir.is_none() && *at != "/");
     format!(
-        "the handler did something to a file that is not permitted: {}, and no path leads out of a directory",
-        why.join("; ")
+        "the handler {handler} asked for {path}, and no path leads out of a granted directory; these lines in rouse.toml would grant another one, with your directory for …:\n{}{}",
+        lines::dir(handler, at, mode),
+        lines::then(handler, "dirs")
     )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandbox::grants::{Grant, Root};
+    use crate::sandbox::grants::{Grant, GrantedDir, Root};
 
     fn dir(at: &str, mode: Mode) -> GrantedDir {
         let grant = Grant {
-            handler: "x".into(),
-            dir: "/tmp".into(),
+            handler: "x.*".into(),
+            dir: "/srv/files".into(),
             at: at.into(),
             mode,
             quota: None,
@@ -41,20 +61,37 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_names_who_can_change_it() {
-        let said = |dirs, taken: &[&str]| {
-            denial(&Granted {
-                dirs,
-                only_read_for_job: taken.iter().map(|at| (*at).to_owned()).collect(),
-                ..Granted::default()
-            })
+    fn a_denial_names_the_path_and_who_can_change_it() {
+        let granted = Granted {
+            handler: "x.y".into(),
+            dirs: vec![
+                dir("/in", Mode::Read),
+                dir("/out", Mode::Read),
+                dir("/work", Mode::ReadWrite),
+            ],
+            only_read_for_job: vec!["/out".into()],
+            ..Granted::default()
         };
-        let by_operator = said(vec![dir("/in", Mode::Read)], &[]);
-        assert!(by_operator.contains("rouse.toml") && !by_operator.contains("this job"));
-        let by_job = said(vec![dir("/out", Mode::Read)], &["/out"]);
-        assert!(by_job.contains("reading of /out") && !by_job.contains("rouse.toml"));
-        let by_either = vec![dir("/in", Mode::Read), dir("/out", Mode::Read)];
-        let either = said(by_either, &["/out"]);
-        assert!(either.contains("reading of /out") && either.contains("rouse.toml"));
+        let by_operator = denial(&granted, "/in/a.txt", true);
+        assert!(by_operator.contains("the handler x.y wanted to change /in/a.txt"));
+        assert!(
+            by_operator.contains(
+                "[[handlers.\"x.*\".dirs]]\ndir = \"/srv/files\"\nat = \"/in\"\nmode = \"read-write\"\n\n"
+            ),
+            "{by_operator}"
+        );
+        let by_job = denial(&granted, "/out/a.txt", true);
+        assert!(by_job.contains("leave only reading of /out"), "{by_job}");
+        assert!(!by_job.contains("rouse.toml"), "{by_job}");
+        let out = denial(&granted, "/etc/passwd", false);
+        assert!(
+            out.contains("no path leads out") && out.contains("at = \"/etc\""),
+            "{out}"
+        );
+        let by_link = denial(&granted, "/work/link", true);
+        assert!(
+            by_link.contains("at = \"…\"\nmode = \"read-write\""),
+            "{by_link}"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! The descriptors of a guest: how many files it has open, and which lie in directories with a quota.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,13 +10,16 @@ use wasmtime::component::Resource;
 use wasmtime_wasi::p2::bindings::filesystem::types::{Descriptor, ErrorCode};
 use wasmtime_wasi::p2::{FsError, FsResult};
 
+use super::elsewhere::{ROOT, joined};
 use crate::sandbox::capability::GuestLog;
 use crate::sandbox::grants::Quota;
 use crate::sandbox::quota::{Charge, Ledger, Size};
 
-/// By what stands for a descriptor in the table of the guest. Granted directories without a quota are not here.
+/// By what stands for a descriptor in the table of the guest.
 pub(in crate::sandbox) struct Fds {
     held: HashMap<u32, Held>,
+    /// Descriptors of the root, in which there is nothing.
+    roots: HashSet<u32>,
     files_max: usize,
     /// Made for the first that is opened: most attempts open none.
     free: Option<Arc<Semaphore>>,
@@ -31,12 +34,15 @@ pub(super) struct Held {
     pub(super) quota: Option<Arc<InQuota>>,
     /// None: it is a granted directory, which is open without the guest.
     pub(super) open: Option<Arc<OwnedSemaphorePermit>>,
+    /// Where the guest sees it.
+    pub(super) at: String,
 }
 
 impl Fds {
     pub(in crate::sandbox) fn new(files_max: usize) -> Self {
         Self {
             held: HashMap::new(),
+            roots: HashSet::new(),
             files_max,
             free: None,
             free_streams: None,
@@ -65,8 +71,23 @@ impl Fds {
         self.held.insert(fd.rep(), held);
     }
 
+    pub(super) fn insert_root(&mut self, fd: &Resource<Descriptor>) {
+        self.roots.insert(fd.rep());
+    }
+
+    pub(super) fn is_root(&self, fd: &Resource<Descriptor>) -> bool {
+        self.roots.contains(&fd.rep())
+    }
+
+    /// Where the guest sees what has this path in a directory; without a path, the thing itself.
+    pub(super) fn path(&self, fd: &Resource<Descriptor>, path: &str) -> String {
+        let at = self.held.get(&fd.rep()).map_or(ROOT, |held| &held.at);
+        joined(at, path)
+    }
+
     pub(super) fn remove(&mut self, fd: &Resource<Descriptor>) {
         self.held.remove(&fd.rep());
+        self.roots.remove(&fd.rep());
     }
 
     /// Counts a file that is about to be opened, until the last who uses it has dropped this. Too many are an error, which the log
@@ -171,7 +192,13 @@ mod tests {
         let log = GuestLog::new(Speaker::Module, AbortHandle::new(), &limits, None);
         let (mut fds, fd) = (Fds::new(2), Resource::new_own(7));
         let open = Some(fds.one_more(&log).unwrap());
-        fds.insert(&fd, Held { quota: None, open });
+        fds.insert(
+            &fd,
+            Held {
+                open,
+                ..Held::default()
+            },
+        );
         let streams = [(); 2].map(|()| fds.stream(&fd, &log).unwrap());
         assert!(fds.stream(&fd, &log).is_err(), "there are two");
         fds.remove(&fd);

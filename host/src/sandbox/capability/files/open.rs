@@ -24,8 +24,12 @@ pub(super) struct Ask {
 impl Ask {
     /// True where something may be made or cut off by opening it.
     pub(super) fn changes(&self) -> bool {
-        self.open
-            .intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE)
+        Self::changes_with(self.open)
+    }
+
+    /// The same of these words.
+    pub(super) fn changes_with(open: OpenFlags) -> bool {
+        open.intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE)
     }
 }
 
