@@ -16,7 +16,7 @@ use super::random::Random;
 use super::settings::{LEASE, LINE_SLOTS};
 use crate::database;
 
-const ENQUEUE: &str = "SELECT id FROM rouse.enqueue_many($1, $2, queue => $3) WITH ORDINALITY AS made(id, place) ORDER BY place";
+const ENQUEUE: &str = "SELECT id FROM rouse.enqueue_many($1, $2, queue => $3, tags => $4) WITH ORDINALITY AS made(id, place) ORDER BY place";
 const CANCEL: &str = "SELECT rouse.cancel(id)::int::bigint FROM unnest($1::bigint[]) WITH ORDINALITY AS asked(id, place) ORDER BY place";
 /// How long a burst is tried while the server is down.
 const ENQUEUED_WITHIN: Duration = Duration::from_secs(10);
@@ -47,7 +47,7 @@ const ASK_AFTER: Duration = Duration::from_secs(1);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 
 impl Faults {
-    /// Jobs of one handler, one queue; `like` says what else they are.
+    /// So many jobs that differ in their number alone.
     fn wishes(&self, count: usize, like: &Wish) -> Vec<Wish> {
         let first = self
             .jobs_brought
@@ -81,7 +81,7 @@ impl Faults {
                 .call_together(
                     asks.collect(),
                     ENQUEUE,
-                    &[&like.handler, &payloads, &like.queue],
+                    &[&like.handler, &payloads, &like.queue, &like.tags],
                 )
                 .await?;
             let ids = answers.into_iter().flatten().map(|answer| match answer {
@@ -105,6 +105,7 @@ impl Faults {
         let like = Wish {
             handler: WORK.into(),
             queue: LINE.into(),
+            tags: vec![LINE.into()],
             sleep_ms: LINE_SLEEPS_MS,
             ..Wish::default()
         };

@@ -12,7 +12,7 @@ pub(super) const WORK: &str = "chaos.work";
 pub(super) const SPIN: &str = "chaos.spin";
 /// Its lease is not renewed while an attempt of a few seconds runs.
 pub(super) const PATIENT: &str = "chaos.patient";
-/// Served by hosts with few slots, and by no others: claims stand in line there.
+/// The queue, and the tag, of hosts with few slots that serve nothing else: claims stand in line there.
 pub(super) const LINE: &str = "line";
 /// Attempts of a job that says nothing of it, as the hosts are told.
 pub(super) const ATTEMPTS_MAX: i32 = 4;

@@ -59,6 +59,7 @@ pub(super) fn listens(worker: &str) -> bool {
 pub(super) fn of(role: Role, evidence: &str) -> String {
     let tags = match role {
         Role::Main(0 | 1) => format!("[\"{TAG}\"]"),
+        Role::Line(_) => format!("[\"{LINE}\"]"),
         _ => "[]".into(),
     };
     let queues = match role {

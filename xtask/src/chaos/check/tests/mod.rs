@@ -462,13 +462,13 @@ fn begins_late(world: &mut World, worker: &str, late_us: i64) {
 #[test]
 fn an_attempt_of_a_claim_that_stood_in_line_when_its_job_was_cancelled_is_found() {
     breaks("ended_in_line", |world| {
-        begins_late(world, "host-1", 600_000)
+        begins_late(world, "host-1", 350_000)
     });
     // The third seat polls: it gives claims back that have not started within a second.
     breaks("ended_in_line", |world| {
         begins_late(world, "host-2-7", 2_600_000)
     });
-    for (worker, late_us) in [("host-1", 400_000), ("host-2-7", 1_400_000)] {
+    for (worker, late_us) in [("host-1", 150_000), ("host-2-7", 1_400_000)] {
         let mut world = healthy();
         begins_late(&mut world, worker, late_us);
         breaks_nothing(&world);
