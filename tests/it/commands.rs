@@ -286,7 +286,7 @@ async fn dev_says_what_it_refuses_where_nothing_serves() {
     host.line(PATIENCE, |line| line.trim() == "none: 1 file is refused");
     host.line(PATIENCE, |line| {
         line.trim()
-            .starts_with("refused broken.wasm: it is no WebAssembly")
+            .starts_with("refused broken.wasm: it is not WebAssembly")
     });
     host.signal(libc::SIGTERM);
     assert!(host.exit(PATIENCE).0.success());

@@ -10,7 +10,7 @@ use rouse::sandbox::{AbortHandle, Catalog, HandlerSet};
 use crate::sandbox_guest::{
     Handlers, echo, guest, guest_that, job, manifest, refusal, sandbox, version,
 };
-use crate::support::attempt;
+use crate::support::{Ran, attempt, command_without_database, folder_of, rouse_without_database};
 
 #[tokio::test]
 async fn a_module_in_the_folder_is_served() {
@@ -47,7 +47,7 @@ async fn each_broken_file_is_refused_with_its_name_and_the_rest_serves() {
     let handlers = Handlers::with(&files).await;
     for (file, words) in [
         ("empty.wasm", "it is empty"),
-        ("text.wasm", "it is no WebAssembly; build with"),
+        ("text.wasm", "it is not WebAssembly; a handler module is"),
         ("truncated.wasm", "it cannot be made a component"),
         ("foreign-module.wasm", "env"),
         (
@@ -362,4 +362,32 @@ async fn a_folder_that_is_not_there_is_an_error_that_says_what_to_do() {
         message.contains("/nowhere/handlers") && message.contains("--handlers"),
         "{message}"
     );
+}
+
+#[test]
+fn a_manifest_with_keys_that_the_host_does_not_know_serves_with_a_warning() {
+    let manifest = r#"{"handlers":[{"name":"a.one","timeout":"5s"},{"name":"a.two","retry":{"max_attemps":3}}]}"#;
+    let folder = folder_of("", &[("a.wasm", guest(manifest, "unreachable"))]);
+    let warning = "its manifest has keys that this host does not know, and ignores: \
+                   `timeout` of the handler `a.one`, `retry.max_attemps` of the handler `a.two`";
+
+    let mut command = command_without_database(&["handlers"], &folder);
+    let ran = Ran::of(command.env("ROUSE_LOG", "warn"));
+    let listed = ran.exits(0).stdout.as_str();
+    let line = format!("warning: a.wasm: {warning}");
+    assert_eq!(listed.matches(&line).count(), 1, "{listed}");
+    assert!(
+        listed.contains("a.one") && listed.contains("a.two"),
+        "{listed}"
+    );
+    // In the log of every host.
+    assert!(
+        ran.stderr.contains("WARN") && ran.stderr.contains(warning),
+        "{}",
+        ran.stderr
+    );
+
+    let ran = rouse_without_database(&["handlers", "--json"], &folder);
+    let warnings = &ran.exits(0).json()["warnings"];
+    assert_eq!(warnings, &serde_json::json!([format!("a.wasm: {warning}")]));
 }

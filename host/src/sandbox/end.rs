@@ -157,6 +157,9 @@ fn said(end: &RunEnd) -> Option<&str> {
         | RunEnd::PayloadRefused(_)
         | RunEnd::ResultRefused(_)
         | RunEnd::Aborted(_)
+        | RunEnd::NotStarted
+        | RunEnd::NoHandler
+        | RunEnd::GrantsRefused(_)
         | RunEnd::Unrunnable(_) => None,
     }
 }

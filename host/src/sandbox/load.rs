@@ -125,6 +125,15 @@ impl fmt::Debug for Module {
 }
 
 impl Module {
+    /// What of its manifest this host does not know, as a sentence that begins with "its manifest …"; none: it knows all of it.
+    pub fn ignores(&self) -> Option<String> {
+        let unknown = &self.manifest.unknown;
+        let keys = unknown.join(", ");
+        (!unknown.is_empty()).then(|| {
+            format!("its manifest has keys that this host does not know, and ignores: {keys}")
+        })
+    }
+
     /// The same module under another file name.
     pub(super) fn renamed(&self, file: &str) -> Self {
         Self {
@@ -156,7 +165,7 @@ pub(super) fn load(
         .is_none()
     {
         let why = format!(
-            "it does not export {HANDLERS_INTERFACE}; build it with rouse-sdk (`rouse new` shows how)"
+            "it does not export {HANDLERS_INTERFACE}; `rouse new` writes a crate that does, `rouse wit` the contract for other languages"
         );
         return Err(why.into());
     }
@@ -295,7 +304,10 @@ fn check_kind(bytes: &[u8]) -> Result<(), String> {
             "it is cut off, or of a version of WebAssembly that this host does not know".into(),
         );
     }
-    Err("it is no WebAssembly; build with --target wasm32-wasip2".into())
+    Err(
+        "it is not WebAssembly; a handler module is a component, or a core module of wasm32-wasip1"
+            .into(),
+    )
 }
 
 /// A component as it is; else it is a core module of wasm32-wasip1.
@@ -311,8 +323,8 @@ mod tests {
     fn what_is_no_webassembly_is_named_for_what_it_is() {
         for (bytes, word) in [
             (&b""[..], "empty"),
-            (b"hello", "no WebAssembly"),
-            (b"(module)", "no WebAssembly"),
+            (b"hello", "not WebAssembly"),
+            (b"(module)", "not WebAssembly"),
             (b"\x7fELF\x02\x01\x01", "compiled code"),
             (b"\0asm", "cut off"),
             (b"\0asm\x02\0\0\0", "cut off"),

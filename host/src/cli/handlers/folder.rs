@@ -1,6 +1,6 @@
 //! `rouse handlers`: what a folder of modules has to offer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -199,6 +199,15 @@ fn missing(missing: &Missing) -> Value {
     json!({"what": missing.what.to_string(), "lines": missing.lines})
 }
 
+/// A sentence for each module whose manifest has keys that this host ignores.
+fn ignored(handlers: &HandlerSet) -> BTreeSet<String> {
+    let modules = handlers.handlers.values().map(|handler| &handler.module);
+    let ignored =
+        modules.filter_map(|module| Some(format!("{}: {}", module.file, module.ignores()?)));
+    // A module is there once for each of its handlers.
+    ignored.collect()
+}
+
 /// Lists; exit 1 when a file is refused, or a host would not start.
 pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let place = Place::of(
@@ -217,7 +226,8 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for sentence in folder.named.astray(handlers) {
         eprintln!("rouse: {}", plain(&sentence));
     }
-    let trouble = Trouble::of(&folder.file, &folder.beside, &place.folder);
+    let mut trouble = Trouble::of(&folder.file, &folder.beside, &place.folder);
+    trouble.warnings.extend(ignored(handlers));
     let code = match handlers.refused.is_empty() && trouble.errors.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,

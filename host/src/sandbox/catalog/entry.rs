@@ -90,6 +90,9 @@ impl Entry {
             handlers = names.collect::<Vec<_>>().join(", "),
             "module serves"
         );
+        if let Some(what) = module.ignores() {
+            tracing::warn!(file = module.file, "{what}");
+        }
         for handler in &serving.handlers {
             let missing = handler.missing();
             if !missing.is_empty() {

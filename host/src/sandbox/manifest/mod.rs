@@ -28,6 +28,9 @@ const DESCRIPTION_BYTES_MAX: usize = 4 << 10;
 /// What is wrong with a manifest, which may quote it.
 const WHY_BYTES_MAX: usize = 4 << 10;
 const CAPABILITIES_MAX: usize = 64;
+/// Keys that the host does not know and that are named, and the size of one: a misspelt one is among the first.
+const UNKNOWN_MAX: usize = 16;
+const UNKNOWN_BYTES_MAX: usize = 256;
 const ATTEMPTS_MAX: u32 = 1_000;
 const MULTIPLIER_MAX: f64 = 1_000.0;
 
@@ -46,6 +49,9 @@ pub struct Manifest {
     pub sdk: Option<String>,
     /// Its handlers; at least one.
     pub handlers: Vec<HandlerManifest>,
+    /// Keys that this host does not know and ignores, for people: misspelt ones, and those of later versions. Some of them,
+    /// where there are many.
+    pub unknown: Vec<String>,
 }
 
 /// What a module says of one of its handlers, with defaults where it says nothing.
@@ -110,6 +116,7 @@ struct Named {
 
 #[derive(Deserialize)]
 struct WrittenHandler<'a> {
+    name: String,
     version: Option<String>,
     description: Option<String>,
     #[serde(borrow)]
@@ -160,10 +167,18 @@ impl Manifest {
         if text.len() > MANIFEST_BYTES_MAX {
             return Err(format!("has {} bytes; 1 MiB is allowed", text.len()));
         }
-        let written: WrittenManifest<'_> =
-            serde_json::from_str(text).map_err(|error| format!("does not parse: {error}"))?;
+        let mut unknown = Vec::new();
+        let mut json = serde_json::Deserializer::from_str(text);
+        let written: WrittenManifest<'_> = serde_ignored::deserialize(&mut json, |key| {
+            note(&mut unknown, &key, "");
+        })
+        .and_then(|written| json.end().map(|()| written))
+        .map_err(|error| format!("does not parse: {error}"))?;
         if written.handlers.is_empty() {
-            return Err("lists no handlers; name them in `rouse_sdk::export!`".into());
+            return Err(
+                "lists no handlers; its \"handlers\" is a list of objects, each with a \"name\""
+                    .into(),
+            );
         }
         if written.handlers.len() > HANDLERS_MAX {
             return Err(format!(
@@ -175,7 +190,7 @@ impl Manifest {
         let handlers = written
             .handlers
             .into_iter()
-            .map(|written| HandlerManifest::check(written, &mut patterns))
+            .map(|written| HandlerManifest::check(written, &mut patterns, &mut unknown))
             .collect::<Result<Vec<_>, _>>()?;
         let mut names = HashSet::new();
         if let Some(twice) = handlers.iter().find(|h| !names.insert(h.name.as_str())) {
@@ -184,12 +199,26 @@ impl Manifest {
         Ok(Self {
             sdk: written.sdk.map(|sdk| printable(&sdk, VERSION_BYTES_MAX)),
             handlers,
+            unknown,
         })
     }
 }
 
+/// Notes a key that the host does not know, while there is room.
+fn note(unknown: &mut Vec<String>, key: &serde_ignored::Path<'_>, of: &str) {
+    if unknown.len() < UNKNOWN_MAX {
+        // A question mark stands for a table that may be left out.
+        let key = key.to_string().replace("?.", "");
+        unknown.push(format!("`{}`{of}", printable(&key, UNKNOWN_BYTES_MAX)));
+    }
+}
+
 impl HandlerManifest {
-    fn check(written: &RawValue, patterns: &mut PatternBytes) -> Result<Self, String> {
+    fn check(
+        written: &RawValue,
+        patterns: &mut PatternBytes,
+        unknown: &mut Vec<String>,
+    ) -> Result<Self, String> {
         let written = written.get();
         // A list would be read as its fields in their order.
         let named = written
@@ -205,14 +234,15 @@ impl HandlerManifest {
                 printable(&name, NAME_CHARS_MAX)
             ));
         }
-        serde_json::from_str(written)
-            .map_err(|error| error.to_string())
-            .and_then(|written| Self::check_named(name.clone(), written, patterns))
+        let of_handler = format!(" of the handler `{name}`");
+        let ignored = |key: serde_ignored::Path<'_>| note(unknown, &key, &of_handler);
+        serde_ignored::deserialize(&mut serde_json::Deserializer::from_str(written), ignored)
+            .map_err(|error: serde_json::Error| error.to_string())
+            .and_then(|written| Self::check_named(written, patterns))
             .map_err(|why| format!("is wrong about the handler `{name}`: {why}"))
     }
 
     fn check_named(
-        name: String,
         written: WrittenHandler<'_>,
         patterns: &mut PatternBytes,
     ) -> Result<Self, String> {
@@ -227,7 +257,7 @@ impl HandlerManifest {
         }
         let capabilities = written.capabilities.iter().map(|word| word.parse());
         Ok(Self {
-            name,
+            name: written.name,
             version: printable(
                 written.version.as_deref().unwrap_or("0.0.0"),
                 VERSION_BYTES_MAX,

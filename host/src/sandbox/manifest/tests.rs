@@ -44,6 +44,7 @@ fn everything_that_is_written_is_read() {
     )
     .unwrap();
     assert_eq!(manifest.sdk.as_deref(), Some("rouse-sdk 0.1.0"));
+    assert!(manifest.unknown.is_empty(), "{:?}", manifest.unknown);
     let handler = &manifest.handlers[0];
     assert_eq!(handler.version, "0.1.0");
     assert_eq!(handler.description, "Counts.");
@@ -152,4 +153,33 @@ fn a_limit_that_no_host_enforces_is_refused_with_what_to_do() {
     ] {
         assert!(why.contains(part), "{part}: {why}");
     }
+}
+
+#[test]
+fn keys_that_the_host_does_not_know_are_noted_and_nothing_is_refused_for_them() {
+    let manifest = json!({
+        "sdk": "of its own", "licence": "MIT",
+        "handlers": [
+            {"name": "a", "timeout": "5s", "retry": {"max_attemps": 3}, "input_schema": {"x-own": 1}},
+            {"name": "b", "\u{9b}\n": {"deep": 1}},
+        ],
+    });
+    let manifest = Manifest::parse(&manifest.to_string()).unwrap();
+    assert_eq!(manifest.handlers.len(), 2);
+    assert_eq!(
+        manifest.unknown,
+        [
+            "`licence`",
+            "`retry.max_attemps` of the handler `a`",
+            "`timeout` of the handler `a`",
+            "`\\u{9b} ` of the handler `b`",
+        ]
+    );
+
+    let many: String = (0..1_000).map(|n| format!(r#","k{n}":0"#)).collect();
+    let long = "x".repeat(100_000);
+    let manifest = format!(r#"{{"{long}":0{many},"handlers":[{{"name":"a"{many}}}]}}"#);
+    let manifest = Manifest::parse(&manifest).unwrap();
+    assert_eq!(manifest.unknown.len(), UNKNOWN_MAX);
+    assert!(manifest.unknown[0].len() <= UNKNOWN_BYTES_MAX + "`…`".len());
 }
