@@ -11,7 +11,7 @@ use super::*;
 /// `#[serde(tag = "type")] enum Expr { Add { left, right }, Sub, Mul, Div, Neg { of }, Num { value } }`; `tag` is what each
 /// variant has for its name.
 fn expressions(keyword: &str, tag: impl Fn(&str) -> Value) -> String {
-    let expr = json!({ "$ref": "#/$defs/Expr" });
+    let expr = json!({ "$ref": "#" });
     let two = |name: &str| {
         json!({ "type": "object", "required": ["type", "left", "right"],
             "properties": { "left": expr, "right": expr, "type": tag(name) } })
@@ -22,7 +22,7 @@ fn expressions(keyword: &str, tag: impl Fn(&str) -> Value) -> String {
         "properties": { "of": expr, "type": tag("Neg") } }));
     variants.push(json!({ "type": "object", "required": ["type", "value"],
         "properties": { "type": tag("Num"), "value": { "type": "number" } } }));
-    let mut defs: serde_json::Map<String, Value> = names
+    let defs: serde_json::Map<String, Value> = names
         .into_iter()
         .chain(["Neg", "Num"])
         .map(|name| {
@@ -32,8 +32,7 @@ fn expressions(keyword: &str, tag: impl Fn(&str) -> Value) -> String {
             )
         })
         .collect();
-    defs.insert("Expr".into(), json!({ keyword: variants }));
-    json!({ "$ref": "#/$defs/Expr", "$defs": defs }).to_string()
+    json!({ keyword: variants, "$defs": defs }).to_string()
 }
 
 fn constant(name: &str) -> Value {
@@ -72,7 +71,17 @@ fn a_payload_of_a_recursive_type_fits_however_deep_it_is() {
           "properties": { "left": { "$ref": "#/$defs/Expr" }, "right": { "$ref": "#/$defs/Expr" }, "type": { "items": {} } } },
         { "type": "object", "required": ["value"], "properties": { "value": { "type": "number" } } },
     ] } } });
+    // Each variant has a name of its own, and what is within may be left out.
+    let optional = json!({ "anyOf": [{ "$ref": "#/$defs/Expr" }, { "type": "null" }] });
+    let named = json!({ "$ref": "#/$defs/Expr", "$defs": {
+        "Expr": { "oneOf": [{ "$ref": "#/$defs/Two" }, { "$ref": "#/$defs/Num" }] },
+        "Two": { "type": "object", "required": ["type"],
+            "properties": { "left": optional, "right": optional, "type": { "enum": ["Div", "Sub"] } } },
+        "Num": { "type": "object", "required": ["type", "value"],
+            "properties": { "type": { "const": "Num" }, "value": { "type": "number" } } },
+    } });
     for written in [
+        named.to_string(),
         expressions("oneOf", constant),
         expressions("anyOf", constant),
         expressions("oneOf", reference),
