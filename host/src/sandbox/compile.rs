@@ -109,7 +109,7 @@ impl Compiler {
             Compiled::Refused { why, is_last } => (Err(NotLoaded::Contents(why)), is_last),
             Compiled::Ended(ended) => {
                 let had_all = which == Try::Second
-                    || !is_used && !(ended.was_too_slow() && cpu_max < limits.cpu_max);
+                    || !(is_used || ended.was_too_slow() && cpu_max < limits.cpu_max);
                 let result = match had_all {
                     true => ended.why(limits),
                     false => NotLoaded::Again,

@@ -48,6 +48,10 @@ pub(super) struct Run {
 }
 
 /// A question to the database.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a question is written once and kept nowhere"
+)]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Ask {
