@@ -389,7 +389,7 @@ async fn beyond_loopback_a_token_is_needed_and_is_printed_nowhere() {
     std::fs::set_permissions(folder.join("token"), private).unwrap();
     let address = loopback();
     let host = spawn_without_token(&folder, &["--no-queue"], &address, "");
-    host.line(PATIENCE, |line| line.contains("the queue is off"));
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
     let address = address.parse().unwrap();
     assert_eq!(post(address, "noop", "{}").await.status, 200);
     let without = Call::send(address, "noop", &[JSON, NONE], "{}").await;

@@ -191,7 +191,7 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
     let free = db.worker().await;
     assert_eq!(claimed(&free).await, others);
     client
-        .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s'")
+        .batch_execute("UPDATE rouse.job SET lease_until = clock_timestamp()")
         .await
         .unwrap();
     let adopted = limited
