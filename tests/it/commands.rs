@@ -680,7 +680,8 @@ async fn a_host_whose_database_hangs_stops_at_the_second_signal() {
             let sent = std::process::Command::new("kill")
                 .args([signal, &pid.to_string()])
                 .status();
-            assert!(sent.unwrap().success());
+            // One that has ended meanwhile (the host probes for a pooler) hangs nobody.
+            sent.expect("kill is there");
         }
     };
     signal("-STOP");

@@ -300,7 +300,7 @@ async fn dev_takes_invocations_of_this_machine_without_a_token_and_refuses_pages
     .current_dir(&folder)
     .env("ROUSE_LOG", "info");
     let host = Host::spawn(dev);
-    host.line(PATIENCE, |line| line.contains("worker started"));
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
     let address = address.parse().unwrap();
     let call = async |headers: &[(&str, &str)]| {
         let headers: Vec<_> = headers.iter().copied().chain([NONE]).collect();

@@ -314,7 +314,7 @@ async fn no_statement_of_a_worker_is_compiled_before_it_runs() {
 
 #[tokio::test]
 async fn jobs_of_a_source_are_found_among_many_of_others() {
-    const CLAIM: &str = "SELECT id FROM rouse.claim_bound((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
+    const CLAIM: &str = "SELECT * FROM rouse.claim_bound((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
         ARRAY(SELECT DISTINCT id FROM rouse.lane), '{mine,nobody}', 60000, $2)";
     const LEFT: &str = "SELECT jobs FROM rouse.remaining_bound('default', '{mine,nobody}')";
     let db = TestDb::new().await;
