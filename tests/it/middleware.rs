@@ -190,8 +190,16 @@ async fn what_is_lost_and_what_is_given_up_is_an_event_and_is_counted() {
     for (id, lost) in [(waits, 1), (failed, 2)] {
         client
             .execute(
-                "UPDATE rouse.job SET state = 'running', attempt = $2 + 1, lost = $2, fence = 1, worker = 1,
+                "UPDATE rouse.job SET state = 'running', attempt = $2 + 1, lost = $2, fence = 1, worker = -1,
                     claimed_at = now() - interval '2 min', lease_until = now() - interval '1 min' WHERE id = $1",
+                &[&id, &lost],
+            )
+            .await
+            .unwrap();
+        client
+            .execute(
+                "INSERT INTO rouse.attempt (job, attempt, lost, worker, claimed_at, ended_at, error)
+                 SELECT $1, a, true, -1, now(), now(), '{\"kind\": \"lost\"}' FROM generate_series(1, $2::integer) AS a",
                 &[&id, &lost],
             )
             .await
