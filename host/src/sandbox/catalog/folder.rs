@@ -276,7 +276,7 @@ impl Folder {
         let digest = entry.loading.take().map(|(_, digest)| digest);
         match loaded.module {
             Ok(module) => {
-                entry.waiting = Some((loaded.place, Arc::new(module)));
+                entry.waiting = Some((loaded.place, Arc::from(module)));
                 entry.accept();
             }
             Err(Refused::Contents(why)) => entry.refuse(&loaded.file, why, digest),

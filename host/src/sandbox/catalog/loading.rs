@@ -14,7 +14,7 @@ pub(super) struct Loaded {
     pub(super) file: String,
     /// Its place in the line, which says which contents it had.
     pub(super) place: u64,
-    pub(super) module: Result<Module, Refused>,
+    pub(super) module: Result<Box<Module>, Refused>,
 }
 
 /// Begins to make a module of these bytes, whose digest this is.
@@ -34,12 +34,12 @@ pub(super) fn start(
         .name("rouse-load".into())
         .spawn(move || {
             // A fault of the host would otherwise keep the module's place for ever.
-            let module = catch_unwind(AssertUnwindSafe(|| load(&sandbox, &file, digest, &bytes)))
-                .unwrap_or_else(|_| {
-                    Err(Refused::Contents(
-                        "it made the host panic; this is a fault of Rouse".into(),
-                    ))
-                });
+            let load = || load(&sandbox, &file, digest, &bytes).map(Box::new);
+            let module = catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| {
+                Err(Refused::Contents(
+                    "it made the host panic; this is a fault of Rouse".into(),
+                ))
+            });
             drop(sandbox);
             // When nobody receives, the catalog is gone.
             let _ = done.send(Wake::Loaded(Loaded {
