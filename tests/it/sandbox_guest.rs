@@ -101,6 +101,17 @@ pub(crate) fn guest_of_wasip1(imports: &str, manifest: &str, run: &str) -> Vec<u
 
 /// A core module of all of these.
 pub(crate) fn assemble(imports: &str, describe: &str, text: &str, run: &str) -> Vec<u8> {
+    assemble_for("", imports, describe, text, run)
+}
+
+/// The same in a world that has these imports (WIT) beside those of the contract.
+pub(crate) fn assemble_for(
+    world: &str,
+    imports: &str,
+    describe: &str,
+    text: &str,
+    run: &str,
+) -> Vec<u8> {
     let escaped: String = text.bytes().map(|byte| format!("\\{byte:02x}")).collect();
     let wat = format!(
         r#"(module
@@ -165,9 +176,13 @@ pub(crate) fn assemble(imports: &str, describe: &str, text: &str, run: &str) -> 
     let mut module = wat::parse_str(&wat).expect("the guest is WebAssembly text");
     let mut resolve = Resolve::default();
     let wit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sdk/wit");
-    let (package, _) = resolve.push_dir(&wit).expect("the contract");
+    resolve.push_dir(&wit).expect("the contract");
+    let world = format!(
+        "package test:guest; world guest {{ include rouse:handler/module@0.1.0; {world} }}"
+    );
+    let package = resolve.push_str("guest.wit", &world).expect("a world");
     let world = resolve
-        .select_world(&[package], Some("module"))
+        .select_world(&[package], Some("guest"))
         .expect("the world");
     embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8)
         .expect("the contract fits into the guest");

@@ -48,6 +48,72 @@ pub(super) enum Denial {
     OfHost,
 }
 
+/// Memory that the host holds for one attempt: fields of requests, buffers of what is under way. It counts for the budget of the
+/// host, and an attempt has no more of it than of memory of its own.
+#[derive(Debug)]
+pub(super) struct Held {
+    limit_bytes: usize,
+    used_bytes: AtomicUsize,
+    budget: Arc<MemoryBudget>,
+}
+
+impl Held {
+    pub(super) fn new(limit_bytes: usize, budget: Arc<MemoryBudget>) -> Arc<Self> {
+        Arc::new(Self {
+            limit_bytes,
+            used_bytes: AtomicUsize::new(0),
+            budget,
+        })
+    }
+
+    /// Counts bytes until the attempt has ended.
+    pub(super) fn keep(&self, bytes: usize) -> Result<(), Denial> {
+        let add = |used: usize| {
+            let all = used.checked_add(bytes);
+            all.filter(|all| *all <= self.limit_bytes)
+        };
+        self.used_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
+            .map_err(|_| Denial::OfAttempt)?;
+        if self.budget.take(bytes) {
+            return Ok(());
+        }
+        self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        Err(Denial::OfHost)
+    }
+
+    /// Counts bytes until what is returned is dropped.
+    pub(super) fn charge(self: &Arc<Self>, bytes: usize) -> Result<Charge, Denial> {
+        self.keep(bytes)?;
+        Ok(Charge {
+            held: self.clone(),
+            bytes,
+        })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.give(*self.used_bytes.get_mut());
+    }
+}
+
+/// Bytes that are counted.
+#[derive(Debug)]
+pub(super) struct Charge {
+    held: Arc<Held>,
+    bytes: usize,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.held
+            .used_bytes
+            .fetch_sub(self.bytes, Ordering::Relaxed);
+        self.held.budget.give(self.bytes);
+    }
+}
+
 /// Counts all linear memories of one attempt together; wasmtime's own limiter looks at each
 /// memory alone.
 #[derive(Debug)]
@@ -56,6 +122,7 @@ pub(super) struct AttemptLimiter {
     table_elements: usize,
     used_bytes: usize,
     budget: Arc<MemoryBudget>,
+    held: Arc<Held>,
     /// The budget has its bytes back: nothing runs.
     paused: bool,
     denial: Option<Denial>,
@@ -69,6 +136,7 @@ impl AttemptLimiter {
             limit_bytes: limits.memory_bytes,
             table_elements: limits.table_elements,
             used_bytes: 0,
+            held: Held::new(limits.memory_bytes, budget.clone()),
             budget,
             paused: false,
             denial: None,
@@ -84,6 +152,18 @@ impl AttemptLimiter {
         self.used_bytes
     }
 
+    /// What the host holds for this attempt.
+    pub(super) fn held(&self) -> &Arc<Held> {
+        &self.held
+    }
+
+    /// Counts bytes that the host holds until the attempt has ended.
+    pub(super) fn hold(&mut self, bytes: usize) -> wasmtime::Result<()> {
+        let kept = self.held.keep(bytes);
+        self.denial = kept.err();
+        kept.map_err(|_| wasmtime::Error::msg("the host holds too much memory for this attempt"))
+    }
+
     /// Tells this meter from now on.
     pub(super) fn tell(&mut self, meter: Arc<Meter>) {
         meter.has_memory(self.used_bytes);
@@ -93,6 +173,8 @@ impl AttemptLimiter {
     /// Gives the memory back to the attempts that run, as far as the count goes.
     pub(super) fn pause(&mut self) {
         self.budget.give(self.used_bytes);
+        // The host holds nothing any more; the next job counts anew.
+        self.held = Held::new(self.limit_bytes, self.budget.clone());
         self.paused = true;
     }
 
@@ -216,6 +298,40 @@ mod tests {
         first.pause();
         drop(first);
         assert!(budget.take(3 * PAGE) && !budget.take(1));
+    }
+
+    #[test]
+    fn what_the_host_holds_for_an_attempt_is_within_its_limit_and_the_hosts_budget() {
+        let budget = MemoryBudget::new(3 * PAGE);
+        let mut first = limiter(2 * PAGE, &budget);
+        let mut second = limiter(2 * PAGE, &budget);
+        assert!(first.hold(PAGE).is_ok());
+        let charge = first.held().charge(PAGE).unwrap();
+        assert_eq!(first.held().keep(1), Err(Denial::OfAttempt));
+        assert!(first.hold(1).is_err());
+        assert_eq!(first.denial(), Some(Denial::OfAttempt));
+        // The memory of the guest counts beside it.
+        assert!(first.memory_growing(0, PAGE, None).unwrap());
+        assert!(second.hold(1).is_err());
+        assert_eq!(second.denial(), Some(Denial::OfHost));
+
+        drop(charge);
+        assert!(second.hold(PAGE).is_ok());
+        first.pause();
+        assert_eq!(budget.free_bytes(), 2 * PAGE);
+        drop((first, second));
+        assert_eq!(budget.free_bytes(), 3 * PAGE);
+    }
+
+    #[test]
+    fn what_is_under_way_is_counted_until_it_ends_also_after_its_attempt() {
+        let budget = MemoryBudget::new(PAGE);
+        let attempt = limiter(PAGE, &budget);
+        let charge = attempt.held().charge(PAGE).unwrap();
+        drop(attempt);
+        assert_eq!(budget.free_bytes(), 0);
+        drop(charge);
+        assert_eq!(budget.free_bytes(), PAGE);
     }
 
     #[test]

@@ -97,6 +97,7 @@ impl AttemptState {
         } = of;
         granted.open()?;
         limiter.tell(meter.clone());
+        let http = http.within(limiter.held().clone());
         let mut http_fields = WasiHttpCtx::new();
         http_fields.set_field_size_limit(FIELDS_BYTES_MAX);
         Ok(Self {
@@ -149,7 +150,7 @@ impl AttemptState {
         self.panic = None;
         self.steps = steps;
         self.handler_state = handler_state;
-        self.http = http;
+        self.http = http.within(self.limiter.held().clone());
         self.denial = None;
         self.elsewhere = Elsewhere::default();
         self.retry_at_ms = None;

@@ -8,6 +8,7 @@ mod boundary;
 mod computing;
 mod contract;
 mod escapes;
+mod hoarding;
 mod modules;
 
 use std::sync::Arc;

@@ -10,6 +10,7 @@ mod address;
 mod connect;
 mod denial;
 mod fault;
+mod fields;
 mod incoming;
 mod lookups;
 mod net;
@@ -36,6 +37,7 @@ pub use lookups::{Addresses, Resolver, SystemResolver};
 pub(in crate::sandbox) use net::Net;
 pub use settings::HttpSettings;
 
+use crate::sandbox::memory::Held;
 use crate::sandbox::state::AttemptState;
 use crate::sandbox::{AbortHandle, Limits, Meter};
 use fault::Fault;
@@ -43,7 +45,7 @@ use secrets::Placeholders;
 use tally::Tally;
 
 /// Bytes of a set of fields (headers, trailers) that a guest makes, with what they take in memory: ten times
-/// what servers accept, and so little that all handles of an attempt together stay within 64 MiB.
+/// what servers accept. What all of them take is counted (`fields`).
 pub(in crate::sandbox) const FIELDS_BYTES_MAX: usize = 64 << 10;
 
 /// A guest that writes a body has two chunks of this size on their way to the network.
@@ -51,7 +53,8 @@ const CHUNK_BYTES_MAX: usize = 64 << 10;
 
 /// Links `wasi:http/types` and `wasi:http/outgoing-handler`.
 pub(in crate::sandbox) fn link_http(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
-    wasmtime_wasi_http::p2::add_only_http_to_linker_async(linker)
+    wasmtime_wasi_http::p2::add_only_http_to_linker_async(linker)?;
+    fields::count(linker)
 }
 
 /// What one attempt does over HTTP.
@@ -62,6 +65,8 @@ pub(in crate::sandbox) struct Http {
     abort: AbortHandle,
     meter: Arc<Meter>,
     requests: usize,
+    /// None until there is an instance.
+    held: Option<Arc<Held>>,
     /// None until the first request.
     tally: Option<Arc<Tally>>,
     placeholders: Placeholders,
@@ -91,9 +96,16 @@ impl Http {
             abort,
             meter,
             requests: 0,
+            held: None,
             tally: None,
             placeholders: Placeholders::default(),
         }
+    }
+
+    /// Counts there what the host holds for it.
+    pub(in crate::sandbox) fn within(mut self, held: Arc<Held>) -> Self {
+        self.held = Some(held);
+        self
     }
 
     /// What stands for a secret in this attempt.

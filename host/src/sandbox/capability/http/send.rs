@@ -14,6 +14,7 @@ use wasmtime_wasi_http::{RequestOptions, WasiBody};
 
 use super::access::{Allowed, HttpAccess};
 use super::connect::CONNECT_MAX;
+use super::fields::held_bytes;
 use super::incoming::{Incoming, Limits};
 use super::outgoing::Outgoing;
 use super::secrets::{Redactor, Replacements};
@@ -63,7 +64,9 @@ impl Http {
         let settings = &access.net.settings;
         let tally = self
             .tally
-            .get_or_insert_with(|| Tally::new(self.meter.clone(), self.limits.bytes))
+            .get_or_insert_with(|| {
+                Tally::new(self.meter.clone(), self.limits.bytes, self.held.clone())
+            })
             .clone();
         if self.requests >= self.limits.requests {
             return Err(Fault::Limit(format!(
@@ -72,7 +75,7 @@ impl Http {
             )));
         }
         self.requests += 1;
-        let under_way = tally.begin()?;
+        let mut under_way = tally.begin()?;
 
         let (mut parts, body) = request.into_parts();
         let allowed = access
@@ -82,6 +85,10 @@ impl Http {
             .placeholders
             .put_into(&access, &allowed.target, &mut parts)
             .map_err(|why| tally.deny(why))?;
+        if !replacements.is_empty() {
+            // The body as the guest wrote it, and as it goes out.
+            under_way.holds(2 * SECRET_BODY_BYTES_MAX)?;
+        }
         parts.uri = in_one_spelling(&allowed, &parts.uri)?;
         tally.sent(head_bytes(&parts.method, &parts.uri, &parts.headers))?;
 
@@ -145,6 +152,7 @@ impl Sending {
         // A status line is as long as the shortest request line, and that is near enough.
         self.tally
             .received(head_bytes(&method, &Uri::default(), &parts.headers))?;
+        self.tally.keeps(held_bytes(&parts.headers))?;
         if let Some(redactor) = &self.redactor {
             redactor.redact_fields(&mut parts.headers);
             if !is_head {
@@ -355,7 +363,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_ends_with_the_abort() {
-        let (abort, tally) = (AbortHandle::new(), Tally::new(Arc::default(), 100));
+        let (abort, tally) = (AbortHandle::new(), Tally::new(Arc::default(), 100, None));
         let body = Full::from("all of it").map_err(|never| match never {});
         let body = Outgoing::new(body.boxed_unsync(), abort.clone(), tally, 100);
         abort.abort(AbortReason::Cancelled, Duration::from_secs(60));

@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Fault;
 use crate::sandbox::Meter;
+use crate::sandbox::memory::{Charge, Held};
 
 /// Requests of one attempt that are under way at once, until the ends of their responses. Each has buffers of up to
 /// half a MiB in the host.
 const UNDER_WAY_MAX: usize = 16;
+const UNDER_WAY_BYTES: usize = 512 << 10;
 
 /// What the requests of one attempt add up to.
 #[derive(Debug)]
@@ -16,15 +18,17 @@ pub(super) struct Tally {
     under_way: AtomicUsize,
     meter: Arc<Meter>,
     bytes_max: u64,
+    held: Option<Arc<Held>>,
     denial: Mutex<Option<String>>,
 }
 
 impl Tally {
-    pub(super) fn new(meter: Arc<Meter>, bytes_max: u64) -> Arc<Self> {
+    pub(super) fn new(meter: Arc<Meter>, bytes_max: u64, held: Option<Arc<Held>>) -> Arc<Self> {
         Arc::new(Self {
             under_way: AtomicUsize::new(0),
             meter,
             bytes_max,
+            held,
             denial: Mutex::new(None),
         })
     }
@@ -32,12 +36,23 @@ impl Tally {
     /// Counts a request until what is returned is dropped.
     pub(super) fn begin(self: &Arc<Self>) -> Result<UnderWay, Fault> {
         let before = self.under_way.fetch_add(1, Ordering::Relaxed);
-        let under_way = UnderWay(self.clone());
+        let mut under_way = UnderWay {
+            tally: self.clone(),
+            buffers: Vec::new(),
+        };
         match before < UNDER_WAY_MAX {
-            true => Ok(under_way),
+            true => under_way.holds(UNDER_WAY_BYTES).map(|()| under_way),
             false => Err(Fault::Limit(format!(
                 "{UNDER_WAY_MAX} requests are under way, which is all that an attempt may have at once; read or drop their responses first"
             ))),
+        }
+    }
+
+    /// Counts what the host holds of a response until the attempt has ended.
+    pub(super) fn keeps(&self, bytes: usize) -> Result<(), Fault> {
+        match &self.held {
+            Some(held) => held.keep(bytes).map_err(|_| no_memory()),
+            None => Ok(()),
         }
     }
 
@@ -80,16 +95,62 @@ impl Tally {
 
 /// A request that is under way.
 #[derive(Debug)]
-pub(super) struct UnderWay(Arc<Tally>);
+pub(super) struct UnderWay {
+    tally: Arc<Tally>,
+    buffers: Vec<Charge>,
+}
 
 impl UnderWay {
     pub(super) fn tally(&self) -> &Tally {
-        &self.0
+        &self.tally
     }
+
+    /// Counts buffers of the host until it has ended.
+    pub(super) fn holds(&mut self, bytes: usize) -> Result<(), Fault> {
+        if let Some(held) = &self.tally.held {
+            let charge = held.charge(bytes).map_err(|_| no_memory())?;
+            self.buffers.push(charge);
+        }
+        Ok(())
+    }
+}
+
+fn no_memory() -> Fault {
+    Fault::Limit(
+        "the host has no memory for it: other attempts have it, or what this one has under way is more than its memory_mb"
+            .into(),
+    )
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.tally.under_way.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::memory::MemoryBudget;
+
+    #[test]
+    fn what_is_under_way_has_its_buffers_counted_until_it_ends() {
+        let budget = MemoryBudget::new(3 * UNDER_WAY_BYTES);
+        let tally = |requests: usize| {
+            let held = Held::new(requests * UNDER_WAY_BYTES, budget.clone());
+            Tally::new(Arc::default(), u64::MAX, Some(held))
+        };
+        let (first, second) = (tally(2), tally(2));
+        let one = first.begin().unwrap();
+        let _two = first.begin().unwrap();
+        let refused = |tally: &Arc<Tally>| tally.begin().unwrap_err().to_string();
+        assert!(refused(&first).contains("no memory"), "its own limit");
+        let mut other = second.begin().unwrap();
+        assert!(refused(&second).contains("no memory"), "the host's");
+        assert!(other.holds(1).is_err() && second.keeps(1).is_err());
+        drop(one);
+        assert!(second.keeps(UNDER_WAY_BYTES).is_ok());
+        drop((first, second, other));
+        assert_eq!(budget.free_bytes(), 2 * UNDER_WAY_BYTES, "one is under way");
     }
 }

@@ -52,7 +52,7 @@ async fn answer(mut stream: TcpStream, ended: UnboundedSender<()>) {
 
 fn request_to(server: usize, port: u16) -> Request<Outgoing> {
     let body = Empty::new().map_err(|never| match never {});
-    let tally = Tally::new(Arc::default(), u64::MAX);
+    let tally = Tally::new(Arc::default(), u64::MAX, None);
     let body = Outgoing::new(body.boxed_unsync(), AbortHandle::new(), tally, 0);
     let request = Request::get(format!("http://server-{server}.test:{port}/")).body(body);
     request.expect("an address")
