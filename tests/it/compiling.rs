@@ -88,7 +88,7 @@ fn refusing(why: &str) -> String {
 
 /// A compiler that waits, before it compiles a module with this word in it, until there is a file. Each one compiles one module: it
 /// hands on what it has looked into.
-fn compiler_that_waits(word: &str, go_on: &Path) -> PathBuf {
+pub(crate) fn compiler_that_waits(word: &str, go_on: &Path) -> PathBuf {
     let dir = scratch("handed-on");
     compiler_that(&format!(
         "at={dir}/$$\n\

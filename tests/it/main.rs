@@ -11,11 +11,13 @@ mod plans;
 mod roles;
 mod settle;
 mod sources;
+mod starting;
 mod state;
 mod vitals;
 mod wakeups;
 
 mod middleware;
+mod names;
 mod narrowing;
 mod order;
 mod outcomes;

@@ -1,5 +1,6 @@
 //! `rouse handlers`: what a folder of modules has to offer.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::cli::host::HANDLERS_DIR;
 use crate::cli::misspelt::Named;
 use crate::cli::text::{as_json, plain};
 use crate::config::File;
-use crate::sandbox::{self, Capability, Catalog, Handler, HandlerSet, Missing, Sandbox};
+use crate::sandbox::{self, Capability, Catalog, Handler, HandlerSet, Missing, Sandbox, Withheld};
 use crate::worker::{Overrides, Policy};
 
 /// Options of `rouse handlers` without a command.
@@ -96,6 +97,22 @@ impl Folder {
         Held::of(handler, &self.settings, &self.tables)
     }
 
+    /// A sentence for each table that grants something to whatever module has such a name, and therefore to none.
+    fn unbound(&self) -> BTreeSet<String> {
+        let handlers = self.handlers.handlers.values();
+        let withheld = handlers.flat_map(|handler| {
+            let file = &handler.module.file;
+            handler.withheld.iter().map(move |one| {
+                let (table, what, lines) = (&one.table, one.what, one.lines.lines());
+                let key = lines.last().unwrap_or_default();
+                format!(
+                    "[handlers.\"{table}\"] has {what} for whatever module has such a name, and grants them to none until it names one: put under it {key} for {file}"
+                )
+            })
+        });
+        withheld.collect()
+    }
+
     /// What a module says of a handler, with the operator's settings over it.
     pub(super) fn manifest(&self, handler: &Handler) -> Value {
         let manifest = &handler.manifest;
@@ -105,6 +122,9 @@ impl Folder {
             "description": manifest.description,
             "file": handler.module.file,
             "sha256": handler.module.digest.to_string(),
+            "owner": handler.owner,
+            "bound_by": handler.bound_by.as_ref().map(|table| format!("[handlers.\"{table}\"]")),
+            "withheld": handler.withheld.iter().map(withheld).collect::<Vec<_>>(),
             "asked": words(&manifest.capabilities),
             "granted": words(&handler.held()),
             "grants": self.held(handler).json(),
@@ -133,6 +153,10 @@ fn missing(missing: &Missing) -> Value {
     json!({"what": missing.what.to_string(), "lines": missing.lines})
 }
 
+fn withheld(withheld: &Withheld) -> Value {
+    json!({"what": withheld.what, "from": format!("[handlers.\"{}\"]", withheld.table), "lines": withheld.lines})
+}
+
 /// Lists; exit 1 when a file is refused, or a host would not start.
 pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let folder = Folder::open(&args.handlers, "--handlers", args.config.as_deref()).await?;
@@ -140,7 +164,8 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for sentence in folder.named.astray(handlers) {
         eprintln!("rouse: {}", plain(&sentence));
     }
-    let trouble = Trouble::of(&folder.file, &folder.beside, &args.handlers);
+    let mut trouble = Trouble::of(&folder.file, &folder.beside, &args.handlers);
+    trouble.warnings.extend(folder.unbound());
     let code = match handlers.refused.is_empty() && trouble.errors.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
@@ -155,7 +180,9 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let refused: Vec<_> = handlers
             .refused
             .iter()
-            .map(|refusal| json!({"file": refusal.file, "why": refusal.why}))
+            .map(
+                |refusal| json!({"file": refusal.file, "why": refusal.why, "lines": refusal.lines}),
+            )
             .collect();
         let Trouble { errors, warnings } = trouble;
         println!(
@@ -194,6 +221,9 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     println!("{}", table.trim_fmt());
     for refusal in &handlers.refused {
         println!("refused {}: {}", refusal.file, plain(&refusal.why));
+        for line in refusal.lines.iter().flat_map(|lines| lines.lines()) {
+            println!("    {}", plain(line));
+        }
     }
     for error in &trouble.errors {
         println!("a host would not start: {}", plain(error));

@@ -107,6 +107,8 @@ impl File {
             compilations_max: self.compilations_max.unwrap_or(default.compilations_max),
             cache_dir: self.cache_dir(folder),
             pin: self.pin(folder),
+            modules: self.of_handlers(|table| table.module.clone()),
+            versions_min: self.of_handlers(|table| table.version_min.clone()),
             ..default
         }
     }

@@ -18,6 +18,9 @@ use crate::sandbox::engine::code_config;
 /// The compiler itself could not work; standard error says why.
 pub(super) const EXIT_UNABLE: u8 = 4;
 
+/// A module with fewer bytes is compiled on one thread, within some tens of milliseconds.
+const SMALL_BYTES: usize = 32 << 10;
+
 /// What `rouse compile-module` does, for the host with this process id. Call it before anything else is done in the
 /// process: it begins with limiting itself, for good.
 pub fn compile_stdin(host: u32, limits: CompilerLimits) -> ExitCode {
@@ -34,8 +37,12 @@ pub fn compile_stdin(host: u32, limits: CompilerLimits) -> ExitCode {
 
 /// Compiles what comes, until nothing comes any more or the limits are nearly used up.
 fn compile(limits: CompilerLimits) -> io::Result<()> {
-    let engine =
-        Engine::new(&code_config()).map_err(|error| io::Error::other(format!("{error:#}")))?;
+    let engine = |parallel: bool| {
+        let mut config = code_config();
+        config.parallel_compilation(parallel);
+        Engine::new(&config).map_err(|error| io::Error::other(format!("{error:#}")))
+    };
+    let (one_thread, all_threads) = (engine(false)?, engine(true)?);
     let mut input = io::stdin().lock();
     let mut out = io::stdout().lock();
     let address_space_before = address_space_bytes();
@@ -45,7 +52,12 @@ fn compile(limits: CompilerLimits) -> io::Result<()> {
         at_most(Resource::Cpu, cpu_until.min(cpu_secs_max(limits)), u64::MAX)?;
         let mut wasm = Vec::with_capacity(usize::try_from(request.bytes).unwrap_or(0));
         input.by_ref().take(request.bytes).read_to_end(&mut wasm)?;
-        let (kind, bytes) = match compiled(&engine, &wasm) {
+        // To hand a function to another thread takes nearly as long as to compile a small one.
+        let engine = match wasm.len() {
+            ..SMALL_BYTES => &one_thread,
+            _ => &all_threads,
+        };
+        let (kind, bytes) = match compiled(engine, &wasm) {
             Ok(code) => (Kind::Code, code),
             Err(why) => (Kind::Refused, why.into_bytes()),
         };
