@@ -83,12 +83,12 @@ pub(crate) fn compiler_that(does: &str) -> PathBuf {
 fn refusing(why: &str) -> String {
     assert!(why.len() < 64);
     let zeros = "\\0".repeat(7);
-    format!("printf 'R\\1\\{:o}{zeros}{why}'", why.len())
+    format!("printf 'R\\0012\\{:o}{zeros}{why}'", why.len())
 }
 
 /// A compiler that waits, before it compiles a module with this word in it, until there is a file. Each one compiles one module: it
 /// hands on what it has looked into.
-fn compiler_that_waits(word: &str, go_on: &Path) -> PathBuf {
+pub(crate) fn compiler_that_waits(word: &str, go_on: &Path) -> PathBuf {
     let dir = scratch("handed-on");
     compiler_that(&format!(
         "at={dir}/$$\n\
@@ -318,7 +318,7 @@ async fn a_module_that_makes_the_compiler_fail_is_refused_for_good() {
             "it made the compiler panic",
         ),
         (
-            "printf 'C\\1\\377\\377\\377\\377\\0\\0\\0\\0'; exec sleep 60",
+            "printf 'C\\0012\\377\\377\\377\\377\\0\\0\\0\\0'; exec sleep 60",
             "it makes more than 64 MiB of machine code",
         ),
         ("kill -SEGV $$", "it made the compiler crash (signal: 11"),
@@ -422,6 +422,9 @@ fn child_of(parent: u32) -> Option<u32> {
         let is_limited = limits
             .lines()
             .any(|line| line.starts_with("Max cpu time") && !line.contains("unlimited"));
+        if is_child && is_limited {
+            assert!(status.contains("\nNoNewPrivs:\t1\n"), "{status}");
+        }
         (is_child && is_limited).then_some(pid)
     })
 }

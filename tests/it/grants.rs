@@ -252,7 +252,10 @@ async fn what_is_printed_for_http_deliver_lets_it_sign() {
     ran.exits(0);
     let lines = "[[handlers.\"http.deliver\".secrets]]\nname = \"…\"\nsign = true";
     assert!(ran.stdout.contains(lines), "{}", ran.stdout);
-    let config = "[secrets.KEY]\nfile = \"key\"\n[handlers.\"http.deliver\"]\nsecrets = [{ name = \"KEY\", sign = true }]\n";
+    // For that module, and for no other one that has the name.
+    let binding = "[handlers.\"http.deliver\"]\nmodule = \"http_deliver.wasm\"";
+    assert!(ran.stdout.contains(binding), "{}", ran.stdout);
+    let config = "[secrets.KEY]\nfile = \"key\"\n[handlers.\"http.deliver\"]\nmodule = \"http_deliver.wasm\"\nsecrets = [{ name = \"KEY\", sign = true }]\n";
     std::fs::write(dir.join("rouse.toml"), config).unwrap();
     let manifest =
         rouse_without_database(&[&show[..], &["--json"]].concat(), &dir).json()["manifest"].take();

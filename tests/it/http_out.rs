@@ -86,11 +86,13 @@ fn certificate(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// A folder with the guests of `tests/guests` alone.
+/// The module of `tests/guests`.
+pub(crate) const MODULE: &str = "test_guests.wasm";
+
+/// A folder with it alone.
 pub(crate) fn guest_folder() -> PathBuf {
     let folder = scratch("http-guests");
-    let name = "test_guests.wasm";
-    std::fs::copy(guests_dir().join(name), folder.join(name)).expect("the guests are built");
+    std::fs::copy(guests_dir().join(MODULE), folder.join(MODULE)).expect("the guests are built");
     folder
 }
 

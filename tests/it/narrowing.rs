@@ -12,7 +12,8 @@ use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-use crate::http_out::guest_folder;
+use crate::http_out::{MODULE, guest_folder};
+use crate::sandbox_guest::bound;
 use crate::support::web::web;
 use crate::support::worker::{Shown, TestWorker, ended, put};
 use crate::support::{TestDb, scratch};
@@ -52,6 +53,7 @@ async fn start_with(db: &TestDb, grants: Grants) -> TestWorker {
             [("LANG".into(), "C".into()), ("TZ".into(), "UTC".into())].into(),
         )]
         .into(),
+        modules: bound("test.http.secret", MODULE),
         ..SandboxSettings::default()
     };
     let sandbox = Sandbox::start(settings).expect("a sandbox");

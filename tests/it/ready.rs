@@ -47,7 +47,7 @@ impl Ready {
             "[secrets.MAIL_KEY]\nfile = \"mail.key\"\n".into(),
             granted(
                 "http.deliver",
-                "secrets = [{ name = \"HOOK_KEY\", sign = true }]",
+                "module = \"http_deliver.wasm\"\nsecrets = [{ name = \"HOOK_KEY\", sign = true }]",
             ),
             granted(
                 "http.fetch",
@@ -55,7 +55,7 @@ impl Ready {
             ),
             granted(
                 "email.send",
-                "secrets = [{ name = \"MAIL_KEY\", hosts = [\"localhost\"], headers = [\"authorization\", \"x-postmark-server-token\"] }]",
+                "module = \"email_send.wasm\"\nsecrets = [{ name = \"MAIL_KEY\", hosts = [\"localhost\"], headers = [\"authorization\", \"x-postmark-server-token\"] }]",
             ),
         ];
         Self::with(&config.concat()).await

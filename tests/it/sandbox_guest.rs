@@ -1,5 +1,6 @@
 //! Guests for the tests of the sandbox, written in WebAssembly text: they need no other build.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use rouse::job::{Attempt, JobId};
 use rouse::sandbox::{
     AbortHandle, Catalog, Grant, Grants, Handler, HandlerSet, Instances, JobInput, Limits, Mode,
-    Run, Sandbox, Settings,
+    ModuleBinding, Run, Sandbox, Settings,
 };
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -290,6 +291,11 @@ pub(crate) fn refusal(set: &HandlerSet, file: &str) -> Option<String> {
 
 pub(crate) fn version(set: &HandlerSet, handler: &str) -> Option<String> {
     Some(set.get(handler)?.manifest.version.clone())
+}
+
+/// Handlers of this name or pattern are bound to this file.
+pub(crate) fn bound(handler: &str, file: &str) -> BTreeMap<String, Vec<ModuleBinding>> {
+    [(handler.to_owned(), vec![ModuleBinding::File(file.into())])].into()
 }
 
 /// A job with this payload.

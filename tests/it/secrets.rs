@@ -11,7 +11,8 @@ use tokio::sync::OnceCell;
 use tokio_postgres::Client;
 
 use crate::http::get;
-use crate::http_out::{Guests, guest_folder};
+use crate::http_out::{Guests, MODULE, guest_folder};
+use crate::sandbox_guest::bound;
 use crate::support::web::web;
 use crate::support::worker::{PATIENCE, ended, enqueue};
 use crate::support::{Host, TestDb, free_port, scratch};
@@ -76,6 +77,7 @@ async fn guests() -> &'static Guests {
                         ..grant("LONG", "x-long", true)
                     },
                 ],
+                modules: bound("test.http.secret", MODULE),
                 limits_of: BTreeMap::from([(
                     "test.http.secret".to_owned(),
                     LimitsSet {
@@ -241,7 +243,7 @@ async fn a_secret_is_in_nothing_that_a_host_keeps_or_says() {
     let config = format!(
         "[secrets.KEY]\nenv = \"TEST_MAIL_KEY\"\n[secrets.TOKEN]\nfile = \"token\"\n\
          [[handlers.\"test.http.*\".http]]\nhosts = [\"localhost\"]\nschemes = [\"http\"]\nports = [{port}]\nprivate = true\n\
-         [handlers.\"test.http.secret\"]\nsecrets = [\
+         [handlers.\"test.http.secret\"]\nmodule = \"test_guests.wasm\"\nsecrets = [\
          {{ name = \"KEY\", hosts = [\"localhost\"], headers = [\"Authorization\"] }}, \
          {{ name = \"TOKEN\", hosts = [\"localhost\"], body = true }}]\n"
     );

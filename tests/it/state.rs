@@ -435,7 +435,7 @@ async fn keys_are_listed_page_by_page_in_their_order() {
 
 #[tokio::test]
 async fn without_the_queue_there_is_no_state_and_the_handler_is_told() {
-    let granted = crate::invoke::folder("[handlers.\"test.state.*\".state]\n");
+    let granted = crate::invoke::folder("[handlers.\"test.state.one\".state]\n");
     let mut command = crate::support::rouse();
     command
         .args([

@@ -52,7 +52,8 @@ pub(super) async fn run(args: Args, jobs: &Jobs) -> anyhow::Result<ExitCode> {
     let handlers = &args.host.handlers;
     std::fs::create_dir_all(handlers)
         .with_context(|| format!("cannot make the handlers folder {}", handlers.display()))?;
-    let written = args.host.read()?;
+    let mut written = args.host.read()?;
+    written.is_dev = true;
     anyhow::ensure!(
         written.queue == Queue::On,
         "rouse.toml says queue = \"off\", and then there is nothing for a private Postgres to do; use `rouse serve`"
@@ -131,7 +132,7 @@ fn say_ready(
             "handlers_dir": folder,
             "handlers": handlers.names(),
             "slow": handlers.slow,
-            "refused": handlers.refused.iter().map(|refusal| json!({"file": refusal.file, "why": refusal.why})).collect::<Vec<_>>(),
+            "refused": handlers.refused.iter().map(|refusal| json!({"file": refusal.file, "why": refusal.why, "lines": refusal.lines})).collect::<Vec<_>>(),
         });
         writeln!(out, "{}", as_json(event))?;
     } else {

@@ -23,7 +23,7 @@ use super::signals::Signals;
 use crate::config::{self, Environment, File, Queue};
 use crate::http::{self, Access, Invocations, Metrics, Pages, Readiness, Report};
 use crate::invoke::{Invoker, Share};
-use crate::sandbox::{Catalog, HandlerSet, Sandbox};
+use crate::sandbox::{self, Catalog, HandlerSet, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
 use crate::worker::{self, Health, Parts, Stop};
@@ -92,6 +92,7 @@ impl HostArgs {
             file,
             folder,
             queue,
+            is_dev: false,
         })
     }
 }
@@ -102,6 +103,8 @@ pub(super) struct Written {
     folder: PathBuf,
     /// Whether the host works for the queue.
     pub(super) queue: Queue,
+    /// Whether it is for somebody who develops, and has no modules of strangers.
+    pub(super) is_dev: bool,
 }
 
 /// Where a host finds its jobs.
@@ -152,6 +155,7 @@ impl Host {
             file,
             folder,
             queue,
+            is_dev,
         } = written;
         let mut settings = file.worker(Environment.hostname());
         if !args.queues.is_empty() {
@@ -203,7 +207,11 @@ impl Host {
             },
             invocations: offer.as_ref().map_or(0, |offer| offer.max),
         };
-        let limits = sandbox_settings(&file, &folder, wanted.slots + wanted.invocations, None)?;
+        let attempts_max = wanted.slots + wanted.invocations;
+        let limits = sandbox::Settings {
+            is_dev,
+            ..sandbox_settings(&file, &folder, attempts_max, None)?
+        };
         for why in file.exposed(&folder, &args.handlers) {
             warn!("{why}");
         }

@@ -1,4 +1,4 @@
-//! What the compiler has made of modules, kept from one start to the next.
+//! What the compiler has made of modules, kept from one start to the next, and what else has to be trusted then.
 //!
 //! Machine code is trusted like the host itself: whoever can write it here runs what he likes. So the directory has to
 //! belong to the user that the host runs as, and nobody else may write to it; else there is no cache. An entry is read only
@@ -42,6 +42,9 @@ const WRITING_MAX: Duration = Duration::from_secs(60 * 60);
 /// How an entry begins, before its digest. Changes with the form of entries, and with what is done to a file before it is
 /// compiled: the adapter around modules of wasm32-wasip1 is not in the key.
 const MAGIC: &[u8; 16] = b"rouse code 0002\n";
+
+/// What is kept besides machine code is text.
+const NOTE_BYTES_MAX: u64 = 64 << 20;
 
 /// How names of entries end, and of those that are being written.
 const ENTRY: &str = ".code";
@@ -100,18 +103,12 @@ impl CodeCache {
     /// Keeps the code of a module. Readers find all of it, or nothing.
     pub(super) fn put(&self, module: Digest, code: &[u8]) {
         let name = self.name(module);
-        let beside = format!(
-            ".{}-{:016x}{WRITING}",
-            std::process::id(),
-            rand::random::<u64>()
-        );
-        let put = self
-            .write(&beside, &name, code)
-            .and_then(|()| Ok(renameat(&self.dir, &beside, &self.dir, &name)?));
+        let put = self.replace(&name, |file| {
+            file.write_all(&header(&name, code))?;
+            file.write_all(code)
+        });
         if let Err(error) = put {
             tracing::warn!(dir = %self.path.display(), "the code of a module is not kept: {error}");
-            // It may not have been made at all.
-            let _ = unlinkat(&self.dir, &beside, AtFlags::empty());
         }
         let bytes = code.len() as u64;
         if self.put_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes >= LOOK_EVERY_BYTES {
@@ -133,11 +130,34 @@ impl CodeCache {
         }
     }
 
+    /// Something else that is kept here, under a name of its own; none where there is none that can be trusted.
+    pub(super) fn note(&self, name: &str) -> Option<Vec<u8>> {
+        let read = self.open_file(name).and_then(|file| {
+            let mut text = Vec::new();
+            let Some(file) = file else { return Ok(None) };
+            file.take(NOTE_BYTES_MAX).read_to_end(&mut text)?;
+            Ok(Some(text))
+        });
+        read.unwrap_or_else(|error| {
+            tracing::warn!(dir = %self.path.display(), file = name, "what was kept is not used: {error}");
+            None
+        })
+    }
+
+    /// Keeps it. Readers find all of it, or what was there before.
+    pub(super) fn set_note(&self, name: &str, text: &[u8]) {
+        let put = self.replace(name, |file| file.write_all(text));
+        if let Err(error) = put {
+            tracing::warn!(dir = %self.path.display(), file = name, "it is not kept: {error}");
+        }
+    }
+
     fn name(&self, module: Digest) -> String {
         format!("{module}-{:016x}{ENTRY}", self.engine)
     }
 
-    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+    /// A plain file that nobody else can have written.
+    fn open_file(&self, name: &str) -> io::Result<Option<File>> {
         // Never through a link, and without waiting for the other end of a pipe.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match openat(&self.dir, name, flags, Mode::empty()) {
@@ -151,6 +171,13 @@ impl CodeCache {
             return Err(io::Error::other("it is no file"));
         }
         ours_alone(&stat).map_err(io::Error::other)?;
+        Ok(Some(File::from(file)))
+    }
+
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let Some(file) = self.open_file(name)? else {
+            return Ok(None);
+        };
         // Used now. Where that cannot be written down, it is removed too early, no more.
         let now = Timespec {
             tv_sec: 0,
@@ -164,7 +191,7 @@ impl CodeCache {
             },
         );
 
-        let mut file = File::from(file).take(CACHE_BYTES_MAX);
+        let mut file = file.take(CACHE_BYTES_MAX);
         let mut head = [0; MAGIC.len() + 32];
         let mut code = Vec::new();
         file.read_exact(&mut head)?;
@@ -177,12 +204,27 @@ impl CodeCache {
         }
     }
 
-    fn write(&self, beside: &str, name: &str, code: &[u8]) -> io::Result<()> {
+    /// Puts a file in its place at once.
+    fn replace(
+        &self,
+        name: &str,
+        write: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let beside = format!(
+            ".{}-{:016x}{WRITING}",
+            std::process::id(),
+            rand::random::<u64>()
+        );
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut file = File::from(openat(&self.dir, beside, flags, Mode::RUSR | Mode::WUSR)?);
-        file.write_all(&header(name, code))?;
-        file.write_all(code)
+        let mut file = File::from(openat(&self.dir, &beside, flags, Mode::RUSR | Mode::WUSR)?);
+        let replaced =
+            write(&mut file).and_then(|()| Ok(renameat(&self.dir, &beside, &self.dir, name)?));
+        if replaced.is_err() {
+            // It is removed in an hour at the latest.
+            let _ = unlinkat(&self.dir, &beside, AtFlags::empty());
+        }
+        replaced
     }
 
     fn make_room(&self) {

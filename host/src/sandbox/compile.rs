@@ -6,6 +6,7 @@
 //! use this crate as a library have no such child, unless they name a `rouse` that is installed; they compile in their own process.
 
 mod child;
+mod fence;
 mod host;
 mod wire;
 
@@ -105,8 +106,14 @@ impl Compiler {
             .compile(wasm, cpu_max)
             .map_err(|error| unable(format!("the compiler cannot be waited for: {error}")))?;
         let (result, is_last) = match compiled {
-            Compiled::Code { code, is_last } => (Ok(code), is_last),
-            Compiled::Refused { why, is_last } => (Err(NotLoaded::Contents(why)), is_last),
+            Compiled::Answered {
+                code,
+                is_last,
+                fence,
+            } => {
+                self.sandbox.fence_told.call_once(|| fence.tell());
+                (code.map_err(NotLoaded::Contents), is_last)
+            }
             Compiled::Ended(ended) => {
                 let had_all = which == Try::Second
                     || !(is_used || ended.was_too_slow() && cpu_max < limits.cpu_max);

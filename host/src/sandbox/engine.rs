@@ -1,7 +1,7 @@
 //! The engine that all attempts of a host share.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::thread::available_parallelism;
 
 use anyhow::{Context, bail};
@@ -71,6 +71,8 @@ pub struct Sandbox {
     pub(super) ticker: Ticker,
     pub(super) idle: Arc<Idle<Serves, Instance>>,
     pub(super) cache: Option<CodeCache>,
+    /// What compilers cannot be kept from was said.
+    pub(super) fence_told: Once,
     pub(super) net: Arc<Net>,
     pub(super) roots: Roots,
     pub(super) ledgers: Ledgers,
@@ -125,6 +127,7 @@ impl Sandbox {
                 .cache_dir
                 .as_deref()
                 .and_then(|dir| CodeCache::open(dir, &engine)),
+            fence_told: Once::new(),
             ticker: Ticker::start(engine.clone(), settings.tick)?,
             engine,
             idle: Idle::new(idle_max(attempts_max, &settings)),

@@ -13,7 +13,7 @@ use super::compile::{Compiler, Try, parts};
 use super::engine::code_config;
 use super::lines::Lines;
 use super::state::AttemptState;
-use super::{Manifest, Sandbox, describe};
+use super::{Manifest, Origin, PublicKey, Sandbox, describe};
 
 /// How a WebAssembly file begins: the magic number, then what kind it is.
 const MODULE_HEADER: &[u8] = b"\0asm\x01\0\0\0";
@@ -111,6 +111,8 @@ pub struct Module {
     pub manifest: Manifest,
     /// Where its machine code is from.
     pub code: CodeFrom,
+    /// The keys that count on this host by which the file was signed.
+    pub(super) signed_by: Vec<PublicKey>,
     pub(super) pre: ModulePre<AttemptState>,
     pub(super) lines: Arc<Lines>,
 }
@@ -134,10 +136,20 @@ impl Module {
         })
     }
 
-    /// The same module under another file name.
-    pub(super) fn renamed(&self, file: &str) -> Self {
+    /// What tells it from others.
+    pub fn origin(&self) -> Origin<'_> {
+        Origin {
+            file: &self.file,
+            digest: self.digest,
+            signed_by: &self.signed_by,
+        }
+    }
+
+    /// The same module, from another file, with this file's signatures.
+    pub(super) fn renamed(&self, file: &str, signed_by: Vec<PublicKey>) -> Self {
         Self {
             file: file.to_owned(),
+            signed_by,
             digest: self.digest,
             manifest: self.manifest.clone(),
             code: self.code,
@@ -153,7 +165,7 @@ pub(super) fn load(
     sandbox: &Arc<Sandbox>,
     compiler: &mut Compiler,
     which: Try,
-    file: &str,
+    (file, signed_by): (&str, Vec<PublicKey>),
     digest: Digest,
     bytes: &[u8],
 ) -> Result<Module, NotLoaded> {
@@ -185,6 +197,7 @@ pub(super) fn load(
         digest,
         manifest,
         code,
+        signed_by,
         pre,
         lines,
     })

@@ -33,6 +33,7 @@ mod stack;
 mod state;
 mod ticker;
 
+mod binding;
 mod cache;
 mod catalog;
 mod compile;
@@ -45,6 +46,7 @@ mod quota;
 mod schema;
 
 pub use abort::AbortHandle;
+pub use binding::{ModuleBinding, Origin, Withheld};
 pub use boottime::BootTime;
 pub use capability::{Addresses, HttpSettings, Resolver, SystemResolver};
 pub use catalog::{Catalog, Handler, HandlerSet, Loads, Refusal};

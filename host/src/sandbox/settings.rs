@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
+use semver::Version;
 use serde_json::Value;
 
 use super::{
-    CompilerLimits, Grants, HttpGrant, HttpSettings, Instances, Limits, LimitsSet, Pin,
-    SecretGrant, Secrets, StateQuota,
+    CompilerLimits, Grants, HttpGrant, HttpSettings, Instances, Limits, LimitsSet, ModuleBinding,
+    Pin, SecretGrant, Secrets, StateQuota,
 };
 use crate::job::{narrowest, narrowest_first};
 
@@ -112,6 +113,15 @@ pub struct Settings {
     pub cache_dir: Option<PathBuf>,
     /// What modules have to show before they may serve. Default: nothing.
     pub pin: Pin,
+    /// Which modules may have handlers of these names, by name or pattern, of which the narrowest one counts; one of those that are
+    /// listed is enough. Secrets that are granted under a name, and directories and state that are granted under a pattern, are for
+    /// modules that it is bound to. Default: any.
+    pub modules: BTreeMap<String, Vec<ModuleBinding>>,
+    /// The oldest version of a handler that may serve, by name or pattern, of which the narrowest one counts. Default: any.
+    pub versions_min: BTreeMap<String, Version>,
+    /// As while somebody develops, with no modules of strangers: a handler has the secrets of its own table without a binding, and its
+    /// name is free as soon as its file is gone. Default: false.
+    pub is_dev: bool,
     /// How often a guest that computes makes room for others, and is asked whether it has to stop. Default: 10 ms.
     pub tick: Duration,
 }
@@ -178,6 +188,9 @@ impl Default for Settings {
             compilations_max: cores.min(COMPILATIONS_MAX),
             cache_dir: None,
             pin: Pin::default(),
+            modules: BTreeMap::new(),
+            versions_min: BTreeMap::new(),
+            is_dev: false,
             tick: TICK,
         }
     }

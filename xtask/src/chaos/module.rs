@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use sha2::{Digest as _, Sha256};
 
-const NAME: &str = "chaos_guest.wasm";
+pub(super) const NAME: &str = "chaos_guest.wasm";
 
 /// The module, and the folder that hosts watch.
 pub(super) struct Module {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::load::{ATTEMPTS_MAX, LINE, PATIENT, SPIN, SPIN_ATTEMPTS_MAX, TAG};
+use super::module::NAME;
 
 /// Short, so that much is lost and found in a short run.
 pub(super) const LEASE: Duration = Duration::from_secs(5);
@@ -83,6 +84,7 @@ pub(super) fn of(role: Role, evidence: &str) -> String {
         format!(
             r#"
 [handlers."{pattern}"]
+module = "{NAME}"
 lease = "{}s"
 grace = "300ms"
 retry_initial = "200ms"

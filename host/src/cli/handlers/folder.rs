@@ -21,7 +21,7 @@ use crate::cli::list::List;
 use crate::cli::misspelt::Named;
 use crate::cli::text::{as_json, plain};
 use crate::config::File;
-use crate::sandbox::{self, Capability, Catalog, Handler, HandlerSet, Missing, Sandbox};
+use crate::sandbox::{self, Capability, Catalog, Handler, HandlerSet, Missing, Sandbox, Withheld};
 use crate::worker::{Overrides, Policy};
 
 /// Options of `rouse handlers` without a command.
@@ -151,6 +151,22 @@ impl Folder {
         Held::of(handler, &self.settings, &self.tables)
     }
 
+    /// A sentence for each table that grants something to whatever module has such a name, and therefore to none.
+    fn unbound(&self) -> BTreeSet<String> {
+        let handlers = self.handlers.handlers.values();
+        let withheld = handlers.flat_map(|handler| {
+            let file = &handler.module.file;
+            handler.withheld.iter().map(move |one| {
+                let (table, what, lines) = (&one.table, one.what, one.lines.lines());
+                let key = lines.last().unwrap_or_default();
+                format!(
+                    "[handlers.\"{table}\"] has {what} for whatever module has such a name, and grants them to none until it names one: put under it {key} for {file}"
+                )
+            })
+        });
+        withheld.collect()
+    }
+
     /// What a module says of a handler, with the operator's settings over it.
     pub(super) fn manifest(&self, handler: &Handler) -> Manifest {
         let manifest = &handler.manifest;
@@ -160,6 +176,9 @@ impl Folder {
             "description": manifest.description,
             "file": handler.module.file,
             "sha256": handler.module.digest.to_string(),
+            "owner": handler.owner,
+            "bound_by": handler.bound_by.as_ref().map(|table| format!("[handlers.\"{table}\"]")),
+            "withheld": handler.withheld.iter().map(withheld).collect::<Vec<_>>(),
             "asked": words(&manifest.capabilities),
             "granted": words(&handler.held()),
             "grants": self.held(handler).json(),
@@ -208,6 +227,10 @@ fn ignored(handlers: &HandlerSet) -> BTreeSet<String> {
     ignored.collect()
 }
 
+fn withheld(withheld: &Withheld) -> Value {
+    json!({"what": withheld.what, "from": format!("[handlers.\"{}\"]", withheld.table), "lines": withheld.lines})
+}
+
 /// Lists; exit 1 when a file is refused, or a host would not start.
 pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let place = Place::of(
@@ -228,6 +251,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let mut trouble = Trouble::of(&folder.file, &folder.beside, &place.folder);
     trouble.warnings.extend(ignored(handlers));
+    trouble.warnings.extend(folder.unbound());
     let code = match handlers.refused.is_empty() && trouble.errors.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
@@ -242,7 +266,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 .map(|handler| folder.manifest(handler))
                 .collect(),
             refused: refused
-                .map(|refusal| json!({"file": refusal.file, "why": refusal.why}))
+                .map(|refusal| json!({"file": refusal.file, "why": refusal.why, "lines": refusal.lines}))
                 .collect(),
             errors: trouble.errors,
             warnings: trouble.warnings,
@@ -276,6 +300,9 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     println!("{}", table.text());
     for refusal in &handlers.refused {
         println!("refused {}: {}", refusal.file, plain(&refusal.why));
+        for line in refusal.lines.iter().flat_map(|lines| lines.lines()) {
+            println!("    {}", plain(line));
+        }
     }
     for error in &trouble.errors {
         println!("a host would not start: {}", plain(error));

@@ -43,13 +43,16 @@ impl<'a> Held<'a> {
             Some((what.to_string(), from.unwrap_or_default()))
         });
         let fits = |pattern: &str| pattern_covers(pattern, name);
+        let module = handler.module.origin();
+        let sends = |table: &str| fits(table) && settings.grants_secrets_to(table, module);
+        let opens = |table: &str| fits(table) && settings.grants_own_to(table, module);
         let http = settings.http_grants.iter();
         let secrets = settings.secret_grants.iter();
         let dirs = settings.grants.0.iter();
         Self {
             http: http.filter(|grant| fits(&grant.handler)).collect(),
-            secrets: secrets.filter(|grant| fits(&grant.handler)).collect(),
-            dirs: dirs.filter(|grant| fits(&grant.handler)).collect(),
+            secrets: secrets.filter(|grant| sends(&grant.handler)).collect(),
+            dirs: dirs.filter(|grant| opens(&grant.handler)).collect(),
             others: others.collect(),
         }
     }

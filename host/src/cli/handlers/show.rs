@@ -98,10 +98,16 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         parts.push(format!("manifest\n{}", here.shown()));
         parts.push(here.as_in.clone());
         parts.push(format!("granted\n{}", here.granted));
+        if !here.withheld.is_empty() {
+            parts.push(format!(
+                "withheld, as its table is for whatever module has such a name\n{}",
+                here.withheld
+            ));
+        }
         parts.push(format!("in force\n{}", in_force::table(&here.settings)));
         if !here.lines.is_empty() {
             parts.push(format!(
-                "these lines in rouse.toml would grant what is missing, with your values for …\n\n{}",
+                "these lines in rouse.toml would grant what is missing or withheld, with your values for …\n\n{}",
                 here.lines
             ));
         }
@@ -123,6 +129,7 @@ struct Shown<'a> {
 struct Here {
     manifest: Manifest,
     granted: String,
+    withheld: String,
     settings: Vec<Setting>,
     /// What decides about both: a host may have been started with another file.
     as_in: String,
@@ -135,6 +142,7 @@ impl Here {
         Self {
             manifest: folder.manifest(handler),
             granted: folder.held(handler).table(),
+            withheld: withheld(handler),
             settings: folder.in_force(handler),
             as_in: match &folder.config_file {
                 Some(file) if folder.of_dev => format!(
@@ -154,13 +162,37 @@ impl Here {
                     File::USUAL
                 ),
             },
-            lines: annotated(
-                &Missing::lines(&handler.missing()),
-                &folder.config,
-                &folder.tables,
-            ),
+            lines: annotated(&lines(handler), &folder.config, &folder.tables),
         }
     }
+}
+
+/// A line for each kind of grant that is withheld.
+fn withheld(handler: &Handler) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    for one in &handler.withheld {
+        table.add_row([one.what.to_owned(), format!("[handlers.\"{}\"]", one.table)]);
+    }
+    table.trim_fmt()
+}
+
+/// The lines for what is missing, and those that bind tables of which something is withheld; no table stands there twice.
+fn lines(handler: &Handler) -> String {
+    let mut missing = handler.missing();
+    missing.retain(|one| {
+        let lines = one.lines.as_ref();
+        lines.is_none_or(|lines| handler.withheld.iter().all(|it| !lines.contains(&it.lines)))
+    });
+    let mut tables: Vec<&str> = handler
+        .withheld
+        .iter()
+        .map(|it| it.lines.as_str())
+        .collect();
+    tables.dedup();
+    let missing = Missing::lines(&missing);
+    tables.extend((!missing.is_empty()).then_some(missing.as_str()));
+    tables.join("\n\n")
 }
 
 /// The workers that have it, and what waits for it.
@@ -228,7 +260,10 @@ impl Here {
                         .map(|one| &one["what"]);
                     words(&names.cloned().collect())
                 }
-                "granted" | "grants" | "from" | "limits" | "state" => continue,
+                "granted" | "grants" | "from" | "limits" | "state" | "withheld" => continue,
+                "bound_by" if value.is_null() => {
+                    "no table: the name belongs to the file that had it first".into()
+                }
                 key if self.settings.iter().any(|setting| setting.is_named(key)) => continue,
                 _ => cell(&value),
             };

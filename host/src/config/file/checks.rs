@@ -172,7 +172,8 @@ impl File {
                 ));
             }
         }
-        check_together(&self.handlers, folder)
+        check_together(&self.handlers, folder)?;
+        self.check_cache(folder)
     }
 }
 

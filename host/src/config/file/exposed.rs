@@ -31,7 +31,6 @@ impl File {
             self.invoke_token_file(folder)
                 .map(|file| ("the invoke token", file)),
         );
-        own.extend(settings.cache_dir.map(|dir| ("the code cache", dir)));
         let own: Vec<(&str, PathBuf, Way)> = own
             .into_iter()
             .map(|(what, path)| (what, path.clone(), Way::of(&path)))
@@ -59,6 +58,31 @@ impl File {
         }
         said
     }
+
+    /// Says that a handler may write machine code, which a host runs outside of every sandbox.
+    pub(super) fn check_cache(&self, folder: &Path) -> Result<(), String> {
+        let Some(cache_dir) = self.cache_dir(folder) else {
+            return Ok(());
+        };
+        let cache = Way::of(&cache_dir);
+        for (handler, table) in &self.handlers {
+            for dir in &table.dirs {
+                let grant = dir.grant(handler, folder);
+                let way = Way::of(&grant.dir);
+                let is_in_it = way.end == cache.end || way.is_beneath(&cache.end);
+                let writes = grant.mode == Mode::ReadWrite;
+                if writes && (is_in_it || cache.is_beneath(&way.end)) {
+                    return Err(format!(
+                        "handlers.\"{handler}\".dirs at {}: handlers could write machine code into {}, where the host keeps that of modules and runs it unseen, since {} is granted read-write; grant another directory, or set another cache_dir",
+                        grant.at,
+                        cache_dir.display(),
+                        grant.dir.display()
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -66,12 +90,50 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_code_cache_that_a_handler_may_write_is_refused_whichever_lies_in_the_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        std::fs::create_dir_all(folder.join("data/cache")).unwrap();
+        std::os::unix::fs::symlink("data/cache", folder.join("link")).unwrap();
+        let read = |cache: &str, dir: &str, mode: &str| {
+            let text = format!(
+                "cache_dir = \"{cache}\"\n[handlers.x]\ndirs = [{{ dir = \"{dir}\", at = \"/data\", mode = \"{mode}\" }}]"
+            );
+            let path = folder.join("rouse.toml");
+            std::fs::write(&path, text).unwrap();
+            File::read(Some(&path)).map(drop)
+        };
+        for (cache, dir) in [
+            ("data/cache", "data"),
+            ("data/cache", "data/cache"),
+            ("data/cache", "data/cache/inner"),
+            ("link", "data"),
+            ("data/cache", "link"),
+            ("data/../data/cache/deep", "data"),
+        ] {
+            let error = read(cache, dir, "read-write").expect_err("it is refused");
+            let said = error.to_string();
+            let words = "handlers.\"x\".dirs at /data: handlers could write machine code";
+            assert!(said.contains(words), "{cache} {dir}: {said}");
+            assert!(read(cache, dir, "read").is_ok(), "{cache} {dir}");
+        }
+        for (cache, dir) in [
+            ("data/cache", "data/other"),
+            ("off", "data"),
+            ("cache", "data"),
+        ] {
+            let read = read(cache, dir, "read-write");
+            assert!(read.is_ok(), "{cache} {dir}: {read:?}");
+        }
+    }
+
+    #[test]
     fn what_a_host_relies_on_is_named_where_handlers_may_write_it() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         let said = |grants: &str| {
             let text = format!(
-                "cache_dir = \"cache\"\n[secrets.KEY]\nfile = \"keys/key\"\n[handlers.x]\ndirs = [{grants}]"
+                "cache_dir = \"off\"\n[secrets.KEY]\nfile = \"keys/key\"\n[handlers.x]\ndirs = [{grants}]"
             );
             let path = folder.join("rouse.toml");
             std::fs::write(&path, text).unwrap();
@@ -84,7 +146,6 @@ mod tests {
             "rouse.toml",
             "handlers.lock",
             "a secret",
-            "the code cache",
         ] {
             assert!(
                 all.contains(&format!("x may change {what} (")),

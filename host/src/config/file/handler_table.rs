@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use semver::Version;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use super::dir_table::DirTable;
 use super::limits_table::LimitsTable;
 use super::own_settings::OwnSettings;
-use crate::sandbox::Instances;
+use crate::sandbox::{Instances, ModuleBinding};
 use crate::worker::Override;
 
 use super::http_table::HttpTable;
@@ -20,6 +21,12 @@ use super::state_table::StateTable;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HandlerTable {
+    /// Which module the names are from: a file, a digest or a key, or several of them.
+    #[serde(default, deserialize_with = "super::modules::bindings")]
+    pub(super) module: Option<Vec<ModuleBinding>>,
+    /// The oldest version that may serve.
+    #[serde(default, deserialize_with = "super::modules::version")]
+    pub(super) version_min: Option<Version>,
     #[serde(default, deserialize_with = "super::duration::read")]
     pub(super) lease: Option<Duration>,
     #[serde(default, deserialize_with = "super::duration::read")]

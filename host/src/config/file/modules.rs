@@ -2,11 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use std::fmt;
+
+use semver::Version;
+use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize as _, Deserializer};
 
 use super::File;
 use crate::config::Environment;
-use crate::sandbox::{Pin, PublicKey};
+use crate::sandbox::{ModuleBinding, Pin, PublicKey};
 
 /// The word that switches the cache off.
 const OFF: &str = "off";
@@ -27,6 +31,49 @@ pub(super) fn keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<PublicKey>
             .map_err(|why| serde::de::Error::custom(format!("{text:?}: {why}")))
     });
     keys.collect()
+}
+
+/// Reads what a name is bound to: one text, or a list of them.
+pub(super) fn bindings<'de, D: Deserializer<'de>>(
+    input: D,
+) -> Result<Option<Vec<ModuleBinding>>, D::Error> {
+    input.deserialize_any(Bindings).map(Some)
+}
+
+struct Bindings;
+
+impl<'de> Visitor<'de> for Bindings {
+    type Value = Vec<ModuleBinding>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "the name of a file (\"mail.wasm\"), \"sha256:…\", \"ed25519:…\", or a list of such",
+        )
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(vec![text.parse().map_err(E::custom)?])
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Self::Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(text) = elements.next_element::<String>()? {
+            all.push(text.parse().map_err(serde::de::Error::custom)?);
+        }
+        match all.is_empty() {
+            false => Ok(all),
+            true => Err(serde::de::Error::invalid_length(0, &self)),
+        }
+    }
+}
+
+/// Reads a version.
+pub(super) fn version<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Version>, D::Error> {
+    let text = String::deserialize(input)?;
+    let version = text.parse().map_err(|error| {
+        serde::de::Error::custom(format!("{text:?} is no version like \"1.2.3\": {error}"))
+    });
+    version.map(Some)
 }
 
 impl File {

@@ -118,6 +118,8 @@ impl File {
             },
             cache_dir: self.cache_dir(folder),
             pin: self.pin(folder),
+            modules: self.of_handlers(|table| table.module.clone()),
+            versions_min: self.of_handlers(|table| table.version_min.clone()),
             ..default
         }
     }

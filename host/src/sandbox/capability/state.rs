@@ -22,6 +22,8 @@ pub(in crate::sandbox) struct HandlerState {
     quota: Option<StateQuota>,
     /// The job leaves nothing of it.
     is_taken: bool,
+    /// The lines of `rouse.toml` that would bind the table which grants some.
+    unbound: Option<String>,
     journal: Option<Arc<dyn Journal>>,
     calls_max: usize,
     calls: usize,
@@ -44,6 +46,11 @@ impl HandlerState {
             handler: handler.name.clone(),
             quota: handler.state,
             is_taken: handler.state_is_taken,
+            unbound: handler
+                .withheld
+                .iter()
+                .find(|withheld| withheld.what == "state")
+                .map(|withheld| withheld.lines.clone()),
             journal,
             calls_max: handler.limits.state_calls,
             calls: 0,
@@ -165,6 +172,12 @@ impl HandlerState {
         if self.is_taken {
             return format!(
                 "the handler {handler} asked for its state, of which the grants of this job leave nothing (\"state\": false); enqueue it without"
+            );
+        }
+        if let Some(lines) = &self.unbound {
+            return format!(
+                "the handler {handler} asked for its state, which is granted to whatever module has such a name, and therefore to none; these lines in rouse.toml would grant it to the module that runs:\n{lines}{}",
+                lines::then_in_table(handler)
             );
         }
         format!(

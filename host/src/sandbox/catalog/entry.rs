@@ -1,14 +1,16 @@
 //! What is known of one file of the folder.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Handler;
 use super::file::Stamp;
 use crate::harmless::printable;
-use crate::job::narrowest;
+use crate::job::narrowest_first;
+use crate::sandbox::binding::Denied;
 use crate::sandbox::capability::HttpAccess;
-use crate::sandbox::grants::Granted;
+use crate::sandbox::grants::{Granted, lines};
 use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox, Settings};
 
 /// Why a file is refused: a sentence or two, and the lines that would help.
@@ -26,9 +28,11 @@ pub(super) struct Entry {
     /// When it is tried again: it was refused for a reason that may pass.
     pub(super) retry_at: Option<Instant>,
     pub(super) serving: Option<Serving>,
-    /// A good version that waits for another file to give up a name, and its place in the line.
+    /// A good version that waits for a name, and its place in the line.
     pub(super) waiting: Option<(u64, Arc<Module>)>,
-    pub(super) refused: Option<String>,
+    /// It was there when the host started.
+    pub(super) is_of_start: bool,
+    pub(super) refused: Option<Refused>,
     pub(super) refused_digest: Option<Digest>,
 }
 
@@ -49,6 +53,14 @@ impl Looks {
     }
 }
 
+/// Why a file, or one of its handlers, does not serve.
+#[derive(PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) why: String,
+    /// The lines of `rouse.toml` that would allow it.
+    pub(super) lines: Option<String>,
+}
+
 /// A module that serves.
 pub(super) struct Serving {
     pub(super) module: Arc<Module>,
@@ -66,17 +78,47 @@ impl Entry {
     /// Something is wrong with the file. A digest says that it is its contents, which need not be
     /// looked at twice. Why may quote what it contains, and is one line.
     pub(super) fn refuse(&mut self, file: &str, why: String, digest: Option<Digest>) {
-        let why = printable(&why, WHY_BYTES_MAX);
-        tracing::warn!(
-            file,
-            last_good_serves = self.serving.is_some(),
-            "module refused: {why}"
-        );
-        self.refused = Some(why);
         if digest.is_some() {
             self.waiting = None;
         }
         self.refused_digest = digest;
+        self.deny(file, Denied { why, lines: None });
+    }
+
+    /// It may not have a name that it has in its manifest. True where that is new.
+    pub(super) fn deny(&mut self, file: &str, denied: Denied) -> bool {
+        let refused = Refused {
+            why: printable(&denied.why, WHY_BYTES_MAX),
+            lines: denied.lines,
+        };
+        if self.refused.as_ref() == Some(&refused) {
+            return false;
+        }
+        tracing::warn!(
+            file,
+            last_good_serves = self.serves_any(),
+            "module refused: {}",
+            refused.why
+        );
+        self.refused = Some(refused);
+        true
+    }
+
+    /// True where one of its handlers can run.
+    pub(super) fn serves_any(&self) -> bool {
+        let serving = self.serving.as_ref();
+        serving.is_some_and(|serving| !serving.handlers.is_empty())
+    }
+
+    /// True while it is not known which of its names are its own.
+    pub(super) fn is_undecided(&self) -> bool {
+        self.loading.is_some() || self.waiting.is_some()
+    }
+
+    /// True where it serves this handler.
+    pub(super) fn serves(&self, name: &str) -> bool {
+        let serving = self.serving.as_ref();
+        serving.is_some_and(|serving| serving.handlers.iter().any(|it| &*it.name == name))
     }
 
     /// Lets a module serve in the place of the last one.
@@ -94,6 +136,25 @@ impl Entry {
             tracing::warn!(file = module.file, "{what}");
         }
         for handler in &serving.handlers {
+            for withheld in &handler.withheld {
+                tracing::warn!(
+                    file = module.file,
+                    handler = handler.manifest.name,
+                    "[handlers.\"{}\"] in rouse.toml has {} for whatever module has such a name, and grants them to none until it names one: put under it {}",
+                    withheld.table,
+                    withheld.what,
+                    lines::module_key(&module.file)
+                );
+            }
+            if settings.is_dev && settings.withholds_outside_dev(&handler.name, module.origin()) {
+                tracing::warn!(
+                    file = module.file,
+                    handler = handler.manifest.name,
+                    "`rouse serve` grants the secrets of [handlers.\"{0}\"] in rouse.toml to no module until it names one: put under it {1}",
+                    handler.name,
+                    lines::module_key(&module.file)
+                );
+            }
             let missing = handler.missing();
             if !missing.is_empty() {
                 let names = missing.iter().map(|one| one.what.to_string());
@@ -116,29 +177,67 @@ impl Entry {
 }
 
 impl Serving {
-    /// Gives the module's handlers what the operator grants them.
-    pub(super) fn new(sandbox: &Sandbox, module: Arc<Module>) -> Self {
+    /// True where all handlers of the module serve.
+    pub(super) fn is_whole(&self) -> bool {
+        self.handlers.len() == self.module.manifest.handlers.len()
+    }
+
+    /// True where these handlers serve, and they alone, in the name of the same files.
+    pub(super) fn has_all_of(&self, names: &BTreeMap<String, String>) -> bool {
+        let mut handlers = self.handlers.iter();
+        self.handlers.len() == names.len()
+            && handlers.all(|handler| names.get(&*handler.name) == Some(&handler.owner))
+    }
+
+    /// A handler serves no longer; false where it did not.
+    pub(super) fn give_up(&mut self, name: &str) -> bool {
+        let before = self.handlers.len();
+        self.handlers.retain(|handler| &*handler.name != name);
+        self.handlers.len() < before
+    }
+
+    /// Gives those of the module's handlers that are to serve what the operator grants them. `names`: with the file that each
+    /// belongs to.
+    pub(super) fn new(
+        sandbox: &Sandbox,
+        module: Arc<Module>,
+        names: &BTreeMap<String, String>,
+    ) -> Self {
         let settings = sandbox.settings();
-        let handlers = module
-            .manifest
-            .handlers
-            .iter()
-            .map(|manifest| {
+        let named = |manifest: &HandlerManifest| names.get(&manifest.name).cloned();
+        let handlers = module.manifest.handlers.iter();
+        let handlers = handlers.filter_map(|manifest| Some((manifest, named(manifest)?)));
+        let handlers = handlers
+            .map(|(manifest, owner)| {
                 Arc::new(Handler {
                     name: manifest.name.as_str().into(),
                     manifest: manifest.clone(),
                     module: module.clone(),
                     granted: Arc::new(Granted::of(
                         &manifest.name,
+                        module.origin(),
                         settings,
                         &sandbox.roots,
                         &sandbox.ledgers,
                     )),
                     limits: settings.limits(&manifest.name),
-                    http: HttpAccess::new(&manifest.name, settings, sandbox.net.clone()),
-                    state: narrowest(&settings.state, &manifest.name).copied(),
+                    http: HttpAccess::new(
+                        &manifest.name,
+                        module.origin(),
+                        settings,
+                        sandbox.net.clone(),
+                    ),
+                    state: narrowest_first(&settings.state, &manifest.name)
+                        .into_iter()
+                        .find(|(table, _)| settings.grants_own_to(table, module.origin()))
+                        .map(|(_, quota)| *quota),
                     state_is_taken: false,
                     reuses: reuses(manifest, settings),
+                    owner,
+                    bound_by: settings
+                        .bound(&manifest.name)
+                        .map(|(table, _)| table.to_owned()),
+                    withheld: settings.withheld(&manifest.name, module.origin()),
                 })
             })
             .collect();

@@ -3,15 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::entry::{Entry, Looks, Serving};
 use super::file::{self, Listed};
 use super::gate::Gate;
 use super::loading::{Loaded, Loader, Order, Outcome};
+use super::owners::{Claimant, Owners, Whose};
 use super::watch::Wake;
 use super::{HandlerSet, Loads, Refusal};
 use crate::harmless;
+use crate::sandbox::binding::Denied;
+use crate::sandbox::grants::lines;
 use crate::sandbox::{Digest, Module, Sandbox};
 
 /// A file that was written to this recently may still be written to.
@@ -46,6 +49,9 @@ pub(super) struct Folder {
     /// Why the folder could not be listed; everything goes on serving then.
     unreadable: Option<String>,
     gate: Gate,
+    owners: Owners,
+    /// Until everything is loaded that was there at the start.
+    is_starting: bool,
     loader: Loader,
     loads: Arc<Loads>,
     /// How many files have been given to it.
@@ -64,7 +70,9 @@ impl Folder {
         done: mpsc::Sender<Wake>,
     ) -> Self {
         Self {
-            gate: Gate::new(sandbox.settings().pin.clone()),
+            gate: Gate::new(sandbox.settings()),
+            owners: Owners::read(&sandbox, &dir),
+            is_starting: true,
             loader: Loader::new(sandbox.clone(), loads.clone(), done),
             loads,
             sandbox,
@@ -122,6 +130,8 @@ impl Folder {
             })
             .collect();
         scan.changed |= !removed.is_empty();
+        self.owners
+            .mind(SystemTime::now(), |file| listed.contains_key(file));
 
         for (name, listed) in listed {
             self.look_at(&name, listed, trust, &removed, &mut scan);
@@ -140,15 +150,18 @@ impl Folder {
             .values()
             .filter_map(|entry| entry.serving.as_ref());
         let refused = self.entries.iter().filter_map(|(file, entry)| {
+            let refused = entry.refused.as_ref()?;
             Some(Refusal {
                 file: harmless::name(file),
-                why: entry.refused.clone()?,
-                last_good_serves: entry.serving.is_some(),
+                why: refused.why.clone(),
+                lines: refused.lines.clone(),
+                last_good_serves: entry.serves_any(),
             })
         });
         let unreadable = self.unreadable.iter().map(|why| Refusal {
             file: self.dir.display().to_string(),
             why: why.clone(),
+            lines: None,
             last_good_serves: true,
         });
         let loading = |is_slow: bool| {
@@ -186,7 +199,12 @@ impl Folder {
             signature: listed.signature,
             lock: self.gate.lock_stamp(),
         };
-        let entry = self.entries.entry(name.to_owned()).or_default();
+        let is_of_start = self.is_starting && matches!(trust, Trust::Everything);
+        let new = || Entry {
+            is_of_start,
+            ..Entry::default()
+        };
+        let entry = self.entries.entry(name.to_owned()).or_insert_with(new);
         let again = entry.retry_at.is_some_and(|at| at <= now);
         if entry.seen == Some(looks) && !again {
             entry.fresh = None;
@@ -245,9 +263,8 @@ impl Folder {
         let bytes = bytes.ok().flatten()?;
         let digest = Digest::of(&bytes);
         let rules = self.gate.rules();
-        let passes =
-            digest == module.digest && rules.check(name, &listed.path, digest, &bytes).is_ok();
-        passes.then(|| Arc::new(module.renamed(name)))
+        let signed_by = rules.check(name, &listed.path, digest, &bytes).ok()?;
+        (digest == module.digest).then(|| Arc::new(module.renamed(name, signed_by)))
     }
 
     /// Takes in what has become of a file. True when something changed.
@@ -284,10 +301,14 @@ impl Folder {
             Outcome::Changed => entry.seen = None,
             Outcome::Module(module) => {
                 let serves = entry.serving.as_ref();
-                // Back to what serves, where it is that.
-                entry.waiting = match serves.is_some_and(|it| it.module.digest == module.digest) {
-                    true => None,
-                    false => Some((place, module)),
+                let is_same = |it: &Serving| {
+                    it.module.digest == module.digest && it.module.signed_by == module.signed_by
+                };
+                // Back to what serves, where it is that, and has all its names.
+                entry.waiting = match serves {
+                    Some(it) if is_same(it) && it.is_whole() => None,
+                    Some(it) if is_same(it) => Some((place, it.module.clone())),
+                    Some(_) | None => Some((place, module)),
                 };
                 entry.accept();
             }
@@ -304,60 +325,227 @@ impl Folder {
         true
     }
 
-    /// Lets each waiting module serve whose names are free, in the order in which they came.
+    /// Lets each waiting module serve whose names are its own, in the order in which they came.
     /// True when something changed.
     pub(super) fn settle_names(&mut self) -> bool {
         let mut changed = false;
-        // A module that begins to serve may give up names of its last version, so start over.
-        'over: loop {
-            let mut waiting: Vec<(u64, String, Arc<Module>)> = self
-                .entries
-                .iter()
-                .filter_map(|(name, entry)| {
-                    let (place, module) = entry.waiting.as_ref()?;
-                    Some((*place, name.clone(), module.clone()))
-                })
+        loop {
+            let entries = self.entries.iter();
+            let mut waiting: Vec<(u64, String)> = entries
+                .filter_map(|(file, entry)| Some((entry.waiting.as_ref()?.0, file.clone())))
                 .collect();
-            waiting.sort_by_key(|(place, ..)| *place);
-            for (_, name, module) in waiting {
-                let taken = self.taken_name(&name, &module);
-                let entry = self.entries.get_mut(&name).expect("it was listed above");
-                match taken {
-                    None => {
-                        let serving = Serving::new(&self.sandbox, module);
-                        entry.serve(serving, self.sandbox.settings());
-                        changed = true;
-                        continue 'over;
-                    }
-                    Some(why) if entry.refused.as_ref() != Some(&why) => {
-                        entry.refuse(&name, why, None);
-                        changed = true;
-                    }
-                    Some(_) => {}
+            waiting.sort();
+            // A module that begins to serve may give up names of its last version, for which another one waits.
+            let settled = waiting.iter().filter(|(_, file)| self.settle(file)).count();
+            if settled == 0 {
+                break;
+            }
+            changed = true;
+        }
+        if self.is_starting && !self.is_loading() {
+            // Now it is known what every file has that was there at the start.
+            self.is_starting = false;
+            self.owners.prove();
+        }
+        changed
+    }
+
+    /// Keeps what is known of names for the next start.
+    pub(super) fn keep_names(&mut self) {
+        self.owners.keep();
+    }
+
+    /// Lets one that waits serve, or says why it does not. True when something changed.
+    fn settle(&mut self, file: &str) -> bool {
+        let entry = self.entries.get_mut(file).expect("it was listed above");
+        let Some((place, module)) = entry.waiting.clone() else {
+            return false;
+        };
+        let names = match self.decide(file, &module) {
+            Decision::Wait => return false,
+            Decision::Refuse(denied) => {
+                let entry = self.entries.get_mut(file).expect("as above");
+                return entry.deny(file, denied);
+            }
+            Decision::Serve(names) => names,
+        };
+        let entry = self.entries.get_mut(file).expect("as above");
+        let contested = names.contested.iter().next();
+        let denied = contested.map(|(name, files)| Denied {
+            why: contested_by(name, file, files),
+            lines: Some(lines::module(name, file)),
+        });
+        let serves_already = entry
+            .serving
+            .as_ref()
+            .is_some_and(|it| Arc::ptr_eq(&it.module, &module) && it.has_all_of(&names.own));
+        if serves_already {
+            return match denied {
+                Some(denied) => entry.deny(file, denied),
+                None => {
+                    entry.waiting = None;
+                    entry.accept();
+                    true
+                }
+            };
+        }
+
+        for (name, files) in &names.contested {
+            self.owners.contest(name, files.clone(), SystemTime::now());
+            for other in files.iter().filter(|other| *other != file) {
+                self.withdraw(other, name, |other| contested_by(name, other, files));
+            }
+        }
+        let is_starting = self.is_starting;
+        for (name, owner) in &names.own {
+            if let Some(server) = self.owners.server(name).filter(|server| *server != file) {
+                let server = server.to_owned();
+                self.withdraw(&server, name, |other| belongs_to(name, other, file));
+            }
+            if owner != file {
+                tracing::warn!(
+                    file,
+                    handler = name,
+                    "the handler's name belongs to {owner}, which is gone; this file has the same content, and serves in its place until either changes: to let it keep the name, put {} under [handlers.\"{name}\"] in rouse.toml",
+                    lines::module_key(file)
+                );
+                self.owners.stand_in(name, file);
+                continue;
+            }
+            self.owners
+                .take(name, &self.claimant(file, &module, name), is_starting);
+        }
+        let has = |name: &str| module.manifest.handlers.iter().any(|it| it.name == name);
+        self.owners.release_others(file, has);
+        let serving = Serving::new(&self.sandbox, module.clone(), &names.own);
+        let entry = self.entries.get_mut(file).expect("as above");
+        entry.serve(serving, self.sandbox.settings());
+        if let Some(denied) = denied {
+            entry.waiting = Some((place, module));
+            entry.deny(file, denied);
+        }
+        true
+    }
+
+    /// Which of a module's names are its own.
+    fn decide(&self, file: &str, module: &Module) -> Decision {
+        let settings = self.sandbox.settings();
+        let mut names = Names::default();
+        let mut waits = false;
+        for manifest in &module.manifest.handlers {
+            if let Err(denied) = settings.admit(manifest, module.origin()) {
+                return Decision::Refuse(denied);
+            }
+            let name = &manifest.name;
+            let by = self.claimant(file, module, name);
+            let may_have_it = |other: &str| {
+                let entry = self.entries.get(other);
+                entry.is_some_and(|it| !by.is_bound || it.serves(name) || it.is_undecided())
+            };
+            match self.owners.whose(name, &by, may_have_it) {
+                Whose::Own => {
+                    let is_safe = by.is_bound
+                        || settings.is_dev
+                        || !settings.is_worth_having(name)
+                        || self.owners.knows(name, file);
+                    waits |= self.is_starting && self.is_loading() && !is_safe;
+                    names.own.insert(name.clone(), file.to_owned());
+                }
+                Whose::StandIn => {
+                    let owner = self.owners.owner(name).unwrap_or(file);
+                    names.own.insert(name.clone(), owner.to_owned());
+                }
+                Whose::Present(owner) => {
+                    return Decision::Refuse(Denied {
+                        why: belongs_to(name, file, &owner),
+                        lines: Some(lines::module(name, file)),
+                    });
+                }
+                Whose::Gone(owner) => {
+                    return Decision::Refuse(Denied {
+                        why: belongs_to(name, file, &format!("{owner}, a file that is gone")),
+                        lines: Some(lines::module(name, file)),
+                    });
+                }
+                Whose::Contested(files) => {
+                    names.contested.insert(name.clone(), files);
                 }
             }
-            return changed;
+        }
+        match waits {
+            true => Decision::Wait,
+            false => Decision::Serve(names),
         }
     }
 
-    /// Why this module cannot serve beside the others; none when it can.
-    fn taken_name(&self, file: &str, module: &Module) -> Option<String> {
-        self.entries
-            .iter()
-            .filter(|(other, _)| *other != file)
-            .filter_map(|(other, entry)| Some((other, entry.serving.as_ref()?)))
-            .find_map(|(other, serving)| {
-                let taken = module.manifest.handlers.iter().find(|mine| {
-                    serving
-                        .handlers
-                        .iter()
-                        .any(|theirs| theirs.manifest.name == mine.name)
-                })?;
-                Some(format!(
-                    "it has the handler `{}`, which {other} serves already; remove one of the \
-                     two files, or give one of the handlers another name",
-                    taken.name
-                ))
-            })
+    fn claimant<'a>(&self, file: &'a str, module: &Module, name: &str) -> Claimant<'a> {
+        Claimant {
+            file,
+            digest: module.digest,
+            is_of_start: self.entries.get(file).is_some_and(|it| it.is_of_start),
+            is_bound: self.sandbox.settings().bound(name).is_some(),
+        }
     }
+
+    /// A file serves a handler no longer, and waits for its name.
+    fn withdraw(&mut self, file: &str, name: &str, why: impl FnOnce(&str) -> String) {
+        let Some(entry) = self.entries.get_mut(file) else {
+            return;
+        };
+        let Some(serving) = &mut entry.serving else {
+            return;
+        };
+        if !serving.give_up(name) {
+            return;
+        }
+        let module = serving.module.clone();
+        tracing::warn!(file, handler = name, "handler withdrawn");
+        let place = self.begun;
+        entry.waiting.get_or_insert((place, module));
+        let lines = Some(lines::module(name, file));
+        entry.deny(
+            file,
+            Denied {
+                why: why(file),
+                lines,
+            },
+        );
+    }
+}
+
+/// What becomes of a module that waits.
+enum Decision {
+    /// It is too early to say.
+    Wait,
+    Refuse(Denied),
+    Serve(Names),
+}
+
+/// The names of a module that may serve.
+#[derive(Default)]
+struct Names {
+    /// Those that it serves, with the file that each belongs to.
+    own: BTreeMap<String, String>,
+    /// Those that nobody serves, with the files that have them.
+    contested: BTreeMap<String, BTreeSet<String>>,
+}
+
+fn belongs_to(name: &str, file: &str, owner: &str) -> String {
+    format!(
+        "it has the handler `{name}`, which belongs to {owner}; where {file} is to have it, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
+        lines::module_key(file)
+    )
+}
+
+fn contested_by(name: &str, file: &str, files: &BTreeSet<String>) -> String {
+    let others: Vec<&str> = files
+        .iter()
+        .map(String::as_str)
+        .filter(|other| *other != file)
+        .collect();
+    format!(
+        "it has the handler `{name}`, as {} had at the same start, and nobody knows whose it is, so that neither serves it; where {file} is to have it, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
+        others.join(" and "),
+        lines::module_key(file)
+    )
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::file::{self, Listed, Stamp};
 use super::folder::QUIET;
 use crate::sandbox::pin::lock_line;
-use crate::sandbox::{Digest, Lock, Pin};
+use crate::sandbox::{Digest, Lock, ModuleBinding, Pin, PublicKey, Settings};
 
 /// A lock with ten thousand lines.
 const LOCK_BYTES_MAX: usize = 1 << 20;
@@ -32,22 +32,32 @@ pub(super) struct Gate {
 /// What counts at one moment.
 pub(super) struct Rules {
     pin: Pin,
+    /// Keys to which names are bound.
+    binding_keys: Arc<[PublicKey]>,
     lock: Result<Lock, String>,
 }
 
 impl Gate {
-    pub(super) fn new(pin: Pin) -> Self {
-        let lock = Err("there is none".into());
+    pub(super) fn new(settings: &Settings) -> Self {
+        let keys = settings.modules.values().flatten();
+        let keys = keys.filter_map(|binding| match binding {
+            ModuleBinding::Key(key) => Some(*key),
+            ModuleBinding::File(_) | ModuleBinding::Sha256(_) => None,
+        });
         let mut gate = Self {
             stamp: None,
             fresh: None,
-            rules: Arc::new(Rules { pin, lock }),
+            rules: Arc::new(Rules {
+                pin: settings.pin.clone(),
+                binding_keys: keys.collect(),
+                lock: Err("there is none".into()),
+            }),
         };
         gate.read_lock();
         gate
     }
 
-    /// True where files need signatures.
+    /// True where signatures are looked at.
     pub(super) fn asks_for_signatures(&self) -> bool {
         self.rules.ask_for_signatures()
     }
@@ -86,14 +96,12 @@ impl Gate {
     }
 
     fn read_lock(&mut self) {
-        let pin = self.rules.pin.clone();
-        let Some(path) = pin.lock.clone() else {
+        let Some(path) = self.rules.pin.lock.clone() else {
             return;
         };
         let Some(stamp) = Stamp::at(&path) else {
             self.stamp = None;
-            let lock = Err("there is none".into());
-            self.rules = Arc::new(Rules { pin, lock });
+            self.set_lock(Err("there is none".into()));
             return;
         };
         let listed = Listed {
@@ -115,16 +123,24 @@ impl Gate {
             }
             Err(why) => tracing::warn!(lock = %path.display(), "no module begins to serve: {why}"),
         }
-        self.rules = Arc::new(Rules { pin, lock });
+        self.set_lock(lock);
+    }
+
+    fn set_lock(&mut self, lock: Result<Lock, String>) {
+        self.rules = Arc::new(Rules {
+            pin: self.rules.pin.clone(),
+            binding_keys: self.rules.binding_keys.clone(),
+            lock,
+        });
     }
 }
 
 impl Rules {
     fn ask_for_signatures(&self) -> bool {
-        !self.pin.trusted_keys.is_empty()
+        !self.pin.trusted_keys.is_empty() || !self.binding_keys.is_empty()
     }
 
-    /// Lets these bytes of a file pass.
+    /// Lets these bytes of a file pass, and says by which of the keys that count here they were signed.
     ///
     /// # Errors
     /// A sentence that begins with "it …".
@@ -134,7 +150,7 @@ impl Rules {
         path: &Path,
         digest: Digest,
         bytes: &[u8],
-    ) -> Result<(), String> {
+    ) -> Result<Vec<PublicKey>, String> {
         if let Some(lock) = &self.pin.lock {
             let path = lock.display();
             match &self.lock {
@@ -153,10 +169,12 @@ impl Rules {
             }
         }
         if !self.ask_for_signatures() {
-            return Ok(());
+            return Ok(Vec::new());
         }
+        let is_needed = !self.pin.trusted_keys.is_empty();
         let signature = match read_signature(&file::signature_path(path)) {
             Ok(signature) => signature,
+            Err(_) if !is_needed => return Ok(Vec::new()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(format!(
                     "it has no signature {name}.sig; whoever has one of the trusted keys makes it with `rouse handlers sign --key FILE {name}`"
@@ -164,9 +182,14 @@ impl Rules {
             }
             Err(error) => return Err(format!("its signature {name}.sig cannot be read: {error}")),
         };
-        let mut keys = self.pin.trusted_keys.iter();
-        match keys.any(|key| key.signed(bytes, &signature)) {
-            true => Ok(()),
+        let keys = self.pin.trusted_keys.iter().chain(&*self.binding_keys);
+        let signed_by: Vec<PublicKey> = keys
+            .filter(|key| key.signed(bytes, &signature))
+            .copied()
+            .collect();
+        let mut trusted = self.pin.trusted_keys.iter();
+        match !is_needed || trusted.any(|key| signed_by.contains(key)) {
+            true => Ok(signed_by),
             false => Err(format!(
                 "its signature {name}.sig is by none of the trusted_keys, or the file was changed after it was signed"
             )),

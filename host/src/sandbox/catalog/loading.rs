@@ -161,20 +161,28 @@ impl Shared {
             Err(why) => return Outcome::Refused(why, None),
         };
         let digest = Digest::of(&bytes);
-        if let Err(why) = order
+        let passes = order
             .rules
-            .check(&order.file, &order.listed.path, digest, &bytes)
-        {
-            return Outcome::Refused(why, None);
-        }
+            .check(&order.file, &order.listed.path, digest, &bytes);
+        let signed_by = match passes {
+            Ok(signed_by) => signed_by,
+            Err(why) => return Outcome::Refused(why, None),
+        };
         if order.refused == Some(digest) {
             return Outcome::StillRefused;
         }
         let known = lock(&self.known).get(&digest).and_then(Weak::upgrade);
         if let Some(module) = known {
-            return Outcome::Module(Arc::new(module.renamed(&order.file)));
+            return Outcome::Module(Arc::new(module.renamed(&order.file, signed_by)));
         }
-        match load(&self.sandbox, compiler, which, &order.file, digest, &bytes) {
+        match load(
+            &self.sandbox,
+            compiler,
+            which,
+            (&order.file, signed_by),
+            digest,
+            &bytes,
+        ) {
             Ok(module) => {
                 let module = Arc::new(module);
                 lock(&self.known).insert(digest, Arc::downgrade(&module));

@@ -7,6 +7,7 @@ mod gate;
 mod line;
 mod loading;
 mod loads;
+mod owners;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -20,9 +21,10 @@ use tokio::sync::watch as channel;
 use self::folder::{Folder, Trust};
 pub use self::loads::Loads;
 use super::capability::HttpAccess;
-use super::grants::{Granted, held, missing};
+use super::grants::{Granted, held, lines, missing};
 use super::{
     Capability, Digest, HandlerManifest, Limits, Missing, Module, Narrowing, Sandbox, StateQuota,
+    Withheld,
 };
 use crate::harmless;
 
@@ -45,6 +47,12 @@ pub struct Handler {
     pub(super) state_is_taken: bool,
     /// Its instances may serve many jobs: module and operator agree.
     pub reuses: bool,
+    /// The file that its name belongs to: its module's, or one that is gone and had the same content.
+    pub owner: String,
+    /// The table of `rouse.toml` that binds its name; none: the name belongs to the file that had it first.
+    pub bound_by: Option<String>,
+    /// What tables grant to it, and do not until they say which module they are for.
+    pub withheld: Vec<Withheld>,
 }
 
 impl Handler {
@@ -73,7 +81,41 @@ impl Handler {
     /// What it asks for and is not granted.
     pub fn missing(&self) -> Vec<Missing> {
         let asked = &self.manifest.capabilities;
-        missing(&self.name, asked, &self.granted, &self.http, self.state)
+        let missing = missing(&self.name, asked, &self.granted, &self.http, self.state);
+        let binding =
+            (self.bound_by.is_none()).then(|| lines::module(&self.name, &self.module.file));
+        let with_binding = |one: Missing| {
+            let lines = match (&one.what, &binding) {
+                // They are for modules that are bound.
+                (Capability::Secrets(_) | Capability::Sign(_), Some(binding)) => {
+                    let own = one.lines.as_deref().unwrap_or_default();
+                    Some(format!("{binding}\n\n{own}"))
+                }
+                _ => one.lines,
+            };
+            Missing {
+                lines: self.lines_to_bind(&one.what).or(lines),
+                what: one.what,
+            }
+        };
+        missing.into_iter().map(with_binding).collect()
+    }
+
+    /// The lines that would grant this by binding the tables that have something of the kind; none where none has.
+    fn lines_to_bind(&self, what: &Capability) -> Option<String> {
+        let kind = match what {
+            Capability::Secrets(_) | Capability::Sign(_) => "secrets",
+            Capability::Dirs(_) => "dirs",
+            Capability::State => "state",
+            Capability::Http(_)
+            | Capability::Env(_)
+            | Capability::Settings(_)
+            | Capability::FineClocks
+            | Capability::Unknown(_) => return None,
+        };
+        let withheld = self.withheld.iter().filter(|it| it.what == kind);
+        let lines: Vec<&str> = withheld.map(|it| it.lines.as_str()).collect();
+        (!lines.is_empty()).then(|| lines.join("\n\n"))
     }
 
     /// The same handler with what a job leaves of its grants and limits. Its instances serve that job alone.
@@ -88,6 +130,9 @@ impl Handler {
             state: self.state.filter(|_| job.leaves_state()),
             state_is_taken: self.state.is_some() && !job.leaves_state(),
             reuses: false,
+            owner: self.owner.clone(),
+            bound_by: self.bound_by.clone(),
+            withheld: self.withheld.clone(),
         })
     }
 }
@@ -99,6 +144,8 @@ pub struct Refusal {
     pub file: String,
     /// Why; a sentence that begins with "it …", in one line.
     pub why: String,
+    /// The lines of `rouse.toml` that would allow it, where that is the operator's to say.
+    pub lines: Option<String>,
     /// True when the last good version of the file still serves.
     pub last_good_serves: bool,
 }
@@ -138,8 +185,8 @@ impl HandlerSet {
 /// The handlers that a folder offers, kept in step with it.
 ///
 /// Files named `*.wasm` count. A broken one is refused with a reason, while its last good
-/// version and all other files serve. Of two files with one handler name, the later is refused
-/// until the other is gone.
+/// version and all other files serve. The name of a handler belongs to the file that served it first, unless the operator
+/// binds it; one that two files have at a start belongs to neither.
 pub struct Catalog {
     dir: PathBuf,
     published: Arc<Published>,
@@ -228,7 +275,6 @@ impl Catalog {
                 break;
             }
         }
-        // Once all of them are there, so that of two with one handler name the first by name serves.
         folder.settle_names();
         self.published.publish(folder.handlers());
     }

@@ -68,6 +68,8 @@ fn follow(
         if changed && (now >= publish_at || !folder.is_trying()) {
             changed = false;
             folder.settle_names();
+            // Before anybody can see whose they are.
+            folder.keep_names();
             published.publish(folder.handlers());
             publish_at = now + PUBLISH_EVERY;
         }

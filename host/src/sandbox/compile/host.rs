@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use wasmtime::{Engine, Precompiled};
 
 use super::child::EXIT_UNABLE;
+use super::fence::Fence;
 use super::wire::{Kind, Reply, Request};
 use super::{CompilerLimits, PANICKED};
 use crate::sandbox::load::NotLoaded;
@@ -49,10 +50,12 @@ pub(super) struct Child {
 
 /// What has become of a module.
 pub(super) enum Compiled {
-    /// It is machine code. `is_last`: this compiler takes no more modules.
-    Code { code: Vec<u8>, is_last: bool },
-    /// The compiler refuses it.
-    Refused { why: String, is_last: bool },
+    /// It was compiled, or refused with this reason. `is_last`: this compiler takes no more modules.
+    Answered {
+        code: Result<Vec<u8>, String>,
+        is_last: bool,
+        fence: Fence,
+    },
     /// The compiler is gone.
     Ended(Ended),
 }
@@ -175,20 +178,18 @@ impl Child {
         if read < bytes_expected {
             return Err(LastWord::Nothing);
         }
-        let is_last = reply.is_last;
-        match reply.kind {
+        let code = match reply.kind {
             Kind::Code => match Engine::detect_precompiled(&bytes) {
-                Some(Precompiled::Component) => Ok(Compiled::Code {
-                    code: bytes,
-                    is_last,
-                }),
-                Some(Precompiled::Module) | None => Err(LastWord::Rubbish),
+                Some(Precompiled::Component) => Ok(bytes),
+                Some(Precompiled::Module) | None => return Err(LastWord::Rubbish),
             },
-            Kind::Refused => Ok(Compiled::Refused {
-                why: String::from_utf8_lossy(&bytes).into_owned(),
-                is_last,
-            }),
-        }
+            Kind::Refused => Err(String::from_utf8_lossy(&bytes).into_owned()),
+        };
+        Ok(Compiled::Answered {
+            code,
+            is_last: reply.is_last,
+            fence: reply.fence,
+        })
     }
 }
 

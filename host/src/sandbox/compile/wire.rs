@@ -2,6 +2,8 @@
 
 use std::io::{self, Read, Write};
 
+use super::fence::Fence;
+
 /// A module follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Request {
@@ -26,6 +28,8 @@ pub(super) struct Reply {
     pub(super) kind: Kind,
     /// The compiler ends now: what is left of its limits is too little for another module.
     pub(super) is_last: bool,
+    /// What keeps it from everything else.
+    pub(super) fence: Fence,
     /// The size of what follows.
     pub(super) bytes: u64,
 }
@@ -61,25 +65,43 @@ impl Reply {
             Kind::Code => b'C',
             Kind::Refused => b'R',
         };
-        to.write_all(&[kind, u8::from(self.is_last)])?;
+        let fence = match self.fence {
+            Fence::None => b'0',
+            Fence::Partial => b'1',
+            Fence::Full => b'2',
+        };
+        to.write_all(&[kind, u8::from(self.is_last), fence])?;
         to.write_all(&self.bytes.to_le_bytes())
     }
 
     /// # Errors
     /// Of the kind `InvalidData` where it is none.
     pub(super) fn read(mut from: impl Read) -> io::Result<Self> {
-        let mut head = [0; 2];
+        let mut head = [0; 3];
         from.read_exact(&mut head)?;
-        let (kind, is_last) = match head {
-            [b'C', last @ (0 | 1)] => (Kind::Code, last == 1),
-            [b'R', last @ (0 | 1)] => (Kind::Refused, last == 1),
-            _ => return Err(io::ErrorKind::InvalidData.into()),
+        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+        let [kind, last, fence] = head;
+        let kind = match kind {
+            b'C' => Kind::Code,
+            b'R' => Kind::Refused,
+            _ => return Err(invalid()),
+        };
+        let is_last = match last {
+            0 | 1 => last == 1,
+            _ => return Err(invalid()),
+        };
+        let fence = match fence {
+            b'0' => Fence::None,
+            b'1' => Fence::Partial,
+            b'2' => Fence::Full,
+            _ => return Err(invalid()),
         };
         let mut bytes = [0; 8];
         from.read_exact(&mut bytes)?;
         Ok(Self {
             kind,
             is_last,
+            fence,
             bytes: u64::from_le_bytes(bytes),
         })
     }
@@ -106,6 +128,7 @@ mod tests {
             let reply = Reply {
                 kind,
                 is_last: kind == Kind::Refused,
+                fence: Fence::Partial,
                 bytes: 7,
             };
             let mut wire = Vec::new();

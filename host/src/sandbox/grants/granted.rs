@@ -8,7 +8,7 @@ use wasmtime_wasi::filesystem::Dir;
 use super::{Grant, Mode, Root, Roots};
 use crate::job::narrowest;
 use crate::sandbox::quota::{Ledger, Ledgers};
-use crate::sandbox::{Limits, Narrowing, Settings};
+use crate::sandbox::{Limits, Narrowing, Origin, Settings};
 
 /// What one handler is granted, but for what it sends over HTTP. The default is nothing, to nobody.
 #[derive(Debug, Clone, Default)]
@@ -49,14 +49,17 @@ impl GrantedDir {
 }
 
 impl Granted {
-    /// What the operator grants to this handler.
+    /// What the operator grants to this handler of this module.
     pub(in crate::sandbox) fn of(
         handler: &str,
+        origin: Origin<'_>,
         settings: &Settings,
         roots: &Roots,
         ledgers: &Ledgers,
     ) -> Self {
-        let dirs = settings.grants.of(handler).into_iter().map(|grant| {
+        let dirs = settings.grants.of(handler).into_iter();
+        let dirs = dirs.filter(|grant| settings.grants_own_to(&grant.handler, origin));
+        let dirs = dirs.map(|grant| {
             let root = roots.of(&grant.dir);
             let ledger = grant.quota.map(|_| ledgers.of(&root));
             GrantedDir {

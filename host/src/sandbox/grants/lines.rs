@@ -13,6 +13,14 @@ pub(in crate::sandbox) fn then(handler: &str, list: &str) -> String {
     )
 }
 
+/// The same for lines that bind a table.
+pub(in crate::sandbox) fn then_in_table(handler: &str) -> String {
+    format!(
+        "\n\nPut them at the end of rouse.toml; where that has this table in single brackets already, put the second line into it instead \
+         (`rouse handlers show {handler}` says what is granted where). Then restart the host, and `rouse job retry ID` runs the job again"
+    )
+}
+
 /// Requests to a host; no method: all.
 pub(in crate::sandbox) fn http(
     handler: &str,
@@ -88,6 +96,16 @@ pub(in crate::sandbox) fn state(handler: &str) -> String {
         "[handlers.\"{handler}\".state]\nkeys_max = {}\nbytes_max = {}\nvalue_bytes_max = {}",
         quota.keys_max, quota.bytes_max, quota.value_bytes_max
     )
+}
+
+/// Binds the names of a table to a file. The name of a file may have quotes in it.
+pub(in crate::sandbox) fn module(table: &str, file: &str) -> String {
+    format!("[handlers.\"{table}\"]\n{}", module_key(file))
+}
+
+/// The same, for a table that is there.
+pub(in crate::sandbox) fn module_key(file: &str) -> String {
+    format!("module = {}", toml::Value::from(file))
 }
 
 /// Fine clocks.

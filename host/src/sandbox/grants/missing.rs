@@ -113,15 +113,21 @@ impl Missing {
     /// All lines together, as they can be put at the end of the file: no table stands there twice.
     pub fn lines(missing: &[Self]) -> String {
         let mut tables: Vec<String> = Vec::new();
-        for lines in missing.iter().filter_map(|one| one.lines.as_deref()) {
-            let (head, keys) = lines.split_once('\n').unwrap_or((lines, ""));
+        let all = missing.iter().filter_map(|one| one.lines.as_deref());
+        for table in all.flat_map(|lines| lines.split("\n\n")) {
+            let mut lines = table.lines();
+            let head = lines.next().unwrap_or_default();
             let same = tables
                 .iter_mut()
                 .find(|table| !head.starts_with("[[") && table.lines().next() == Some(head));
-            match same {
-                Some(_) if keys.is_empty() => {}
-                Some(table) => *table = format!("{table}\n{keys}"),
-                None => tables.push(lines.to_owned()),
+            let Some(same) = same else {
+                tables.push(table.to_owned());
+                continue;
+            };
+            for key in lines {
+                if same.lines().all(|there| there != key) {
+                    *same += &format!("\n{key}");
+                }
             }
         }
         tables.join("\n\n")
@@ -134,7 +140,7 @@ mod tests {
 
     #[test]
     fn the_lines_can_stand_in_one_file() {
-        let missing: Vec<Missing> = [
+        let mut missing: Vec<Missing> = [
             "http:a.example",
             "http:b.example",
             "env:LANG",
@@ -152,10 +158,22 @@ mod tests {
             Missing { what, lines }
         })
         .collect();
+        // As a handler's own lines are, whose name is not bound.
+        for one in missing
+            .iter_mut()
+            .filter(|one| matches!(one.what, Capability::Sign(_)))
+        {
+            let own = one.lines.take().expect("it can be granted");
+            one.lines = Some(format!(
+                "{}\n\n{own}",
+                lines::module("mail.send", "mail.wasm")
+            ));
+        }
         let lines = Missing::lines(&missing);
         let read: toml::Table =
             toml::from_str(&lines).unwrap_or_else(|why| panic!("{why}: {lines}"));
         let handler = &read["handlers"]["mail.send"];
+        assert_eq!(handler["module"].as_str(), Some("mail.wasm"));
         assert_eq!(handler["http"][1]["hosts"][0].as_str(), Some("b.example"));
         assert_eq!(handler["env"].as_table().map(toml::Table::len), Some(2));
         assert_eq!(handler["dirs"][0]["mode"].as_str(), Some("read-write"));

@@ -11,8 +11,8 @@ use super::denial;
 use super::net::{HttpClient, Net};
 use super::target::Target;
 use crate::job::pattern_covers;
-use crate::sandbox::grants::{Host, HostPattern, HttpGrant, Secret, SecretGrant};
-use crate::sandbox::{Narrowing, Settings};
+use crate::sandbox::grants::{Host, HostPattern, HttpGrant, Secret, SecretGrant, lines};
+use crate::sandbox::{Narrowing, Origin, Settings};
 
 /// What one handler may do over HTTP.
 pub(in crate::sandbox) struct HttpAccess {
@@ -22,6 +22,10 @@ pub(in crate::sandbox) struct HttpAccess {
     job: Option<Narrowing>,
     sent_names: BTreeSet<String>,
     signing_names: BTreeSet<String>,
+    /// The lines of `rouse.toml` that would bind the handler's name to its module, where none does.
+    pub(super) binding: Option<String>,
+    /// Secrets that tables grant which bind no module, and the lines of `rouse.toml` that would bind them.
+    pub(super) unbound_secrets: BTreeMap<String, String>,
     pub(super) secrets: BTreeMap<String, GrantedSecret>,
     pub(super) net: Arc<Net>,
 }
@@ -62,28 +66,40 @@ pub(super) struct Allowed {
 }
 
 impl HttpAccess {
-    /// What the operator grants to this handler.
-    pub(in crate::sandbox) fn new(handler: &str, settings: &Settings, net: Arc<Net>) -> Arc<Self> {
+    /// What the operator grants to this handler of this module.
+    pub(in crate::sandbox) fn new(
+        handler: &str,
+        origin: Origin<'_>,
+        settings: &Settings,
+        net: Arc<Net>,
+    ) -> Arc<Self> {
+        let fitting = settings.secret_grants.iter();
+        let fitting = fitting.filter(|grant| pattern_covers(&grant.handler, handler));
+        let (own, withheld): (Vec<&SecretGrant>, Vec<&SecretGrant>) =
+            fitting.partition(|grant| settings.grants_secrets_to(&grant.handler, origin));
         let mut secrets = BTreeMap::<String, GrantedSecret>::new();
-        for grant in &settings.secret_grants {
+        for grant in &own {
             // One that is not there was named where the settings were read.
-            if let Some(secret) = settings.secrets.0.get(&grant.name)
-                && pattern_covers(&grant.handler, handler)
-            {
+            if let Some(secret) = settings.secrets.0.get(&grant.name) {
                 let granted = secrets.entry(grant.name.clone()).or_insert(GrantedSecret {
                     secret: secret.clone(),
                     of_handler: Vec::new(),
                     is_taken_away: false,
                 });
-                granted.of_handler.push(grant.clone());
+                granted.of_handler.push((*grant).clone());
             }
         }
         let names = |which: fn(&SecretGrant) -> bool| -> BTreeSet<String> {
-            let grants = settings.secret_grants.iter();
-            let own = grants.filter(|grant| pattern_covers(&grant.handler, handler));
-            let named = own.filter(|grant| which(grant));
+            let named = own.iter().filter(|grant| which(grant));
             named.map(|grant| grant.name.clone()).collect()
         };
+        let unbound = withheld
+            .iter()
+            .filter(|grant| settings.bound(&grant.handler).is_none());
+        let unbound = unbound.map(|grant| {
+            let lines = lines::module(&grant.handler, origin.file);
+            (grant.name.clone(), lines)
+        });
         let grants = settings.http_grants.iter();
         Arc::new(Self {
             handler: handler.into(),
@@ -94,6 +110,11 @@ impl HttpAccess {
             job: None,
             sent_names: names(|grant| !grant.hosts.is_empty()),
             signing_names: names(|grant| grant.sign),
+            binding: settings
+                .bound(handler)
+                .is_none()
+                .then(|| lines::module(handler, origin.file)),
+            unbound_secrets: unbound.collect(),
             secrets,
             net,
         })
@@ -146,6 +167,8 @@ impl HttpAccess {
             job: Some(job.clone()),
             sent_names: self.sent_names.clone(),
             signing_names: self.signing_names.clone(),
+            binding: self.binding.clone(),
+            unbound_secrets: self.unbound_secrets.clone(),
             secrets: secrets.collect(),
             net: self.net.clone(),
         })

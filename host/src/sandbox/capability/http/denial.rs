@@ -99,22 +99,38 @@ pub(super) fn secret_taken_away(handler: &str, name: &str) -> String {
     )
 }
 
-/// Of a secret that the handler is not granted at all.
-pub(super) fn no_secret(handler: &str, name: &str) -> String {
+/// Lines before others.
+fn before(binding: Option<&str>) -> String {
+    binding.map_or_else(String::new, |lines| format!("{lines}\n\n"))
+}
+
+/// Of a secret that the handler is not granted at all. `binding`: the lines that bind the handler's name, where it has to be.
+pub(super) fn no_secret(handler: &str, name: &str, binding: Option<&str>) -> String {
     let name = word(name);
     format!(
-        "the handler {handler} asked for the secret {name}, which is not granted to it; with the server and the header for which it is, these lines in rouse.toml would allow it:\n{}{}{}",
+        "the handler {handler} asked for the secret {name}, which is not granted to it; with the server and the header for which it is, these lines in rouse.toml would allow it:\n{}{}{}{}",
+        before(binding),
         lines::secret(handler, Some(&name), None, "authorization"),
         lines::then(handler, "secrets"),
         read_from(&name)
     )
 }
 
-/// Of a signature with a secret that the handler may not sign with.
-pub(super) fn no_signing(handler: &str, name: &str) -> String {
+/// Of a secret that the handler is granted by a table that binds no module.
+pub(super) fn unbound_secret(handler: &str, name: &str, lines: &str) -> String {
     let name = word(name);
     format!(
-        "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for that; these lines in rouse.toml would allow it:\n{}{}{}",
+        "the handler {handler} asked for the secret {name}, which is granted to whatever module has that name, and therefore to none; these lines in rouse.toml would grant it to the module that runs:\n{lines}{}",
+        lines::then_in_table(handler)
+    )
+}
+
+/// Of a signature with a secret that the handler may not sign with.
+pub(super) fn no_signing(handler: &str, name: &str, binding: Option<&str>) -> String {
+    let name = word(name);
+    format!(
+        "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for that; these lines in rouse.toml would allow it:\n{}{}{}{}",
+        before(binding),
         lines::signing(handler, Some(&name)),
         lines::then(handler, "secrets"),
         read_from(&name)
@@ -184,8 +200,8 @@ mod tests {
     #[test]
     fn a_secret_that_is_not_granted_may_have_to_be_read_from_somewhere_first() {
         for said in [
-            no_secret("mail.send", "KEY"),
-            no_signing("mail.send", "KEY"),
+            no_secret("mail.send", "KEY", None),
+            no_signing("mail.send", "KEY", None),
         ] {
             let (_, then) = said.split_once("\n\n").expect("what to do");
             assert!(then.contains("[secrets.KEY] has to say"), "{then}");

@@ -37,7 +37,7 @@ impl Placeholders {
         if !access.has_secret(name) {
             return Err(match access.secrets.contains_key(name) {
                 true => denial::secret_taken_away(&access.handler, name),
-                false => denial::no_secret(&access.handler, name),
+                false => no_secret(access, name, denial::no_secret),
             });
         }
         Ok(self.word(name))
@@ -144,7 +144,19 @@ pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Ve
         None if granted.is_some_and(|granted| granted.is_taken_away) => {
             Err(denial::secret_taken_away(&access.handler, name))
         }
-        None => Err(denial::no_signing(&access.handler, name)),
+        None => Err(no_secret(access, name, denial::no_signing)),
+    }
+}
+
+/// That a handler is not granted a secret, or that the table which grants it does not say which module it is for.
+fn no_secret(
+    access: &HttpAccess,
+    name: &str,
+    otherwise: fn(&str, &str, Option<&str>) -> String,
+) -> String {
+    match access.unbound_secrets.get(name) {
+        Some(lines) => denial::unbound_secret(&access.handler, name, lines),
+        None => otherwise(&access.handler, name, access.binding.as_deref()),
     }
 }
 

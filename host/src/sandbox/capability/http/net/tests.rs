@@ -113,7 +113,12 @@ async fn a_handler_that_is_loaded_again_looks_up_no_more_names_at_a_time() {
     .unwrap();
     // Each version has a reach that those before it had no use for, and so a client of its own.
     for reach in [Reach::Public, Reach::Private, Reach::Listed] {
-        let access = HttpAccess::new("a", &Settings::default(), net.clone());
+        let access = HttpAccess::new(
+            "a",
+            crate::sandbox::Origin::of_tests(),
+            &Settings::default(),
+            net.clone(),
+        );
         for at in 0..LOOKUPS_OF_ONE_MAX {
             tokio::spawn(access.client(reach).request(request_to(at, 80)));
         }

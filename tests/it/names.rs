@@ -1,0 +1,510 @@
+//! Whose the name of a handler is: a module that declares a name of another one gets nothing that hangs on it, at no time.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use rouse::sandbox::{
+    Catalog, Grant, Grants, HandlerSet, Limits, Mode, ModuleBinding, Sandbox, Secret, SecretGrant,
+    Secrets, Settings, SigningKey, StateQuota,
+};
+use serde_json::{Value, json};
+
+use crate::compiling::compiler_that_waits;
+use crate::sandbox_guest::{bound, echo, guest, refusal, returns, version};
+use crate::support::worker::{PATIENCE, ended, enqueue};
+use crate::support::{
+    Host, TestDb, command, folder_of, rouse_binary, rouse_without_database, scratch,
+};
+
+/// A folder of modules, and what a host keeps from one start to the next.
+struct Machine {
+    folder: PathBuf,
+    settings: Settings,
+}
+
+impl Machine {
+    fn new(settings: Settings) -> Self {
+        let settings = Settings {
+            attempts_max: 2,
+            limits: Limits {
+                memory_bytes: 1 << 20,
+                ..Limits::default()
+            },
+            compiler: Some(rouse_binary()),
+            cache_dir: Some(scratch("cache").join("code")),
+            ..settings
+        };
+        let folder = scratch("handlers");
+        Self { folder, settings }
+    }
+
+    fn put(&self, file: &str, bytes: impl AsRef<[u8]>) {
+        let beside = self.folder.join(format!(".{file}"));
+        fs::write(&beside, bytes).unwrap();
+        fs::rename(beside, self.folder.join(file)).unwrap();
+    }
+
+    fn remove(&self, file: &str) {
+        fs::remove_file(self.folder.join(file)).unwrap();
+    }
+
+    /// A host that has loaded what is there.
+    async fn start(&self) -> Catalog {
+        let sandbox = Sandbox::start(self.settings.clone()).expect("a sandbox");
+        let catalog = Catalog::start(sandbox, &self.folder).await.unwrap();
+        catalog.tried().await;
+        catalog
+    }
+}
+
+/// The file that serves a handler.
+fn server(set: &HandlerSet, handler: &str) -> Option<String> {
+    Some(set.get(handler)?.module.file.clone())
+}
+
+/// Waits until a file is refused for this reason, and returns the lines that would allow it.
+async fn until_refused(catalog: &Catalog, file: &str, why: &str) -> String {
+    let is = |set: &HandlerSet| refusal(set, file).is_some_and(|said| said.contains(why));
+    let waits = catalog.until(is);
+    let set = tokio::time::timeout(PATIENCE, waits).await;
+    let set = set.unwrap_or_else(|_| panic!("{file}, {why}: {:?}", catalog.current().refused));
+    let refused = set.refused.iter().find(|refused| refused.file == file);
+    refused.and_then(|it| it.lines.clone()).unwrap_or_default()
+}
+
+fn lines(handler: &str, file: &str) -> String {
+    format!("[handlers.\"{handler}\"]\nmodule = \"{file}\"")
+}
+
+#[tokio::test]
+async fn after_a_restart_the_first_file_by_name_does_not_have_the_name_of_another() {
+    let machine = Machine::new(Settings::default());
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    drop(machine.start().await);
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    for _ in 0..2 {
+        let catalog = machine.start().await;
+        let set = catalog.current();
+        assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
+        let said = until_refused(&catalog, "0.wasm", "which belongs to mail.wasm").await;
+        assert_eq!(said, lines("mail.send", "0.wasm"));
+    }
+}
+
+#[tokio::test]
+async fn a_start_that_knows_nothing_gives_a_name_that_two_files_have_to_neither() {
+    let mut machine = Machine::new(Settings::default());
+    machine.settings.cache_dir = None;
+    let two = r#"{"handlers":[{"name":"mail.read"},{"name":"mail.send"}]}"#;
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    machine.put("mail.wasm", guest(two, "unreachable"));
+    let catalog = machine.start().await;
+    let set = catalog.current();
+    // The other handler of the module serves.
+    assert_eq!(set.names(), ["mail.read"]);
+    for (file, other) in [("0.wasm", "mail.wasm"), ("mail.wasm", "0.wasm")] {
+        let said = until_refused(&catalog, file, &format!("as {other} had")).await;
+        assert_eq!(said, lines("mail.send", file));
+    }
+    // Neither has it when the other one goes away for a while: it may be in an upgrade.
+    machine.remove("mail.wasm");
+    catalog.until(|set| set.names().is_empty()).await;
+    machine.put("mail.wasm", echo("mail.send", "2"));
+    until_refused(&catalog, "mail.wasm", "as 0.wasm had").await;
+    assert!(catalog.current().names().is_empty());
+
+    // What is printed is what cures it.
+    let bound = Machine {
+        settings: Settings {
+            modules: bound("mail.send", "mail.wasm"),
+            ..machine.settings.clone()
+        },
+        folder: machine.folder.clone(),
+    };
+    let catalog = bound.start().await;
+    let set = catalog.current();
+    assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
+    until_refused(&catalog, "0.wasm", "binds to mail.wasm").await;
+}
+
+#[tokio::test]
+async fn in_the_gap_of_an_upgrade_by_rm_and_cp_the_name_waits_for_its_file() {
+    let machine = Machine::new(Settings::default());
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    let catalog = machine.start().await;
+    machine.remove("mail.wasm");
+    catalog.until(|set| set.names().is_empty()).await;
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    let gone = "which belongs to mail.wasm, a file that is gone";
+    let said = until_refused(&catalog, "0.wasm", gone).await;
+    assert_eq!(said, lines("mail.send", "0.wasm"));
+    // Nor does it help to restart the host now.
+    drop(catalog);
+    let catalog = machine.start().await;
+    until_refused(&catalog, "0.wasm", gone).await;
+    assert!(catalog.current().names().is_empty());
+
+    machine.put("mail.wasm", echo("mail.send", "2"));
+    let is_back = |set: &HandlerSet| version(set, "mail.send").as_deref() == Some("2");
+    let set = catalog.until(is_back).await;
+    assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
+    until_refused(&catalog, "0.wasm", "which belongs to mail.wasm;").await;
+}
+
+#[tokio::test]
+async fn a_copy_serves_in_the_place_of_a_file_that_is_gone_and_gets_nothing_by_it() {
+    let machine = Machine::new(Settings::default());
+    let module = echo("mail.send", "1");
+    machine.put("mail.wasm", &module);
+    let catalog = machine.start().await;
+    machine.put("0.wasm", &module);
+    until_refused(&catalog, "0.wasm", "which belongs to mail.wasm").await;
+    machine.remove("mail.wasm");
+    let set = catalog
+        .until(|set| server(set, "mail.send").as_deref() == Some("0.wasm"))
+        .await;
+    assert_eq!(set.get("mail.send").unwrap().owner, "mail.wasm");
+
+    // Another content under that name is not the owner's.
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is gone").await;
+    assert_eq!(
+        version(&catalog.current(), "mail.send").as_deref(),
+        Some("1")
+    );
+    machine.put("mail.wasm", echo("mail.send", "2"));
+    let set = catalog
+        .until(|set| version(set, "mail.send").as_deref() == Some("2"))
+        .await;
+    assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
+    assert_eq!(set.get("mail.send").unwrap().owner, "mail.wasm");
+}
+
+#[tokio::test]
+async fn a_name_goes_to_another_file_when_its_own_gives_it_up() {
+    let machine = Machine::new(Settings::default());
+    let two = r#"{"handlers":[{"name":"mail.read"},{"name":"mail.send"}]}"#;
+    machine.put("mail.wasm", guest(two, "unreachable"));
+    let catalog = machine.start().await;
+    machine.put("send.wasm", echo("mail.send", "1"));
+    until_refused(&catalog, "send.wasm", "which belongs to mail.wasm").await;
+    machine.put("mail.wasm", echo("mail.read", "2"));
+    let set = catalog
+        .until(|set| server(set, "mail.send").as_deref() == Some("send.wasm"))
+        .await;
+    assert_eq!(server(&set, "mail.read").as_deref(), Some("mail.wasm"));
+    catalog.until(|set| set.refused.is_empty()).await;
+}
+
+#[tokio::test]
+async fn while_somebody_develops_a_renamed_and_rebuilt_file_has_its_names_at_once() {
+    let machine = Machine::new(Settings {
+        is_dev: true,
+        ..Settings::default()
+    });
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    let catalog = machine.start().await;
+    machine.remove("mail.wasm");
+    machine.put("post.wasm", echo("mail.send", "2"));
+    catalog
+        .until(|set| server(set, "mail.send").as_deref() == Some("post.wasm"))
+        .await;
+    catalog.until(|set| set.refused.is_empty()).await;
+}
+
+/// Secrets, a directory and state, for handlers of this name or pattern.
+fn rich(table: &str) -> Settings {
+    Settings {
+        secrets: Secrets([("KEY".into(), Secret::new("correct horse").unwrap())].into()),
+        secret_grants: vec![SecretGrant {
+            handler: table.into(),
+            name: "KEY".into(),
+            hosts: vec!["mail.example".parse().expect("a host")],
+            headers: vec!["authorization".into()],
+            body: false,
+            sign: true,
+        }],
+        grants: Grants(vec![Grant {
+            handler: table.into(),
+            dir: scratch("data"),
+            at: "/data".into(),
+            mode: Mode::ReadWrite,
+            quota: None,
+        }]),
+        state: [(table.to_owned(), StateQuota::default())].into(),
+        ..Settings::default()
+    }
+}
+
+/// What a handler is granted, and what is withheld from it.
+fn has(set: &HandlerSet, handler: &str) -> (Vec<&'static str>, Vec<&'static str>) {
+    let handler = set.get(handler).expect("it serves");
+    let withheld = handler.withheld.iter().map(|it| it.what);
+    (handler.granted(), withheld.collect())
+}
+
+const ALL: [&str; 4] = ["files", "secrets", "sign", "state"];
+
+#[tokio::test]
+async fn a_pattern_grants_secrets_state_and_directories_only_to_modules_that_it_binds() {
+    let nothing: [&str; 0] = [];
+    for table in ["mail.*", "*"] {
+        // Nobody needs to collide with anything.
+        let machine = Machine::new(rich(table));
+        machine.put("evil.wasm", echo("mail.evil", "1"));
+        machine.put("mail.wasm", echo("mail.send", "1"));
+        let set = machine.start().await.current();
+        for name in ["mail.evil", "mail.send"] {
+            let (granted, withheld) = has(&set, name);
+            assert_eq!(granted, nothing, "{table} {name}");
+            assert_eq!(withheld, ["dirs", "secrets", "state"], "{table} {name}");
+        }
+        let withheld = &set.get("mail.send").unwrap().withheld;
+        assert_eq!(withheld[0].lines, lines(table, "mail.wasm"));
+
+        // Bound, it is the module's, and the names are too.
+        let machine = Machine::new(Settings {
+            modules: bound(table, "mail.wasm"),
+            ..rich(table)
+        });
+        machine.put("evil.wasm", echo("mail.evil", "1"));
+        machine.put("mail.wasm", echo("mail.send", "1"));
+        let catalog = machine.start().await;
+        let set = catalog.current();
+        assert_eq!(has(&set, "mail.send"), (ALL.into(), vec![]), "{table}");
+        assert_eq!(set.names(), ["mail.send"], "{table}");
+        let said = until_refused(&catalog, "evil.wasm", "binds to mail.wasm").await;
+        assert_eq!(said, lines("mail.evil", "evil.wasm"));
+    }
+    // Of a wide table for one module, another one gets nothing, also where the operator lets it have a name.
+    let modules: BTreeMap<String, Vec<ModuleBinding>> =
+        [bound("*", "mail.wasm"), bound("guest.*", "guest.wasm")]
+            .into_iter()
+            .flatten()
+            .collect();
+    let machine = Machine::new(Settings {
+        modules,
+        ..rich("*")
+    });
+    machine.put("guest.wasm", echo("guest.run", "1"));
+    let set = machine.start().await.current();
+    assert_eq!(has(&set, "guest.run"), (vec![], vec![]));
+}
+
+#[tokio::test]
+async fn secrets_of_one_handler_need_a_binding_but_while_somebody_develops() {
+    let machine = Machine::new(rich("mail.send"));
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    let set = machine.start().await.current();
+    assert_eq!(
+        has(&set, "mail.send"),
+        (vec!["files", "state"], vec!["secrets"])
+    );
+    for settings in [
+        Settings {
+            is_dev: true,
+            ..rich("mail.send")
+        },
+        Settings {
+            modules: bound("mail.send", "mail.wasm"),
+            ..rich("mail.send")
+        },
+        Settings {
+            modules: bound("mail.*", "mail.wasm"),
+            ..rich("mail.send")
+        },
+    ] {
+        let machine = Machine::new(settings);
+        machine.put("mail.wasm", echo("mail.send", "1"));
+        let set = machine.start().await.current();
+        assert_eq!(has(&set, "mail.send"), (ALL.into(), vec![]));
+        assert!(set.get("mail.send").unwrap().bound_by.is_some() != machine.settings.is_dev);
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_has_files_or_state_waits_until_all_modules_were_tried_where_nothing_is_known()
+{
+    let go_on = scratch("go-on").join("go-on");
+    let mut machine = Machine::new(rich("mail.send"));
+    machine.settings.compiler = Some(compiler_that_waits("slow-1", &go_on));
+    machine.settings.compilations_max = 2;
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    machine.put("mail.wasm", echo("mail.send", "slow-1"));
+    machine.put("other.wasm", echo("test.other", "1"));
+    let sandbox = Sandbox::start(machine.settings.clone()).unwrap();
+    let catalog = Catalog::start(sandbox, &machine.folder).await.unwrap();
+    // The last of the three is there, and so is the first of them; the second may have its name too.
+    let set = catalog.until(|set| set.get("test.other").is_some()).await;
+    assert_eq!(set.loading, ["mail.wasm"]);
+    assert_eq!(set.names(), ["test.other"]);
+    fs::write(go_on, "").unwrap();
+    until_refused(&catalog, "mail.wasm", "as 0.wasm had").await;
+    assert_eq!(catalog.current().names(), ["test.other"]);
+}
+
+#[tokio::test]
+async fn an_older_module_that_was_signed_once_does_not_serve_again() {
+    let key: SigningKey = SigningKey::random().parse().unwrap();
+    let machine = Machine::new(Settings {
+        modules: [("mail.*".to_owned(), vec![ModuleBinding::Key(key.public())])].into(),
+        versions_min: [("mail.send".to_owned(), "2.0.0".parse().unwrap())].into(),
+        ..rich("mail.*")
+    });
+    let [old, new] = ["1.9.0", "2.0.0"].map(|version| echo("mail.send", version));
+    machine.put("mail-2.wasm.sig", key.sign(&new));
+    machine.put("mail-2.wasm", &new);
+    let catalog = machine.start().await;
+    assert_eq!(has(&catalog.current(), "mail.send").0, ALL);
+
+    machine.put("mail-2.wasm.sig", key.sign(&old));
+    machine.put("mail-2.wasm", &old);
+    until_refused(
+        &catalog,
+        "mail-2.wasm",
+        "has the version 1.9.0, and version_min",
+    )
+    .await;
+    let set = catalog.current();
+    assert_eq!(version(&set, "mail.send").as_deref(), Some("2.0.0"));
+    // Nor in another file, nor one that nobody has signed.
+    machine.put("0.wasm.sig", key.sign(&old));
+    machine.put("0.wasm", &old);
+    until_refused(&catalog, "0.wasm", "version_min").await;
+    machine.put("1.wasm", echo("mail.send", "3.0.0"));
+    until_refused(&catalog, "1.wasm", "binds to ed25519:").await;
+
+    // A name that is bound to a key goes with it to another file.
+    let newest = echo("mail.send", "2.1.0");
+    machine.remove("mail-2.wasm");
+    catalog.until(|set| set.names().is_empty()).await;
+    machine.put("mail-3.wasm.sig", key.sign(&newest));
+    machine.put("mail-3.wasm", &newest);
+    let set = catalog
+        .until(|set| version(set, "mail.send").as_deref() == Some("2.1.0"))
+        .await;
+    assert_eq!(has(&set, "mail.send").0, ALL);
+}
+
+#[tokio::test]
+async fn a_host_that_was_restarted_gives_no_job_to_a_module_that_declares_anothers_name() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = folder_of("", &[("mail.wasm", returns("mail.send", "\"mail\""))]);
+    let url = db.url();
+    let serve = || {
+        let mut command = command(&url, &["serve", "--http", "off"], &folder);
+        command.env("ROUSE_CACHE_DIR", folder.join("cache"));
+        Host::spawn(command)
+    };
+    let host = serve();
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
+    let put = |file: &str, module: Vec<u8>| {
+        fs::write(folder.join("handlers-wasm").join(file), module).unwrap();
+    };
+    put("0.wasm", returns("mail.send", "\"evil\""));
+    host.line(PATIENCE, |line| {
+        line.contains("0.wasm") && line.contains("put module = \"0.wasm\" under")
+    });
+    host.kill();
+    let job = enqueue(&client, "mail.send", json!({})).await;
+    let _host = serve();
+    assert_eq!(ended(&client, job).await.result, Some(json!("mail")));
+}
+
+#[test]
+fn the_commands_say_whose_a_name_is_and_print_the_lines_that_bind_it() {
+    let config = "[secrets.KEY]\nfile = \"key\"\n\
+                  [[handlers.\"mail.*\".secrets]]\nname = \"KEY\"\nsign = true\n";
+    let (mail, evil) = (echo("mail.send", "1"), echo("mail.send", "evil"));
+    let folder = folder_of(config, &[("mail.wasm", &mail), ("0.wasm", &evil)]);
+    fs::write(folder.join("key"), "correct horse battery").unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    fs::set_permissions(folder.join("key"), mode).unwrap();
+    let listed = rouse_without_database(&["handlers"], &folder);
+    listed.exits(1);
+    listed.says("refused 0.wasm: it has the handler `mail.send`, as mail.wasm had");
+    listed.says("    [handlers.\"mail.send\"]\n    module = \"mail.wasm\"\n");
+
+    // The lines, as they are printed, at the end of the file.
+    let pasted = format!("{config}{}\n", lines("mail.send", "mail.wasm"));
+    fs::write(folder.join("rouse.toml"), &pasted).unwrap();
+    let listed = rouse_without_database(&["handlers", "--json"], &folder);
+    let listed = listed.exits(1).json();
+    assert_eq!(listed["handlers"][0]["file"], "mail.wasm");
+    assert_eq!(
+        listed["handlers"][0]["bound_by"],
+        "[handlers.\"mail.send\"]"
+    );
+    assert_eq!(
+        listed["refused"][0]["lines"],
+        json!(lines("mail.send", "0.wasm"))
+    );
+    assert!(
+        listed["warnings"][0]
+            .as_str()
+            .is_some_and(|said| said.contains("[handlers.\"mail.*\"] has secrets for whatever")),
+        "{listed}"
+    );
+
+    fs::remove_file(folder.join("handlers-wasm/0.wasm")).unwrap();
+    let show = ["handlers", "show", "mail.send", "--folder", "handlers-wasm"];
+    let shown = rouse_without_database(&show, &folder);
+    shown.exits(0);
+    shown.says("withheld, as its table is for whatever module has such a name");
+    shown.says("[handlers.\"mail.*\"]\nmodule = \"mail.wasm\"");
+    let text = shown.text();
+    let row = |key: &str| {
+        let mut rows = text
+            .lines()
+            .filter(|line| line.trim_start().starts_with(key));
+        rows.next().unwrap_or_default().to_owned()
+    };
+    assert!(row("owner").contains("mail.wasm"), "{text}");
+    assert!(
+        row("bound_by").contains("[handlers.\"mail.send\"]"),
+        "{text}"
+    );
+
+    // Where the table is there, the remark says so; then it is granted.
+    let bound = pasted.replace(
+        "[[handlers.\"mail.*\".secrets]]",
+        "[handlers.\"mail.*\"]\nmodule = \"mail.wasm\"\n[[handlers.\"mail.*\".secrets]]",
+    );
+    fs::write(folder.join("rouse.toml"), bound).unwrap();
+    let mut json_of = show.to_vec();
+    json_of.push("--json");
+    let shown = rouse_without_database(&json_of, &folder);
+    let manifest: Value = shown.exits(0).json()["manifest"].clone();
+    assert_eq!(manifest["withheld"], json!([]));
+    assert_eq!(manifest["granted"], json!(["sign:KEY"]));
+}
+
+#[tokio::test]
+async fn a_job_that_asks_for_a_withheld_secret_or_state_is_told_the_lines_that_bind_it() {
+    let guests = fs::read(crate::http_out::guest_folder().join(crate::http_out::MODULE)).unwrap();
+    let config = "[secrets.KEY]\nenv = \"PATH\"\n\
+                  [[handlers.\"test.http.*\".secrets]]\nname = \"KEY\"\nsign = true\n\
+                  [handlers.\"test.state.*\".state]\n";
+    let folder = folder_of(config, &[("test_guests.wasm", guests)]);
+    for (handler, payload, table) in [
+        (
+            "test.http.secret",
+            r#"{"secrets": ["KEY"], "requests": []}"#,
+            "test.http.*",
+        ),
+        (
+            "test.state.one",
+            r#"{"calls": [{"get": "k"}]}"#,
+            "test.state.*",
+        ),
+    ] {
+        let ran = rouse_without_database(
+            &["invoke", handler, payload, "--handlers", "handlers-wasm"],
+            &folder,
+        );
+        ran.exits(1).says("therefore to none");
+        ran.says(&lines(table, "test_guests.wasm"));
+    }
+}

@@ -1,0 +1,93 @@
+//! What the start of a host costs, for those who want to know: nothing is asserted of times.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::sandbox_guest::echo;
+use crate::support::worker::PATIENCE;
+use crate::support::{Host, rouse_binary, scratch};
+
+/// The same module with so many bytes more, which the compiler leaves out.
+fn padded(module: Vec<u8>, bytes: usize) -> Vec<u8> {
+    let mut section = vec![7];
+    section.extend(b"padding");
+    section.resize(bytes.max(8), 0x5a);
+    let mut padded = module;
+    padded.push(0);
+    let mut left = section.len();
+    while left > 0x7f {
+        padded.push(0x80 | (left & 0x7f) as u8);
+        left >>= 7;
+    }
+    padded.push(left as u8);
+    padded.extend(section);
+    padded
+}
+
+/// CPU time of all children of this process that have ended, and of theirs.
+fn cpu_of_children() -> Duration {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    #[expect(unsafe_code, reason = "the standard library does not say")]
+    // SAFETY: a plain system call that fills what it is given.
+    let usage = unsafe {
+        assert_eq!(
+            libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr()),
+            0
+        );
+        usage.assume_init()
+    };
+    let time = |it: libc::timeval| {
+        Duration::from_secs(it.tv_sec as u64) + Duration::from_micros(it.tv_usec as u64)
+    };
+    time(usage.ru_utime) + time(usage.ru_stime)
+}
+
+/// Starts a host in a folder with so many modules, and prints what that takes.
+fn start(folder: &Path, cached: &str) {
+    let (before, began) = (cpu_of_children(), Instant::now());
+    let mut command = Command::new(rouse_binary());
+    command
+        .args(["serve", "--no-queue", "--http", "127.0.0.1:0"])
+        .current_dir(folder)
+        .env("ROUSE_CACHE_DIR", folder.join("cache"))
+        .env_remove("DATABASE_URL");
+    let host = Host::spawn(command);
+    host.line(PATIENCE, |line| line.contains("module serves"));
+    let first = began.elapsed();
+    let patience = Duration::from_secs(600);
+    let loaded = host.line(patience, |line| line.contains("modules loaded"));
+    let all = began.elapsed();
+    host.signal(libc::SIGTERM);
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success(), "{output}");
+    assert!(loaded.contains("refused=0"), "{output}");
+    let counts = loaded.split_once(" refused=").expect("asserted above").1;
+    println!(
+        "{cached}: first {first:.2?}, all {all:.2?}, CPU of host and compilers {:.2?}; refused={counts}",
+        cpu_of_children() - before
+    );
+}
+
+#[test]
+#[ignore = "measures; run it alone on a quiet machine, with an optimised host: -- --ignored --nocapture what_a_start_costs"]
+fn what_a_start_costs() {
+    for (count, bytes) in [(1000, 0), (100, 20 << 20)] {
+        let folder = scratch("many");
+        fs::create_dir(folder.join("handlers-wasm")).unwrap();
+        fs::write(folder.join("rouse.toml"), "").unwrap();
+        let mut size = 0;
+        for n in 0..count {
+            let module = echo(&format!("test.echo-{n:04}"), "1");
+            let module = padded(module, bytes);
+            size = module.len();
+            fs::write(folder.join(format!("handlers-wasm/{n:04}.wasm")), module).unwrap();
+        }
+        println!("{count} modules of {size} bytes");
+        // So that they are read from memory.
+        start(&folder, "without kept code");
+        start(&folder, "with kept code");
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
