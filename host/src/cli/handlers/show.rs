@@ -169,12 +169,11 @@ impl Here {
 
 /// A line for each kind of grant that is withheld.
 fn withheld(handler: &Handler) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+    let mut table = List::plain();
     for one in &handler.withheld {
-        table.add_row([one.what.to_owned(), format!("[handlers.\"{}\"]", one.table)]);
+        table.row([one.what.to_owned(), format!("[handlers.\"{}\"]", one.table)]);
     }
-    table.trim_fmt()
+    table.text()
 }
 
 /// The lines for what is missing, and those that bind tables of which something is withheld; no table stands there twice.
