@@ -24,8 +24,8 @@
 -- table keeps, because the payload itself would have to be read for its own; one that is compressed
 -- counts 16 times (JSON shrinks to a quarter or an eighth, and at the most to a ninetieth).
 --
--- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them. The sizes in the table decide first, without
--- reading a payload; the text that would be sent decides then, because a number such as 1e100000 is small in the table only.
+-- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them. What would be sent decides, because a number
+-- such as 1e100000 is small in the table only; payloads that are too much in the table are not read for that.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_cursors bigint[], p_lease_ms bigint[], p_wanted integer)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
@@ -35,7 +35,10 @@ SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    at timestamptz := clock_timestamp();
+    at       timestamptz := clock_timestamp();
+    ids      bigint[];
+    leases   bigint[];
+    is_small boolean;
 BEGIN
     IF rouse._known(p_worker, p_key) THEN
         p_lanes := rouse._permitted(p_worker, p_lanes);
@@ -46,43 +49,40 @@ BEGIN
     IF FOUND THEN
         p_lanes := rouse._not_paused(p_lanes);
     END IF;
-    RETURN QUERY
-    WITH picked AS MATERIALIZED (
-        SELECT found.id, found.lease_ms, found.bytes
-        FROM (
-            SELECT ready.id, wanted.lease_ms, ready.bytes, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
-            FROM unnest(p_lanes, p_cursors, p_lease_ms) AS wanted(lane, after, lease_ms)
-            CROSS JOIN LATERAL (
-                SELECT j.id, CASE WHEN pg_column_compression(j.payload) IS NULL THEN pg_column_size(j.payload)
-                                  ELSE 16 * least(pg_column_size(j.payload), 1048576) END AS bytes
-                FROM rouse.job AS j
-                WHERE j.lane = wanted.lane AND j.turn > wanted.after AND j.state = 'queued' AND j.turn IS NOT NULL
-                ORDER BY j.turn LIMIT p_wanted FOR NO KEY UPDATE SKIP LOCKED) AS ready
-            LIMIT p_wanted) AS found
-        WHERE found.bytes_so_far - found.bytes < 8388608),
-    claimed AS (
+    -- Locks them. `others`: what a row has besides its payload, 120 bytes of it for the columns that every row has.
+    SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)),
+           sum(CASE WHEN found.bytes_so_far < 65536 THEN octet_length(found.payload::text) + found.others ELSE 65536 END) < 65536
+    INTO ids, leases, is_small
+    FROM (
+        SELECT ready.*, wanted.lease_ms, sum(ready.bytes + ready.others) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
+        FROM unnest(p_lanes, p_cursors, p_lease_ms) AS wanted(lane, after, lease_ms)
+        CROSS JOIN LATERAL (
+            SELECT j.id, j.payload,
+                   CASE WHEN pg_column_compression(j.payload) IS NULL THEN pg_column_size(j.payload)
+                        ELSE 16 * least(pg_column_size(j.payload), 1048576) END AS bytes,
+                   120 + coalesce(octet_length(j.tenant), 0) + coalesce(octet_length(j.source), 0)
+                       + coalesce(octet_length(j.grants::text), 0) AS others
+            FROM rouse.job AS j
+            WHERE j.lane = wanted.lane AND j.turn > wanted.after AND j.state = 'queued' AND j.turn IS NOT NULL
+            ORDER BY j.turn LIMIT p_wanted FOR NO KEY UPDATE SKIP LOCKED) AS ready
+        LIMIT p_wanted) AS found
+    WHERE found.bytes_so_far - found.bytes - found.others < 8388608;
+    IF is_small THEN
+        RETURN QUERY
         UPDATE rouse.job AS j
         SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
-            claimed_at = at, lease_until = at + least(greatest(picked.lease_ms, 1), 86400000) * interval '1 millisecond'
-        FROM picked WHERE j.id = ANY (ARRAY[picked.id])
-        RETURNING j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.claimed_at, j.payload,
-                  j.memory_bytes, j.grants),
-    -- 120 bytes for what every row has.
-    whole AS MATERIALIZED (
-        SELECT c.id, c.lane, c.turn, c.attempt, c.lost, c.max_attempts, c.tenant, c.source, c.requested_at, c.claimed_at,
-               c.payload::text AS payload, c.memory_bytes, c.grants::text AS grants
-        FROM claimed AS c WHERE (SELECT sum(p.bytes + 120) < 65536 FROM picked AS p)),
-    small AS MATERIALIZED (
-        SELECT sum(octet_length(w.payload) + coalesce(octet_length(w.tenant), 0) + coalesce(octet_length(w.source), 0)
-                   + coalesce(octet_length(w.grants), 0) + 120) < 65536 AS it
-        FROM whole AS w)
-    SELECT w.id, w.lane, w.turn, w.attempt, w.lost, w.max_attempts, w.tenant, w.source, w.requested_at, w.claimed_at,
-           w.payload, w.memory_bytes, w.grants, NULL::bigint[]
-    FROM whole AS w WHERE (SELECT s.it FROM small AS s)
-    UNION ALL
-    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(c.id)
-    FROM claimed AS c WHERE (SELECT s.it FROM small AS s) IS NOT TRUE
-    HAVING count(*) > 0;
+            claimed_at = at, lease_until = at + picked.lease_ms * interval '1 millisecond'
+        FROM unnest(ids, leases) AS picked(id, lease_ms) WHERE j.id = ANY (ARRAY[picked.id])
+        RETURNING j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.claimed_at,
+                  j.payload::text, j.memory_bytes, j.grants::text, NULL::bigint[];
+    ELSIF ids IS NOT NULL THEN
+        UPDATE rouse.job AS j
+        SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
+            claimed_at = at, lease_until = at + picked.lease_ms * interval '1 millisecond'
+        FROM unnest(ids, leases) AS picked(id, lease_ms) WHERE j.id = ANY (ARRAY[picked.id]);
+        unread := ids;
+        RETURN NEXT;
+    END IF;
 END
 $$;
 
@@ -150,6 +150,7 @@ BEGIN
            j.memory_bytes, j.grants::text
     FROM unnest(p_ids) AS asked(id)
     JOIN rouse.job AS j ON j.id = ANY (ARRAY[asked.id])
-    WHERE j.state = 'running' AND j.fence = p_fence AND j.worker = p_worker;
+    -- No state: a job that has a fence runs, and a plan that knows it would read all running jobs for each id (job_lease).
+    WHERE j.fence = p_fence AND j.worker = p_worker;
 END
 $$;

@@ -29,6 +29,7 @@ async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
     const REGISTER: &str =
         "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
     const CLAIM: &str = "SELECT id FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3, $4, $5)";
+    const CLAIMED: &str = "SELECT id FROM rouse.claimed((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2)";
     const RENEW: &str = "SELECT id FROM rouse.renew((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3)";
     const SETTLE: &str = "SELECT id FROM rouse.settle((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3::text[]::rouse.state[], array_fill(1::bigint, ARRAY[10]),
          $4::text[]::jsonb[], $5::text[]::jsonb[], array_fill(0::bigint, ARRAY[10]),
@@ -53,6 +54,8 @@ async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
     read.push(("claim", rows));
     // Where there are none, others stand in for them: the plans are made all the same.
     ids.resize(JOBS, -1);
+    let (_, rows) = run(client, CLAIMED, &[&FENCE, &ids]).await;
+    read.push(("claimed", rows));
     let (_, rows) = run(client, RENEW, &[&&ids[..], &&fences[..], &&ten_leases[..]]).await;
     read.push(("renew", rows));
     client

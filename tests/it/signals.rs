@@ -12,11 +12,12 @@ use crate::support::{Host, TestDb, scratch};
 /// What the stages of a start log, beside what it prints.
 const STAGES: (&str, &str) = ("ROUSE_LOG", "info,rouse::cli=debug,rouse::postgres=debug");
 
-/// Starts a command again and again, and sends SIGTERM after its first line, after its second, and so on, until `last` is among
-/// the lines. `ended`: what must be true each time after it has ended with this exit code and this output.
+/// Starts a command again and again, and sends SIGTERM after its first line, after its second, and so on, until all of `last` are
+/// among the lines: nothing orders those of its two outputs. `ended`: what must be true each time after it has ended with this exit code
+/// and this output.
 fn at_every_stage(
     start: impl Fn() -> Host,
-    last: &str,
+    last: &[&str],
     code: i32,
     ended: impl Fn(&str),
 ) -> Vec<String> {
@@ -27,7 +28,8 @@ fn at_every_stage(
         let (status, output) = host.exit(PATIENCE);
         assert_eq!(status.code(), Some(code), "after line {stage}: {output}");
         ended(&output);
-        if lines.iter().any(|line| line.contains(last)) {
+        let is_there = |last: &&str| lines.iter().any(|line| line.contains(last));
+        if last.iter().all(is_there) {
             return lines;
         }
     }
@@ -80,15 +82,15 @@ fn dev_ends_in_order_at_every_stage_of_its_first_start_and_of_the_next() {
         start()
     };
     let is_clean = |output: &str| is_clean(&data.borrow(), output);
-    let lines = at_every_stage(first, "migrating the database", 0, is_clean);
+    let lines = at_every_stage(first, &["migrating the database"], 0, is_clean);
     for stage in ["creating a Postgres cluster", "creating the database"] {
         assert!(
             lines.iter().any(|line| line.contains(stage)),
             "{stage}: {lines:?}"
         );
     }
-    let lines = at_every_stage(start, "worker started", 0, is_clean);
-    for stage in ["starting Postgres", "loading the handlers", "try: "] {
+    let lines = at_every_stage(start, &["worker started", "try: "], 0, is_clean);
+    for stage in ["starting Postgres", "loading the handlers"] {
         assert!(
             lines.iter().any(|line| line.contains(stage)),
             "{stage}: {lines:?}"
@@ -103,7 +105,7 @@ fn the_private_postgres_alone_ends_in_order_at_every_stage_of_its_start() {
         let args = ["postgres", "--data-dir", data.to_str().unwrap()];
         Host::rouse(&args, &[STAGES])
     };
-    at_every_stage(start, "postgres: ", 0, |output| is_clean(&data, output));
+    at_every_stage(start, &["postgres: "], 0, |output| is_clean(&data, output));
 }
 
 #[tokio::test]
@@ -120,7 +122,7 @@ async fn serve_ends_in_order_at_every_stage_of_its_start() {
         ];
         Host::rouse(&args, &[("DATABASE_URL", &url), STAGES])
     };
-    at_every_stage(start, "worker started", 0, |_| {});
+    at_every_stage(start, &["worker started"], 0, |_| {});
     let client = db.client().await;
     let row = client.query_one(
         "SELECT count(*) FROM rouse.workers WHERE state <> 'unregistered'",
@@ -152,7 +154,7 @@ async fn drain_says_that_a_signal_came_first_at_every_stage_of_its_start() {
         ];
         Host::rouse(&args, &[("DATABASE_URL", &url), STAGES])
     };
-    at_every_stage(start, "worker started", 130, |_| {});
+    at_every_stage(start, &["worker started"], 130, |_| {});
 }
 
 #[tokio::test]

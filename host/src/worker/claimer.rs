@@ -83,7 +83,7 @@ impl Claimer<'_> {
                 continue;
             }
             if let Some(room) = slots.room(self.looks.ahead()) {
-                return room;
+                return room.min(self.looks.wanted_max());
             }
             slots.freed().await;
         }

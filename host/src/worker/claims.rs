@@ -126,6 +126,11 @@ impl<'a> Claims<'a> {
         self.prefetch.jobs(ended, Instant::now())
     }
 
+    /// The most that one claim is for.
+    pub(super) fn claim_max(&self) -> usize {
+        self.prefetch.claim_max()
+    }
+
     /// Orphans go first (SPEC row D4): they are claimed before anything queued is looked at.
     pub(super) async fn adopt(
         &mut self,
@@ -260,8 +265,7 @@ impl<'a> Claims<'a> {
         };
         // None of them is always the first.
         self.sources.rotate_left(1);
-        let bytes = jobs.iter().map(|job| job.payload.0.len()).sum();
-        self.prefetch.claimed(jobs.len(), bytes);
+        self.prefetch.claimed(jobs.len(), bytes(&jobs));
         Ok(self.dispatch(under_way, jobs, asked, false).await)
     }
 
@@ -290,8 +294,7 @@ impl<'a> Claims<'a> {
         let under_way = shared.leases.claiming();
         let jobs = shared.store.claim(fence, &orders, wanted).await?;
         self.lanes.claimed(&orders, &jobs, wanted);
-        let bytes = jobs.iter().map(|job| job.payload.0.len()).sum();
-        self.prefetch.claimed(jobs.len(), bytes);
+        self.prefetch.claimed(jobs.len(), bytes(&jobs));
         Ok(self.dispatch(under_way, jobs, asked, false).await)
     }
 
@@ -341,6 +344,15 @@ impl<'a> Claims<'a> {
         }
         new
     }
+}
+
+/// What they take in the answer to a claim, besides what every row has.
+fn bytes(jobs: &[ClaimedJob]) -> usize {
+    let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let bytes = jobs
+        .iter()
+        .map(|job| job.payload.0.len() + text(&job.tenant) + text(&job.source));
+    bytes.sum()
 }
 
 /// How long a search by source that has found nothing, and has taken so long, is not repeated.

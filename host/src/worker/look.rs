@@ -81,6 +81,11 @@ impl<'a> Looks<'a> {
         self.claims.ahead()
     }
 
+    /// The most that one look is for.
+    pub(super) fn wanted_max(&self) -> usize {
+        self.claims.claim_max()
+    }
+
     /// When the next scheduled job or retry is due; none: none is known.
     pub(super) fn due_at(&self) -> Option<Instant> {
         self.due_at

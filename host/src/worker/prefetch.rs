@@ -10,6 +10,12 @@ const PREFETCH_MAX: f64 = 2000.0;
 /// The most payload that is claimed ahead: it takes memory here, and time to send. What the next jobs
 /// weigh is a guess; where it is wrong, `rouse.claim` ends the claim at the same size.
 const PREFETCH_BYTES_MAX: f64 = (8 << 20) as f64;
+/// A claim of less than 64 KiB returns its jobs at once, and needs no second statement to read them; that figure, and what the
+/// columns of a job take, are those of `rouse.claim` (migrations/functions/claim.sql). A little less, since jobs differ.
+const INLINE_BYTES: f64 = (60 << 10) as f64;
+const COLUMNS_BYTES: f64 = 120.0;
+/// Where fewer jobs than this fit, a claim of many and a second statement cost less than many claims.
+const INLINE_JOBS_MIN: f64 = 100.0;
 /// The pace is measured over at least this long.
 const MEASURED_OVER: Duration = Duration::from_millis(20);
 
@@ -20,7 +26,7 @@ pub(super) struct Prefetch {
     since: Instant,
     ended: usize,
     jobs: f64,
-    /// The payload of a job, in the last claim.
+    /// The payload, tenant and source of a job, in the last claim.
     bytes_per_job: f64,
 }
 
@@ -34,10 +40,19 @@ impl Prefetch {
         }
     }
 
-    /// A claim has brought this many jobs with so much payload in all.
+    /// A claim has brought this many jobs with so much payload, tenant and source in all.
     pub(super) fn claimed(&mut self, jobs: usize, bytes: usize) {
         if jobs > 0 {
             self.bytes_per_job = bytes as f64 / jobs as f64;
+        }
+    }
+
+    /// The most that one claim is for, where jobs are as large as those of the last one.
+    pub(super) fn claim_max(&self) -> usize {
+        let fit = INLINE_BYTES / (COLUMNS_BYTES + self.bytes_per_job);
+        match fit >= INLINE_JOBS_MIN {
+            true => whole(fit),
+            false => usize::MAX,
         }
     }
 
@@ -56,14 +71,17 @@ impl Prefetch {
             self.since = now;
             self.ended = ended;
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "between 0 and 2000"
-        )]
-        let jobs = self.jobs as usize;
-        jobs
+        whole(self.jobs)
     }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "between 0 and 2000"
+)]
+fn whole(jobs: f64) -> usize {
+    jobs as usize
 }
 
 #[cfg(test)]
@@ -88,6 +106,16 @@ mod tests {
             2000
         );
         assert_eq!(prefetch.jobs(90_000, start + Duration::from_millis(400)), 0);
+    }
+
+    #[test]
+    fn a_claim_of_small_jobs_is_for_as_many_as_its_answer_can_hold() {
+        let mut prefetch = Prefetch::new(Instant::now());
+        assert_eq!(prefetch.claim_max(), 512, "nothing is known: no payload");
+        prefetch.claimed(500, 500 * 200);
+        assert_eq!(prefetch.claim_max(), 192);
+        prefetch.claimed(10, 10 * (16 << 10));
+        assert_eq!(prefetch.claim_max(), usize::MAX, "ids, then all at once");
     }
 
     #[test]
