@@ -3,7 +3,7 @@
 -- A claim commits before anything large travels. Postgres sends rows before it commits, and waits for a client that does not read (a
 -- frozen host) for as long as the client is there: its claim would neither stand nor be undone, and nobody could take the jobs over,
 -- cancel them or delete them. An answer that is small fits into the buffers of the connection, whoever reads it: rouse.claim answers with
--- the jobs themselves where they take less than 64 KiB, and with their ids where they take more; rouse.claimed then reads them.
+-- the jobs themselves where they take less than 128 KiB, and with their ids where they take more; rouse.claimed then reads them.
 --
 -- Plans that do not depend on statistics, and never a compiler: a session keeps the plan that it made first. One that was made while
 -- rouse.job stood empty in the statistics read all of the primary key where ids are joined: `j.id = s.id` can be served by a merge or by
@@ -51,7 +51,7 @@ BEGIN
     END IF;
     -- Locks them. `others`: what a row has besides its payload, 120 bytes of it for the columns that every row has.
     SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)),
-           sum(CASE WHEN found.bytes_so_far < 65536 THEN octet_length(found.payload::text) + found.others ELSE 65536 END) < 65536
+           sum(CASE WHEN found.bytes_so_far < 131072 THEN octet_length(found.payload::text) + found.others ELSE 131072 END) < 131072
     INTO ids, leases, is_small
     FROM (
         SELECT ready.*, wanted.lease_ms, sum(ready.bytes + ready.others) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far

@@ -300,10 +300,12 @@ async fn a_signal_ends_a_drain_with_what_runs_and_leaves_the_rest() {
     let folder = folder("slots = 1\n", &["noop.wasm", "test_guests.wasm"]);
     let running = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
     let mut command = command(&db.url(), &["queue", "drain", "default", "--json"], &folder);
-    command.env("ROUSE_LOG", "info");
+    command.env("ROUSE_LOG", "info,rouse::job=debug");
     let drain = Host::spawn(command);
-    drain.line(PATIENCE, |line| line.contains("worker started"));
-    until(&client, running, |job| job.state == "running").await;
+    // A job that is claimed and not started would be given back.
+    drain.line(PATIENCE, |line| {
+        line.contains("started") && line.contains(&format!("job.id={running}"))
+    });
     drain.signal(libc::SIGTERM);
     drain.line(PATIENCE, |line| line.contains("stopping: "));
     let left = put(&client, "'noop', '{\"n\": 1}'").await;

@@ -523,8 +523,9 @@ fn the_lines_that_the_denial_of_a_file_prints_allow_it() {
 
     // A directory that is there for reading only.
     let write = json!({"path": "/data/new.txt", "text": "new"});
-    let grant = "[[handlers.\"test.write-*\".dirs]]\ndir = \"files\"\nat = \"/data\"\n";
-    std::fs::write(&toml, grant.replace("write-*", "*")).unwrap();
+    let bound = "[handlers.\"test.*\"]\nmodule = \"test_guests.wasm\"\n";
+    let grant = "[[handlers.\"test.*\".dirs]]\ndir = \"files\"\nat = \"/data\"\n";
+    std::fs::write(&toml, format!("{bound}{grant}")).unwrap();
     let message = denied("test.write-file", write.clone());
     assert!(
         message.contains(
@@ -532,7 +533,7 @@ fn the_lines_that_the_denial_of_a_file_prints_allow_it() {
         ),
         "{message}"
     );
-    std::fs::write(&toml, lines(&message)).unwrap();
+    std::fs::write(&toml, format!("{bound}{}", lines(&message))).unwrap();
     let invoked = invoke(&folder, "test.write-file", write);
     assert_eq!(invoked["outcome"], "succeeded", "{invoked}");
     assert_eq!(

@@ -22,6 +22,8 @@ async fn a_job_runs_end_to_end() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
+    // Once it listens, it asks for all that runs: not in the middle of this.
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id: i64 = client
         .query_one(
             "SELECT rouse.enqueue('test.echo', '{\"a\": [1, \"ü\"]}', tenant => 'acme', source => 'cron')",

@@ -4,7 +4,7 @@
 -- Workers refuse a stale outcome themselves, before the database can: an attempt that cannot trust its lease is dropped. So
 -- claims are also good for a tenth of what workers think, and others take over jobs that still run.
 --
--- It changes the functions that are there, whichever migration has made them.
+-- It changes the functions that are there.
 DO $$
 DECLARE
     f record;
@@ -13,12 +13,10 @@ BEGIN
     FOR f IN
         SELECT p.proname, pg_get_functiondef(p.oid) AS was
         FROM pg_proc AS p WHERE p.pronamespace = 'rouse'::regnamespace AND p.proname IN ('_settle', 'claim')
-          -- Those for older hosts call the others.
-          AND p.prolang <> (SELECT l.oid FROM pg_language AS l WHERE l.lanname = 'sql')
     LOOP
         now := replace(f.was, 'j.fence = s.fence', 'true');
         now := replace(now, '(p_worker IS NULL OR j.worker = p_worker)', 'true');
-        now := replace(now, '86400000) * interval ''1 millisecond''', '86400000) * interval ''0.1 millisecond''');
+        now := replace(now, 'picked.lease_ms * interval ''1 millisecond''', 'picked.lease_ms * interval ''0.1 millisecond''');
         IF now = f.was THEN
             RAISE EXCEPTION 'rouse.% is written in other words than expected here', f.proname;
         END IF;

@@ -10,9 +10,9 @@ const PREFETCH_MAX: f64 = 2000.0;
 /// The most payload that is claimed ahead: it takes memory here, and time to send. What the next jobs
 /// weigh is a guess; where it is wrong, `rouse.claim` ends the claim at the same size.
 const PREFETCH_BYTES_MAX: f64 = (8 << 20) as f64;
-/// A claim of less than 64 KiB returns its jobs at once, and needs no second statement to read them; that figure, and what the
+/// A claim of less than 128 KiB returns its jobs at once, and needs no second statement to read them; that figure, and what the
 /// columns of a job take, are those of `rouse.claim` (migrations/functions/claim.sql). A little less, since jobs differ.
-const INLINE_BYTES: f64 = (60 << 10) as f64;
+const INLINE_BYTES: f64 = (124 << 10) as f64;
 const COLUMNS_BYTES: f64 = 120.0;
 /// Where fewer jobs than this fit, a claim of many and a second statement cost less than many claims.
 const INLINE_JOBS_MIN: f64 = 100.0;
@@ -111,9 +111,9 @@ mod tests {
     #[test]
     fn a_claim_of_small_jobs_is_for_as_many_as_its_answer_can_hold() {
         let mut prefetch = Prefetch::new(Instant::now());
-        assert_eq!(prefetch.claim_max(), 512, "nothing is known: no payload");
+        assert_eq!(prefetch.claim_max(), 1058, "nothing is known: no payload");
         prefetch.claimed(500, 500 * 200);
-        assert_eq!(prefetch.claim_max(), 192);
+        assert_eq!(prefetch.claim_max(), 396);
         prefetch.claimed(10, 10 * (16 << 10));
         assert_eq!(prefetch.claim_max(), usize::MAX, "ids, then all at once");
     }
