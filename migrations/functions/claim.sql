@@ -25,7 +25,7 @@
 -- counts 16 times (JSON shrinks to a quarter or an eighth, and at the most to a ninetieth).
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them. What would be sent decides, because a number
--- such as 1e100000 is small in the table only; payloads that are too much in the table are not read for that.
+-- such as 1e100000 is small in the table only, and [1, 2, 3] larger than its text; no more than 512 KiB of payloads are read for that.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_cursors bigint[], p_lease_ms bigint[], p_wanted integer)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
@@ -51,7 +51,7 @@ BEGIN
     END IF;
     -- Locks them. `others`: what a row has besides its payload, 120 bytes of it for the columns that every row has.
     SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)),
-           sum(CASE WHEN found.bytes_so_far < 131072 THEN octet_length(found.payload::text) + found.others ELSE 131072 END) < 131072
+           sum(CASE WHEN found.bytes_so_far < 524288 THEN octet_length(found.payload::text) + found.others ELSE 131072 END) < 131072
     INTO ids, leases, is_small
     FROM (
         SELECT ready.*, wanted.lease_ms, sum(ready.bytes + ready.others) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
