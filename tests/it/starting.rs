@@ -52,6 +52,7 @@ fn start(folder: &Path, cached: &str) {
         .args(["serve", "--no-queue", "--http", "127.0.0.1:0"])
         .current_dir(folder)
         .env("ROUSE_CACHE_DIR", folder.join("cache"))
+        .env("ROUSE_INVOKE_TOKEN", "0123456789abcdef0123456789abcdef")
         .env_remove("DATABASE_URL");
     let host = Host::spawn(command);
     host.line(PATIENCE, |line| line.contains("module serves"));
