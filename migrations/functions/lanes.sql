@@ -114,11 +114,14 @@ BEGIN
 END
 $$;
 
--- Raises a notice if no live worker has the handler: most such names are misspelt. None if no worker lives. Served by worker_living.
+-- Raises a notice if no live worker has the handler: most such names are misspelt. None if no worker lives, and none while one of them is
+-- loading its modules and may have it soon. Served by worker_living.
 CREATE OR REPLACE FUNCTION rouse._notice_unknown_handler(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    known boolean := (SELECT bool_or(p_handler = ANY (w.handlers)) FROM rouse.worker AS w
+    known boolean := (SELECT bool_or(p_handler = ANY (w.handlers)
+                                     OR CASE WHEN w.stats IS NULL THEN w.handlers = '{}' ELSE w.stats ->> 'loading' = 'true' END)
+                      FROM rouse.worker AS w
                       WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > clock_timestamp() - interval '90 seconds');
 BEGIN
     IF NOT known THEN

@@ -500,6 +500,15 @@ async fn the_first_job_for_a_handler_that_no_live_worker_has_brings_a_notice() {
         )
         .await
         .unwrap();
+    let loads = "UPDATE rouse.worker SET stats = jsonb_build_object('loading', $1::boolean) WHERE worker_id = 'w-1'";
+    client.execute(loads, &[&true]).await.unwrap();
+    let soon = notices(&db, "SELECT rouse.enqueue('email.soon')").await;
+    assert_eq!(
+        soon,
+        Vec::<String>::new(),
+        "a worker is loading its modules"
+    );
+    client.execute(loads, &[&false]).await.unwrap();
     let told = notices(
         &db,
         "SELECT rouse.enqueue('email.send'); SELECT rouse.enqueue('email.sned2'); SELECT rouse.enqueue('email.sned2');

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::duration::duration;
 use super::payload;
+use super::served::Wanted;
 use super::target::Target;
 use super::text::as_json;
 use crate::store::{Enqueue, Enqueued};
@@ -70,6 +71,10 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let payload = payload::read(args.payload)?;
     let store = args.target.checked_store().await?;
+    let (handler, tags) = (args.handler.clone(), json!(args.tags));
+    let queue = args.queue.clone().unwrap_or_else(|| "default".into());
+    // A worker may have bound a source to another handler.
+    let is_bound = args.source.is_some();
     let Enqueued {
         id,
         created,
@@ -89,6 +94,15 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             grants: args.grants,
         })
         .await?;
+    if created && !is_bound {
+        let wanted = Wanted {
+            handler: &handler,
+            queue: &queue,
+            tags: &tags,
+        };
+        // The job is enqueued, whether its login may look at workers or not.
+        let _ = wanted.tell_if_nobody(&store).await;
+    }
     if args.json {
         let done = json!({"id": id.0, "created": created, "differs": differs});
         println!("{}", as_json(done));

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::text::{plain, texts};
+use crate::store::{Store, StoreError};
 
 /// What a job asks of its worker.
 pub(super) struct Wanted<'a> {
@@ -21,12 +22,37 @@ impl<'a> Wanted<'a> {
         }
     }
 
+    /// Says on standard error why nobody takes it. A wrong name and a worker that is not there look the same from here: the job waits.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub(super) async fn tell_if_nobody(&self, store: &Store) -> Result<(), StoreError> {
+        let Some(workers) = store.serving().await? else {
+            return Ok(());
+        };
+        if let Some(why) = self.why_nobody(&workers) {
+            eprintln!("rouse: {why}");
+        }
+        if let Some(since) = store.queue_paused_at(self.queue).await? {
+            let queue = plain(self.queue);
+            eprintln!(
+                "rouse: queue {queue} is paused since {since} (`rouse queue resume {queue}`)"
+            );
+        }
+        Ok(())
+    }
+
     /// Why none of these workers, which are active, takes it, and what to do; none: one does. The same rule as that of
     /// the view `rouse.backlog`.
     pub(super) fn why_nobody(&self, workers: &[Value]) -> Option<String> {
         let handler = plain(self.handler);
         let having = |worker: &&Value| has(&worker["handlers"], self.handler);
         let able: Vec<_> = workers.iter().filter(having).collect();
+        if able.is_empty() && workers.iter().any(|worker| worker["loading"] == true) {
+            return Some(format!(
+                "no worker that runs now has the handler {handler} yet; one of them is loading its modules"
+            ));
+        }
         if able.is_empty() {
             return Some(format!(
                 "no worker that runs now has the handler {handler}; the job waits for one (`rouse handlers` lists those of a folder, `rouse handlers ls` those of the fleet)"
@@ -88,7 +114,11 @@ mod tests {
                 "{why:?}"
             )
         };
-        says(why("b", "mail", json!([])), "has the handler b");
+        says(why("b", "mail", json!([])), "has the handler b; the job");
+        let starts = [json!({"handlers": [], "queues": [], "tags": [], "loading": true})];
+        let row = json!({"handler": "b", "queue": "mail", "tags": []});
+        let said = Wanted::of(&row).why_nobody(&starts);
+        says(said, "has the handler b yet; one of them is loading");
         says(why("c", "other", json!([])), "serves the queue other");
         says(why("a", "other", json!(["gpu"])), "requires (gpu)");
         says(

@@ -78,6 +78,8 @@ pub struct Stats {
     pub disk_free_bytes: Option<u64>,
     /// Of this life, seconds.
     pub uptime_s: u64,
+    /// Some of the modules that were there at its start are not loaded yet: it may have handlers soon that it does not name.
+    pub loading: bool,
 }
 
 /// What a verb of a worker has to show.

@@ -1,3 +1,4 @@
 -- What the workers serve that take jobs now. A scan: there are few rows.
-SELECT jsonb_build_object('handlers', w.handlers, 'queues', w.queues, 'tags', w.tags)
+SELECT jsonb_build_object('handlers', w.handlers, 'queues', w.queues, 'tags', w.tags,
+                          'loading', CASE WHEN w.stats IS NULL THEN w.handlers = '{}' ELSE w.stats ->> 'loading' = 'true' END)
 FROM rouse.workers AS w WHERE w.state = 'active'

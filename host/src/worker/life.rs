@@ -101,6 +101,7 @@ impl Tally {
             memory_bytes: resident_bytes(),
             disk_free_bytes: shared.catalog.disk_free_bytes(),
             uptime_s: self.born.elapsed().as_secs(),
+            loading: shared.catalog.current().is_loading(),
         }
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 use serde_json::json;
 
-use super::show::tell_if_nobody_takes_it;
 use super::{EXIT_UNKNOWN, unknown};
+use crate::cli::served::Wanted;
 use crate::cli::signals::Signals;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
@@ -78,7 +78,7 @@ async fn print_all(args: Args) -> anyhow::Result<ExitCode> {
         };
         if args.follow && job.state == "queued" && !told {
             told = true;
-            tell_if_nobody_takes_it(&store, &job).await?;
+            Wanted::of(&job.record).tell_if_nobody(&store).await?;
         }
         let said_more = print(&store, id, &mut after, &args).await?;
         let ended = !matches!(job.state.as_str(), "queued" | "running");

@@ -18,7 +18,7 @@ use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::cli::top::bytes;
 use crate::job::JobId;
-use crate::store::{JobView, Store};
+use crate::store::JobView;
 
 /// How often a waiting command looks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -81,7 +81,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         };
         if job.state == "queued" && !told {
             told = true;
-            tell_if_nobody_takes_it(&store, &job).await?;
+            Wanted::of(&job.record).tell_if_nobody(&store).await?;
         }
         match job.state.as_str() {
             _ if !args.wait => break (job, 0),
@@ -105,22 +105,6 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}", show(&job, store.now().await?));
     }
     Ok(ExitCode::from(code))
-}
-
-/// A wrong name and a worker that is not there look the same from here: the job waits.
-pub(super) async fn tell_if_nobody_takes_it(store: &Store, job: &JobView) -> anyhow::Result<()> {
-    let wanted = Wanted::of(&job.record);
-    let Some(workers) = store.serving().await? else {
-        return Ok(());
-    };
-    if let Some(why) = wanted.why_nobody(&workers) {
-        eprintln!("rouse: {why}");
-    }
-    if let Some(since) = store.queue_paused_at(wanted.queue).await? {
-        let queue = plain(wanted.queue);
-        eprintln!("rouse: queue {queue} is paused since {since} (`rouse queue resume {queue}`)");
-    }
-    Ok(())
 }
 
 fn show(job: &JobView, now: f64) -> String {

@@ -153,7 +153,8 @@ impl JobEnd {
             return String::new();
         };
         let text = |key: &str| error[key].as_str().unwrap_or_default();
-        let message = text("message").lines().next().unwrap_or_default();
+        let mut lines = text("message").lines();
+        let message = lines.next().unwrap_or_default();
         let why = match message {
             "" => text("kind").to_owned(),
             message => format!("{}: {message}", text("kind")),
@@ -162,7 +163,11 @@ impl JobEnd {
         if shown.len() < why.len() {
             shown.push('…');
         }
-        plain(&shown)
+        let mut shown = plain(&shown);
+        if lines.next().is_some() {
+            shown += &format!(" (`rouse job {}` prints the rest)", plain(&self.id));
+        }
+        shown
     }
 }
 
