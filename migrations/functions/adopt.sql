@@ -2,18 +2,21 @@
 
 -- How often the job was lost because its worker crashed: the attempt that is being lost, if `p_worker` was not heard of since its lease
 -- ended, and those that were lost before: a worker that was heard of between the end of the lease and the adoption is known by
--- worker_lived, one that was heard of after it by seen_at. An outage of the server, a freeze or a takeover of the worker id costs a job its attempt too,
+-- worker_lived, one that was heard of after it by seen_at, and one that has claimed this very job again since then has lived, too. An outage of the server, a freeze or a takeover of the worker id costs a job its attempt too,
 -- but the worker outlives it and is heard of afterwards: the job did not kill it (SPEC row D5). Served by attempt_job and the primary
 -- key of rouse.worker.
-CREATE OR REPLACE FUNCTION rouse._crashes(p_job bigint, p_worker bigint, p_lease_until timestamptz) RETURNS bigint
+CREATE OR REPLACE FUNCTION rouse._crashes(p_job bigint, p_worker bigint, p_claimed_at timestamptz, p_lease_until timestamptz) RETURNS bigint
 LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
-    SELECT count(*)
-    FROM (SELECT p_worker, p_lease_until
-          UNION ALL
-          SELECT a.worker, a.ended_at FROM rouse.attempt AS a WHERE a.job = p_job AND a.lost AND a.error -> 'worker_lived' IS NULL) AS lost(worker, at)
-    WHERE NOT EXISTS (
-        SELECT FROM rouse.worker AS w
-        WHERE w.incarnation = lost.worker AND (w.seen_at >= lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL))
+    WITH had AS (
+        SELECT p_worker AS worker, p_claimed_at AS claimed_at, p_lease_until AS at, true AS is_lost
+        UNION ALL
+        SELECT a.worker, a.claimed_at, a.ended_at, a.lost AND a.error -> 'worker_lived' IS NULL FROM rouse.attempt AS a WHERE a.job = p_job)
+    SELECT count(*) FROM had AS lost
+    WHERE lost.is_lost
+      AND NOT EXISTS (SELECT FROM had WHERE had.worker = lost.worker AND had.claimed_at >= lost.at)
+      AND NOT EXISTS (
+          SELECT FROM rouse.worker AS w
+          WHERE w.incarnation = lost.worker AND (w.seen_at >= lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL))
 $$;
 
 -- Takes over jobs whose lease has ended: up to `p_wanted`, ahead of everything queued. A job that was lost in a crash of its worker
@@ -66,7 +69,7 @@ BEGIN
         -- A hint for the old owner, if it still lives.
         PERFORM rouse._hint('rouse_worker_' || orphan.worker, orphan.id::text);
         -- Of the first loss it does not matter whose fault it was.
-        crashes := CASE WHEN orphan.lost = 0 AND p_lost_max > 1 THEN 1 ELSE rouse._crashes(orphan.id, orphan.worker, orphan.lease_until) END;
+        crashes := CASE WHEN orphan.lost = 0 AND p_lost_max > 1 THEN 1 ELSE rouse._crashes(orphan.id, orphan.worker, orphan.claimed_at, orphan.lease_until) END;
         why := jsonb_build_object('kind', 'lost', 'message', format(
             'worker %s (incarnation %s) did not renew its lease', coalesce(orphan.worker_id, 'unknown'), orphan.worker));
         id := orphan.id;

@@ -188,6 +188,33 @@ async fn losses_whose_worker_was_heard_of_before_the_adoption_do_not_count_as_cr
     assert_eq!(show(&client, id).await.state, "running");
 }
 
+/// As a host that was frozen: others took the job over, and when it goes on it claims the job again, before its first heartbeat.
+#[tokio::test]
+async fn a_loss_whose_worker_claims_the_job_again_does_not_count_as_a_crash() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "x", json!({})).await;
+    let (first, frozen, last) = (db.worker().await, db.worker().await, db.worker().await);
+    let job = claim(&first, 1).await.remove(0);
+    expire(&client, job.id).await;
+    adopt(&frozen).await.claimed.remove(0);
+    expire(&client, job.id).await;
+    // Two workers have crashed, as it seems: it waits.
+    assert!(adopt(&last).await.claimed.is_empty());
+    client
+        .batch_execute("UPDATE rouse.job SET turn = 1, available_at = now()")
+        .await
+        .unwrap();
+    claim(&frozen, 1).await.remove(0);
+    expire(&client, job.id).await;
+    adopt(&last).await;
+    assert_eq!(
+        show(&client, id).await.state,
+        "queued",
+        "two crashes, not three"
+    );
+}
+
 /// A host that finds that its worker was declared dead, or replaced, reports that it has not crashed.
 #[tokio::test]
 async fn what_a_worker_loses_because_it_was_replaced_does_not_count_as_a_crash() {

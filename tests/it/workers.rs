@@ -522,3 +522,45 @@ async fn a_challenge_whose_answer_is_refused_keeps_no_other_waiting() {
     assert_eq!(store.challenge_answer(&refused).await.unwrap(), None);
     worker.drain().await;
 }
+
+/// What a worker loses while nothing is heard of it counts as lost in a crash.
+#[tokio::test]
+async fn a_heartbeat_that_failed_is_repeated_long_before_the_next_one_is_due() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    client
+        .batch_execute(
+            "CREATE SEQUENCE rouse.failed;
+             GRANT USAGE ON SEQUENCE rouse.failed TO PUBLIC;
+             CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN PERFORM nextval('rouse.failed'); RAISE EXCEPTION 'no room'; END $$;
+             CREATE TRIGGER fail BEFORE UPDATE ON rouse.worker FOR EACH ROW EXECUTE FUNCTION fail()",
+        )
+        .await
+        .unwrap();
+    // A worker whose life may be over asks with a heartbeat.
+    client
+        .batch_execute(
+            "SELECT pg_notify('rouse_worker_' || max(incarnation), '') FROM rouse.worker",
+        )
+        .await
+        .unwrap();
+    until_true(&client, "SELECT is_called FROM rouse.failed").await;
+    let since = client
+        .query_one("SELECT clock_timestamp()::text", &[])
+        .await
+        .unwrap();
+    let since: String = since.get(0);
+    client
+        .batch_execute("DROP TRIGGER fail ON rouse.worker")
+        .await
+        .unwrap();
+    let heard = format!("SELECT seen_at > '{since}' FROM rouse.worker");
+    let soon = until_true(&client, &heard);
+    tokio::time::timeout(Duration::from_secs(15), soon)
+        .await
+        .expect("within half of the 30 seconds between heartbeats");
+    worker.drain().await;
+}

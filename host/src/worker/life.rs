@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
 use super::policy::Policy;
+use super::wakeups::reconnect_after;
 use super::{Settings, Shared, challenges, outside, slots};
 use crate::job::AbortReason;
 use crate::sandbox::HandlerSet;
@@ -128,11 +129,18 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     let mut changes = shared.catalog.changed();
     // Nor is a worker that drains to be taken for one that claims: it says so once, at once.
     let mut draining = false;
+    // Heartbeats that failed since the last one that did not.
+    let mut failures = 0;
     // What was done while no host was there.
     outside::tell(&shared).await;
     loop {
+        // Where nothing is heard of this worker, what it loses counts as lost in a crash: a failed heartbeat is repeated soon.
+        let wait = match failures {
+            0 => every,
+            failures => reconnect_after(failures - 1, rand::random()).min(every),
+        };
         tokio::select! {
-            () = tokio::time::sleep(every) => {}
+            () = tokio::time::sleep(wait) => {}
             () = shared.heartbeat_now.notified() => {}
             // The others are to know at once what this worker can run. The catalog lives as long as the worker.
             _ = changes.changed() => shared.wakeups.ring(None),
@@ -150,6 +158,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
             .await
         {
             Ok(buried) => {
+                failures = 0;
                 if buried > 0 {
                     warn!(
                         buried,
@@ -160,10 +169,14 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
                 outside::tell(&shared).await;
             }
             Err(error) if error.is_over() || error.is_superseded() => {
+                failures = 0;
                 begin_again(&shared, &error).await
             }
             Err(error) => {
-                warn!(%error, "heartbeat failed; the next one is in {} s", every.as_secs())
+                if failures == 0 {
+                    warn!(%error, "heartbeat failed; it is repeated, first within a second, then less and less often");
+                }
+                failures += 1;
             }
         }
     }
