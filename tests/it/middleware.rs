@@ -201,7 +201,7 @@ async fn what_is_lost_and_what_is_given_up_is_an_event_and_is_counted() {
         client
             .execute(
                 "INSERT INTO rouse.attempt (job, attempt, lost, worker, claimed_at, ended_at, error)
-                 SELECT $1, a, true, -1, now(), now(), '{\"kind\": \"lost\"}' FROM generate_series(1, $2::integer) AS a",
+                 SELECT $1, a, true, -1 - a, now(), now(), '{\"kind\": \"lost\"}' FROM generate_series(1, $2::integer) AS a",
                 &[&id, &lost],
             )
             .await

@@ -214,7 +214,7 @@ mod tests {
                     ("delay_ms", "8000"),
                     ("error", error),
                 ],
-                "job 18  mail.send  failed after 1.5 s, attempt 2 of 3, next in 8.0 s: guest_error: no such user",
+                "job 18  mail.send  failed after 1.5 s, attempt 2 of 3, next in 8.0 s: guest_error: no such user (`rouse job 18` prints the rest)",
             ),
             (
                 &[
@@ -223,7 +223,7 @@ mod tests {
                     ("retry_at", "2027-01-01T00:00:00Z"),
                     ("error", error),
                 ],
-                "job 18  mail.send  failed after 1 ms, attempt 2 of 3, next at 2027-01-01T00:00:00Z: guest_error: no such user",
+                "job 18  mail.send  failed after 1 ms, attempt 2 of 3, next at 2027-01-01T00:00:00Z: guest_error: no such user (`rouse job 18` prints the rest)",
             ),
             (
                 &[
