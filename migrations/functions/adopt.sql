@@ -13,7 +13,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
         SELECT a.worker, a.claimed_at, a.ended_at, a.lost AND a.error -> 'worker_lived' IS NULL FROM rouse.attempt AS a WHERE a.job = p_job)
     SELECT count(*) FROM had AS lost
     WHERE lost.is_lost
-      AND NOT EXISTS (SELECT FROM had WHERE had.worker = lost.worker AND had.claimed_at >= lost.at)
+      AND NOT EXISTS (SELECT FROM had WHERE had.worker = lost.worker AND had.claimed_at > lost.at)
       AND NOT EXISTS (
           SELECT FROM rouse.worker AS w
           WHERE w.incarnation = lost.worker AND (w.seen_at >= lost.at OR w.outlived_at IS NOT NULL OR w.stopped_at IS NOT NULL))

@@ -112,6 +112,34 @@ async fn plans_that_were_made_while_the_table_was_empty_still_look_each_job_up()
     assert_few(&work(&mut client).await, "then full");
 }
 
+/// The statistics are those of a moment in which no job ran: an index of running jobs seems to be empty.
+#[tokio::test]
+async fn what_a_large_claim_has_brought_is_looked_up_although_many_jobs_run() {
+    const CLAIM: &str = "SELECT unread FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, ARRAY(SELECT id FROM rouse.lane), '{0}', '{60000}', $2)";
+    const CLAIMED: &str = "SELECT id FROM rouse.claimed((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2)";
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    backlog(&client).await;
+    client
+        .batch_execute(
+            "ANALYZE rouse.job;
+             SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')",
+        )
+        .await
+        .unwrap();
+    let claim = client.query_one(CLAIM, &[&FENCE, &BACKLOG]).await.unwrap();
+    let unread: Vec<i64> = claim.get(0);
+    assert_eq!(
+        unread.len(),
+        usize::try_from(BACKLOG).unwrap(),
+        "too many for one answer"
+    );
+    let asked = &unread[..JOBS];
+    let (ids, rows) = run(&mut client, CLAIMED, &[&FENCE, &asked]).await;
+    assert_eq!(ids, asked);
+    assert_few(&[("claimed", rows)], "many jobs run");
+}
+
 #[tokio::test]
 async fn each_job_is_looked_up_whatever_the_statistics_say() {
     let db = TestDb::new().await;
