@@ -29,6 +29,8 @@ fn serve_at(url: &str, http: &str) -> Host {
     let variables = [("DATABASE_URL", url), ("ROUSE_INVOKE_TOKEN", TOKEN)];
     let host = Host::rouse(&args, &variables);
     host.line(PATIENCE, |line| line.contains("worker started"));
+    // Each module serves from the moment on in which it is loaded.
+    host.line(PATIENCE, |line| line.contains("modules loaded"));
     host
 }
 

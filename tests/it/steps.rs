@@ -81,6 +81,8 @@ async fn whoever_takes_a_job_over_starts_from_its_recorded_steps() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
+    // Once it listens, it asks for all that runs, and would renew a lease that it takes to have ended: not in the middle of this.
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.steps", json!({"between": "deaf"})).await;
     until_it_waits(&client, id).await;
     // As if its worker had not been able to renew it.
