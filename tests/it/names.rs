@@ -128,6 +128,28 @@ async fn a_start_that_knows_nothing_gives_a_name_that_two_files_have_to_neither(
     until_refused(&catalog, "0.wasm", "binds to mail.wasm").await;
 }
 
+/// Also where the host remembers that another file had it, which still lies there.
+#[tokio::test]
+async fn a_name_that_a_table_binds_serves_although_another_file_had_it() {
+    let machine = Machine::new(Settings::default());
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    drop(machine.start().await);
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    let bound = Machine {
+        settings: Settings {
+            modules: bound("mail.send", "mail.wasm"),
+            ..machine.settings.clone()
+        },
+        folder: machine.folder.clone(),
+    };
+    for _ in 0..2 {
+        let catalog = bound.start().await;
+        until_refused(&catalog, "0.wasm", "binds to mail.wasm").await;
+        let set = catalog.current();
+        assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
+    }
+}
+
 #[tokio::test]
 async fn in_the_gap_of_an_upgrade_by_rm_and_cp_the_name_waits_for_its_file() {
     let machine = Machine::new(Settings::default());

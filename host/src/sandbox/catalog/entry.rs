@@ -110,9 +110,14 @@ impl Entry {
         serving.is_some_and(|serving| !serving.handlers.is_empty())
     }
 
-    /// True while it is not known which of its names are its own.
-    pub(super) fn is_undecided(&self) -> bool {
-        self.loading.is_some() || self.waiting.is_some()
+    /// True where its module waits, has this name, and may have all of its names.
+    pub(super) fn waits_for(&self, name: &str, settings: &Settings) -> bool {
+        let Some((_, module)) = &self.waiting else {
+            return false;
+        };
+        let all = &module.manifest.handlers;
+        let may_serve = |it| settings.admit(it, module.origin()).is_ok();
+        all.iter().any(|it| it.name == name) && all.iter().all(may_serve)
     }
 
     /// True where it serves this handler.

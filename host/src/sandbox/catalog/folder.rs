@@ -438,9 +438,15 @@ impl Folder {
             }
             let name = &manifest.name;
             let by = self.claimant(file, module, name);
+            // Of a name that a table binds, not a file that the table keeps from it.
             let may_have_it = |other: &str| {
                 let entry = self.entries.get(other);
-                entry.is_some_and(|it| !by.is_bound || it.serves(name) || it.is_undecided())
+                entry.is_some_and(|it| {
+                    !by.is_bound
+                        || it.serves(name)
+                        || it.loading.is_some()
+                        || it.waits_for(name, settings)
+                })
             };
             match self.owners.whose(name, &by, may_have_it) {
                 Whose::Own => {
