@@ -235,6 +235,35 @@ async fn while_somebody_develops_a_renamed_and_rebuilt_file_has_its_names_at_onc
     catalog.until(|set| set.refused.is_empty()).await;
 }
 
+/// A developer's session on the folder and the cache directory of a host that serves.
+#[tokio::test]
+async fn what_a_developers_session_lets_serve_owns_nothing_afterwards() {
+    let machine = Machine::new(Settings::default());
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    drop(machine.start().await);
+    machine.remove("mail.wasm");
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    let developer = Machine {
+        settings: Settings {
+            is_dev: true,
+            ..machine.settings.clone()
+        },
+        folder: machine.folder.clone(),
+    };
+    let catalog = developer.start().await;
+    assert_eq!(
+        server(&catalog.current(), "mail.send").as_deref(),
+        Some("0.wasm")
+    );
+    drop(catalog);
+    let catalog = machine.start().await;
+    until_refused(&catalog, "0.wasm", "belongs to mail.wasm").await;
+    machine.put("mail.wasm", echo("mail.send", "2"));
+    catalog
+        .until(|set| server(set, "mail.send").as_deref() == Some("mail.wasm"))
+        .await;
+}
+
 /// Secrets, a directory and state, for handlers of this name or pattern.
 fn rich(table: &str) -> Settings {
     Settings {

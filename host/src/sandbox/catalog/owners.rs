@@ -83,7 +83,7 @@ pub(super) enum Whose {
 pub(super) struct Owners {
     names: Names,
     is_dev: bool,
-    /// Where it is kept, and under which name.
+    /// Where it is kept, and under which name; none: it is not.
     kept: Option<(Arc<Sandbox>, String)>,
     has_changed: bool,
 }
@@ -105,10 +105,12 @@ impl Owners {
         });
         let mut names = names.unwrap_or_default();
         names.folder = folder;
+        let is_dev = sandbox.settings().is_dev;
         Self {
             names,
-            is_dev: sandbox.settings().is_dev,
-            kept: cache.is_some().then(|| (sandbox.clone(), name)),
+            is_dev,
+            // What a developer's session lets serve proves nothing to a host that serves.
+            kept: (cache.is_some() && !is_dev).then(|| (sandbox.clone(), name)),
             has_changed: false,
         }
     }
