@@ -34,7 +34,7 @@ fn config(text: &str) -> std::path::PathBuf {
     path
 }
 
-/// Runs a command to its end, on a database.
+/// Runs a command to its end, on a database: its exit code, and its stdout followed by its stderr.
 pub(crate) fn run(db: &TestDb, args: &[&str]) -> (i32, String) {
     let host = Host::rouse(args, &[("DATABASE_URL", &db.url()), ("ROUSE_LOG", "off")]);
     let (status, output) = host.exit(PATIENCE);
@@ -375,7 +375,7 @@ async fn enqueue_and_job_work_from_the_shell() {
         lines.find(is_result).expect("a result").to_owned()
     };
     let id = result(&id);
-    let (code, shown) = run(&db, &["job", &id, "--wait", "--timeout", "20s"]);
+    let (code, shown) = run(&db, &["job", &id, "--wait", "--timeout", "60s"]);
     assert_eq!(code, 0, "{shown}");
     for part in [
         "text.stats",

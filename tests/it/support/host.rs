@@ -48,6 +48,8 @@ struct Output {
 #[derive(Debug, Default)]
 struct Lines {
     all: Vec<String>,
+    /// Which of them are of stderr.
+    of_stderr: Vec<bool>,
     /// How many of the two streams have ended.
     ended: usize,
 }
@@ -77,8 +79,12 @@ impl Host {
             .spawn()
             .unwrap_or_else(|error| panic!("start {command:?}: {error}"));
         let output = Arc::new(Output::default());
-        collect(child.stdout.take().expect("stdout is piped"), &output);
-        collect(child.stderr.take().expect("stderr is piped"), &output);
+        collect(
+            child.stdout.take().expect("stdout is piped"),
+            false,
+            &output,
+        );
+        collect(child.stderr.take().expect("stderr is piped"), true, &output);
         Self { child, output }
     }
 
@@ -149,7 +155,8 @@ impl Host {
         assert_eq!(result, 0, "signal {signal} to {pid}");
     }
 
-    /// Waits until it has ended by itself; panics with all output where it does not in time.
+    /// Waits until it has ended by itself, and returns all of its stdout, then all of its stderr, for between the two there is
+    /// no order; panics with all output where it does not end in time.
     pub(crate) fn exit(mut self, patience: Duration) -> (ExitStatus, String) {
         let until = Instant::now() + patience;
         let mut lines = self.output.lock();
@@ -168,7 +175,11 @@ impl Host {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
-        let text = lines.all.join("\n");
+        let of = |stderr| {
+            let lines = lines.all.iter().zip(&lines.of_stderr);
+            lines.filter_map(move |(line, is)| (*is == stderr).then_some(line.as_str()))
+        };
+        let text = of(false).chain(of(true)).collect::<Vec<_>>().join("\n");
         drop(lines);
         let status = self.child.wait().expect("the child can be waited for");
         (status, text)
@@ -190,7 +201,7 @@ impl Drop for Host {
     }
 }
 
-fn collect(stream: impl Read + Send + 'static, output: &Arc<Output>) {
+fn collect(stream: impl Read + Send + 'static, is_stderr: bool, output: &Arc<Output>) {
     let output = Arc::clone(output);
     thread::spawn(move || {
         let mut reader = BufReader::new(stream);
@@ -198,7 +209,10 @@ fn collect(stream: impl Read + Send + 'static, output: &Arc<Output>) {
         while reader.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
             let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
             bytes.clear();
-            output.lock().all.push(line);
+            let mut lines = output.lock();
+            lines.all.push(line);
+            lines.of_stderr.push(is_stderr);
+            drop(lines);
             output.changed.notify_all();
         }
         output.lock().ended += 1;
