@@ -57,6 +57,7 @@ BEGIN
 END
 $$;
 
+-- A host serves 10,000 handlers at most (host/src/sandbox/catalog), with names of 128 characters and less than 400 bytes for each.
 CREATE OR REPLACE FUNCTION rouse._check_capabilities(p_capabilities jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -67,7 +68,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.register: capabilities must be an object with an object for each handler, not %',
             coalesce(left(p_capabilities::text, 140), 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM rouse._check_size('register', pg_column_size(p_capabilities), 4194304);
+    PERFORM rouse._check_size('register', pg_column_size(p_capabilities), 8388608);
 END
 $$;
 
@@ -170,8 +171,8 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.login = session_user AND (w.dead_at IS NOT NULL OR w.stopped_at IS NOT NULL)
 $$;
 
--- Says that the worker lives, what it can run, how it fares (SPEC row A2) and whether it takes no more jobs;
--- and buries those of whom nothing was heard for 90 s. Returns how many those were.
+-- Says that the worker lives, what it can run (null: what it could run before), how it fares (SPEC row A2) and whether it takes no
+-- more jobs; and buries those of whom nothing was heard for 90 s. Returns how many those were.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean)
 RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -181,10 +182,14 @@ DECLARE
     buried integer := 0;
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
-    PERFORM rouse._check_capabilities(p_capabilities);
+    IF p_capabilities IS NOT NULL THEN
+        PERFORM rouse._check_capabilities(p_capabilities);
+    END IF;
     PERFORM rouse._check_size('heartbeat', pg_column_size(p_stats), 65536);
     UPDATE rouse.worker AS w
-    SET seen_at = at, handlers = ARRAY(SELECT jsonb_object_keys(p_capabilities)), capabilities = p_capabilities,
+    SET seen_at = at,
+        handlers = CASE WHEN p_capabilities IS NULL THEN w.handlers ELSE ARRAY(SELECT jsonb_object_keys(p_capabilities)) END,
+        capabilities = coalesce(p_capabilities, w.capabilities),
         stats = p_stats, stats_at = at,
         draining_at = CASE WHEN p_draining THEN coalesce(w.draining_at, at) END
     WHERE w.incarnation = p_worker;

@@ -33,7 +33,7 @@ async fn adopt(store: &Store) -> Adopted {
 
 async fn heartbeat(store: &Store) {
     store
-        .heartbeat(&json!({}), &Stats::default(), false)
+        .heartbeat(Some(&json!({})), &Stats::default(), false)
         .await
         .unwrap();
 }

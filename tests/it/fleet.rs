@@ -144,7 +144,9 @@ async fn the_dead_are_listed_until_they_are_forgotten_and_their_jobs_go_on_namin
         .exits(0)
         .says("mail");
     // It may live after all: then it is told that it is not known, and registers again.
-    let refused = store.heartbeat(&json!({}), &Stats::default(), false).await;
+    let refused = store
+        .heartbeat(Some(&json!({})), &Stats::default(), false)
+        .await;
     assert!(refused.unwrap_err().is_over());
     // Of what it has said of itself nothing is left.
     let row = client

@@ -19,6 +19,7 @@ mod vitals;
 mod wakeups;
 
 mod frozen;
+mod heartbeats;
 mod in_line;
 mod middleware;
 mod names;

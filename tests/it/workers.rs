@@ -63,7 +63,9 @@ async fn silent_for(client: &Client, worker: &Store, seconds: i32) {
 }
 
 async fn heartbeat(store: &Store) -> Result<i32, rouse::store::StoreError> {
-    store.heartbeat(&json!({}), &Stats::default(), false).await
+    store
+        .heartbeat(Some(&json!({})), &Stats::default(), false)
+        .await
 }
 
 #[tokio::test]
@@ -470,7 +472,7 @@ async fn a_worker_tells_how_it_fares() {
         ..Stats::default()
     };
     let can = json!({"email.send": {"version": "1.2.0", "grants": ["files"]}});
-    worker.heartbeat(&can, &stats, true).await.unwrap();
+    worker.heartbeat(Some(&can), &stats, true).await.unwrap();
     let row = client
         .query_one(
             "SELECT state, stats ->> 'completed', handlers, capabilities -> 'email.send' ->> 'version' FROM rouse.workers",

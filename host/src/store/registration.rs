@@ -163,11 +163,14 @@ impl Store {
         Ok((incarnation, Duration::from_millis(every)))
     }
 
-    /// Says that the worker lives, what it can run, how it fares, and whether it takes no more jobs. Returns how
-    /// many workers were found dead by the way.
+    /// Says that the worker lives, what it can run (none: what it could run before), how it fares, and whether it takes no more jobs.
+    /// Returns how many workers were found dead by the way.
+    ///
+    /// # Errors
+    /// [`StoreError::is_about_data`] where the database does not take what the worker says of itself; nothing of it is kept then.
     pub async fn heartbeat(
         &self,
-        capabilities: &Value,
+        capabilities: Option<&Value>,
         stats: &Stats,
         draining: bool,
     ) -> Result<i32, StoreError> {
@@ -178,7 +181,7 @@ impl Store {
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
-                    (&Json(capabilities), Type::JSONB),
+                    (&capabilities.map(Json), Type::JSONB),
                     (&Json(stats), Type::JSONB),
                     (&draining, Type::BOOL),
                 ],

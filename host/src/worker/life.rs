@@ -131,6 +131,8 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     let mut draining = false;
     // Heartbeats that failed since the last one that did not.
     let mut failures = 0;
+    // What the fleet was told last that this worker can run. It is not sent, nor written, with each heartbeat: it may be megabytes.
+    let mut told = None;
     // What was done while no host was there.
     outside::tell(&shared).await;
     loop {
@@ -150,15 +152,13 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
         let cores = (cpu - used).as_secs_f64() / (now - asked).as_secs_f64().max(0.001);
         (asked, used) = (now, cpu);
         let stats = shared.tally.stats(&shared, Some(cores));
-        let capabilities = capabilities(&shared.settings, &shared.catalog.current());
+        let capabilities = Some(capabilities(&shared.settings, &shared.catalog.current()));
         draining = shared.stop.is_stopping();
-        match shared
-            .store
-            .heartbeat(&capabilities, &stats, draining)
-            .await
-        {
+        let news = capabilities.as_ref().filter(|_| capabilities != told);
+        match shared.store.heartbeat(news, &stats, draining).await {
             Ok(buried) => {
                 failures = 0;
+                told = capabilities;
                 if buried > 0 {
                     warn!(
                         buried,
@@ -170,7 +170,14 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
             }
             Err(error) if error.is_over() || error.is_superseded() => {
                 failures = 0;
+                told = None;
                 begin_again(&shared, &error).await
+            }
+            // What this worker can run is for people. That it lives is for its jobs.
+            Err(error) if error.is_about_data() && news.is_some() => {
+                error!(%error, "the database refuses what this worker says that it can run; the fleet goes on seeing what it could run before");
+                told = capabilities;
+                shared.heartbeat_now.notify_one();
             }
             Err(error) => {
                 if failures == 0 {

@@ -20,6 +20,9 @@ use crate::sandbox::{Digest, Module, Sandbox};
 /// A file that was written to this recently may still be written to.
 pub(super) const QUIET: Duration = Duration::from_millis(200);
 
+/// The most handlers of one folder. What a worker can run is a row of the database (`_check_capabilities` in
+/// migrations/functions/workers.sql holds so many).
+const HANDLERS_MAX: usize = 10_000;
 /// A module that was refused because of the machine, not because of what it contains, is tried again after this time: soon
 /// enough for a host that was short of memory when it started, and not so often that a module which is to blame after all
 /// keeps it busy.
@@ -478,10 +481,27 @@ impl Folder {
                 }
             }
         }
+        let others = self.served_by_others(file);
+        if others + names.own.len() > HANDLERS_MAX {
+            return Decision::Refuse(Denied {
+                why: format!(
+                    "it has {} handlers, and the other files of the folder serve {others}; a folder serves {HANDLERS_MAX} at most",
+                    names.own.len()
+                ),
+                lines: None,
+            });
+        }
         match waits {
             true => Decision::Wait,
             false => Decision::Serve(names),
         }
+    }
+
+    /// How many handlers the files serve beside this one.
+    fn served_by_others(&self, file: &str) -> usize {
+        let others = self.entries.iter().filter(|(other, _)| *other != file);
+        let serving = others.filter_map(|(_, entry)| entry.serving.as_ref());
+        serving.map(|serving| serving.handlers.len()).sum()
     }
 
     fn claimant<'a>(&self, file: &'a str, module: &Module, name: &str) -> Claimant<'a> {

@@ -1,0 +1,105 @@
+//! What heartbeats carry, and what may not keep them from being heard.
+
+use rouse::worker::Settings;
+use serde_json::json;
+
+use crate::sandbox_guest::{echo, guest};
+use crate::support::TestDb;
+use crate::support::worker::{TestWorker, catalog_of, ended, enqueue, until_true, watched};
+
+/// The longest name with this number.
+fn long_name(number: usize) -> String {
+    format!("{number:x>128}")
+}
+
+#[tokio::test]
+async fn a_folder_serves_ten_thousand_handlers_and_its_heartbeats_hold_them() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let module = |file: usize| {
+        let of = |n| json!({"name": long_name(file * 1_000 + n), "version": "v".repeat(64)});
+        let manifest = json!({"handlers": (0..1_000).map(of).collect::<Vec<_>>()});
+        guest(
+            &manifest.to_string(),
+            "(call $return_ok (local.get $payload) (local.get $payload_len))",
+        )
+    };
+    let modules: Vec<_> = (0..11)
+        .map(|file| (format!("{file:02}.wasm"), module(file)))
+        .collect();
+    let modules: Vec<_> = modules
+        .iter()
+        .map(|(file, module)| (file.as_str(), module.as_slice()))
+        .collect();
+    let catalog = catalog_of(&modules).await;
+    let set = catalog.current();
+    assert_eq!(set.handlers.len(), 10_000);
+    let [refused] = &set.refused[..] else {
+        panic!("one is refused: {:?}", set.refused);
+    };
+    assert!(
+        refused.why.contains("has 1000 handlers") && refused.why.contains("serves 10000 at most"),
+        "{refused:?}"
+    );
+    let worker = TestWorker::start_on(&db, Settings::default(), catalog);
+    // Beside what these modules say there is room for the eight kinds of grants.
+    until_true(
+        &client,
+        "SELECT coalesce((SELECT cardinality(handlers) = 10000 AND octet_length(capabilities::text) BETWEEN 3000000 AND 8388608 - 10000 * 200
+                         FROM rouse.workers), false)",
+    )
+    .await;
+    let id = enqueue(&client, &long_name(0), json!(null)).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_heartbeat_without_news_leaves_what_the_worker_can_run() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = db.worker().await;
+    let can = json!({"mail.send": {"version": "1"}});
+    let stats = Default::default();
+    worker.heartbeat(Some(&can), &stats, false).await.unwrap();
+    worker.heartbeat(None, &stats, true).await.unwrap();
+    let said = "SELECT handlers = '{mail.send}' AND capabilities #>> '{mail.send,version}' = '1' AND state = 'draining' FROM rouse.workers";
+    until_true(&client, said).await;
+}
+
+#[tokio::test]
+async fn a_worker_whose_handlers_are_refused_by_the_database_lives_on() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (catalog, folder) = watched(&["noop.wasm"]).await;
+    let worker = TestWorker::start_on(&db, Settings::default(), catalog);
+    until_true(
+        &client,
+        "SELECT coalesce((SELECT handlers = '{noop}' FROM rouse.workers), false)",
+    )
+    .await;
+    client
+        .batch_execute(
+            "CREATE OR REPLACE FUNCTION rouse._check_capabilities(p_capabilities jsonb) RETURNS void LANGUAGE plpgsql AS $$
+             BEGIN RAISE EXCEPTION 'too many' USING ERRCODE = 'program_limit_exceeded'; END $$;
+             UPDATE rouse.worker SET seen_at = now() - interval '80 s', stats_at = NULL",
+        )
+        .await
+        .unwrap();
+    // A change of what it can run is told at once.
+    std::fs::write(folder.path().join("echo.wasm"), echo("test.echo", "1")).unwrap();
+    until_true(
+        &client,
+        "SELECT seen_at > now() - interval '60 s' AND stats_at IS NOT NULL FROM rouse.worker",
+    )
+    .await;
+    let row = client
+        .query_one("SELECT handlers, state FROM rouse.workers", &[])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, Vec<String>>(0), ["noop"]);
+    assert_eq!(row.get::<_, String>(1), "active");
+    let id = enqueue(&client, "test.echo", json!(1)).await;
+    assert_eq!(ended(&client, id).await.state, "succeeded");
+    worker.drain().await;
+}
