@@ -9,7 +9,7 @@ use super::entry::{Entry, Looks, Serving};
 use super::file::{self, Listed};
 use super::gate::Gate;
 use super::loading::{Loaded, Loader, Order, Outcome};
-use super::owners::{Claimant, Owners, Whose};
+use super::owners::{Claimant, NAMES_MAX, Owners, Whose};
 use super::watch::Wake;
 use super::{HandlerSet, Loads, Refusal};
 use crate::harmless;
@@ -24,6 +24,9 @@ pub(super) const QUIET: Duration = Duration::from_millis(200);
 /// enough for a host that was short of memory when it started, and not so often that a module which is to blame after all
 /// keeps it busy.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
+
+/// A start waits so long for files that could not be tried when it began: each has been tried twice more by then.
+const START_MAX: Duration = RETRY_AFTER.saturating_mul(3);
 
 /// Which fresh files are complete already.
 pub(super) enum Trust {
@@ -50,8 +53,10 @@ pub(super) struct Folder {
     unreadable: Option<String>,
     gate: Gate,
     owners: Owners,
-    /// Until everything is loaded that was there at the start.
+    /// Until everything was tried that was there at the start.
     is_starting: bool,
+    /// When that is over although a file was not tried.
+    start_ends_at: Instant,
     loader: Loader,
     loads: Arc<Loads>,
     /// How many files have been given to it.
@@ -63,16 +68,20 @@ pub(super) struct Folder {
 
 impl Folder {
     /// Modules are made on threads of their own, and come to `done`, for [`finish`](Self::finish).
+    ///
+    /// # Errors
+    /// When what is kept of the names of its handlers cannot be used.
     pub(super) fn new(
         sandbox: Arc<Sandbox>,
         dir: PathBuf,
         loads: Arc<Loads>,
         done: mpsc::Sender<Wake>,
-    ) -> Self {
-        Self {
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
             gate: Gate::new(sandbox.settings()),
-            owners: Owners::read(&sandbox, &dir),
+            owners: Owners::read(&sandbox, &dir)?,
             is_starting: true,
+            start_ends_at: Instant::now() + START_MAX,
             loader: Loader::new(sandbox.clone(), loads.clone(), done),
             loads,
             sandbox,
@@ -82,7 +91,7 @@ impl Folder {
             begun: 0,
             trying: BTreeSet::new(),
             slow: BTreeSet::new(),
-        }
+        })
     }
 
     /// True until each file was tried once.
@@ -225,6 +234,7 @@ impl Folder {
             scan.again_in = Some(scan.again_in.map_or(left, |other| other.min(left)));
             return;
         }
+        entry.is_young = entry.refused.is_none() && self.is_starting && quiet_for < QUIET;
         entry.seen = Some(looks);
         entry.fresh = None;
         entry.retry_at = None;
@@ -296,6 +306,7 @@ impl Folder {
             return true;
         }
         entry.loading = None;
+        let is_young = std::mem::take(&mut entry.is_young);
         match outcome {
             Outcome::Slow | Outcome::StillRefused => {}
             Outcome::Changed => entry.seen = None,
@@ -315,6 +326,10 @@ impl Folder {
             Outcome::Refused(why, digest) => {
                 entry.waiting = None;
                 entry.refuse(&file, why, digest);
+                if is_young {
+                    // It is looked into once more when it is quiet.
+                    entry.seen = None;
+                }
             }
             Outcome::Unlucky(why) => {
                 entry.retry_at = Some(Instant::now() + RETRY_AFTER);
@@ -342,12 +357,29 @@ impl Folder {
             }
             changed = true;
         }
-        if self.is_starting && !self.is_loading() {
+        if self.ends_start() {
             // Now it is known what every file has that was there at the start.
             self.is_starting = false;
             self.owners.prove();
         }
         changed
+    }
+
+    /// True when the start is over, and the names are still to be settled for the last time in it.
+    pub(super) fn ends_start(&self) -> bool {
+        self.is_starting && !self.is_start_open()
+    }
+
+    /// Ends the start as soon as nothing is being loaded: nobody follows the folder.
+    pub(super) fn start_no_longer(&mut self) {
+        self.start_ends_at = Instant::now();
+    }
+
+    /// True while a file that was there at the start may turn out to have a name that nobody has found in it yet.
+    fn is_start_open(&self) -> bool {
+        let is_open =
+            || Instant::now() < self.start_ends_at && self.entries.values().any(Entry::is_untried);
+        self.is_starting && (self.is_loading() || is_open())
     }
 
     /// Keeps what is known of names for the next start.
@@ -369,6 +401,14 @@ impl Folder {
             }
             Decision::Serve(names) => names,
         };
+        for (name, files) in &names.contested {
+            let is_there = |other: &str| self.entries.contains_key(other);
+            self.owners
+                .contest(name, files.clone(), SystemTime::now(), is_there);
+            for other in files.iter().filter(|other| *other != file) {
+                self.withdraw(other, name, |other| contested_by(name, other, files));
+            }
+        }
         let entry = self.entries.get_mut(file).expect("as above");
         let contested = names.contested.iter().next();
         let denied = contested.map(|(name, files)| Denied {
@@ -390,12 +430,6 @@ impl Folder {
             };
         }
 
-        for (name, files) in &names.contested {
-            self.owners.contest(name, files.clone(), SystemTime::now());
-            for other in files.iter().filter(|other| *other != file) {
-                self.withdraw(other, name, |other| contested_by(name, other, files));
-            }
-        }
         let is_starting = self.is_starting;
         for (name, owner) in &names.own {
             if let Some(server) = self.owners.server(name).filter(|server| *server != file) {
@@ -416,7 +450,7 @@ impl Folder {
                 .take(name, &self.claimant(file, &module, name), is_starting);
         }
         let has = |name: &str| module.manifest.handlers.iter().any(|it| it.name == name);
-        self.owners.release_others(file, has);
+        self.owners.drop_others(file, has, SystemTime::now());
         let serving = Serving::new(&self.sandbox, module.clone(), &names.own);
         let entry = self.entries.get_mut(file).expect("as above");
         entry.serve(serving, self.sandbox.settings());
@@ -432,6 +466,8 @@ impl Folder {
         let settings = self.sandbox.settings();
         let mut names = Names::default();
         let mut waits = false;
+        let is_start_open = self.is_start_open();
+        let mut is_new = None;
         for manifest in &module.manifest.handlers {
             if let Err(denied) = settings.admit(manifest, module.origin()) {
                 return Decision::Refuse(denied);
@@ -454,7 +490,10 @@ impl Folder {
                         || settings.is_dev
                         || !settings.is_worth_having(name)
                         || self.owners.knows(name, file);
-                    waits |= self.is_starting && self.is_loading() && !is_safe;
+                    waits |= is_start_open && !is_safe;
+                    if !by.is_bound && self.owners.owner(name).is_none() {
+                        is_new = Some(name);
+                    }
                     names.own.insert(name.clone(), file.to_owned());
                 }
                 Whose::StandIn => {
@@ -462,6 +501,13 @@ impl Folder {
                     names.own.insert(name.clone(), owner.to_owned());
                 }
                 Whose::Present(owner) => {
+                    return Decision::Refuse(Denied {
+                        why: belongs_to(name, file, &owner),
+                        lines: Some(lines::module(name, file)),
+                    });
+                }
+                Whose::Dropped(owner) => {
+                    let owner = format!("{owner}, a file whose present version lacks it");
                     return Decision::Refuse(Denied {
                         why: belongs_to(name, file, &owner),
                         lines: Some(lines::module(name, file)),
@@ -477,6 +523,14 @@ impl Folder {
                     names.contested.insert(name.clone(), files);
                 }
             }
+        }
+        if let Some(name) = is_new
+            && !self.owners.has_room(names.own.keys())
+        {
+            return Decision::Refuse(Denied {
+                why: no_room(name, file),
+                lines: Some(lines::module(name, file)),
+            });
         }
         match waits {
             true => Decision::Wait,
@@ -539,6 +593,13 @@ struct Names {
 fn belongs_to(name: &str, file: &str, owner: &str) -> String {
     format!(
         "it has the handler `{name}`, which belongs to {owner}; where {file} is to have it, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
+        lines::module_key(file)
+    )
+}
+
+fn no_room(name: &str, file: &str) -> String {
+    format!(
+        "it has the handler `{name}`, and this host knows of {NAMES_MAX} names already, which is as many as it keeps; where {file} is to have it, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
         lines::module_key(file)
     )
 }
