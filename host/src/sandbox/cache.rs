@@ -81,7 +81,7 @@ impl CodeCache {
             Err(why) => {
                 tracing::warn!(
                     dir = %path.display(),
-                    "machine code is not kept, each start compiles every module: {why}"
+                    "machine code is not kept, nor whose the names of handlers are: each start compiles every module, and knows no owner of a name: {why}"
                 );
                 None
             }

@@ -616,3 +616,117 @@ fn contested_by(name: &str, file: &str, files: &BTreeSet<String>) -> String {
         lines::module_key(file)
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::sandbox::Settings;
+
+    /// A folder with one file, `mail.wasm`, at a start. What is loaded comes to a test when it says so.
+    struct Start {
+        dir: tempfile::TempDir,
+        folder: Folder,
+        done: mpsc::Receiver<Wake>,
+    }
+
+    impl Start {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let sandbox = Sandbox::start(Settings {
+                attempts_max: 1,
+                ..Settings::default()
+            });
+            let (wake, done) = mpsc::channel();
+            let loads = Arc::default();
+            let path = dir.path().to_owned();
+            let folder = Folder::new(sandbox.unwrap(), path, loads, wake).unwrap();
+            let mut start = Self { dir, folder, done };
+            start.write("half of it");
+            start.folder.scan(&Trust::Everything);
+            assert!(start.folder.is_loading() && !start.folder.ends_start());
+            start
+        }
+
+        /// Written to just now, however long the test takes.
+        fn write(&self, text: &str) {
+            let path = self.dir.path().join("mail.wasm");
+            fs::write(&path, text).unwrap();
+            let file = fs::File::options().write(true).open(path).unwrap();
+            file.set_modified(SystemTime::now() + Duration::from_secs(3600))
+                .unwrap();
+        }
+
+        /// Another version, which is loaded at once.
+        fn replace(&mut self) {
+            self.write("all of it, and no module");
+            let renamed = HashSet::from(["mail.wasm".to_owned()]);
+            self.folder.scan(&Trust::Renamed(renamed));
+            assert!(self.folder.is_loading());
+        }
+
+        /// What has become of the file that is being loaded.
+        fn finish(&mut self) {
+            loop {
+                let Wake::Loaded(loaded) = self.done.recv().unwrap() else {
+                    continue;
+                };
+                let is_last = loaded.place == self.folder.begun;
+                self.folder.finish(loaded);
+                if is_last {
+                    return;
+                }
+            }
+        }
+
+        /// This has become of it.
+        fn becomes(&mut self, outcome: Outcome) {
+            self.folder.finish(Loaded {
+                file: "mail.wasm".into(),
+                place: self.folder.begun,
+                outcome,
+            });
+            assert!(!self.folder.is_loading());
+        }
+    }
+
+    #[test]
+    fn a_start_goes_on_while_a_file_may_be_half_of_itself() {
+        let mut start = Start::new();
+        start.finish();
+        assert!(!start.folder.is_loading() && !start.folder.ends_start());
+        start.replace();
+        start.finish();
+        assert!(start.folder.ends_start());
+    }
+
+    #[test]
+    fn a_start_goes_on_while_a_file_that_has_changed_is_to_be_tried() {
+        let mut start = Start::new();
+        start.becomes(Outcome::Changed);
+        assert!(!start.folder.ends_start());
+        start.replace();
+        start.becomes(Outcome::StillRefused);
+        assert!(start.folder.ends_start());
+    }
+
+    #[test]
+    fn a_start_ends_some_day_without_a_file_that_cannot_be_tried() {
+        let mut start = Start::new();
+        start.becomes(Outcome::Unlucky("it has no memory".into()));
+        assert!(!start.folder.ends_start());
+        start.folder.start_ends_at = Instant::now();
+        assert!(start.folder.ends_start());
+    }
+
+    #[test]
+    fn a_start_ends_when_its_last_file_goes_while_it_is_loaded() {
+        let mut start = Start::new();
+        fs::remove_file(start.dir.path().join("mail.wasm")).unwrap();
+        start.folder.scan(&Trust::Everything);
+        assert!(!start.folder.ends_start());
+        start.finish();
+        assert!(start.folder.ends_start());
+    }
+}
