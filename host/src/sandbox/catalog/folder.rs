@@ -326,7 +326,7 @@ impl Folder {
             Outcome::Refused(why, digest) => {
                 entry.waiting = None;
                 entry.refuse(&file, why, digest);
-                if is_young {
+                if is_young && Instant::now() < self.start_ends_at {
                     // It is looked into once more when it is quiet.
                     entry.seen = None;
                 }

@@ -263,6 +263,7 @@ impl Catalog {
         let Some((folder, wakes)) = following.as_mut() else {
             return;
         };
+        folder.start_no_longer();
         loop {
             while folder.is_loading() {
                 if let Ok(watch::Wake::Loaded(loaded)) = wakes.recv() {
@@ -275,7 +276,6 @@ impl Catalog {
                 break;
             }
         }
-        folder.start_no_longer();
         folder.settle_names();
         self.published.publish(folder.handlers());
     }
