@@ -10,7 +10,7 @@ use rouse::sandbox::{
 };
 use serde_json::{Value, json};
 
-use crate::compiling::compiler_that_waits;
+use crate::compiling::{compiler_that, compiler_that_waits};
 use crate::sandbox_guest::{bound, echo, guest, refusal, returns, version};
 use crate::support::worker::{PATIENCE, ended, enqueue};
 use crate::support::{
@@ -47,6 +47,14 @@ impl Machine {
 
     fn remove(&self, file: &str) {
         fs::remove_file(self.folder.join(file)).unwrap();
+    }
+
+    /// The file in which a host keeps what it knows of names.
+    fn kept_names(&self) -> PathBuf {
+        let dir = fs::read_dir(self.settings.cache_dir.as_ref().unwrap()).unwrap();
+        let mut files = dir.map(|file| file.unwrap().path());
+        let is_it = |file: &PathBuf| file.extension().is_some_and(|end| end == "json");
+        files.find(is_it).expect("it keeps them")
     }
 
     /// A host that has loaded what is there.
@@ -203,20 +211,163 @@ async fn a_copy_serves_in_the_place_of_a_file_that_is_gone_and_gets_nothing_by_i
     assert_eq!(set.get("mail.send").unwrap().owner, "mail.wasm");
 }
 
+/// A version that adds a name, and the one before it again: the name waits for the file that had it.
 #[tokio::test]
-async fn a_name_goes_to_another_file_when_its_own_gives_it_up() {
+async fn a_name_that_a_version_gives_up_stays_with_its_file() {
     let machine = Machine::new(Settings::default());
     let two = r#"{"handlers":[{"name":"mail.read"},{"name":"mail.send"}]}"#;
     machine.put("mail.wasm", guest(two, "unreachable"));
     let catalog = machine.start().await;
-    machine.put("send.wasm", echo("mail.send", "1"));
-    until_refused(&catalog, "send.wasm", "which belongs to mail.wasm").await;
-    machine.put("mail.wasm", echo("mail.read", "2"));
-    let set = catalog
-        .until(|set| server(set, "mail.send").as_deref() == Some("send.wasm"))
-        .await;
-    assert_eq!(server(&set, "mail.read").as_deref(), Some("mail.wasm"));
-    catalog.until(|set| set.refused.is_empty()).await;
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    until_refused(&catalog, "0.wasm", "which belongs to mail.wasm").await;
+    machine.put("mail.wasm", echo("mail.read", "1"));
+    let dropped = "which belongs to mail.wasm, a file whose present version lacks it";
+    let said = until_refused(&catalog, "0.wasm", dropped).await;
+    assert_eq!(said, lines("mail.send", "0.wasm"));
+    // Nor does it help to restart the host now.
+    drop(catalog);
+    let catalog = machine.start().await;
+    until_refused(&catalog, "0.wasm", dropped).await;
+    assert_eq!(catalog.current().names(), ["mail.read"]);
+    machine.put("mail.wasm", guest(two, "unreachable"));
+    let set = catalog.until(|set| set.get("mail.send").is_some()).await;
+    assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
+
+    // A table moves it to another file.
+    drop(catalog);
+    machine.put("mail.wasm", echo("mail.read", "1"));
+    let bound = Machine {
+        settings: Settings {
+            modules: bound("mail.send", "0.wasm"),
+            ..machine.settings.clone()
+        },
+        folder: machine.folder.clone(),
+    };
+    let set = bound.start().await.current();
+    assert_eq!(server(&set, "mail.send").as_deref(), Some("0.wasm"));
+}
+
+/// A host whose kept names cannot be read does not start as if there were none.
+#[tokio::test]
+async fn a_start_is_refused_while_the_kept_names_cannot_be_used() {
+    let machine = Machine::new(Settings::default());
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    drop(machine.start().await);
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    let kept = machine.kept_names();
+    let text = fs::read(&kept).unwrap();
+    let elsewhere = kept.with_extension("elsewhere");
+    let mode = |mode: u32| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        fs::set_permissions(&kept, mode).unwrap();
+    };
+    let cases: [(&str, &dyn Fn()); 6] = [
+        ("EOF while parsing", &|| fs::write(&kept, "").unwrap()),
+        ("EOF while parsing", &|| {
+            fs::write(&kept, &text[..text.len() - 1]).unwrap();
+        }),
+        ("missing field", &|| fs::write(&kept, "{}").unwrap()),
+        ("others may write to it", &|| mode(0o666)),
+        ("it is a link", &|| {
+            fs::rename(&kept, &elsewhere).unwrap();
+            std::os::unix::fs::symlink(&elsewhere, &kept).unwrap();
+        }),
+        ("more than", &|| {
+            let file = fs::File::options().write(true).open(&kept).unwrap();
+            file.set_len((64 << 20) + 1).unwrap();
+        }),
+    ];
+    for (why, damage) in cases {
+        damage();
+        let sandbox = Sandbox::start(machine.settings.clone()).unwrap();
+        let started = Catalog::start(sandbox, &machine.folder).await;
+        let Err(error) = started else {
+            panic!(
+                "{why}: it starts, and has {:?}",
+                machine.start().await.current()
+            );
+        };
+        let said = format!("{error:#}");
+        assert!(said.contains(why), "{why}: {said}");
+        assert!(said.contains(&kept.display().to_string()), "{said}");
+        assert!(said.contains("remove it"), "{said}");
+        fs::remove_file(&kept).unwrap();
+        fs::write(&kept, &text).unwrap();
+        mode(0o600);
+    }
+    let set = machine.start().await.current();
+    assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
+}
+
+/// A folder that is a link to the present release.
+#[tokio::test]
+async fn a_release_behind_the_link_to_the_folder_does_not_forget_the_names() {
+    let mut machine = Machine::new(Settings::default());
+    let releases = scratch("releases");
+    machine.folder = releases.join("modules");
+    for (release, module) in [
+        ("1/mail.wasm", echo("mail.send", "1")),
+        ("2/0.wasm", echo("mail.send", "evil")),
+    ] {
+        fs::create_dir_all(releases.join(release).parent().unwrap()).unwrap();
+        fs::write(releases.join(release), module).unwrap();
+    }
+    std::os::unix::fs::symlink("1", &machine.folder).unwrap();
+    drop(machine.start().await);
+    fs::remove_file(&machine.folder).unwrap();
+    std::os::unix::fs::symlink("2", &machine.folder).unwrap();
+    // However the path is spelled.
+    machine.folder = releases.join("./modules/");
+    let catalog = machine.start().await;
+    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is gone").await;
+    assert!(catalog.current().names().is_empty());
+}
+
+/// Strangers who have more names than a host keeps.
+#[tokio::test]
+async fn names_without_end_are_refused_and_those_that_are_known_stay() {
+    let machine = Machine::new(Settings::default());
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    let catalog = machine.start().await;
+    for file in 0..21 {
+        // With `mail.send`, all but one of these files have as many as are kept.
+        let count = if file == 0 { 999 } else { 1_000 };
+        let names: Vec<Value> = (0..count)
+            .map(|n| json!({ "name": format!("f{file}.n{n}") }))
+            .collect();
+        let manifest = json!({ "handlers": names }).to_string();
+        machine.put(&format!("f{file:02}.wasm"), guest(&manifest, "unreachable"));
+    }
+    let full = |set: &HandlerSet| set.refused.len() == 1 && set.handlers.len() == 20_000;
+    let set = tokio::time::timeout(PATIENCE * 5, catalog.until(full)).await;
+    let set = set.unwrap_or_else(|_| panic!("{:?}", catalog.current().refused));
+    assert!(
+        set.refused[0].why.contains("20000 names"),
+        "{:?}",
+        set.refused
+    );
+    let lines = set.refused[0].lines.as_deref().unwrap_or_default();
+    assert!(lines.contains("\nmodule = \"f"), "{lines}");
+    drop(catalog);
+
+    // Nor does anybody have the name of another one when the file is gone.
+    machine.remove("mail.wasm");
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    let bound = Machine {
+        settings: Settings {
+            modules: bound("new.one", "new.wasm"),
+            ..machine.settings.clone()
+        },
+        folder: machine.folder.clone(),
+    };
+    machine.put("new.wasm", echo("new.one", "1"));
+    machine.put("new-2.wasm", echo("new.two", "1"));
+    let catalog = bound.start().await;
+    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is gone").await;
+    until_refused(&catalog, "new-2.wasm", "20000 names").await;
+    // What a table binds serves all the same.
+    let set = catalog.current();
+    assert_eq!(server(&set, "new.one").as_deref(), Some("new.wasm"));
 }
 
 #[tokio::test]
@@ -395,6 +546,52 @@ async fn a_name_that_has_files_or_state_waits_until_all_modules_were_tried_where
     assert_eq!(catalog.current().names(), ["test.other"]);
 }
 
+/// The last file that is still being compiled goes away: all others were tried.
+#[tokio::test]
+async fn a_start_ends_when_the_last_file_that_is_being_loaded_goes() {
+    let go_on = scratch("go-on").join("go-on");
+    let mut machine = Machine::new(rich("mail.send"));
+    machine.settings.compiler = Some(compiler_that_waits("slow-1", &go_on));
+    machine.settings.compilations_max = 2;
+    machine.put("0.wasm", echo("test.other", "slow-1"));
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    machine.put("quick.wasm", echo("test.quick", "1"));
+    let sandbox = Sandbox::start(machine.settings.clone()).unwrap();
+    let catalog = Catalog::start(sandbox, &machine.folder).await.unwrap();
+    let set = catalog.until(|set| set.get("test.quick").is_some()).await;
+    assert_eq!(set.names(), ["test.quick"]);
+    machine.remove("0.wasm");
+    catalog.until(|set| set.loading.is_empty()).await;
+    fs::write(go_on, "").unwrap();
+    let serves = catalog.until(|set| set.get("mail.send").is_some());
+    let served = tokio::time::timeout(PATIENCE, serves).await;
+    served.expect("mail.send serves once nothing is loaded any more");
+}
+
+/// A file that could not be tried, for a reason that may pass, may have the name too.
+#[tokio::test]
+async fn a_start_goes_on_while_a_file_is_to_be_tried_again() {
+    let mut machine = Machine::new(rich("mail.send"));
+    machine.settings.compiler = Some(compiler_that(&format!(
+        "head -c 16 > {at}.$$.head; head -c $(od -An -tu8 -N8 {at}.$$.head) > {at}.$$.module\n\
+         if grep -qa unlucky-1 {at}.$$.module; then exit 3; fi\n\
+         cat {at}.$$.head {at}.$$.module > {at}.$$; exec {rouse} \"$@\" < {at}.$$",
+        at = scratch("handed-on").join("at").display(),
+        rouse = rouse_binary().display(),
+    )));
+    machine.put("0.wasm", echo("mail.send", "evil"));
+    machine.put("mail.wasm", echo("mail.send", "unlucky-1"));
+    machine.put("other.wasm", echo("test.other", "1"));
+    let catalog = machine.start().await;
+    until_refused(&catalog, "mail.wasm", "it is tried again after 60 s").await;
+    catalog.until(|set| set.get("test.other").is_some()).await;
+    assert_eq!(catalog.current().names(), ["test.other"]);
+    // It is replaced by one that compiles, before the start is over.
+    machine.put("mail.wasm", echo("mail.send", "1"));
+    until_refused(&catalog, "mail.wasm", "as 0.wasm had").await;
+    assert_eq!(catalog.current().names(), ["test.other"]);
+}
+
 #[tokio::test]
 async fn an_older_module_that_was_signed_once_does_not_serve_again() {
     let key: SigningKey = SigningKey::random().parse().unwrap();
@@ -424,7 +621,10 @@ async fn an_older_module_that_was_signed_once_does_not_serve_again() {
     machine.put("0.wasm", &old);
     until_refused(&catalog, "0.wasm", "version_min").await;
     machine.put("1.wasm", echo("mail.send", "3.0.0"));
-    until_refused(&catalog, "1.wasm", "binds to ed25519:").await;
+    // The refusal asks for the signature, not for a weaker binding.
+    let unsigned = "1.wasm.sig, a signature by that key, is missing or does not fit the file";
+    let said = until_refused(&catalog, "1.wasm", unsigned).await;
+    assert_eq!(said, "");
 
     // A name that is bound to a key goes with it to another file.
     let newest = echo("mail.send", "2.1.0");

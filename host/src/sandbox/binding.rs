@@ -129,8 +129,20 @@ impl Settings {
         if let Some((table, to)) = self.bound(name)
             && !to.iter().any(|binding| binding.is(origin))
         {
+            let is_key = |binding: &ModuleBinding| matches!(binding, ModuleBinding::Key(_));
+            let is_to_key = to.iter().any(is_key);
             let to: Vec<String> = to.iter().map(ModuleBinding::to_string).collect();
             let to = to.join(" or ");
+            if is_to_key {
+                // A line for the file would be a weaker binding.
+                let file = origin.file;
+                return Err(Denied {
+                    why: format!(
+                        "it has the handler `{name}`, which [handlers.\"{table}\"] in rouse.toml binds to {to}; {file}.sig, a signature by that key, is missing or does not fit the file; `rouse handlers sign --key FILE {file}` makes it"
+                    ),
+                    lines: None,
+                });
+            }
             return Err(Denied {
                 why: format!(
                     "it has the handler `{name}`, which [handlers.\"{table}\"] in rouse.toml binds to {to}; where it is to have it, put {} under [handlers.\"{name}\"]",
@@ -322,6 +334,10 @@ mod tests {
             signed_by: &[key],
             ..Origin::of_tests()
         };
+        let denied = settings.admit(&manifest("b", "1.0.0"), origin("b.wasm"));
+        let denied = denied.expect_err("nobody has signed it");
+        assert!(denied.why.contains("b.wasm.sig, a signature"), "{denied:?}");
+        assert_eq!(denied.lines, None);
         let admits = |name: &str, origin| settings.admit(&manifest(name, "1.0.0"), origin).is_ok();
         assert!(admits("a", of_digest) && !admits("a", signed));
         assert!(admits("b", signed) && !admits("b", of_digest));

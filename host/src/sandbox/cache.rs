@@ -4,9 +4,9 @@
 //! belong to the user that the host runs as, and nobody else may write to it; else there is no cache. An entry is read only
 //! where it is a plain file of that user, and names, in a digest of its own, the module that it is the code of. What is
 //! damaged, cut off, in the wrong place or somebody else's is removed, and the module is compiled again. Nothing that goes
-//! wrong here is more than a warning.
+//! wrong with an entry is more than a warning. A note cannot be made again: its readers get an error where it cannot be used.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use ring::digest::{Context, SHA256};
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, fstat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, fstat, fsync,
     futimens, openat, renameat, statat, unlinkat,
 };
 use rustix::process::geteuid;
@@ -43,8 +43,8 @@ const WRITING_MAX: Duration = Duration::from_secs(60 * 60);
 /// compiled: the adapter around modules of wasm32-wasip1 is not in the key.
 const MAGIC: &[u8; 16] = b"rouse code 0002\n";
 
-/// What is kept besides machine code is text.
-const NOTE_BYTES_MAX: u64 = 64 << 20;
+/// A note, which is text: no longer one is written or read.
+pub(super) const NOTE_BYTES_MAX: u64 = 64 << 20;
 
 /// How names of entries end, and of those that are being written.
 const ENTRY: &str = ".code";
@@ -81,7 +81,7 @@ impl CodeCache {
             Err(why) => {
                 tracing::warn!(
                     dir = %path.display(),
-                    "machine code is not kept, each start compiles every module: {why}"
+                    "machine code is not kept, nor whose the names of handlers are: each start compiles every module, and knows no owner of a name: {why}"
                 );
                 None
             }
@@ -130,25 +130,50 @@ impl CodeCache {
         }
     }
 
-    /// Something else that is kept here, under a name of its own; none where there is none that can be trusted.
-    pub(super) fn note(&self, name: &str) -> Option<Vec<u8>> {
-        let read = self.open_file(name).and_then(|file| {
-            let mut text = Vec::new();
-            let Some(file) = file else { return Ok(None) };
-            file.take(NOTE_BYTES_MAX).read_to_end(&mut text)?;
-            Ok(Some(text))
-        });
-        read.unwrap_or_else(|error| {
-            tracing::warn!(dir = %self.path.display(), file = name, "what was kept is not used: {error}");
-            None
-        })
+    /// Where a note is.
+    pub(super) fn note_path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
     }
 
-    /// Keeps it. Readers find all of it, or what was there before.
-    pub(super) fn set_note(&self, name: &str, text: &[u8]) {
-        let put = self.replace(name, |file| file.write_all(text));
-        if let Err(error) = put {
-            tracing::warn!(dir = %self.path.display(), file = name, "it is not kept: {error}");
+    /// Something else that is kept here, under a name of its own; none where there is no such file.
+    ///
+    /// # Errors
+    /// When there is one that cannot be read or trusted.
+    pub(super) fn note(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let Some(file) = self.open_file(name)? else {
+            return Ok(None);
+        };
+        let mut text = Vec::new();
+        file.take(NOTE_BYTES_MAX + 1).read_to_end(&mut text)?;
+        fits(&text)?;
+        Ok(Some(text))
+    }
+
+    /// Keeps a note. Readers find all of it, or what was there before, also after a power failure.
+    ///
+    /// # Errors
+    /// When it is not kept; what was there before is still there then.
+    pub(super) fn set_note(&self, name: &str, text: &[u8]) -> io::Result<()> {
+        fits(text)?;
+        self.replace(name, |file| {
+            file.write_all(text)?;
+            file.sync_all()
+        })?;
+        Ok(fsync(&self.dir)?)
+    }
+
+    /// Keeps other hosts from writing this note until the file is dropped; none while another one does.
+    ///
+    /// # Errors
+    /// When it cannot be locked.
+    pub(super) fn lock_note(&self, name: &str) -> io::Result<Option<File>> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = File::from(openat(&self.dir, format!("{name}.lock"), flags, mode)?);
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
         }
     }
 
@@ -261,6 +286,16 @@ impl CodeCache {
             });
         }
         Ok(kept)
+    }
+}
+
+fn fits(note: &[u8]) -> io::Result<()> {
+    match note.len() as u64 <= NOTE_BYTES_MAX {
+        true => Ok(()),
+        false => Err(io::Error::other(format!(
+            "it has more than {} MiB",
+            NOTE_BYTES_MAX >> 20
+        ))),
     }
 }
 

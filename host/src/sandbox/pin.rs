@@ -75,7 +75,7 @@ pub fn lock_line(digest: Digest, file: &str) -> String {
 }
 
 /// With which signatures are checked: ed25519, written as base64.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PublicKey([u8; KEY_BYTES]);
 
 impl PublicKey {

@@ -32,6 +32,8 @@ pub(super) struct Entry {
     pub(super) waiting: Option<(u64, Arc<Module>)>,
     /// It was there when the host started.
     pub(super) is_of_start: bool,
+    /// It was written to so recently, when it was looked into at the start, that half of it may have been missing.
+    pub(super) is_young: bool,
     pub(super) refused: Option<Refused>,
     pub(super) refused_digest: Option<Digest>,
 }
@@ -68,6 +70,12 @@ pub(super) struct Serving {
 }
 
 impl Entry {
+    /// True while it may turn out to have a name that it had when the host started.
+    pub(super) fn is_untried(&self) -> bool {
+        let is_to_be_tried = self.seen.is_none() || self.fresh.is_some() || self.retry_at.is_some();
+        self.is_of_start && is_to_be_tried
+    }
+
     /// Nothing is wrong with the file any more.
     pub(super) fn accept(&mut self) {
         self.refused = None;

@@ -9,7 +9,7 @@ use super::entry::{Entry, Looks, Serving};
 use super::file::{self, Listed};
 use super::gate::Gate;
 use super::loading::{Loaded, Loader, Order, Outcome};
-use super::owners::{Claimant, Owners, Whose};
+use super::owners::{Claimant, NAMES_MAX, Owners, Whose};
 use super::watch::Wake;
 use super::{HandlerSet, Loads, Refusal};
 use crate::harmless;
@@ -27,6 +27,9 @@ const HANDLERS_MAX: usize = 10_000;
 /// enough for a host that was short of memory when it started, and not so often that a module which is to blame after all
 /// keeps it busy.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
+
+/// A start waits so long for files that could not be tried when it began: each has been tried twice more by then.
+const START_MAX: Duration = RETRY_AFTER.saturating_mul(3);
 
 /// Which fresh files are complete already.
 pub(super) enum Trust {
@@ -53,8 +56,10 @@ pub(super) struct Folder {
     unreadable: Option<String>,
     gate: Gate,
     owners: Owners,
-    /// Until everything is loaded that was there at the start.
+    /// Until everything was tried that was there at the start.
     is_starting: bool,
+    /// When that is over although a file was not tried.
+    start_ends_at: Instant,
     loader: Loader,
     loads: Arc<Loads>,
     /// How many files have been given to it.
@@ -66,16 +71,20 @@ pub(super) struct Folder {
 
 impl Folder {
     /// Modules are made on threads of their own, and come to `done`, for [`finish`](Self::finish).
+    ///
+    /// # Errors
+    /// When what is kept of the names of its handlers cannot be used.
     pub(super) fn new(
         sandbox: Arc<Sandbox>,
         dir: PathBuf,
         loads: Arc<Loads>,
         done: mpsc::Sender<Wake>,
-    ) -> Self {
-        Self {
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
             gate: Gate::new(sandbox.settings()),
-            owners: Owners::read(&sandbox, &dir),
+            owners: Owners::read(&sandbox, &dir)?,
             is_starting: true,
+            start_ends_at: Instant::now() + START_MAX,
             loader: Loader::new(sandbox.clone(), loads.clone(), done),
             loads,
             sandbox,
@@ -85,7 +94,7 @@ impl Folder {
             begun: 0,
             trying: BTreeSet::new(),
             slow: BTreeSet::new(),
-        }
+        })
     }
 
     /// True until each file was tried once.
@@ -228,6 +237,7 @@ impl Folder {
             scan.again_in = Some(scan.again_in.map_or(left, |other| other.min(left)));
             return;
         }
+        entry.is_young = entry.refused.is_none() && self.is_starting && quiet_for < QUIET;
         entry.seen = Some(looks);
         entry.fresh = None;
         entry.retry_at = None;
@@ -299,6 +309,7 @@ impl Folder {
             return true;
         }
         entry.loading = None;
+        let is_young = std::mem::take(&mut entry.is_young);
         match outcome {
             Outcome::Slow | Outcome::StillRefused => {}
             Outcome::Changed => entry.seen = None,
@@ -318,6 +329,10 @@ impl Folder {
             Outcome::Refused(why, digest) => {
                 entry.waiting = None;
                 entry.refuse(&file, why, digest);
+                if is_young && Instant::now() < self.start_ends_at {
+                    // It is looked into once more when it is quiet.
+                    entry.seen = None;
+                }
             }
             Outcome::Unlucky(why) => {
                 entry.retry_at = Some(Instant::now() + RETRY_AFTER);
@@ -345,12 +360,29 @@ impl Folder {
             }
             changed = true;
         }
-        if self.is_starting && !self.is_loading() {
+        if self.ends_start() {
             // Now it is known what every file has that was there at the start.
             self.is_starting = false;
             self.owners.prove();
         }
         changed
+    }
+
+    /// True when the start is over, and the names are still to be settled for the last time in it.
+    pub(super) fn ends_start(&self) -> bool {
+        self.is_starting && !self.is_start_open()
+    }
+
+    /// Ends the start as soon as nothing is being loaded: nobody follows the folder.
+    pub(super) fn start_no_longer(&mut self) {
+        self.start_ends_at = Instant::now();
+    }
+
+    /// True while a file that was there at the start may turn out to have a name that nobody has found in it yet.
+    fn is_start_open(&self) -> bool {
+        let is_open =
+            || Instant::now() < self.start_ends_at && self.entries.values().any(Entry::is_untried);
+        self.is_starting && (self.is_loading() || is_open())
     }
 
     /// Keeps what is known of names for the next start.
@@ -372,6 +404,14 @@ impl Folder {
             }
             Decision::Serve(names) => names,
         };
+        for (name, files) in &names.contested {
+            let is_there = |other: &str| self.entries.contains_key(other);
+            self.owners
+                .contest(name, files.clone(), SystemTime::now(), is_there);
+            for other in files.iter().filter(|other| *other != file) {
+                self.withdraw(other, name, |other| contested_by(name, other, files));
+            }
+        }
         let entry = self.entries.get_mut(file).expect("as above");
         let contested = names.contested.iter().next();
         let denied = contested.map(|(name, files)| Denied {
@@ -393,12 +433,6 @@ impl Folder {
             };
         }
 
-        for (name, files) in &names.contested {
-            self.owners.contest(name, files.clone(), SystemTime::now());
-            for other in files.iter().filter(|other| *other != file) {
-                self.withdraw(other, name, |other| contested_by(name, other, files));
-            }
-        }
         let is_starting = self.is_starting;
         for (name, owner) in &names.own {
             if let Some(server) = self.owners.server(name).filter(|server| *server != file) {
@@ -419,7 +453,7 @@ impl Folder {
                 .take(name, &self.claimant(file, &module, name), is_starting);
         }
         let has = |name: &str| module.manifest.handlers.iter().any(|it| it.name == name);
-        self.owners.release_others(file, has);
+        self.owners.drop_others(file, has, SystemTime::now());
         let serving = Serving::new(&self.sandbox, module.clone(), &names.own);
         let entry = self.entries.get_mut(file).expect("as above");
         entry.serve(serving, self.sandbox.settings());
@@ -435,6 +469,8 @@ impl Folder {
         let settings = self.sandbox.settings();
         let mut names = Names::default();
         let mut waits = false;
+        let is_start_open = self.is_start_open();
+        let mut is_new = None;
         for manifest in &module.manifest.handlers {
             if let Err(denied) = settings.admit(manifest, module.origin()) {
                 return Decision::Refuse(denied);
@@ -457,7 +493,10 @@ impl Folder {
                         || settings.is_dev
                         || !settings.is_worth_having(name)
                         || self.owners.knows(name, file);
-                    waits |= self.is_starting && self.is_loading() && !is_safe;
+                    waits |= is_start_open && !is_safe;
+                    if !by.is_bound && self.owners.owner(name).is_none() {
+                        is_new = Some(name);
+                    }
                     names.own.insert(name.clone(), file.to_owned());
                 }
                 Whose::StandIn => {
@@ -465,6 +504,13 @@ impl Folder {
                     names.own.insert(name.clone(), owner.to_owned());
                 }
                 Whose::Present(owner) => {
+                    return Decision::Refuse(Denied {
+                        why: belongs_to(name, file, &owner),
+                        lines: Some(lines::module(name, file)),
+                    });
+                }
+                Whose::Dropped(owner) => {
+                    let owner = format!("{owner}, a file whose present version lacks it");
                     return Decision::Refuse(Denied {
                         why: belongs_to(name, file, &owner),
                         lines: Some(lines::module(name, file)),
@@ -489,6 +535,14 @@ impl Folder {
                     names.own.len()
                 ),
                 lines: None,
+            });
+        }
+        if let Some(name) = is_new
+            && !self.owners.has_room(names.own.keys())
+        {
+            return Decision::Refuse(Denied {
+                why: no_room(name, file),
+                lines: Some(lines::module(name, file)),
             });
         }
         match waits {
@@ -563,6 +617,13 @@ fn belongs_to(name: &str, file: &str, owner: &str) -> String {
     )
 }
 
+fn no_room(name: &str, file: &str) -> String {
+    format!(
+        "it has the handler `{name}`, and this host knows of {NAMES_MAX} names already, which is as many as it keeps; where {file} is to have it, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
+        lines::module_key(file)
+    )
+}
+
 fn contested_by(name: &str, file: &str, files: &BTreeSet<String>) -> String {
     let others: Vec<&str> = files
         .iter()
@@ -574,4 +635,118 @@ fn contested_by(name: &str, file: &str, files: &BTreeSet<String>) -> String {
         others.join(" and "),
         lines::module_key(file)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::sandbox::Settings;
+
+    /// A folder with one file, `mail.wasm`, at a start. What is loaded comes to a test when it says so.
+    struct Start {
+        dir: tempfile::TempDir,
+        folder: Folder,
+        done: mpsc::Receiver<Wake>,
+    }
+
+    impl Start {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let sandbox = Sandbox::start(Settings {
+                attempts_max: 1,
+                ..Settings::default()
+            });
+            let (wake, done) = mpsc::channel();
+            let loads = Arc::default();
+            let path = dir.path().to_owned();
+            let folder = Folder::new(sandbox.unwrap(), path, loads, wake).unwrap();
+            let mut start = Self { dir, folder, done };
+            start.write("half of it");
+            start.folder.scan(&Trust::Everything);
+            assert!(start.folder.is_loading() && !start.folder.ends_start());
+            start
+        }
+
+        /// Written to just now, however long the test takes.
+        fn write(&self, text: &str) {
+            let path = self.dir.path().join("mail.wasm");
+            fs::write(&path, text).unwrap();
+            let file = fs::File::options().write(true).open(path).unwrap();
+            file.set_modified(SystemTime::now() + Duration::from_secs(3600))
+                .unwrap();
+        }
+
+        /// Another version, which is loaded at once.
+        fn replace(&mut self) {
+            self.write("all of it, and no module");
+            let renamed = HashSet::from(["mail.wasm".to_owned()]);
+            self.folder.scan(&Trust::Renamed(renamed));
+            assert!(self.folder.is_loading());
+        }
+
+        /// What has become of the file that is being loaded.
+        fn finish(&mut self) {
+            loop {
+                let Wake::Loaded(loaded) = self.done.recv().unwrap() else {
+                    continue;
+                };
+                let is_last = loaded.place == self.folder.begun;
+                self.folder.finish(loaded);
+                if is_last {
+                    return;
+                }
+            }
+        }
+
+        /// This has become of it.
+        fn becomes(&mut self, outcome: Outcome) {
+            self.folder.finish(Loaded {
+                file: "mail.wasm".into(),
+                place: self.folder.begun,
+                outcome,
+            });
+            assert!(!self.folder.is_loading());
+        }
+    }
+
+    #[test]
+    fn a_start_goes_on_while_a_file_may_be_half_of_itself() {
+        let mut start = Start::new();
+        start.finish();
+        assert!(!start.folder.is_loading() && !start.folder.ends_start());
+        start.replace();
+        start.finish();
+        assert!(start.folder.ends_start());
+    }
+
+    #[test]
+    fn a_start_goes_on_while_a_file_that_has_changed_is_to_be_tried() {
+        let mut start = Start::new();
+        start.becomes(Outcome::Changed);
+        assert!(!start.folder.ends_start());
+        start.replace();
+        start.becomes(Outcome::StillRefused);
+        assert!(start.folder.ends_start());
+    }
+
+    #[test]
+    fn a_start_ends_some_day_without_a_file_that_cannot_be_tried() {
+        let mut start = Start::new();
+        start.becomes(Outcome::Unlucky("it has no memory".into()));
+        assert!(!start.folder.ends_start());
+        start.folder.start_ends_at = Instant::now();
+        assert!(start.folder.ends_start());
+    }
+
+    #[test]
+    fn a_start_ends_when_its_last_file_goes_while_it_is_loaded() {
+        let mut start = Start::new();
+        fs::remove_file(start.dir.path().join("mail.wasm")).unwrap();
+        start.folder.scan(&Trust::Everything);
+        assert!(!start.folder.ends_start());
+        start.finish();
+        assert!(start.folder.ends_start());
+    }
 }

@@ -1,5 +1,6 @@
 //! What a file has to show before it may serve, and when that changes.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -32,24 +33,25 @@ pub(super) struct Gate {
 /// What counts at one moment.
 pub(super) struct Rules {
     pin: Pin,
-    /// Keys to which names are bound.
-    binding_keys: Arc<[PublicKey]>,
+    /// All keys whose signatures are looked for, each once: those that are trusted, and those to which names are bound.
+    keys: Arc<[PublicKey]>,
     lock: Result<Lock, String>,
 }
 
 impl Gate {
     pub(super) fn new(settings: &Settings) -> Self {
-        let keys = settings.modules.values().flatten();
-        let keys = keys.filter_map(|binding| match binding {
-            ModuleBinding::Key(key) => Some(*key),
+        let bindings = settings.modules.values().flatten();
+        let keys = bindings.filter_map(|binding| match binding {
+            ModuleBinding::Key(key) => Some(key),
             ModuleBinding::File(_) | ModuleBinding::Sha256(_) => None,
         });
+        let keys: BTreeSet<&PublicKey> = keys.chain(&settings.pin.trusted_keys).collect();
         let mut gate = Self {
             stamp: None,
             fresh: None,
             rules: Arc::new(Rules {
                 pin: settings.pin.clone(),
-                binding_keys: keys.collect(),
+                keys: keys.into_iter().copied().collect(),
                 lock: Err("there is none".into()),
             }),
         };
@@ -129,7 +131,7 @@ impl Gate {
     fn set_lock(&mut self, lock: Result<Lock, String>) {
         self.rules = Arc::new(Rules {
             pin: self.rules.pin.clone(),
-            binding_keys: self.rules.binding_keys.clone(),
+            keys: self.rules.keys.clone(),
             lock,
         });
     }
@@ -137,7 +139,7 @@ impl Gate {
 
 impl Rules {
     fn ask_for_signatures(&self) -> bool {
-        !self.pin.trusted_keys.is_empty() || !self.binding_keys.is_empty()
+        !self.keys.is_empty()
     }
 
     /// Lets these bytes of a file pass, and says by which of the keys that count here they were signed.
@@ -182,11 +184,8 @@ impl Rules {
             }
             Err(error) => return Err(format!("its signature {name}.sig cannot be read: {error}")),
         };
-        let keys = self.pin.trusted_keys.iter().chain(&*self.binding_keys);
-        let signed_by: Vec<PublicKey> = keys
-            .filter(|key| key.signed(bytes, &signature))
-            .copied()
-            .collect();
+        let keys = self.keys.iter().copied();
+        let signed_by: Vec<PublicKey> = keys.filter(|key| key.signed(bytes, &signature)).collect();
         let mut trusted = self.pin.trusted_keys.iter();
         match !is_needed || trusted.any(|key| signed_by.contains(key)) {
             true => Ok(signed_by),
@@ -203,4 +202,27 @@ fn read_signature(path: &Path) -> io::Result<String> {
         .take(SIGNATURE_BYTES_MAX)
         .read_to_string(&mut text)?;
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_is_listed_again_and_again_is_tried_once() {
+        let key: PublicKey = ("A".repeat(43) + "=").parse().unwrap();
+        let gate = Gate::new(&Settings {
+            modules: [
+                ("a".to_owned(), vec![ModuleBinding::Key(key); 50]),
+                ("b".to_owned(), vec![ModuleBinding::Key(key)]),
+            ]
+            .into(),
+            pin: Pin {
+                trusted_keys: vec![key; 2],
+                ..Pin::default()
+            },
+            ..Settings::default()
+        });
+        assert_eq!(*gate.rules().keys, [key]);
+    }
 }

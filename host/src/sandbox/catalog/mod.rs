@@ -206,7 +206,7 @@ impl Catalog {
     /// [`HandlerSet::refused`] and in the log.
     ///
     /// # Errors
-    /// When the folder cannot be read.
+    /// When the folder cannot be read, or what is kept of its names cannot be used.
     pub async fn open(sandbox: Arc<Sandbox>, dir: impl AsRef<Path>) -> anyhow::Result<Self> {
         let dir = dir.as_ref().to_owned();
         tokio::task::spawn_blocking(move || {
@@ -221,7 +221,7 @@ impl Catalog {
     /// Begins to load what is in the folder, and follows it from now on; each module serves as soon as it is ready.
     ///
     /// # Errors
-    /// When the folder cannot be read.
+    /// When the folder cannot be read, or what is kept of its names cannot be used.
     pub async fn start(sandbox: Arc<Sandbox>, dir: impl AsRef<Path>) -> anyhow::Result<Self> {
         let dir = dir.as_ref().to_owned();
         let listed = tokio::task::spawn_blocking(move || Self::list(sandbox, dir));
@@ -240,7 +240,7 @@ impl Catalog {
         }
         let (wake, wakes) = mpsc::channel();
         let loads = Arc::new(Loads::default());
-        let mut folder = Folder::new(sandbox, dir.clone(), loads.clone(), wake.clone());
+        let mut folder = Folder::new(sandbox, dir.clone(), loads.clone(), wake.clone())?;
         // A host that has just been started has nothing better to do than to read what is there,
         // however fresh it is.
         folder.scan(&Trust::Everything);
@@ -263,6 +263,7 @@ impl Catalog {
         let Some((folder, wakes)) = following.as_mut() else {
             return;
         };
+        folder.start_no_longer();
         loop {
             while folder.is_loading() {
                 if let Ok(watch::Wake::Loaded(loaded)) = wakes.recv() {

@@ -3,19 +3,29 @@
 //! Where no table of `rouse.toml` binds a name, it belongs to the file that served it first. It goes on belonging to that file while
 //! the file is away, as in an upgrade that removes it before it copies the new one, and after a restart: what is known of names is
 //! kept beside machine code, where nobody but the host's user may write. Where nothing is kept, and two files have one name at a
-//! start, nobody knows which of them it belongs to, and neither serves it.
+//! start, nobody knows which of them it belongs to, and neither serves it. A file that is kept and cannot be used is an error: a
+//! host that took it for nothing would hand out names again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
 
+use crate::sandbox::cache::CodeCache;
 use crate::sandbox::{Digest, Sandbox};
 
-/// A file that has been gone for so long has given up its names.
+/// A file that has been gone for so long has lost its names; so has one that served without them for so long.
 const GONE_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// So many names are kept, owned and contested ones together. The note can be read back however long they and their files
+/// are called. There is no room for another name then: those that are known stay.
+pub(super) const NAMES_MAX: usize = 20_000;
+
+/// So many files of a contest are kept.
+const CONTEST_FILES_MAX: usize = 4;
 
 /// A contest is noted again so often while it goes on; it ends [`GONE_MAX`] after the last time.
 const NOTED_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -24,23 +34,57 @@ const NOTED_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Names {
     /// For people who look into it.
-    folder: PathBuf,
+    folder: String,
     owned: BTreeMap<String, Owner>,
     /// Names that several files had at one start.
     contested: BTreeMap<String, Contest>,
+}
+
+impl Names {
+    /// What is kept under this name; none on a first start.
+    fn read(cache: &CodeCache, note: &str) -> Result<Option<Self>, String> {
+        let text = cache.note(note).map_err(|error| error.to_string())?;
+        let read = text.map(|text| serde_json::from_slice(&text));
+        read.transpose().map_err(|error| error.to_string())
+    }
+
+    fn count(&self) -> usize {
+        self.owned.len() + self.contested.len()
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.owned.contains_key(name) || self.contested.contains_key(name)
+    }
+
+    /// Makes what is known of a name the same as there.
+    fn copy(&mut self, name: &str, from: &Self) {
+        match from.owned.get(name) {
+            Some(owner) => self.owned.insert(name.to_owned(), owner.clone()),
+            None => self.owned.remove(name),
+        };
+        match from.contested.get(name) {
+            Some(contest) => self.contested.insert(name.to_owned(), contest.clone()),
+            None => self.contested.remove(name),
+        };
+    }
 }
 
 /// The file that a name belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Owner {
     file: String,
-    /// Of what it served last.
+    /// Of what it served last under this name.
     sha256: String,
-    /// Since when the file is gone: seconds since 1970.
+    /// Since when the file is gone, or serves in a version without the name: seconds since 1970.
     gone_since: Option<u64>,
+    /// The file serves in a version without the name.
+    is_dropped: bool,
     /// The host is still starting, and another file may turn out to have the name too.
     #[serde(skip)]
     is_unproven: bool,
+    /// A table binds the name, and there was no room to keep it.
+    #[serde(skip)]
+    is_unkept: bool,
     /// A file with the same content, which serves while the owner is gone.
     #[serde(skip)]
     stand_in: Option<String>,
@@ -49,6 +93,7 @@ struct Owner {
 /// The files that had a name at one start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Contest {
+    /// At most [`CONTEST_FILES_MAX`] of them, without those that serve in a version without the name.
     files: BTreeSet<String>,
     /// When two of them were there last: seconds since 1970.
     seen_at: u64,
@@ -73,6 +118,8 @@ pub(super) enum Whose {
     StandIn,
     /// This file's, which is there.
     Present(String),
+    /// This file's, which is there in a version without the name.
+    Dropped(String),
     /// This file's, which is gone.
     Gone(String),
     /// Nobody's, as these files have it too.
@@ -85,60 +132,105 @@ pub(super) struct Owners {
     is_dev: bool,
     /// Where it is kept, and under which name; none: it is not.
     kept: Option<(Arc<Sandbox>, String)>,
-    has_changed: bool,
+    /// The names that are not kept yet as they are now.
+    changed: BTreeSet<String>,
+    /// Why they could not be kept the last time.
+    unkept: Option<String>,
 }
 
 impl Owners {
-    /// What is known of this folder.
-    pub(super) fn read(sandbox: &Arc<Sandbox>, dir: &Path) -> Self {
-        let folder = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    /// What is known of the folder at this path. A link that leads to another folder from now on is still the same path.
+    ///
+    /// # Errors
+    /// When something is kept that cannot be used.
+    pub(super) fn read(sandbox: &Arc<Sandbox>, dir: &Path) -> anyhow::Result<Self> {
+        let absolute = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+        // Without a slash at its end.
+        let folder: PathBuf = absolute.components().collect();
         let digest = Digest::of(folder.as_os_str().as_encoded_bytes()).to_string();
-        let name = format!("names-{}.json", &digest[..16]);
-        let cache = sandbox.cache.as_ref();
-        let text = cache.and_then(|cache| cache.note(&name));
-        let names = text.and_then(|text| {
-            let read = serde_json::from_slice::<Names>(&text);
-            read.inspect_err(|error| {
-                tracing::warn!(file = name, "what was kept of the names of handlers cannot be read, and is forgotten: {error}");
+        let note = format!("names-{}.json", &digest[..16]);
+        let read = |cache: &CodeCache| {
+            Names::read(cache, &note).map_err(|why| {
+                anyhow!(
+                    "{}, which says which file each name of a handler in {} belongs to, cannot be used: {why}; restore it, or remove it to start as on the first day: each name goes to the file that has it now",
+                    cache.note_path(&note).display(),
+                    folder.display()
+                )
             })
-            .ok()
-        });
-        let mut names = names.unwrap_or_default();
-        names.folder = folder;
+        };
+        let cache = sandbox.cache.as_ref();
+        let mut names = cache.map(read).transpose()?.flatten().unwrap_or_default();
+        names.folder = folder.to_string_lossy().into_owned();
         let is_dev = sandbox.settings().is_dev;
-        Self {
+        Ok(Self {
             names,
             is_dev,
             // What a developer's session lets serve proves nothing to a host that serves.
-            kept: (cache.is_some() && !is_dev).then(|| (sandbox.clone(), name)),
-            has_changed: false,
-        }
+            kept: (cache.is_some() && !is_dev).then(|| (sandbox.clone(), note)),
+            changed: BTreeSet::new(),
+            unkept: None,
+        })
     }
 
-    /// Keeps what has changed.
+    /// Keeps what has changed; what cannot be kept now is kept the next time.
     pub(super) fn keep(&mut self) {
-        if !std::mem::take(&mut self.has_changed) {
-            return;
-        }
-        let Some((sandbox, name)) = &self.kept else {
+        let Some((sandbox, note)) = &self.kept else {
+            self.changed.clear();
             return;
         };
-        let proven = self
-            .names
-            .owned
-            .iter()
-            .filter(|(_, owner)| !owner.is_unproven);
-        let names = Names {
-            folder: self.names.folder.clone(),
-            owned: proven
-                .map(|(name, owner)| (name.clone(), owner.clone()))
-                .collect(),
-            contested: self.names.contested.clone(),
+        let Some(cache) = &sandbox.cache else {
+            return;
         };
-        let text = serde_json::to_vec(&names).expect("names can always be written");
-        if let Some(cache) = &sandbox.cache {
-            cache.set_note(name, &text);
+        let unproven: BTreeSet<String> = self
+            .changed
+            .extract_if(.., |name| {
+                let owner = self.names.owned.get(name);
+                owner.is_some_and(|owner| owner.is_unproven)
+            })
+            .collect();
+        if !self.changed.is_empty() {
+            match self.write(cache, note) {
+                Ok(true) => {
+                    self.changed.clear();
+                    self.unkept = None;
+                }
+                Ok(false) => {}
+                Err(why) => {
+                    if self.unkept.as_ref() != Some(&why) {
+                        tracing::warn!(file = %cache.note_path(note).display(), "the names of handlers are not kept for the next start: {why}");
+                    }
+                    self.unkept = Some(why);
+                }
+            }
         }
+        self.changed.extend(unproven);
+    }
+
+    /// Writes what has changed into what is kept, in which another host on the folder may have written since. False while
+    /// another host writes.
+    fn write(&self, cache: &CodeCache, note: &str) -> Result<bool, String> {
+        let locked = cache.lock_note(note).map_err(|error| error.to_string())?;
+        let Some(_lock) = locked else {
+            return Ok(false);
+        };
+        let mut kept = Names::read(cache, note)?.unwrap_or_default();
+        kept.folder.clone_from(&self.names.folder);
+        for name in &self.changed {
+            let owner = self.names.owned.get(name);
+            let is_unkept = owner.is_some_and(|owner| owner.is_unkept);
+            if kept.has(name) || (!is_unkept && kept.count() < NAMES_MAX) {
+                kept.copy(name, &self.names);
+            }
+        }
+        let text = serde_json::to_vec(&kept).map_err(|error| error.to_string())?;
+        let set = cache.set_note(note, &text);
+        set.map(|()| true).map_err(|error| error.to_string())
+    }
+
+    /// True where all of these names can be kept.
+    pub(super) fn has_room<'a>(&self, names: impl Iterator<Item = &'a String>) -> bool {
+        let new = names.filter(|name| !self.names.has(name)).count();
+        new == 0 || self.names.count() + new <= NAMES_MAX
     }
 
     /// Whose this name is. `is_there`: that a file is in the folder, and may have it.
@@ -164,7 +256,8 @@ impl Owners {
         if owner.file == by.file {
             return Whose::Own;
         }
-        if is_there(&owner.file) {
+        let is_there = is_there(&owner.file);
+        if is_there && !owner.is_dropped {
             return match owner.is_unproven && by.is_of_start {
                 true => Whose::Contested([&owner.file, by.file].map(str::to_owned).into()),
                 false => Whose::Present(owner.file.clone()),
@@ -174,8 +267,11 @@ impl Owners {
             return Whose::Own;
         }
         let serves_instead = owner.stand_in.as_deref().filter(|file| is_another(file));
-        match owner.sha256 == by.digest.to_string() && serves_instead.is_none() {
-            true => Whose::StandIn,
+        if owner.sha256 == by.digest.to_string() && serves_instead.is_none() {
+            return Whose::StandIn;
+        }
+        match is_there {
+            true => Whose::Dropped(owner.file.clone()),
             false => Whose::Gone(owner.file.clone()),
         }
     }
@@ -202,14 +298,19 @@ impl Owners {
         let was_contested = self.names.contested.remove(name).is_some();
         let before = self.names.owned.get(name);
         let was_proven = before.is_some_and(|it| it.file == by.file && !it.is_unproven);
+        let is_full = self.names.count() >= NAMES_MAX;
         let owner = Owner {
             file: by.file.to_owned(),
             sha256: by.digest.to_string(),
             gone_since: None,
+            is_dropped: false,
             is_unproven: is_starting && !was_proven,
+            is_unkept: before.map_or(is_full, |before| before.is_unkept),
             stand_in: None,
         };
-        self.has_changed |= was_contested || before != Some(&owner);
+        if was_contested || before != Some(&owner) {
+            self.changed.insert(name.to_owned());
+        }
         self.names.owned.insert(name.to_owned(), owner);
     }
 
@@ -220,8 +321,20 @@ impl Owners {
         }
     }
 
-    /// These files have it; nobody serves it.
-    pub(super) fn contest(&mut self, name: &str, files: BTreeSet<String>, now: SystemTime) {
+    /// These files have it; nobody serves it. Where there are too many to keep, those that are there count first.
+    pub(super) fn contest(
+        &mut self,
+        name: &str,
+        mut files: BTreeSet<String>,
+        now: SystemTime,
+        is_there: impl Fn(&str) -> bool,
+    ) {
+        if files.len() > CONTEST_FILES_MAX {
+            files.retain(|file| is_there(file));
+        }
+        while files.len() > CONTEST_FILES_MAX {
+            files.pop_last();
+        }
         let seen_at = secs(now);
         let contest = Contest { files, seen_at };
         let before = self.names.contested.get(name);
@@ -230,21 +343,40 @@ impl Owners {
         }
         self.names.owned.remove(name);
         self.names.contested.insert(name.to_owned(), contest);
-        self.has_changed = true;
+        self.changed.insert(name.to_owned());
     }
 
-    /// A file serves in a version that has these names alone: the others are nobody's.
-    pub(super) fn release_others(&mut self, file: &str, has: impl Fn(&str) -> bool) {
-        let before = self.names.owned.len();
-        let keeps = |name: &String, owner: &mut Owner| owner.file != file || has(name);
-        self.names.owned.retain(keeps);
-        self.has_changed |= self.names.owned.len() != before;
+    /// A file serves in a version that has these names alone. The others wait for it as if it were gone: the version before
+    /// may come back.
+    pub(super) fn drop_others(&mut self, file: &str, has: impl Fn(&str) -> bool, now: SystemTime) {
+        let Names {
+            owned, contested, ..
+        } = &mut self.names;
+        let now = secs(now);
+        owned.retain(|name, owner| {
+            if owner.file != file || owner.is_dropped || has(name) {
+                return true;
+            }
+            owner.is_dropped = true;
+            owner.gone_since = Some(now);
+            self.changed.insert(name.clone());
+            // While the host starts, another file may have it as well as this one did.
+            !owner.is_unproven
+        });
+        for (name, contest) in contested {
+            if contest.files.contains(file) && !has(name) {
+                contest.files.remove(file);
+                self.changed.insert(name.clone());
+            }
+        }
     }
 
     /// Nobody else of this start can have the names that were taken since.
     pub(super) fn prove(&mut self) {
-        for owner in self.names.owned.values_mut() {
-            self.has_changed |= std::mem::take(&mut owner.is_unproven);
+        for (name, owner) in &mut self.names.owned {
+            if std::mem::take(&mut owner.is_unproven) {
+                self.changed.insert(name.clone());
+            }
         }
     }
 
@@ -252,26 +384,31 @@ impl Owners {
     pub(super) fn mind(&mut self, now: SystemTime, is_there: impl Fn(&str) -> bool) {
         let now = secs(now);
         let long_ago = |then: u64| now.saturating_sub(then) >= GONE_MAX.as_secs();
-        let mut has_changed = false;
-        self.names.owned.retain(|_, owner| {
-            let gone_since = match is_there(&owner.file) {
+        self.names.owned.retain(|name, owner| {
+            let gone_since = match is_there(&owner.file) && !owner.is_dropped {
                 true => None,
                 false => Some(owner.gone_since.unwrap_or(now)),
             };
-            has_changed |= owner.gone_since != gone_since;
+            let is_over = gone_since.is_some_and(long_ago);
+            if owner.gone_since != gone_since || is_over {
+                self.changed.insert(name.clone());
+            }
             owner.gone_since = gone_since;
-            !gone_since.is_some_and(long_ago)
+            !is_over
         });
-        self.names.contested.retain(|_, contest| {
+        self.names.contested.retain(|name, contest| {
             let there = contest.files.iter().filter(|file| is_there(file)).count();
             let noted = now.saturating_sub(contest.seen_at);
             if there > 1 && noted >= NOTED_EVERY.as_secs() {
                 contest.seen_at = now;
-                has_changed = true;
+                self.changed.insert(name.clone());
             }
-            !long_ago(contest.seen_at)
+            let is_over = long_ago(contest.seen_at);
+            if is_over {
+                self.changed.insert(name.clone());
+            }
+            !is_over
         });
-        self.has_changed |= has_changed;
     }
 }
 
@@ -283,13 +420,16 @@ fn secs(time: SystemTime) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sandbox::Settings;
+    use crate::sandbox::cache::NOTE_BYTES_MAX;
 
     fn owners(is_dev: bool) -> Owners {
         Owners {
             names: Names::default(),
             is_dev,
             kept: None,
-            has_changed: false,
+            changed: BTreeSet::new(),
+            unkept: None,
         }
     }
 
@@ -344,15 +484,25 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_free_once_its_file_gives_it_up_or_has_been_gone_for_a_month() {
+    fn a_name_is_free_once_its_file_has_been_gone_or_without_it_for_a_month() {
         let mut owners = owners(false);
         owners.take("x", &by("mail.wasm"), false);
         owners.take("y", &by("mail.wasm"), false);
-        owners.release_others("mail.wasm", |name| name == "y");
         let both = ["mail.wasm", "0.wasm"];
+        let now = SystemTime::now();
+        owners.drop_others("mail.wasm", |name| name == "y", now);
+        owners.drop_others("mail.wasm", |name| name == "y", now + GONE_MAX / 2);
+        owners.mind(now + GONE_MAX / 2, there(&both));
+        let dropped = Whose::Dropped("mail.wasm".into());
+        assert_eq!(owners.whose("x", &by("0.wasm"), there(&both)), dropped);
+        let bound = Claimant {
+            is_bound: true,
+            ..by("0.wasm")
+        };
+        assert_eq!(owners.whose("x", &bound, there(&both)), Whose::Own);
+        owners.mind(now + GONE_MAX, there(&both));
         assert_eq!(owners.whose("x", &by("0.wasm"), there(&both)), Whose::Own);
 
-        let now = SystemTime::now();
         owners.mind(now, there(&["0.wasm"]));
         owners.mind(now + GONE_MAX / 2, there(&["0.wasm"]));
         let gone = Whose::Gone("mail.wasm".into());
@@ -386,7 +536,7 @@ mod tests {
         assert_eq!(owners.whose("x", &later, there(&both)), present);
         let files = both.map(str::to_owned).into();
         let now = SystemTime::now();
-        owners.contest("x", files, now);
+        owners.contest("x", files, now, there(&both));
         assert_eq!(owners.server("x"), None);
         // One of them goes away: it may be the one that the name belongs to.
         for file in both {
@@ -440,7 +590,8 @@ mod tests {
             owners.whose("x", &by("0.wasm"), there(&["0.wasm"])),
             Whose::Own
         );
-        owners.contest("x", both.map(str::to_owned).into(), SystemTime::now());
+        let now = SystemTime::now();
+        owners.contest("x", both.map(str::to_owned).into(), now, there(&both));
         assert_eq!(
             owners.whose("x", &by("0.wasm"), there(&both)),
             contested(&both)
@@ -449,5 +600,93 @@ mod tests {
             owners.whose("x", &by("0.wasm"), there(&["0.wasm"])),
             Whose::Own
         );
+    }
+
+    /// A file with the longest name that JSON makes of 255 bytes.
+    fn longest(n: usize) -> String {
+        format!("{n:05}{}", "\u{fffd}".repeat(250))
+    }
+
+    #[test]
+    fn the_note_can_be_read_back_however_many_names_are_asked_for() {
+        let mut owners = owners(false);
+        let now = SystemTime::now();
+        let name = |n: usize| format!("{n:0128}");
+        for n in 0..NAMES_MAX {
+            assert!(owners.has_room([name(n)].iter()), "{n}");
+            owners.take(&name(n), &by(&longest(n)), false);
+            let files = (0..2 * CONTEST_FILES_MAX).map(longest);
+            owners.contest(&name(n), files.collect(), now, |_| true);
+        }
+        let text = serde_json::to_vec(&owners.names).unwrap();
+        assert!(text.len() as u64 <= NOTE_BYTES_MAX, "{}", text.len());
+        // There is room for those that are known, and for one that a table binds, which is not kept.
+        assert!(owners.has_room([name(7)].iter()) && !owners.has_room(["x".to_owned()].iter()));
+        owners.take("x", &by("mail.wasm"), false);
+        assert!(owners.names.owned["x"].is_unkept);
+        let other = Claimant {
+            is_bound: true,
+            ..by("0.wasm")
+        };
+        let present = Whose::Present("mail.wasm".into());
+        assert_eq!(owners.whose("x", &other, there(&["mail.wasm"])), present);
+    }
+
+    #[test]
+    fn of_the_files_of_a_contest_those_that_are_gone_or_without_the_name_count_no_longer() {
+        let mut owners = owners(true);
+        let now = SystemTime::now();
+        let all = ["a", "b", "c", "d", "e"];
+        let contest = |owners: &mut Owners, there: &[&str]| {
+            let files = all.map(str::to_owned).into();
+            owners.contest("x", files, now, |file| there.contains(&file));
+            owners.names.contested["x"].files.clone()
+        };
+        let files = |files: &[&str]| files.iter().map(|file| (*file).to_owned()).collect();
+        let first: BTreeSet<String> = files(&all[..4]);
+        assert_eq!(contest(&mut owners, &all), first);
+        let there: BTreeSet<String> = files(&["a", "e"]);
+        assert_eq!(contest(&mut owners, &["a", "e"]), there);
+        // While somebody develops, a name is free as soon as the others do without it.
+        assert_eq!(
+            owners.whose("x", &by("e"), |_| true),
+            contested(&["a", "e"])
+        );
+        owners.drop_others("a", |_| false, now);
+        assert_eq!(owners.whose("x", &by("e"), |_| true), Whose::Own);
+    }
+
+    #[test]
+    fn two_hosts_with_one_folder_keep_what_both_of_them_know() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = Settings {
+            attempts_max: 1,
+            cache_dir: Some(dir.path().join("cache")),
+            ..Settings::default()
+        };
+        let sandbox = Sandbox::start(settings).unwrap();
+        let read = || Owners::read(&sandbox, dir.path()).unwrap();
+        let (mut one, mut other) = (read(), read());
+        one.take("x", &by("x.wasm"), false);
+        one.take("gone", &by("gone.wasm"), false);
+        other.take("y", &by("y.wasm"), false);
+        other.take("unproven", &by("z.wasm"), true);
+        let cache = sandbox.cache.as_ref().unwrap();
+        let (_, note) = one.kept.as_ref().unwrap();
+        let lock = cache.lock_note(note).unwrap().unwrap();
+        one.keep();
+        assert!(read().names.owned.is_empty(), "another host is writing");
+        drop(lock);
+        one.keep();
+        other.keep();
+        one.mind(SystemTime::now() - GONE_MAX, |file| file != "gone.wasm");
+        one.mind(SystemTime::now(), |file| file != "gone.wasm");
+        one.keep();
+        let kept: Vec<String> = read().names.owned.into_keys().collect();
+        assert_eq!(kept, ["x", "y"]);
+        other.prove();
+        other.keep();
+        let kept: Vec<String> = read().names.owned.into_keys().collect();
+        assert_eq!(kept, ["unproven", "x", "y"]);
     }
 }

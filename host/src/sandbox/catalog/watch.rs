@@ -63,8 +63,11 @@ fn follow(
         if now >= scan_at || !renamed.is_empty() {
             let scan = folder.scan(&Trust::Renamed(std::mem::take(&mut renamed)));
             changed |= scan.changed;
+            // What could not be kept before, and how long files have been gone.
+            folder.keep_names();
             scan_at = now + scan.again_in.unwrap_or(RESCAN).min(RESCAN);
         }
+        changed |= folder.ends_start();
         if changed && (now >= publish_at || !folder.is_trying()) {
             changed = false;
             folder.settle_names();
