@@ -31,7 +31,7 @@ use super::load::{NotLoaded, is_component};
 /// What a compiler may use.
 #[derive(Debug, Clone, Copy)]
 pub struct CompilerLimits {
-    /// Processor time of all its threads together; whole seconds, at least one.
+    /// CPU time of all its threads together; whole seconds, at least one.
     pub cpu_max: Duration,
     /// Its address space, bytes.
     pub memory_bytes_max: usize,
@@ -111,7 +111,7 @@ impl Compiler {
                 is_last,
                 fence,
             } => {
-                self.sandbox.fence_told.call_once(|| fence.tell());
+                self.sandbox.fence_logged.call_once(|| fence.log());
                 (code.map_err(NotLoaded::Contents), is_last)
             }
             Compiled::Ended(ended) => {
