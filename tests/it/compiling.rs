@@ -122,7 +122,7 @@ async fn a_module_that_takes_too_long_to_compile_is_refused_and_the_rest_serves(
     .await;
     let why = handlers.refusal("bomb.wasm");
     assert!(
-        why.contains("more than 1 s of processor time") && why.contains("compile_cpu"),
+        why.contains("more than 1 s of CPU time") && why.contains("compile_cpu"),
         "{why}"
     );
     handlers.handler("test.echo");
@@ -417,14 +417,20 @@ async fn a_compiler_dies_with_its_host() {
 fn child_of(parent: u32) -> Option<u32> {
     fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
-        let status = fs::read_to_string(entry.path().join("status")).ok()?;
+        // The limits first: its CPU time is the last thing that it limits.
         let limits = fs::read_to_string(entry.path().join("limits")).ok()?;
+        let status = fs::read_to_string(entry.path().join("status")).ok()?;
         let is_child = status.contains(&format!("\nPPid:\t{parent}\n"));
         let is_limited = limits
             .lines()
             .any(|line| line.starts_with("Max cpu time") && !line.contains("unlimited"));
         if is_child && is_limited {
             assert!(status.contains("\nNoNewPrivs:\t1\n"), "{status}");
+            for limit in ["Max open files", "Max processes", "Max file size"] {
+                let line = limits.lines().find_map(|line| line.strip_prefix(limit));
+                let values: Vec<&str> = line.unwrap_or("").split_whitespace().take(2).collect();
+                assert_eq!(values, ["0", "0"], "{limit}: {limits}");
+            }
         }
         (is_child && is_limited).then_some(pid)
     })
@@ -509,7 +515,7 @@ async fn line_tables_that_take_too_long_to_read_are_the_compilers_and_the_rest_s
     .await;
     let why = handlers.refusal("bomb.wasm");
     assert!(
-        why.contains("of processor time to compile") || why.contains("of memory to compile"),
+        why.contains("of CPU time to compile") || why.contains("of memory to compile"),
         "{why}"
     );
     handlers.handler("test.echo");

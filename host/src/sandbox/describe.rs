@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use wasmtime::Store;
 
 use super::bindings::ModulePre;
-use super::capability::{GuestLog, HandlerState, Http, Speaker, Steps};
+use super::capability::GuestLog;
 use super::end::{backtrace, trap_message};
 use super::engine::PAGE_BYTES;
 use super::limits;
@@ -16,14 +16,14 @@ use super::lines::Lines;
 use super::memory::{AttemptLimiter, MemoryBudget};
 use super::meter::{Meter, within_cpu};
 use super::state::{AttemptState, OfAttempt};
-use super::{AbortHandle, Handler, Limits, Manifest, Sandbox, Settings};
+use super::{Handler, Limits, Manifest, Sandbox, Settings};
 use crate::harmless::line;
 
 /// Beside the memory that the module begins with, which holds a whole runtime in some languages: a manifest is put
 /// together from constants.
 const MEMORY_BYTES_MORE: usize = 32 << 20;
 
-/// Processor time. Not wall time: on a busy host a good module would be refused.
+/// CPU time. Not wall time: on a busy host a good module would be refused.
 const CPU_MAX: Duration = Duration::from_millis(500);
 
 /// For a module that waits instead of computing.
@@ -80,23 +80,6 @@ async fn call(
     let _permit = sandbox.describes.acquire().await;
     let _ticking = sandbox.ticker.tick();
 
-    let abort = AbortHandle::new();
-    let log = Arc::new(GuestLog::new(
-        Speaker::Module,
-        abort.clone(),
-        &Limits::default(),
-        None,
-    ));
-    let http = Http::new(None, &Limits::default(), abort.clone(), Arc::default());
-    let of = OfAttempt {
-        meter: Arc::default(),
-        abort,
-        log,
-        steps: Steps::default(),
-        handler_state: HandlerState::default(),
-        http,
-        profile: None,
-    };
     let memory_bytes = memory_bytes(&pre, sandbox.settings());
     let limits = Limits {
         memory_bytes,
@@ -104,7 +87,13 @@ async fn call(
     };
     // A budget of its own: a busy host is no reason to refuse a module.
     let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(memory_bytes));
-    let state = AttemptState::new(Arc::default(), lines, &limits, limiter, of)?;
+    let state = AttemptState::new(
+        Arc::default(),
+        lines,
+        &limits,
+        limiter,
+        OfAttempt::of_none(),
+    )?;
     let mut store = Store::new(&sandbox.engine, state);
     limits::limit(&mut store, &limits);
 

@@ -171,7 +171,7 @@ fn out_of_memory(denial: Denial, state: &AttemptState) -> RunEnd {
         },
         Denial::OfHost => RunEnd::Unrunnable(
             "the attempts of this host together have used up its memory; run fewer at once, or \
-             raise the total"
+             raise memory_total_mb"
                 .into(),
         ),
     }

@@ -72,7 +72,7 @@ pub struct Sandbox {
     pub(super) idle: Arc<Idle<Serves, Instance>>,
     pub(super) cache: Option<CodeCache>,
     /// What compilers cannot be kept from was said.
-    pub(super) fence_told: Once,
+    pub(super) fence_logged: Once,
     pub(super) net: Arc<Net>,
     pub(super) roots: Roots,
     pub(super) ledgers: Ledgers,
@@ -127,7 +127,7 @@ impl Sandbox {
                 .cache_dir
                 .as_deref()
                 .and_then(|dir| CodeCache::open(dir, &engine)),
-            fence_told: Once::new(),
+            fence_logged: Once::new(),
             ticker: Ticker::start(engine.clone(), settings.tick)?,
             engine,
             idle: Idle::new(idle_max(attempts_max, &settings)),

@@ -7,7 +7,6 @@ use wasmtime::Store;
 
 use super::bindings;
 use super::bindings::exports::rouse::handler::handlers::JobInfo;
-use super::capability::{HandlerState, Steps};
 use super::end::{self, Stop};
 use super::limits;
 use super::memory::AttemptLimiter;
@@ -105,12 +104,11 @@ impl Sandbox {
         if !instance.is_fit(end) {
             return;
         }
-        // Results of steps, and the way to the state, are the last job's, and of no use to the next.
-        instance.store.data_mut().steps = Steps::default();
-        instance.store.data_mut().handler_state = HandlerState::default();
-        let limiter = &mut instance.store.data_mut().limiter;
-        limiter.pause();
-        let bytes = limiter.used_bytes();
+        // The memory first: what the state counts from then on is not the last job's.
+        let state = instance.store.data_mut();
+        state.limiter.pause();
+        state.rest();
+        let bytes = state.limiter.used_bytes();
         let handler = handler.clone();
         let serves = Serves { handler, tenant };
         if self.idle.put(serves, instance, bytes, Instant::now()) {

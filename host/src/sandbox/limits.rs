@@ -79,7 +79,7 @@ pub struct Limits {
     /// The most memory of an attempt after one that ran out of it, bytes: that one is tried again with twice as much, if
     /// it fits here. Default: twice `memory_bytes`.
     pub memory_retry_bytes: usize,
-    /// Processor time of an attempt. Default: 10 minutes.
+    /// CPU time of an attempt. Default: 10 minutes.
     pub cpu: Duration,
     /// Size of a result, bytes. Default: 4 MiB.
     pub result_bytes: usize,

@@ -48,8 +48,8 @@ pub(super) enum Denial {
     OfHost,
 }
 
-/// Memory that the host holds for one attempt: fields of requests, buffers of what is under way. It counts for the budget of the
-/// host, and an attempt has no more of it than of memory of its own.
+/// Memory that the host holds for one attempt: fields, lines and bodies of requests, buffers of what is under way. It counts
+/// for the budget of the host, and an attempt has no more of it than of memory of its own.
 #[derive(Debug)]
 pub(super) struct Held {
     limit_bytes: usize,
@@ -66,8 +66,7 @@ impl Held {
         })
     }
 
-    /// Counts bytes until the attempt has ended.
-    pub(super) fn keep(&self, bytes: usize) -> Result<(), Denial> {
+    fn take(&self, bytes: usize) -> Result<(), Denial> {
         let add = |used: usize| {
             let all = used.checked_add(bytes);
             all.filter(|all| *all <= self.limit_bytes)
@@ -84,7 +83,7 @@ impl Held {
 
     /// Counts bytes until what is returned is dropped.
     pub(super) fn charge(self: &Arc<Self>, bytes: usize) -> Result<Charge, Denial> {
-        self.keep(bytes)?;
+        self.take(bytes)?;
         Ok(Charge {
             held: self.clone(),
             bytes,
@@ -100,9 +99,17 @@ impl Drop for Held {
 
 /// Bytes that are counted.
 #[derive(Debug)]
+#[must_use]
 pub(super) struct Charge {
     held: Arc<Held>,
     bytes: usize,
+}
+
+impl Charge {
+    /// Counts them until the attempt has ended.
+    pub(super) fn keep(mut self) {
+        self.bytes = 0;
+    }
 }
 
 impl Drop for Charge {
@@ -157,15 +164,15 @@ impl AttemptLimiter {
         &self.held
     }
 
-    /// Counts bytes that the host holds until the attempt has ended.
-    pub(super) fn hold(&mut self, bytes: usize) -> wasmtime::Result<()> {
-        let kept = self.held.keep(bytes);
-        self.denial = kept.err();
-        kept.map_err(|_| wasmtime::Error::msg("the host holds too much memory for this attempt"))
+    /// Counts bytes that the host holds, until what is returned is dropped.
+    pub(super) fn hold(&mut self, bytes: usize) -> wasmtime::Result<Charge> {
+        let charge = self.held.charge(bytes);
+        self.denial = charge.as_ref().err().copied();
+        charge.map_err(|_| wasmtime::Error::msg("the host holds too much memory for this attempt"))
     }
 
-    /// Tells this meter from now on.
-    pub(super) fn tell(&mut self, meter: Arc<Meter>) {
+    /// Counts with this meter from now on.
+    pub(super) fn count_with(&mut self, meter: Arc<Meter>) {
         meter.has_memory(self.used_bytes);
         self.meter = meter;
     }
@@ -305,9 +312,9 @@ mod tests {
         let budget = MemoryBudget::new(3 * PAGE);
         let mut first = limiter(2 * PAGE, &budget);
         let mut second = limiter(2 * PAGE, &budget);
-        assert!(first.hold(PAGE).is_ok());
+        first.hold(PAGE).unwrap().keep();
         let charge = first.held().charge(PAGE).unwrap();
-        assert_eq!(first.held().keep(1), Err(Denial::OfAttempt));
+        assert_eq!(first.held().charge(1).map(drop), Err(Denial::OfAttempt));
         assert!(first.hold(1).is_err());
         assert_eq!(first.denial(), Some(Denial::OfAttempt));
         // The memory of the guest counts beside it.
@@ -316,7 +323,9 @@ mod tests {
         assert_eq!(second.denial(), Some(Denial::OfHost));
 
         drop(charge);
-        assert!(second.hold(PAGE).is_ok());
+        drop(second.hold(PAGE).unwrap());
+        assert_eq!(budget.free_bytes(), PAGE, "what failed is not counted");
+        second.hold(PAGE).unwrap().keep();
         first.pause();
         assert_eq!(budget.free_bytes(), 2 * PAGE);
         drop((first, second));

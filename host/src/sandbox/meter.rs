@@ -1,6 +1,6 @@
 //! What a guest uses, counted while it runs.
 //!
-//! Processor time is counted by poll, because a guest moves between threads.
+//! CPU time is counted by poll, because a guest moves between threads.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -40,7 +40,7 @@ impl Meter {
         self.cpu_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// Does this, and counts its processor time: for what is not polled.
+    /// Does this, and counts its CPU time: for what is not polled.
     pub(super) fn computing<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = thread_cpu();
         let done = work();
@@ -73,7 +73,7 @@ impl Meter {
     }
 }
 
-/// Awaits a call and counts the processor time of its polls; none when the meter shows more than `cpu_max`. A guest that
+/// Awaits a call and counts the CPU time of its polls; none when the meter shows more than `cpu_max`. A guest that
 /// computes is polled at each tick, so that it is given up at the first one after.
 pub(super) async fn within_cpu<F: Future>(
     mut call: Pin<&mut F>,
@@ -91,7 +91,7 @@ pub(super) async fn within_cpu<F: Future>(
 }
 
 /// A poll of at most this long is taken to have computed all the time. Asking the kernel for a
-/// thread's processor time is a system call of 0.5 µs, wall time is read in 0.03 µs, and a guest
+/// thread's CPU time is a system call of 0.5 µs, wall time is read in 0.03 µs, and a guest
 /// that returns at once is polled for some microseconds. Where the kernel lets another thread run
 /// in the middle, up to this much too much is counted.
 const SHORT: Duration = Duration::from_micros(200);

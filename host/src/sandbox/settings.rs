@@ -102,7 +102,7 @@ pub struct Settings {
     /// The `rouse` that compiles modules, each in a child process with limits. None: this process compiles, without any.
     /// Default: none, because only the program knows where it is.
     pub compiler: Option<PathBuf>,
-    /// Processor time of a compiler, whole seconds. Default: 120 s.
+    /// CPU time of a compiler, whole seconds. Default: 120 s.
     pub compile_cpu_max: Duration,
     /// Address space of a compiler, bytes. Default: 2 GiB.
     pub compile_memory_bytes_max: usize,

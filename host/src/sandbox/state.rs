@@ -8,7 +8,8 @@ use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 use wasmtime_wasi_http::WasiHttpCtx;
 
 use super::capability::{
-    Elsewhere, FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, Steps, Stream,
+    Elsewhere, FIELDS_BYTES_MAX, Fds, GuestLog, GuestOutput, HandlerState, Http, Speaker, Steps,
+    Stream,
 };
 use super::clocks::Clock;
 use super::grants::Granted;
@@ -66,6 +67,22 @@ pub(super) struct OfAttempt {
     pub(super) profile: Option<Arc<Profile>>,
 }
 
+impl OfAttempt {
+    /// Of no attempt: for a module that is described, and for an instance that waits.
+    pub(super) fn of_none() -> Self {
+        let (abort, limits) = (AbortHandle::new(), Limits::default());
+        Self {
+            meter: Arc::default(),
+            log: Arc::new(GuestLog::new(Speaker::Module, abort.clone(), &limits, None)),
+            steps: Steps::default(),
+            handler_state: HandlerState::default(),
+            http: Http::new(None, &limits, abort.clone(), Arc::default()),
+            profile: None,
+            abort,
+        }
+    }
+}
+
 /// A panic, in the guest's own words.
 #[derive(Debug, Clone)]
 pub(super) struct Panic {
@@ -96,7 +113,7 @@ impl AttemptState {
             profile,
         } = of;
         granted.open()?;
-        limiter.tell(meter.clone());
+        limiter.count_with(meter.clone());
         let http = http.within(limiter.held().clone());
         let mut http_fields = WasiHttpCtx::new();
         http_fields.set_field_size_limit(FIELDS_BYTES_MAX);
@@ -131,6 +148,17 @@ impl AttemptState {
     /// # Errors
     /// When a granted directory was never there.
     pub(super) fn next(&mut self, of: OfAttempt) -> Result<(), String> {
+        self.granted.open()?;
+        self.serve(of);
+        Ok(())
+    }
+
+    /// Lets go of everything that belongs to the last attempt.
+    pub(super) fn rest(&mut self) {
+        self.serve(OfAttempt::of_none());
+    }
+
+    fn serve(&mut self, of: OfAttempt) {
         let OfAttempt {
             meter,
             abort,
@@ -140,8 +168,7 @@ impl AttemptState {
             http,
             profile,
         } = of;
-        self.granted.open()?;
-        self.limiter.tell(meter.clone());
+        self.limiter.count_with(meter.clone());
         self.meter = meter;
         self.wasi = None;
         self.fds = Fds::new(self.files_max);
@@ -155,7 +182,6 @@ impl AttemptState {
         self.elsewhere = Elsewhere::default();
         self.retry_at_ms = None;
         self.profile = profile;
-        Ok(())
     }
 }
 

@@ -4,9 +4,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use rouse::job::RunEnd;
-use rouse::sandbox::{AbortHandle, Limits, Sandbox, Settings};
+use rouse::sandbox::{AbortHandle, Instances, JobInput, Limits, Sandbox, Settings};
 
-use crate::sandbox_guest::{Handlers, assemble_for, echo, job, manifest};
+use crate::sandbox_guest::{Handlers, assemble_for, echo, job};
 use crate::support::{attempt, rouse_binary};
 
 const SLOTS: usize = 8;
@@ -17,42 +17,71 @@ const TOTAL_BYTES: usize = 48 << 20;
 /// What the process may need beside: for its own work, and what its allocator keeps.
 const BESIDE_BYTES: usize = 48 << 20;
 
-/// Makes a thousand sets of fields, each nearly as large as it may be, and never drops one. `fill` fills one of them: `$fields`
-/// is its handle, `$n` a number that counts down to 0 from `count`.
-fn hoards(handler: &str, count: u32, fill: &str) -> Vec<u8> {
+/// What these guests import of `wasi:http`.
+const IMPORTS: &str = r#"
+    (import "wasi:http/types@0.2.0" "[constructor]fields" (func $make (result i32)))
+    (import "wasi:http/types@0.2.0" "[resource-drop]fields" (func $drop_fields (param i32)))
+    (import "wasi:http/types@0.2.0" "[method]fields.append" (func $append (param i32 i32 i32 i32 i32 i32)))
+    (import "wasi:http/types@0.2.0" "[constructor]outgoing-request" (func $request (param i32) (result i32)))
+    (import "wasi:http/types@0.2.0" "[method]outgoing-request.set-method" (func $set_method (param i32 i32 i32 i32) (result i32)))
+    (import "wasi:http/types@0.2.0" "[method]outgoing-request.set-path-with-query" (func $set_path (param i32 i32 i32 i32) (result i32)))
+    (import "wasi:http/types@0.2.0" "[method]outgoing-request.set-authority" (func $set_authority (param i32 i32 i32 i32) (result i32)))
+    (import "wasi:http/types@0.2.0" "[method]outgoing-request.body" (func $request_body (param i32 i32)))
+    (import "wasi:http/types@0.2.0" "[constructor]outgoing-response" (func $response (param i32) (result i32)))
+    (import "wasi:http/types@0.2.0" "[method]outgoing-response.body" (func $response_body (param i32 i32)))
+    (import "wasi:http/types@0.2.0" "[method]outgoing-body.write" (func $stream (param i32 i32)))
+    (import "wasi:io/streams@0.2.0" "[method]output-stream.write" (func $write (param i32 i32 i32 i32)))
+    (import "wasi:io/streams@0.2.0" "[resource-drop]output-stream" (func $drop_stream (param i32)))"#;
+
+/// Makes so many sets of fields, one after the other, and does this with each: `$fields` is its handle.
+fn makes(handler: &str, sets: u32, each: &str) -> Vec<u8> {
     let value: String = "v".repeat(1024);
     let imports = format!(
-        r#"(import "wasi:http/types@0.2.0" "[constructor]fields" (func $make (result i32)))
-           (import "wasi:http/types@0.2.0" "[method]fields.append" (func $append (param i32 i32 i32 i32 i32 i32)))
+        r#"{IMPORTS}
            (data (i32.const 2048) "x-aa") (data (i32.const 16384) "{value}")"#
     );
-    let manifest = manifest(handler, "1");
+    let manifest =
+        format!(r#"{{"handlers":[{{"name":"{handler}","version":"1","instances":"reuse"}}]}}"#);
     let describe = format!(
         "(call $text (i32.const 4096) (i32.const {}))",
         manifest.len()
     );
     let run = format!(
-        "(local $fields i32) (local $sets i32) (local $n i32)
-         (local.set $sets (i32.const 1000))
+        "(local $fields i32) (local $request i32) (local $sets i32) (local $n i32)
+         (local.set $sets (i32.const {sets}))
          (loop $more
             (local.set $fields (call $make))
-            (local.set $n (i32.const {count}))
-            (loop $fill
-                (local.set $n (i32.sub (local.get $n) (i32.const 1)))
-                {fill}
-                (br_if $fill (local.get $n)))
+            {each}
             (local.set $sets (i32.sub (local.get $sets) (i32.const 1)))
             (br_if $more (local.get $sets)))
          (call $return_ok (local.get $payload) (local.get $payload_len))"
     );
-    let world = "import wasi:http/types@0.2.0;";
+    let world = "import wasi:http/types@0.2.0; import wasi:io/streams@0.2.0;";
     assemble_for(world, &imports, &describe, &manifest, &run)
 }
 
+/// Fills a set of fields: `$n` counts down to 0 from `count`.
+fn filled(count: u32, fill: &str) -> String {
+    format!(
+        "(local.set $n (i32.const {count}))
+         (loop $fill
+            (local.set $n (i32.sub (local.get $n) (i32.const 1)))
+            {fill}
+            (br_if $fill (local.get $n)))"
+    )
+}
+
+/// Makes a thousand sets of fields, each nearly as large as it may be, and never drops one.
+fn hoards(handler: &str, count: u32, fill: &str) -> Vec<u8> {
+    makes(handler, 1000, &filled(count, fill))
+}
+
+/// Adds a field of a KiB.
+const APPEND_KIB: &str = "(call $append (local.get $fields) (i32.const 2048) (i32.const 4) (i32.const 16384) (i32.const 1024) (i32.const 2064))";
+
 /// A few large fields.
 fn hoards_bytes(handler: &str) -> Vec<u8> {
-    let fill = "(call $append (local.get $fields) (i32.const 2048) (i32.const 4) (i32.const 16384) (i32.const 1024) (i32.const 2064))";
-    hoards(handler, 56, fill)
+    hoards(handler, 56, APPEND_KIB)
 }
 
 /// Many small ones, which take more room in the host's tables than they have bytes.
@@ -61,6 +90,34 @@ fn hoards_fields(handler: &str) -> Vec<u8> {
         (i32.store8 (i32.const 2051) (i32.add (i32.const 97) (i32.rem_u (local.get $n) (i32.const 25))))
         (call $append (local.get $fields) (i32.const 2048) (i32.const 4) (i32.const 16384) (i32.const 1) (i32.const 2064))";
     hoards(handler, 600, fill)
+}
+
+/// Makes a thousand requests, each with a text of 60,000 bytes that `set` sets: `$request` is its handle, the text is at 16385
+/// (at 16384 with a slash before it).
+fn hoards_texts(handler: &str, set: &str) -> Vec<u8> {
+    let each = format!(
+        "(memory.fill (i32.const 16385) (i32.const 0x61) (i32.const 70000))
+         (i32.store8 (i32.const 16384) (i32.const 0x2f))
+         (local.set $request (call $request (local.get $fields)))
+         (if {set} (then unreachable))"
+    );
+    makes(handler, 1000, &each)
+}
+
+/// Makes 500 bodies, writes two chunks of 64 KiB into each, and sends none.
+fn hoards_bodies(handler: &str, of: &str) -> Vec<u8> {
+    let each = format!(
+        "(call ${of}_body (call ${of} (local.get $fields)) (i32.const 128))
+         (if (i32.load8_u (i32.const 128)) (then unreachable))
+         (call $stream (i32.load (i32.const 132)) (i32.const 128))
+         (if (i32.load8_u (i32.const 128)) (then unreachable))
+         (local.set $n (i32.load (i32.const 132)))
+         (call $write (local.get $n) (i32.const 16384) (i32.const 65536) (i32.const 128))
+         (call $write (local.get $n) (i32.const 16384) (i32.const 65536) (i32.const 128))
+         (if (i32.load8_u (i32.const 128)) (then unreachable))
+         (call $drop_stream (local.get $n))"
+    );
+    makes(handler, 500, &each)
 }
 
 /// The most memory that this process has had, bytes, and what it has now.
@@ -108,6 +165,29 @@ async fn alone() {
         &[
             ("bytes.wasm", &hoards_bytes("test.bytes")),
             ("fields.wasm", &hoards_fields("test.fields")),
+            (
+                "method.wasm",
+                &hoards_texts(
+                    "test.method",
+                    "(call $set_method (local.get $request) (i32.const 9) (i32.const 16385) (i32.const 60000))",
+                ),
+            ),
+            (
+                "path.wasm",
+                &hoards_texts(
+                    "test.path",
+                    "(call $set_path (local.get $request) (i32.const 1) (i32.const 16384) (i32.const 60000))",
+                ),
+            ),
+            (
+                "authority.wasm",
+                &hoards_texts(
+                    "test.authority",
+                    "(call $set_authority (local.get $request) (i32.const 1) (i32.const 16385) (i32.const 60000))",
+                ),
+            ),
+            ("requests.wasm", &hoards_bodies("test.requests", "request")),
+            ("responses.wasm", &hoards_bodies("test.responses", "response")),
             ("echo.wasm", &echo("test.echo", "1")),
         ],
     )
@@ -118,7 +198,15 @@ async fn alone() {
     );
     std::fs::write("/proc/self/clear_refs", "5").expect("count the most anew");
     let (_, before) = memory();
-    for handler in ["test.bytes", "test.fields"] {
+    for handler in [
+        "test.bytes",
+        "test.fields",
+        "test.method",
+        "test.path",
+        "test.authority",
+        "test.requests",
+        "test.responses",
+    ] {
         let hoarding = [0; SLOTS].map(|_| {
             attempt(
                 &sandbox,
@@ -168,4 +256,87 @@ fn every_slot_may_hoard_and_the_host_stays_within_its_memory() {
         "{said}{}",
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// A sandbox in which one attempt can have the host hold `held_bytes` and all together `total_bytes`.
+fn sandbox_of(held_bytes: usize, total_bytes: usize) -> Arc<Sandbox> {
+    let sandbox = Sandbox::start(Settings {
+        attempts_max: 2,
+        memory_bytes_total_max: Some(total_bytes),
+        limits: Limits {
+            memory_bytes: held_bytes,
+            memory_retry_bytes: held_bytes,
+            ..Limits::default()
+        },
+        instances: [("test.*".into(), Instances::Reuse)].into(),
+        compiler: Some(rouse_binary()),
+        ..Settings::default()
+    });
+    sandbox.expect("a sandbox")
+}
+
+#[tokio::test]
+async fn an_idle_instance_holds_nothing_of_its_last_job() {
+    let fill = filled(56, APPEND_KIB);
+    // 21 MB of the host, of 32 MiB.
+    let drops = makes(
+        "test.drops",
+        275,
+        &format!("{fill} (call $drop_fields (local.get $fields))"),
+    );
+    let sandbox = sandbox_of(24 << 20, 32 << 20);
+    let handlers = Handlers::on(sandbox.clone(), &[("drops.wasm", &drops)]).await;
+    for tenant in ["a", "b", "a"] {
+        let job = JobInput {
+            tenant: Some(tenant.into()),
+            ..job("7")
+        };
+        let handler = handlers.handler("test.drops");
+        let end = attempt(&sandbox, &handler, job, AbortHandle::new())
+            .await
+            .end;
+        assert_eq!(end, RunEnd::Returned(b"7".into()), "{tenant}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_guest_was_refused_is_not_counted() {
+    // 60 MB of values with a name that no field may have, each of them refused.
+    let fill = filled(
+        60,
+        "(call $append (local.get $fields) (i32.const 2048) (i32.const 4) (i32.const 16384) (i32.const 1024) (i32.const 2064))
+         (if (i32.eqz (i32.load8_u (i32.const 2064))) (then unreachable))",
+    );
+    let each = format!(
+        "(i32.store8 (i32.const 2048) (i32.const 0x20)) {fill} (call $drop_fields (local.get $fields))"
+    );
+    let refused = makes("test.refused", 1000, &each);
+    let sandbox = sandbox_of(8 << 20, 32 << 20);
+    let handlers = Handlers::on(sandbox.clone(), &[("refused.wasm", &refused)]).await;
+    let end = run(&sandbox, &handlers, "test.refused").await;
+    assert_eq!(end, RunEnd::Returned(b"7".into()));
+}
+
+#[tokio::test]
+async fn a_text_of_a_request_has_an_end_and_one_attempt_runs_out_of_its_own_memory() {
+    let set = |bytes: usize| {
+        format!(
+            "(call $set_authority (local.get $request) (i32.const 1) (i32.const 16385) (i32.const {bytes}))"
+        )
+    };
+    let long = format!("(i32.eqz {})", set((64 << 10) + 1));
+    let sandbox = sandbox_of(8 << 20, 32 << 20);
+    let handlers = Handlers::on(
+        sandbox.clone(),
+        &[
+            ("long.wasm", &hoards_texts("test.long", &long)),
+            ("many.wasm", &hoards_texts("test.many", &set(60_000))),
+        ],
+    )
+    .await;
+    let end = run(&sandbox, &handlers, "test.long").await;
+    assert_eq!(end, RunEnd::Returned(b"7".into()), "each is refused");
+    let limit_bytes = 8 << 20;
+    let end = run(&sandbox, &handlers, "test.many").await;
+    assert_eq!(end, RunEnd::OutOfMemory { limit_bytes });
 }

@@ -12,7 +12,7 @@ use rustix::process::{
 use rustix::time::{ClockId, clock_gettime};
 use wasmtime::Engine;
 
-use super::fence::{Fence, fence};
+use super::fence::{Fence, close, fence};
 use super::wire::{Kind, Reply, Request};
 use super::{CompilerLimits, compiled};
 use crate::sandbox::engine::code_config;
@@ -121,13 +121,18 @@ fn limit(host: u32, limits: CompilerLimits) -> io::Result<(Fence, Option<File>)>
         limits.memory_bytes_max as u64,
         limits.memory_bytes_max as u64,
     )?;
+    // Threads of large modules, within the fence; later there are no more.
+    rayon::ThreadPoolBuilder::new()
+        .build_global()
+        .map_err(io::Error::other)?;
+    close()?;
     let cpu_secs = cpu_secs_max(limits);
     at_most(Resource::Cpu, cpu_secs, cpu_secs + 1)?;
     Ok((fence, statm))
 }
 
 /// Sets a limit, and where one is set already, never a looser one.
-fn at_most(resource: Resource, current: u64, maximum: u64) -> io::Result<()> {
+pub(super) fn at_most(resource: Resource, current: u64, maximum: u64) -> io::Result<()> {
     let already = getrlimit(resource).maximum.unwrap_or(u64::MAX);
     let limit = Rlimit {
         current: Some(current.min(already)),

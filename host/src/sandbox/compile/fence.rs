@@ -1,5 +1,5 @@
 //! What a compiler cannot reach, whatever a file makes of it: no file, no server, no process of others, and no program with more
-//! rights than its own. What it needs is open by then.
+//! rights than its own. What it needs is open by then, and nothing else is ever opened: neither files nor sockets of any kind.
 
 use std::io;
 
@@ -7,13 +7,16 @@ use landlock::{
     ABI, Access as _, AccessFs, AccessNet, Ruleset, RulesetAttr as _, RulesetError, RulesetStatus,
     Scope,
 };
+use rustix::process::Resource;
+
+use super::child::at_most;
 
 /// How much of the fence the kernel knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sandbox) enum Fence {
     /// Nothing: it is older than Linux 5.13, or was built or started without Landlock.
     None,
-    /// The file system at least; connections need Linux 6.7, signals and abstract sockets 6.12.
+    /// Most of the file system at least; truncating files needs Linux 6.2, signals 6.12.
     Partial,
     /// All of it.
     Full,
@@ -47,16 +50,29 @@ pub(super) fn fence() -> io::Result<Fence> {
     })
 }
 
+/// Keeps this process from new descriptors, processes and threads, and from making files longer, for good. It takes no Landlock.
+/// Root starts processes and threads all the same.
+///
+/// # Errors
+/// When the system does not set a limit.
+pub(super) fn close() -> io::Result<()> {
+    // A child would have CPU time of its own, and outlive the host.
+    for resource in [Resource::Nofile, Resource::Nproc, Resource::Fsize] {
+        at_most(resource, 0, 0)?;
+    }
+    Ok(())
+}
+
 impl Fence {
-    /// Says what the compilers of this host cannot be kept from.
-    pub(in crate::sandbox) fn tell(self) {
+    /// Logs what the compilers of this host cannot be kept from.
+    pub(in crate::sandbox) fn log(self) {
         match self {
             Self::Full => {}
             Self::Partial => tracing::info!(
-                "this kernel knows a part of Landlock: compilers reach no files, but they could connect somewhere or signal others (Linux 6.12 knows all of it)"
+                "this kernel knows a part of Landlock: compilers open no files and no connections, but they could signal other processes of this user (before Linux 6.12) and truncate its files (before 6.2)"
             ),
             Self::None => tracing::warn!(
-                "this kernel has no Landlock (Linux 5.13, enabled at boot): compilers of modules are limited in time and memory, but could open what this user can"
+                "this kernel has no Landlock (Linux 5.13, enabled at boot): compilers of modules are limited in time and memory and open no files and no connections, but they could remove, rename and truncate files of this user and signal its processes"
             ),
         }
     }
@@ -65,8 +81,11 @@ impl Fence {
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File};
-    use std::io::{ErrorKind, Read as _};
-    use std::net::{TcpListener, TcpStream};
+    use std::io::{ErrorKind, Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+    use std::os::unix::process::CommandExt as _;
     use std::process::Command;
 
     use super::*;
@@ -106,5 +125,75 @@ mod tests {
         });
         fenced.join().expect("nothing was possible");
         assert!(File::open("/etc/passwd").is_ok(), "others are free");
+    }
+
+    #[test]
+    #[ignore = "limits its process: what_is_closed_makes_no_descriptor_and_no_process runs it in one of its own"]
+    fn closed() {
+        let mut open = File::open("/proc/self/statm").unwrap();
+        let (mut reads, mut writes) = io::pipe().unwrap();
+        close().expect("it can be closed");
+        let denied = |what: &str, error: Option<io::Error>, code: i32| {
+            let error = error.and_then(|error| error.raw_os_error());
+            assert_eq!(error, Some(code), "{what}");
+        };
+        denied("a file", File::open("/dev/null").err(), libc::EMFILE);
+        denied("a pipe", io::pipe().err(), libc::EMFILE);
+        // Which has to be 3 at least, and that is above the limit.
+        denied("a copy", open.try_clone().err(), libc::EINVAL);
+        let socket = UnixStream::connect("/run/postgresql/.s.PGSQL.5432");
+        denied("a Unix socket", socket.err(), libc::EMFILE);
+        let socket = UnixDatagram::unbound();
+        denied("a datagram socket", socket.err(), libc::EMFILE);
+        let socket = UdpSocket::bind("127.0.0.1:0");
+        denied("a UDP socket", socket.err(), libc::EMFILE);
+        let socket = TcpStream::connect("127.0.0.1:1");
+        denied("a TCP socket", socket.err(), libc::EMFILE);
+        if rustix::process::getuid().is_root() {
+            eprintln!("skipped: root may start processes");
+        } else {
+            let program = Command::new("/bin/true").status();
+            denied("a process", program.err(), libc::EAGAIN);
+            let thread = std::thread::Builder::new().spawn(|| {});
+            denied("a thread", thread.err(), libc::EAGAIN);
+        }
+        // What is open goes on.
+        let mut text = String::new();
+        open.read_to_string(&mut text).unwrap();
+        assert!(!text.is_empty());
+        writes.write_all(b"x").unwrap();
+        drop(writes);
+        reads.read_to_string(&mut text).unwrap();
+        assert!(text.ends_with('x'));
+        println!("it is closed");
+    }
+
+    #[test]
+    fn what_is_closed_makes_no_descriptor_and_no_process() {
+        let test = std::env::current_exe().unwrap();
+        let mut command = Command::new(&test);
+        let folder = tempfile::tempdir().unwrap();
+        if rustix::process::getuid().is_root() {
+            // Nobody else may be able to read this program where it lies.
+            let everyone = fs::Permissions::from_mode(0o755);
+            fs::set_permissions(folder.path(), everyone).unwrap();
+            let copy = folder.path().join("test");
+            fs::copy(&test, &copy).unwrap();
+            command = Command::new(&copy);
+            command.uid(65_534).gid(65_534);
+        }
+        let output = command
+            .args(["--exact", "sandbox::compile::fence::tests::closed"])
+            .args(["--ignored", "--nocapture", "--test-threads", "1"])
+            .current_dir("/")
+            .output()
+            .expect("it starts");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && said.contains("it is closed"),
+            "{said}{errors}"
+        );
+        assert!(!errors.contains("skipped"), "{errors}");
     }
 }

@@ -19,7 +19,7 @@ use super::{CompilerLimits, PANICKED};
 use crate::sandbox::load::NotLoaded;
 
 /// A compiler that waits instead of computing, or has to share its cores with guests, may take so many times its
-/// processor time.
+/// CPU time.
 const WALL_PER_CPU: u32 = 10;
 
 /// Threads of one compiler. More would each reserve address space, of which it has little.
@@ -267,7 +267,7 @@ impl Ended {
         let ended_by = |signal: libc::c_int| self.status.signal() == Some(signal);
         if ended_by(libc::SIGXCPU) {
             return NotLoaded::Contents(format!(
-                "it needs more than {} s of processor time to compile; if it is to be trusted, raise compile_cpu in rouse.toml",
+                "it needs more than {} s of CPU time to compile; if it is to be trusted, raise compile_cpu in rouse.toml",
                 limits.cpu_max.as_secs()
             ));
         }

@@ -21,7 +21,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Does what changes nothing. Its processor time is the attempt's.
+    /// Does what changes nothing. Its CPU time is the attempt's.
     pub(super) fn look<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

@@ -11,7 +11,9 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use wasmtime_wasi_http::Error;
 
 use super::Fault;
+use super::held::held_bytes;
 use super::secrets::Redactor;
+use super::send::fields_bytes;
 use super::tally::UnderWay;
 
 /// The body of a response.
@@ -82,10 +84,13 @@ impl Incoming {
                         Ok(bytes) => bytes,
                         Err(fault) => return Poll::Ready(Some(Err(fault))),
                     },
-                    Err(frame) => self.end(match frame.into_trailers() {
-                        Ok(trailers) => Ending::Trailers(self.redacted(trailers)),
-                        Err(_) => Ending::Nothing,
-                    }),
+                    Err(frame) => match frame.into_trailers() {
+                        Ok(trailers) => match self.trailers(trailers) {
+                            Ok(trailers) => self.end(Ending::Trailers(trailers)),
+                            Err(fault) => return Poll::Ready(Some(Err(fault))),
+                        },
+                        Err(_) => self.end(Ending::Nothing),
+                    },
                 },
             };
             // All of them may be held back.
@@ -114,11 +119,15 @@ impl Incoming {
         }
     }
 
-    fn redacted(&self, mut fields: HeaderMap) -> HeaderMap {
+    /// The guest may hold them when the body is gone.
+    fn trailers(&self, mut trailers: HeaderMap) -> Result<HeaderMap, Fault> {
+        let tally = self.under_way.tally();
+        tally.received(fields_bytes(&trailers))?;
+        tally.keeps(held_bytes(&trailers))?;
         if let Some(redactor) = &self.redactor {
-            redactor.redact_fields(&mut fields);
+            redactor.redact_fields(&mut trailers);
         }
-        fields
+        Ok(trailers)
     }
 }
 
@@ -132,5 +141,89 @@ impl Body for Incoming {
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         self.poll(context)
             .map(|frame| frame.map(|frame| frame.map_err(Fault::into_error)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http::{HeaderName, HeaderValue, Request};
+    use http_body_util::{BodyExt as _, Empty};
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::super::tally::Tally;
+    use super::*;
+    use crate::sandbox::Meter;
+    use crate::sandbox::memory::{Held, MemoryBudget};
+
+    const TRAILER: usize = 1000;
+
+    /// Reads a body of one byte with a trailer, as an attempt for which the host may hold so much.
+    async fn read(
+        held: Arc<Held>,
+        meter: &Arc<Meter>,
+    ) -> Result<http_body_util::Collected<Bytes>, Error> {
+        let (client, mut server) = tokio::io::duplex(64 << 10);
+        let (mut requests, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(client))
+                .await
+                .expect("a connection");
+        tokio::spawn(connection);
+        let answering = tokio::spawn(async move {
+            let mut request = [0; 1024];
+            let read = server.read(&mut request).await;
+            assert!(read.expect("a request") > 0);
+            let value = "v".repeat(TRAILER);
+            let response = format!(
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nb\r\n0\r\nx-a: {value}\r\n\r\n"
+            );
+            let written = server.write_all(response.as_bytes()).await;
+            written.expect("it is read");
+            server
+        });
+        let request = Request::get("/").header("te", "trailers");
+        let request = request.body(Empty::<Bytes>::new()).expect("a request");
+        let response = requests.send_request(request).await.expect("a response");
+        let limits = Limits {
+            bytes_max: 10,
+            bytes_left: 10,
+            between_bytes: Duration::from_secs(60),
+            done_by: Instant::now() + Duration::from_secs(60),
+        };
+        let tally = Tally::new(meter.clone(), u64::MAX, Some(held));
+        let body = Incoming {
+            body: response.into_body(),
+            under_way: tally.begin().expect("it fits"),
+            redactor: None,
+            limits,
+            timer: limits.timer(),
+            ending: None,
+        };
+        let body = body.collect().await;
+        drop(answering.await.expect("it has answered"));
+        body
+    }
+
+    #[tokio::test]
+    async fn trailers_are_counted_as_received_and_as_held_until_the_attempt_ends() {
+        let mut trailers = HeaderMap::new();
+        let value = HeaderValue::from_str(&"v".repeat(TRAILER)).expect("a value");
+        trailers.insert(HeaderName::from_static("x-a"), value);
+        let (total, meter) = (1 << 20, Arc::new(Meter::default()));
+        let budget = MemoryBudget::new(total);
+        let held = Held::new(total, budget.clone());
+        let body = read(held.clone(), &meter).await.expect("there is room");
+        assert_eq!(body.trailers(), Some(&trailers));
+        drop(body);
+        assert_eq!(budget.free_bytes(), total - held_bytes(&trailers));
+        assert_eq!(meter.usage().bytes_in, 1 + fields_bytes(&trailers) as u64);
+        drop(held);
+        assert_eq!(budget.free_bytes(), total);
+
+        let short = Held::new((512 << 10) + TRAILER, budget);
+        let error = read(short, &meter).await.expect_err("there is no room");
+        assert!(format!("{error:?}").contains("memory_mb"), "{error:?}");
     }
 }

@@ -10,7 +10,7 @@ mod address;
 mod connect;
 mod denial;
 mod fault;
-mod fields;
+mod held;
 mod incoming;
 mod lookups;
 mod net;
@@ -45,16 +45,18 @@ use secrets::Placeholders;
 use tally::Tally;
 
 /// Bytes of a set of fields (headers, trailers) that a guest makes, with what they take in memory: ten times
-/// what servers accept. What all of them take is counted (`fields`).
+/// what servers accept. What all of them take is counted (`held`).
 pub(in crate::sandbox) const FIELDS_BYTES_MAX: usize = 64 << 10;
 
-/// A guest that writes a body has two chunks of this size on their way to the network.
+/// A guest that writes a body has this many chunks of this size on their way to the network: wasmtime-wasi-http keeps one more
+/// than it is asked for.
+const CHUNKS_MAX: usize = 2;
 const CHUNK_BYTES_MAX: usize = 64 << 10;
 
 /// Links `wasi:http/types` and `wasi:http/outgoing-handler`.
 pub(in crate::sandbox) fn link_http(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(linker)?;
-    fields::count(linker)
+    held::count(linker)
 }
 
 /// What one attempt does over HTTP.
@@ -159,6 +161,10 @@ impl WasiHttpHooks for Http {
             }),
             Err(fault) => Box::new(async move { Err(fault.into_error()) }),
         }
+    }
+
+    fn p2_outgoing_body_buffer_chunks(&mut self) -> usize {
+        CHUNKS_MAX - 1
     }
 
     fn p2_outgoing_body_chunk_size(&mut self) -> usize {

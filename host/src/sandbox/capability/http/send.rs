@@ -14,7 +14,7 @@ use wasmtime_wasi_http::{RequestOptions, WasiBody};
 
 use super::access::{Allowed, HttpAccess};
 use super::connect::CONNECT_MAX;
-use super::fields::held_bytes;
+use super::held::held_bytes;
 use super::incoming::{Incoming, Limits};
 use super::outgoing::Outgoing;
 use super::secrets::{Redactor, Replacements};
@@ -232,11 +232,14 @@ fn head_bytes(method: &Method, uri: &Uri, fields: &HeaderMap) -> usize {
     const LINE: usize = " HTTP/1.1\r\n".len() + "\r\n".len();
     let path = uri.path_and_query().map_or(0, |path| path.as_str().len());
     let line = method.as_str().len() + 1 + path;
-    let fields = fields.iter();
-    let fields: usize = fields
-        .map(|(name, value)| name.as_str().len() + value.len() + 4)
-        .sum();
-    LINE + line + fields
+    LINE + line + fields_bytes(fields)
+}
+
+/// What HTTP/1.1 writes for fields, bytes.
+pub(super) fn fields_bytes(fields: &HeaderMap) -> usize {
+    let each = fields.iter();
+    each.map(|(name, value)| name.as_str().len() + value.len() + 4)
+        .sum()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Fault;
 use crate::sandbox::Meter;
-use crate::sandbox::memory::{Charge, Held};
+use crate::sandbox::memory::{Charge, Denial, Held};
 
 /// Requests of one attempt that are under way at once, until the ends of their responses. Each has buffers of up to
 /// half a MiB in the host.
@@ -51,7 +51,7 @@ impl Tally {
     /// Counts what the host holds of a response until the attempt has ended.
     pub(super) fn keeps(&self, bytes: usize) -> Result<(), Fault> {
         match &self.held {
-            Some(held) => held.keep(bytes).map_err(|_| no_memory()),
+            Some(held) => held.charge(bytes).map(Charge::keep).map_err(no_memory),
             None => Ok(()),
         }
     }
@@ -108,18 +108,23 @@ impl UnderWay {
     /// Counts buffers of the host until it has ended.
     pub(super) fn holds(&mut self, bytes: usize) -> Result<(), Fault> {
         if let Some(held) = &self.tally.held {
-            let charge = held.charge(bytes).map_err(|_| no_memory())?;
+            let charge = held.charge(bytes).map_err(no_memory)?;
             self.buffers.push(charge);
         }
         Ok(())
     }
 }
 
-fn no_memory() -> Fault {
-    Fault::Limit(
-        "the host has no memory for it: other attempts have it, or what this one has under way is more than its memory_mb"
-            .into(),
-    )
+fn no_memory(denial: Denial) -> Fault {
+    let why = match denial {
+        Denial::OfAttempt => {
+            "the host would hold more than the attempt's memory_mb for its requests; read or drop responses first, or raise memory_mb"
+        }
+        Denial::OfHost => {
+            "the attempts of this host together have used up its memory; try again later, run fewer at once, or raise memory_total_mb"
+        }
+    };
+    Fault::Limit(why.into())
 }
 
 impl Drop for UnderWay {
@@ -144,9 +149,11 @@ mod tests {
         let one = first.begin().unwrap();
         let _two = first.begin().unwrap();
         let refused = |tally: &Arc<Tally>| tally.begin().unwrap_err().to_string();
-        assert!(refused(&first).contains("no memory"), "its own limit");
+        let own = refused(&first);
+        assert!(own.contains("raise memory_mb"), "{own}");
         let mut other = second.begin().unwrap();
-        assert!(refused(&second).contains("no memory"), "the host's");
+        let hosts = refused(&second);
+        assert!(hosts.contains("raise memory_total_mb"), "{hosts}");
         assert!(other.holds(1).is_err() && second.keeps(1).is_err());
         drop(one);
         assert!(second.keeps(UNDER_WAY_BYTES).is_ok());
