@@ -63,6 +63,7 @@ mod invoke_http;
 mod other_languages;
 mod outages;
 mod pooler;
+mod printed;
 mod private_postgres;
 mod ready;
 mod secrets;
