@@ -306,7 +306,7 @@ mod tests {
         );
         let narrower = list(Some(32));
         assert_eq!(narrower, format!(" id  handler\n 7   {name}"));
-        assert_eq!(list(Some(20)).lines().nth(1), Some(" 7   a.handler.wit…"));
+        assert_eq!(list(Some(20)).lines().nth(1), Some(" 7   a.handler.with…"));
     }
 
     #[test]
