@@ -55,7 +55,7 @@ async fn a_payload_that_does_not_fit_ends_the_attempt_before_there_is_an_instanc
     assert!(!instance, "{end:?}");
     assert_eq!(
         refused(end),
-        "payload does not match the schema at /lines/0/amount: expected an integer, got \"7\" (#/$defs/line/properties/amount); `rouse handlers show test.typed` shows the input_schema"
+        "payload does not match the schema at /lines/0/amount: expected an integer, got \"7\" (#/$defs/line/properties/amount); `rouse handlers show test.typed --schema` shows the input_schema"
     );
     // An attempt that has to stop is not checked.
     let handler = handlers.handler("test.typed");
@@ -75,7 +75,7 @@ async fn a_result_that_does_not_fit_is_refused_after_the_run() {
     assert!(instance);
     assert_eq!(
         refused(end),
-        "result does not match the schema: expected at most 9, got 1e400 (#); `rouse handlers show test.typed` shows the output_schema"
+        "result does not match the schema: expected at most 9, got 1e400 (#); `rouse handlers show test.typed --schema` shows the output_schema"
     );
 }
 
@@ -103,7 +103,17 @@ async fn the_numbers_of_a_schema_are_those_that_its_module_has_written() {
         let (code, shown) = run(&db, args);
         assert!(code == 0 && shown.contains(listed), "{shown}");
     }
-    let (code, shown) = run(&db, &["handlers", "show", "test.typed", "--folder", dir]);
+    let (code, shown) = run(
+        &db,
+        &[
+            "handlers",
+            "show",
+            "test.typed",
+            "--folder",
+            dir,
+            "--schema",
+        ],
+    );
     assert!(
         code == 0 && shown.contains("18446744073709551616,1e400]}"),
         "{shown}"

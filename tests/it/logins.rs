@@ -35,7 +35,7 @@ impl Login {
     }
 
     fn store(&self) -> Store {
-        Store::new(Connector::from_url(&self.url, &|_| None).unwrap().pool(2))
+        Store::new(&Connector::from_url(&self.url, &|_| None).unwrap(), 2)
     }
 
     /// A registered worker that serves these queues.

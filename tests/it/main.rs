@@ -64,6 +64,7 @@ mod invoke_http;
 mod other_languages;
 mod outages;
 mod pooler;
+mod printed;
 mod private_postgres;
 mod ready;
 mod secrets;

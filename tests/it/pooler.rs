@@ -60,7 +60,7 @@ impl Pooler {
     }
 
     fn store(&self) -> Store {
-        Store::new(self.connector().pool(4))
+        Store::new(&self.connector(), 4)
     }
 }
 

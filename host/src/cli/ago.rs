@@ -58,6 +58,25 @@ pub(super) fn shown(time: &str, now: f64, screen: Screen) -> String {
     }
 }
 
+/// The name of a column of [`waited`].
+pub(super) fn waits(screen: Screen) -> &'static str {
+    match screen.is_terminal() {
+        true => "oldest waits",
+        false => "oldest waits since",
+    }
+}
+
+/// How long something has waited, for those who look at it now; for everybody else since when.
+pub(super) fn waited(secs: f64, now: f64, screen: Screen) -> String {
+    match screen.is_terminal() {
+        true => seconds(secs),
+        false => {
+            let since = Duration::try_from_secs_f64(now - secs).unwrap_or_default();
+            humantime::format_rfc3339_micros(UNIX_EPOCH + since).to_string()
+        }
+    }
+}
+
 /// Seconds since 1970 of a time as Postgres writes it into JSON (ISO 8601 with an offset); none of what is no such time, as
 /// `infinity`.
 pub(super) fn epoch(time: &str) -> Option<f64> {
@@ -148,6 +167,11 @@ mod tests {
         assert_eq!(
             shown(time, 120.0, screen(Some(80))),
             format!("{time} (60 s ago)")
+        );
+        assert_eq!(waited(60.0, 120.0, screen(Some(80))), "1m");
+        assert_eq!(
+            waited(60.0, 120.0, screen(None)),
+            "1970-01-01T00:01:00.000000Z"
         );
         assert_eq!(listed(&Value::Null, 120.0, screen(Some(80))), "");
         assert_eq!(shown("infinity", 120.0, screen(Some(80))), "infinity");

@@ -49,10 +49,11 @@ pub(super) struct Args {
 /// Serves until a signal, then stops the private Postgres too.
 pub(super) async fn run(args: Args, jobs: &Jobs) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::install()?;
+    // What cannot be read leaves nothing behind.
+    let mut written = args.host.read()?;
     let handlers = &args.host.handlers;
     std::fs::create_dir_all(handlers)
         .with_context(|| format!("cannot make the handlers folder {}", handlers.display()))?;
-    let mut written = args.host.read()?;
     written.is_dev = true;
     anyhow::ensure!(
         written.queue == Queue::On,

@@ -7,6 +7,7 @@ use clap::Args as ClapArgs;
 use serde_json::json;
 
 use super::duration::duration;
+use super::number::between;
 use super::payload;
 use super::served::Wanted;
 use super::target::Target;
@@ -47,7 +48,7 @@ pub(super) struct Args {
     delay: Option<Duration>,
 
     /// How often it is tried in all; default: the handler's own
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = between(1_i32, 1_000))]
     max_attempts: Option<i32>,
 
     /// Unique among the live jobs of the handler and the tenant: if one is there, nothing is added, and its id is printed

@@ -7,7 +7,6 @@ mod held;
 mod in_force;
 mod lock;
 mod origin;
-mod pasted;
 mod show;
 mod sign;
 mod trouble;
@@ -21,9 +20,9 @@ use clap::{Args as ClapArgs, Subcommand};
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "\
-Without a command: the handlers of a folder, which needs no database, and whether a host would start with the settings: whether
-its secrets and the token of invocations can be read, here and now, and which granted directories are not there.
-Exit codes: 0 every file serves, and a host would start · 1 a file is refused, a host would not start, or the folder
+Without a command: the handlers of a folder, which needs no database, and whether a host would start with the settings: whether \
+its secrets and the token of invocations can be read, here and now, and which granted directories are not there.\n\
+Exit codes: 0 every file serves, and a host would start · 1 a file is refused, a host would not start, or the folder \
 cannot be read"
 )]
 pub(super) struct Args {

@@ -17,6 +17,7 @@ use tracing::{debug, info, warn};
 use self::invocations::{TOKEN, Tokenless};
 use super::duration::duration;
 use super::misspelt::Named;
+use super::number::between;
 use super::open_files;
 use super::settings::sandbox_settings;
 use super::signals::Signals;
@@ -51,7 +52,7 @@ pub(super) struct HostArgs {
     queues: Vec<String>,
 
     /// How many attempts run at the same time; default: 4 for each core
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    #[arg(long, value_name = "N", value_parser = between(1_u16, 10_000))]
     slots: Option<u16>,
 
     /// This worker's id: letters, digits, - and _; default: a random one
@@ -310,12 +311,13 @@ impl Host {
             ))
         });
         tokio::spawn(self.named.follow(&self.catalog));
-        tokio::spawn(tell_what_serves(&self.catalog));
+        let config = self.sandbox.settings().config_file.clone();
+        tokio::spawn(tell_what_serves(&self.catalog, config));
         let done = match (databases, health) {
             (Some(databases), Some(health)) => {
                 wait_for_bound(&self.settings, &self.catalog, &stop).await;
                 let parts = Parts {
-                    store: Store::new(databases.connector.pool(POOL_SIZE)),
+                    store: Store::new(&databases.connector, POOL_SIZE),
                     listen_at: databases.listen_at,
                     sandbox: self.sandbox,
                     catalog: self.catalog,
@@ -342,7 +344,10 @@ impl Host {
 }
 
 /// Says once what serves, when every module was tried that was there at the start.
-fn tell_what_serves(catalog: &Arc<Catalog>) -> impl Future<Output = ()> + use<> {
+fn tell_what_serves(
+    catalog: &Arc<Catalog>,
+    config: Option<PathBuf>,
+) -> impl Future<Output = ()> + use<> {
     let since = Instant::now();
     let mut changed = catalog.changed();
     let catalog = Arc::downgrade(catalog);
@@ -353,6 +358,7 @@ fn tell_what_serves(catalog: &Arc<Catalog>) -> impl Future<Output = ()> + use<> 
             };
             let handlers = catalog.current();
             if !handlers.is_loading() {
+                tell_what_is_missing(&handlers, config.as_deref());
                 let loads = catalog.loads();
                 info!(
                     handlers = handlers.names().join(", "),
@@ -375,6 +381,24 @@ fn tell_what_serves(catalog: &Arc<Catalog>) -> impl Future<Output = ()> + use<> 
             }
         }
     }
+}
+
+/// Says once which handlers ask for something that they are not granted.
+fn tell_what_is_missing(handlers: &HandlerSet, config: Option<&Path>) {
+    let lacking = handlers.handlers.values();
+    let lacking = lacking.filter(|handler| !handler.missing().is_empty());
+    let names: Vec<&str> = lacking
+        .map(|handler| handler.manifest.name.as_str())
+        .collect();
+    let Some(first) = names.first() else {
+        return;
+    };
+    let config = config.map(|file| format!(" --config {}", file.display()));
+    info!(
+        handlers = names.join(", "),
+        "handlers ask for grants that rouse.toml does not give them; for each, `rouse handlers show {first}{}` prints the lines",
+        config.unwrap_or_default()
+    );
 }
 
 /// Waits until each handler to which a source is bound is loaded, or all modules were tried: jobs of such a source that name

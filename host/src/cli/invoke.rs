@@ -17,6 +17,7 @@ use profile_file::ProfileFile;
 use super::attempt_error;
 use super::duration::some_time;
 use super::host::HANDLERS_DIR;
+use super::nearest::{did_you_mean, nearest};
 use super::open_files;
 use super::payload;
 use super::settings::sandbox_settings;
@@ -44,12 +45,12 @@ const EXIT_INTERRUPTED: u8 = 130;
 /// Options of `rouse invoke`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-The result goes to standard output, logs and errors to standard error. The handler sees attempt 1 of 1, and a
+The result goes to standard output, logs and errors to standard error. The handler sees attempt 1 of 1, and a \
 negative job id that is another for each call; nothing is tried again, and nothing is kept.
-  rouse invoke text.stats '{\"text\": \"hello\"}'
+  rouse invoke text.stats '{\"text\": \"hello\"}'\n\
 With --profile it is looked at every millisecond in which it computes, and waiting for others is not seen. Give it enough to do:
-  rouse invoke text.stats - --profile out.json < text.json
-Exit codes: 0 succeeded · 1 the handler failed · 2 usage, or the payload is no JSON · 3 no such handler ·
+  rouse invoke text.stats - --profile out.json < text.json\n\
+Exit codes: 0 succeeded · 1 the handler failed · 2 usage, or the payload is no JSON · 3 no such handler · \
 5 it ran longer than its timeout · 6 it could not be run (settings, folder, sandbox) · 130 Ctrl-C or SIGTERM")]
 pub(super) struct Args {
     /// The handler, for instance text.stats
@@ -197,6 +198,10 @@ pub(super) fn unknown(wanted: &str, folder: &std::path::Path, handlers: &Handler
         true => "there is none at all".to_string(),
         false => format!("there are: {}", plain(&names.join(", "))),
     });
+    text.push_str(&did_you_mean(nearest(
+        wanted,
+        names.iter().map(String::as_str),
+    )));
     for refusal in &handlers.refused {
         text.push_str(&format!(
             "\nrouse: refused {}: {}",

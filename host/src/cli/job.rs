@@ -20,8 +20,8 @@ const EXIT_UNKNOWN: u8 = 3;
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "\
-With an id: shows that job. Without one: lists the newest, as `rouse job ls` does.
-Exit codes: 0 found, or done · 3 no such job · 6 the job is not in a state for that ·
+With an id: shows that job. Without one: lists the newest, as `rouse job ls` does.\n\
+Exit codes: 0 found, or done · 3 no such job · 6 the job is not in a state for that · \
 with --wait also 4 ended without success · 5 not ended in time"
 )]
 pub(super) struct Args {

@@ -1,7 +1,11 @@
-//! Lists and tables for people: as wide as the terminal at most, with what matters in colour. On a pipe each row is one line.
+//! Lists and tables for people: as wide as the terminal at most, with what matters in colour and names whole. On a pipe each row is
+//! one line.
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+mod widths;
 
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
+
+use self::widths::{Need, cut, widths};
 use super::screen::{Colour, Screen};
 
 /// Stand for the beginnings of colours, in the order of [`Colour::ALL`], and for their end, while the table is laid out. They take
@@ -52,7 +56,11 @@ pub(super) struct List {
     header: Vec<&'static str>,
     rows: Vec<Vec<Shown>>,
     right: Vec<&'static str>,
+    expendable: Vec<&'static str>,
 }
+
+/// Spaces on both sides of a cell.
+const PADDING: usize = 2;
 
 impl List {
     /// With these columns.
@@ -71,6 +79,7 @@ impl List {
             header: header.into(),
             rows: Vec::new(),
             right: Vec::new(),
+            expendable: Vec::new(),
         }
     }
 
@@ -79,32 +88,57 @@ impl List {
         self.right = columns.to_vec();
     }
 
+    /// On a terminal that is too narrow for all columns these are left out, the first one first.
+    pub(super) fn expendable(&mut self, columns: &[&'static str]) {
+        self.expendable = columns.to_vec();
+    }
+
     pub(super) fn row<T: Into<Shown>>(&mut self, row: impl IntoIterator<Item = T>) {
         self.rows.push(row.into_iter().map(Into::into).collect());
     }
 
+    /// Prints it; where there are no rows, only `nothing`, and that on standard error.
+    pub(super) fn print(&self, nothing: &str) {
+        match self.rows.is_empty() {
+            true => eprintln!("rouse: {nothing}"),
+            false => println!("{}", self.text()),
+        }
+    }
+
     /// Its lines, without one at the end.
     pub(super) fn text(&self) -> String {
+        let mut shown: Vec<usize> = (0..self.columns())
+            .filter(|at| self.says_something(*at))
+            .collect();
         let mut table = Table::new();
         table.load_preset(presets::NOTHING);
-        match self.screen.columns {
+        let widths = match self.screen.columns {
             Some(columns) => {
-                table.set_content_arrangement(ContentArrangement::Dynamic);
                 // A column after the last is filled up with spaces, which are trimmed.
-                table.set_width(columns.saturating_add(1));
+                let columns = usize::from(columns) + 1;
+                self.leave_out(&mut shown, columns);
+                let needs: Vec<Need> = shown.iter().map(|at| self.need(*at)).collect();
+                table.set_content_arrangement(ContentArrangement::Dynamic);
+                table.set_width(u16::try_from(columns).unwrap_or(u16::MAX));
+                widths(&needs, room(columns, shown.len()))
             }
             None => {
                 table.set_content_arrangement(ContentArrangement::Disabled);
+                Vec::new()
             }
-        }
-        let shown: Vec<usize> = (0..self.columns())
-            .filter(|at| self.says_something(*at))
-            .collect();
+        };
         if !self.header.is_empty() {
             table.set_header(shown.iter().filter_map(|at| self.header.get(*at)));
         }
         for row in &self.rows {
-            table.add_row(shown.iter().map(|at| self.cell(row.get(*at))));
+            let cells = shown.iter().enumerate();
+            table.add_row(
+                cells.map(|(place, at)| self.cell(row.get(*at), widths.get(place).copied())),
+            );
+        }
+        for (column, width) in table.column_iter_mut().zip(&widths) {
+            let width = u16::try_from(width + PADDING).unwrap_or(u16::MAX);
+            column.set_constraint(ColumnConstraint::Absolute(Width::Fixed(width)));
         }
         for (place, at) in shown.iter().enumerate() {
             if self
@@ -124,6 +158,23 @@ impl List {
         rows.chain([self.header.len()]).max().unwrap_or_default()
     }
 
+    /// Leaves columns out until what is left can be read.
+    fn leave_out(&self, shown: &mut Vec<usize>, columns: usize) {
+        for name in &self.expendable {
+            let needed: usize = shown.iter().map(|at| self.need(*at).comfortable()).sum();
+            if needed <= room(columns, shown.len()) {
+                return;
+            }
+            shown.retain(|at| self.header.get(*at) != Some(name));
+        }
+    }
+
+    fn need(&self, at: usize) -> Need {
+        let cells = self.rows.iter().filter_map(|row| row.get(at));
+        let cells = cells.map(|shown| shown.text.as_str());
+        Need::of(cells.chain(self.header.get(at).copied()))
+    }
+
     /// Whoever reads a pipe counts on every column.
     fn says_something(&self, at: usize) -> bool {
         !self.screen.is_terminal()
@@ -134,18 +185,27 @@ impl List {
                 .any(|row| row.get(at).is_some_and(|it| !it.says_nothing))
     }
 
-    fn cell(&self, shown: Option<&Shown>) -> String {
+    fn cell(&self, shown: Option<&Shown>, width: Option<usize>) -> String {
         let Some(shown) = shown else {
             return String::new();
         };
-        let text = &shown.text;
+        // Keys and values are read by themselves, and are never cut.
+        let text = match width.filter(|_| !self.header.is_empty()) {
+            Some(width) => cut(&shown.text, width),
+            None => shown.text.clone(),
+        };
         let colour = shown.colour.filter(|_| self.screen.colours);
         let place = colour.and_then(|colour| Colour::ALL.iter().position(|one| *one == colour));
         match place {
             Some(place) => format!("{}{text}{END}", BEGIN[place]),
-            None => text.clone(),
+            None => text,
         }
     }
+}
+
+/// What cells may take up of so many columns of a terminal.
+fn room(columns: usize, cells: usize) -> usize {
+    columns.saturating_sub(cells * PADDING)
 }
 
 /// Puts colours where they were marked. A text that was cut into two lines is in colour in the first.
@@ -225,6 +285,28 @@ mod tests {
         for part in ["succeeded", "failed", "somebody"] {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    #[test]
+    fn a_narrow_terminal_loses_columns_before_names_and_a_pipe_loses_nothing() {
+        let name = "a.handler.with-a-long-name";
+        let list = |columns: Option<u16>| {
+            let screen = Screen { columns, ..PIPE };
+            let mut list = List::on(screen, ["id", "handler", "tenant", "worker"]);
+            list.expendable(&["tenant", "worker"]);
+            list.row(["7", name, "somebody", "w-0123456789abcdef"].map(str::to_owned));
+            list.text()
+        };
+        assert_eq!(list(None).lines().nth(1), list(Some(80)).lines().nth(1));
+        let narrow = list(Some(56));
+        assert!(!narrow.contains("tenant"), "{narrow}");
+        assert!(
+            narrow.contains(&format!("{name}  w-0123456789abcdef")),
+            "{narrow}"
+        );
+        let narrower = list(Some(32));
+        assert_eq!(narrower, format!(" id  handler\n 7   {name}"));
+        assert_eq!(list(Some(20)).lines().nth(1), Some(" 7   a.handler.with…"));
     }
 
     #[test]

@@ -15,7 +15,9 @@ mod job;
 mod list;
 mod migrate;
 mod misspelt;
+mod nearest;
 pub mod new;
+mod number;
 mod open_files;
 mod payload;
 mod postgres;
@@ -51,7 +53,7 @@ use crate::telemetry::{self, LogFormat};
 Start here:
   rouse dev                       a private Postgres, migrated, with a worker on ./handlers-wasm
   rouse new greet                 a handler of your own, ready to build
-  rouse wit                       the contract for handlers in other languages
+  rouse wit                       the contract for handlers in other languages\n\
 In production:
   rouse migrate                   once, and after each upgrade (DATABASE_URL)
   rouse serve                     as many as you like (DATABASE_URL)"

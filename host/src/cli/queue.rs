@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::ago;
 use super::each::{Done, each};
 use super::list::List;
+use super::nearest::{did_you_mean, nearest};
 use super::screen::Screen;
 use super::target::Target;
 use super::text::{as_json, plain};
@@ -70,7 +71,7 @@ struct Ls {
 /// Options of `rouse queue purge`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Each batch is a transaction of its own and leaves a record. The jobs stand in the history as cancelled.
+Each batch is a transaction of its own and leaves a record. The jobs stand in the history as cancelled.\n\
 Exit codes: 0 done · 2 nothing was done: --confirm is missing")]
 struct Purge {
     #[command(flatten)]
@@ -131,19 +132,19 @@ async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
     if args.json {
         println!("{}", as_json(json!({"queues": queues})));
     } else {
-        println!("{}", table(&queues, store.now().await?));
+        table(&queues, store.now().await?).print("no queues");
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(queues: &[Value], now: f64) -> String {
+fn table(queues: &[Value], now: f64) -> List {
     let screen = Screen::of_stdout();
     let mut list = List::new([
         "queue",
         "ready",
         "scheduled",
         "running",
-        "oldest waits",
+        ago::waits(screen),
         "paused since",
     ]);
     for queue in queues {
@@ -152,7 +153,8 @@ fn table(queues: &[Value], now: f64) -> String {
             Some(jobs) if at_least && jobs >= 10_000 => format!("{jobs}+"),
             jobs => jobs.unwrap_or_default().to_string(),
         };
-        let wait = queue["oldest_wait_s"].as_f64().map(ago::seconds);
+        let wait = queue["oldest_wait_s"].as_f64();
+        let wait = wait.map(|secs| ago::waited(secs, now, screen));
         list.row([
             plain(queue["name"].as_str().unwrap_or_default()),
             jobs("ready"),
@@ -162,7 +164,7 @@ fn table(queues: &[Value], now: f64) -> String {
             ago::listed(&queue["paused_at"], now, screen),
         ]);
     }
-    list.text()
+    list
 }
 
 async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
@@ -192,6 +194,7 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
     if shown && purged > 0 {
         eprintln!();
     }
+    tell_if_never_used(&store, &args.name).await?;
     if args.json {
         println!("{}", as_json(json!({"queue": args.name, "purged": purged})));
     } else {
@@ -219,8 +222,14 @@ async fn pause(args: Named) -> anyhow::Result<ExitCode> {
 /// A misspelled queue is an empty one, and nobody else would say so.
 async fn tell_if_never_used(store: &Store, queue: &str) -> anyhow::Result<()> {
     if store.queue_was_used(queue).await? == Some(false) {
+        let used = store.used_queues().await?.unwrap_or_default();
+        let names = used.iter().map(String::as_str);
+        let hint = match nearest(queue, names) {
+            None => "; is its name right?".to_owned(),
+            name => did_you_mean(name),
+        };
         eprintln!(
-            "rouse: nothing was ever enqueued into queue {}; is its name right?",
+            "rouse: nothing was ever enqueued into queue {}{hint}",
             plain(queue)
         );
     }
@@ -231,6 +240,7 @@ async fn resume(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.names, QUEUES, args.json, async |name| {
         let was_paused = store.resume_queue(name).await?;
+        tell_if_never_used(&store, name).await?;
         let shown = plain(name);
         Ok(Ok(Done {
             text: match was_paused {

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::nearest::{did_you_mean, nearest};
 use super::text::{plain, texts};
 use crate::store::{Store, StoreError};
 
@@ -54,8 +55,10 @@ impl<'a> Wanted<'a> {
             ));
         }
         if able.is_empty() {
+            let names = workers.iter().flat_map(|worker| texts(&worker["handlers"]));
             return Some(format!(
-                "no worker that runs now has the handler {handler}; the job waits for one (`rouse handlers` lists those of a folder, `rouse handlers ls` those of the fleet)"
+                "no worker that runs now has the handler {handler}; the job waits for one (`rouse handlers` lists those of a folder, `rouse handlers ls` those of the fleet){}",
+                did_you_mean(nearest(self.handler, names))
             ));
         }
         let serving: Vec<_> = able

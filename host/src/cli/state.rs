@@ -82,8 +82,8 @@ struct Ls {
 /// Options of `rouse state get`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer. Prints the bytes as they are; to a terminal, control characters in them are made visible. With
---json: a value that is JSON as `value`, any other as `base64`.
+Needs the role rouse_observer. Prints the bytes as they are; to a terminal, control characters in them are made visible. With \
+--json: a value that is JSON as `value`, any other as `base64`.\n\
 Exit codes: 0 it is there · 3 nothing is kept there")]
 struct Get {
     #[command(flatten)]
@@ -107,7 +107,7 @@ struct Get {
 /// Options of `rouse state set`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_operator, and leaves a record. The quota of rouse.toml does not count here, but handlers may then add nothing until
+Needs the role rouse_operator, and leaves a record. The quota of rouse.toml does not count here, but handlers may then add nothing until \
 they keep less than it. Attempts that run see the value when they read it next.")]
 struct Set {
     #[command(flatten)]
@@ -139,7 +139,7 @@ struct Set {
 /// Options of `rouse state rm`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_operator, and leaves a record.
+Needs the role rouse_operator, and leaves a record.\n\
 Exit codes: 0 done · 2 nothing was done: --confirm is missing · 3 nothing is kept there")]
 struct Rm {
     #[command(flatten)]
@@ -200,12 +200,15 @@ async fn ls(args: Ls) -> anyhow::Result<ExitCode> {
     };
     match args.json {
         true => println!("{}", as_json(json!({ what: rows }))),
-        false => println!("{}", table(&rows, columns, store.now().await?)),
+        false => table(&rows, columns, store.now().await?).print(match &args.handler {
+            None => "no handler keeps any state, for no tenant",
+            Some(_) => "nothing is kept there",
+        }),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(rows: &[Value], columns: [&'static str; 4], now: f64) -> String {
+fn table(rows: &[Value], columns: [&'static str; 4], now: f64) -> List {
     let screen = Screen::of_stdout();
     let mut list = List::new(columns.map(|column| match column {
         "set_at" => "set at",
@@ -219,7 +222,7 @@ fn table(rows: &[Value], columns: [&'static str; 4], now: f64) -> String {
             other => other.to_string(),
         }));
     }
-    list.text()
+    list
 }
 
 async fn get(args: Get) -> anyhow::Result<ExitCode> {

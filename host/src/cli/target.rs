@@ -62,7 +62,7 @@ impl Target {
     }
 
     pub(super) fn store(&self) -> anyhow::Result<Store> {
-        Ok(Store::new(self.connector()?.pool(1)))
+        Ok(Store::new(&self.connector()?, 1))
     }
 
     /// The same, where the schema is one that this host knows.

@@ -1,6 +1,6 @@
 //! `rouse top`: the attempts that run, and what they use.
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::ago;
 use super::list::{List, Shown};
+use super::number::between;
 use super::signals::Signals;
 use super::target::Target;
 use super::text::{as_json, plain};
@@ -21,13 +22,16 @@ const EVERY: Duration = Duration::from_secs(2);
 /// A screen.
 const LINES: i64 = 50;
 
+/// Where no attempt runs.
+const NOTHING: &str = "nothing runs";
+
 /// Puts the cursor at the upper left corner of an empty screen.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
 /// Options of `rouse top`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer. The longest running attempts come first. What they use is told every 5 seconds, of those that have
+Needs the role rouse_observer. The longest running attempts come first. What they use is told every 5 seconds, of those that have \
 run for 2; `-` where nothing is known yet. What ended attempts have used: `rouse job ID`, and the view rouse.usage.")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -38,7 +42,7 @@ pub(super) struct Args {
     once: bool,
 
     /// At most so many attempts
-    #[arg(long, value_name = "N", default_value_t = LINES, value_parser = clap::value_parser!(i64).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = LINES, value_parser = between(1_i64, 100_000))]
     limit: i64,
 
     /// Print one JSON object and end
@@ -61,7 +65,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 async fn follow(args: &Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     loop {
-        println!("{CLEAR}{}", table(&listed(&store, args.limit).await?));
+        let running = listed(&store, args.limit).await?;
+        print!("{CLEAR}");
+        std::io::stdout().flush().context("clear the screen")?;
+        table(&running).print(NOTHING);
         tokio::time::sleep(EVERY).await;
     }
 }
@@ -75,7 +82,7 @@ async fn once(args: &Args) -> anyhow::Result<ExitCode> {
         );
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{}", table(&listed(&store, args.limit).await?));
+    table(&listed(&store, args.limit).await?).print(NOTHING);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -84,10 +91,7 @@ async fn listed(store: &Store, most: i64) -> anyhow::Result<Vec<Value>> {
     listed.context("this login may not see what runs; it needs the role rouse_observer")
 }
 
-fn table(running: &[Value]) -> String {
-    if running.is_empty() {
-        return "nothing runs".into();
-    }
+fn table(running: &[Value]) -> List {
     let mut list = List::new([
         "job", "handler", "tenant", "worker", "attempt", "runs for", "cpu", "memory", "calls",
         "in", "out", "progress",
@@ -118,8 +122,11 @@ fn table(running: &[Value]) -> String {
             progress.into(),
         ]);
     }
+    list.expendable(&[
+        "out", "in", "calls", "tenant", "attempt", "progress", "worker", "memory", "cpu",
+    ]);
     list.align_right(&["cpu", "memory", "calls", "in", "out"]);
-    list.text()
+    list
 }
 
 /// With the unit that people would choose.

@@ -19,6 +19,7 @@ mod way;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -72,6 +73,9 @@ pub struct File {
     /// Where it is, unless that is the usual place.
     #[serde(skip)]
     path: Option<PathBuf>,
+    /// As it was read.
+    #[serde(skip)]
+    text: Arc<str>,
     /// The worker's id; default: a random one for each start.
     worker_id: Option<String>,
     /// The file with the worker's key, made if missing; default: a new key for each start.
@@ -192,6 +196,7 @@ impl File {
                 message,
             })?;
         file.path = path.map(Path::to_path_buf);
+        file.text = text.into();
         Ok((file, folder))
     }
 
@@ -232,10 +237,29 @@ fn said(error: &toml::de::Error, text: &str) -> String {
     if let Some(why) = secret_table::untold(error, text) {
         return why;
     }
+    let said = whole_numbers(&error.to_string());
     match unquoted::hint(text) {
-        Some(hint) => format!("{}\n{hint}", error.to_string().trim_end()),
-        None => error.to_string(),
+        Some(hint) => format!("{}\n{hint}", said.trim_end()),
+        None => said,
     }
+}
+
+/// The names of types that are numbers, in words.
+fn whole_numbers(said: &str) -> String {
+    let mut said = said.to_owned();
+    for (types, words) in [
+        (
+            &["usize", "u64", "u32", "u16"][..],
+            "a whole number, 0 or more",
+        ),
+        (&["i64", "i32"], "a whole number"),
+        (&["f64"], "a number"),
+    ] {
+        for name in types {
+            said = said.replace(&format!("expected {name}"), &format!("expected {words}"));
+        }
+    }
+    said
 }
 
 #[cfg(test)]

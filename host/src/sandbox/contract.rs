@@ -35,7 +35,7 @@ impl Sandbox {
             }
         }
         Some(RunEnd::PayloadRefused(format!(
-            "payload {why}; `rouse handlers show {}` shows the input_schema",
+            "payload {why}; `rouse handlers show {} --schema` shows the input_schema",
             handler.name
         )))
     }
@@ -54,7 +54,7 @@ impl Sandbox {
         match self.checked(schema, result, abort).await {
             Ok(Ok(())) => end,
             Ok(Err(why)) => RunEnd::ResultRefused(format!(
-                "result {why}; `rouse handlers show {}` shows the output_schema",
+                "result {why}; `rouse handlers show {} --schema` shows the output_schema",
                 handler.name
             )),
             Err(reason) => RunEnd::Aborted(reason),

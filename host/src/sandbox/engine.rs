@@ -114,7 +114,7 @@ impl Sandbox {
             );
         }
         let (engine, attempts_max) = engine(size.attempts_max, &settings)?;
-        tracing::info!(
+        tracing::debug!(
             attempts_max,
             memory_bytes = settings.limits.memory_bytes,
             memory_bytes_total_max = size.memory_bytes_total_max,

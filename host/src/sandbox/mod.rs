@@ -54,7 +54,7 @@ pub use compile::{CompilerLimits, compile_stdin};
 pub use engine::Sandbox;
 pub use grants::{
     Grant, Grants, Host, HostPattern, HttpGrant, HttpScheme, Missing, Mode, Narrowing, Quota,
-    Secret, SecretGrant, Secrets, StateQuota,
+    Secret, SecretGrant, Secrets, StateQuota, annotated,
 };
 pub use journal::{Journal, Waiting};
 pub use keeper::{Expected, Keep, Kept, StateKeeper, Wrote};

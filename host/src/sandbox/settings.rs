@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -61,6 +62,8 @@ impl Default for ModuleParts {
 pub struct Settings {
     /// The file in which an operator would change them, for messages. Default: the usual one.
     pub config_file: Option<PathBuf>,
+    /// What stands in it, so that lines which are printed for it fit there.
+    pub config: Arc<str>,
     /// Attempts that may run at the same time. May be lowered at start to what the machine can
     /// hold; see [`Sandbox::attempts_max`](super::Sandbox::attempts_max). Default: 4 × cores.
     pub attempts_max: usize,
@@ -166,6 +169,7 @@ impl Default for Settings {
         let cores = available_parallelism().map_or(1, usize::from);
         Self {
             config_file: None,
+            config: Arc::default(),
             attempts_max: ATTEMPTS_PER_CORE * cores,
             limits: Limits::default(),
             limits_of: BTreeMap::new(),

@@ -21,6 +21,7 @@ use tokio_postgres::{
 
 use conninfo::Params;
 pub use error::ConnectError;
+pub(super) use error::next_step;
 pub use stream::{Handshake, TlsStream};
 pub use tls::Tls;
 use tls::{SslMode, roots};

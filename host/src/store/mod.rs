@@ -46,6 +46,7 @@ use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
+use self::connect::{Connector, next_step};
 use crate::harmless::printable;
 use crate::job::Incarnation;
 
@@ -85,6 +86,8 @@ const ERROR_BYTES_MAX: usize = 4 << 10;
 #[derive(Clone)]
 pub struct Store {
     pool: Pool,
+    /// Where it leads, without secrets.
+    target: Arc<str>,
     /// Who has registered through it; shown with each write of a worker.
     identity: Arc<ArcSwapOption<registration::Identity>>,
 }
@@ -93,8 +96,13 @@ pub struct Store {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// No connection was to be had.
-    #[error("cannot connect to Postgres: {0}")]
-    Unreachable(String),
+    #[error("cannot connect to {target}: {why}")]
+    Unreachable {
+        /// Where to, without secrets.
+        target: Arc<str>,
+        /// Why, and what to do where that is known.
+        why: String,
+    },
     /// Postgres refused the statement, or the connection broke under it.
     #[error("{}", describe(.0))]
     Refused(tokio_postgres::Error),
@@ -114,7 +122,7 @@ impl StoreError {
     /// The error code, where Postgres gave one.
     pub fn code(&self) -> Option<&SqlState> {
         match self {
-            Self::Unreachable(_) | Self::NotRegistered => None,
+            Self::Unreachable { .. } | Self::NotRegistered => None,
             Self::Refused(error) => error.code(),
         }
     }
@@ -175,10 +183,11 @@ impl StoreError {
 }
 
 impl Store {
-    /// A store on this pool.
-    pub fn new(pool: Pool) -> Self {
+    /// A store on so many connections at most. None is opened before it is needed.
+    pub fn new(connector: &Connector, connections: usize) -> Self {
         Self {
-            pool,
+            pool: connector.pool(connections),
+            target: connector.target().into(),
             identity: Arc::default(),
         }
     }
@@ -194,8 +203,8 @@ impl Store {
 
     async fn client(&self) -> Result<Object, StoreError> {
         self.pool.get().await.map_err(|error| {
-            StoreError::Unreachable(match &error {
-                PoolError::Backend(error) => describe(error),
+            self.unreachable(match &error {
+                PoolError::Backend(error) => format!("{}{}", describe(error), next_step(error)),
                 other => describe_chain(other),
             })
         })
@@ -222,12 +231,12 @@ impl Store {
         // All connections may be waiting for a server that says nothing.
         let client = tokio::time::timeout_at(until, self.client())
             .await
-            .map_err(|_| silent(patience))??;
+            .map_err(|_| self.silent(patience))??;
         match tokio::time::timeout_at(until, client.query_typed(sql, params)).await {
             Ok(answer) => Ok(answer?),
             Err(_) => {
                 drop(Object::take(client));
-                Err(silent(patience))
+                Err(self.silent(patience))
             }
         }
     }
@@ -249,8 +258,19 @@ impl Store {
             Ok(answer) => answer.map_err(StoreError::Refused),
             Err(_) => {
                 drop(Object::take(client));
-                Err(silent(patience))
+                Err(self.silent(patience))
             }
+        }
+    }
+
+    fn silent(&self, patience: Duration) -> StoreError {
+        self.unreachable(format!("no answer within {} s", patience.as_secs()))
+    }
+
+    fn unreachable(&self, why: String) -> StoreError {
+        StoreError::Unreachable {
+            target: self.target.clone(),
+            why,
         }
     }
 
@@ -262,10 +282,6 @@ impl Store {
             .map_err(|error| migrate::MigrateError::Unreachable(error.to_string()))?;
         migrate::check(&**client).await
     }
-}
-
-fn silent(patience: Duration) -> StoreError {
-    StoreError::Unreachable(format!("no answer within {} s", patience.as_secs()))
 }
 
 /// Whole microseconds, as far as they fit.

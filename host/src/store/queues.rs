@@ -4,6 +4,7 @@ use serde_json::Value;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
+use super::fleet::allowed;
 use super::{Store, StoreError};
 
 impl Store {
@@ -26,6 +27,15 @@ impl Store {
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// The queues into which jobs were enqueued; none: this login may not look.
+    pub async fn used_queues(&self) -> Result<Option<Vec<String>>, StoreError> {
+        let asked = self
+            .query("SELECT DISTINCT queue FROM rouse.lane", &[])
+            .await;
+        let rows = allowed(asked)?;
+        Ok(rows.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
     /// Pauses a queue; returns since when it is paused, for people.

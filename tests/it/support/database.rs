@@ -77,7 +77,7 @@ impl TestDb {
 
     /// A store on it, with connections of its own.
     pub(crate) fn store(&self) -> Store {
-        Store::new(self.connector().pool(4))
+        Store::new(&self.connector(), 4)
     }
 
     /// A store through which a worker of its own has registered, `w-1` for the first.

@@ -94,7 +94,7 @@ impl Proxy {
 
     /// A store with connections of its own through it.
     pub(crate) fn store(&self) -> Store {
-        Store::new(self.connector().pool(4))
+        Store::new(&self.connector(), 4)
     }
 
     /// Holds up the next statement that has these words, or its answer.

@@ -11,6 +11,7 @@ use super::filter::Filter;
 use super::folder;
 use crate::cli::ago;
 use crate::cli::list::List;
+use crate::cli::screen::Screen;
 use crate::cli::target::{Target, seen};
 use crate::cli::text::{as_json, digest, plain, words};
 use crate::store::Store;
@@ -59,9 +60,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}", as_json(json!({"handlers": rows, "waiting": waiting})));
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{}", table(&rows));
+    table(&rows).print("no worker that runs now has a handler");
     if !waiting.is_empty() {
-        println!("\nno worker takes these:\n{}", backlog(&waiting));
+        let waiting = backlog(&waiting, store.now().await?);
+        println!("\nno worker takes these:\n{waiting}");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -78,13 +80,14 @@ fn waits(row: &Value) -> bool {
 }
 
 /// One line for each version of a handler.
-fn table(rows: &[Value]) -> String {
+fn table(rows: &[Value]) -> List {
     let mut versions: BTreeMap<[&str; 3], Vec<&Value>> = BTreeMap::new();
     for row in rows {
         let key = ["handler", "version", "sha256"].map(|key| row[key].as_str().unwrap_or_default());
         versions.entry(key).or_default().push(row);
     }
     let mut table = List::new(["handler", "version", "sha256", "slots", "workers"]);
+    table.expendable(&["sha256", "slots", "version"]);
     for ([handler, version, _], on) in versions {
         let slots: i64 = on.iter().filter_map(|row| row["slots"].as_i64()).sum();
         let mut named: Vec<String> = on.iter().take(NAMED_MAX).map(|row| worker(row)).collect();
@@ -99,7 +102,7 @@ fn table(rows: &[Value]) -> String {
             named.join(", "),
         ]);
     }
-    table.text()
+    table
 }
 
 /// The worker's id, and that it is draining where it is.
@@ -112,16 +115,18 @@ pub(super) fn worker(row: &Value) -> String {
 }
 
 /// Rows of `rouse.backlog`.
-pub(super) fn backlog(rows: &[Value]) -> String {
+pub(super) fn backlog(rows: &[Value], now: f64) -> String {
+    let screen = Screen::of_stdout();
     let mut table = List::new([
         "handler",
         "queue",
         "tags",
         "ready",
         "scheduled",
-        "oldest waits",
+        ago::waits(screen),
         "workers",
     ]);
+    table.expendable(&["workers", "scheduled", "tags", "oldest waits"]);
     for row in rows {
         let text = |key: &str| plain(row[key].as_str().unwrap_or_default());
         let more = if row["at_least"] == true { "+" } else { "" };
@@ -133,7 +138,7 @@ pub(super) fn backlog(rows: &[Value]) -> String {
             format!("{}{more}", row["scheduled"]),
             row["oldest_wait_s"]
                 .as_f64()
-                .map(ago::seconds)
+                .map(|secs| ago::waited(secs, now, screen))
                 .unwrap_or_default(),
             row["workers"].to_string(),
         ]);

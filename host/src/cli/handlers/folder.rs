@@ -284,6 +284,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "asks for",
         "what it does",
     ]);
+    table.expendable(&["version", "attempts", "timeout", "asks for", "file"]);
     for handler in handlers.handlers.values() {
         let manifest = &handler.manifest;
         let policy = Policy::resolve(manifest, &folder.overrides);
@@ -297,7 +298,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
             plain(manifest.description.lines().next().unwrap_or_default()),
         ]);
     }
-    println!("{}", table.text());
+    table.print(&format!("no handlers in {}", place.folder.display()));
     for refusal in &handlers.refused {
         println!("refused {}: {}", refusal.file, plain(&refusal.why));
         for line in refusal.lines.iter().flat_map(|lines| lines.lines()) {

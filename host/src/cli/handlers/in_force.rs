@@ -238,13 +238,23 @@ impl Setting {
     }
 }
 
-/// A line for each: what is set for this handler, then what is as it is for all.
-pub(super) fn table(settings: &[Setting]) -> String {
+/// A line for each: what is set for this handler, then, if that is wished for, what is as it is for all.
+pub(super) fn table(settings: &[Setting], with_defaults: bool) -> String {
     let mut table = List::new(["setting", "value", "from"]);
     let (usual, set): (Vec<&Setting>, Vec<&Setting>) =
         settings.iter().partition(|setting| setting.from == DEFAULT);
-    for setting in set.into_iter().chain(usual) {
+    let (shown, hidden) = match with_defaults {
+        true => (usual, 0),
+        false => (Vec::new(), usual.len()),
+    };
+    for setting in set.into_iter().chain(shown) {
         table.row([setting.path(), setting.text.clone(), setting.from.clone()]);
     }
-    table.text()
+    let text = table.text();
+    match hidden {
+        0 => text,
+        hidden => {
+            format!("{text}\n{hidden} more are as for every handler (--defaults prints them)")
+        }
+    }
 }

@@ -10,15 +10,15 @@ use serde_json::Value;
 use super::fleet::{backlog, worker};
 use super::folder::{Folder, Manifest, Place};
 use super::in_force::{self, Setting};
-use super::pasted::annotated;
 use crate::cli::attempt_error::cell;
 use crate::cli::dev::serves::Serves;
 use crate::cli::invoke::unknown;
 use crate::cli::list::List;
+use crate::cli::nearest::{did_you_mean, nearest};
 use crate::cli::target::{Target, seen};
 use crate::cli::text::{as_json, digest, plain, words};
 use crate::config::File;
-use crate::sandbox::{Handler, Missing};
+use crate::sandbox::{Handler, Missing, annotated};
 
 /// Neither a worker nor the folder has it, and nothing waits for it.
 const EXIT_UNKNOWN: u8 = 3;
@@ -26,7 +26,7 @@ const EXIT_UNKNOWN: u8 = 3;
 /// Options of `rouse handlers show`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker; with --folder no database.
+Needs the role rouse_observer or rouse_worker; with --folder no database.\n\
 Exit codes: 0 found · 3 no worker and no folder has it, and nothing waits for it")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -45,17 +45,26 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Print one JSON object
+    /// Print the schemas of its payload and its result too
+    #[arg(long)]
+    schema: bool,
+
+    /// Print the settings too that nothing sets for it
+    #[arg(long)]
+    defaults: bool,
+
+    /// Print everything, schemas too, as one JSON object
     #[arg(long)]
     json: bool,
 }
 
 /// Shows it.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let (on, waiting, here) = match &args.folder {
+    let mut fleet = Fleet::default();
+    let here = match &args.folder {
         None => {
-            let (on, waiting) = fleet(&args).await?;
-            (on, waiting, beside(&args).await)
+            fleet = Fleet::look(&args).await?;
+            beside(&args).await
         }
         Some(dir) => {
             let place = Place::of(Some(dir), args.config.as_deref(), Serves::here);
@@ -64,13 +73,20 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
                 eprintln!("{}", unknown(&args.name, dir, &folder.handlers));
                 return Ok(ExitCode::from(EXIT_UNKNOWN));
             };
-            (Vec::new(), Vec::new(), Some(Here::of(&folder, handler)))
+            Some(Here::of(&folder, handler))
         }
     };
+    let Fleet {
+        on,
+        waiting,
+        now,
+        nearest,
+    } = fleet;
     if on.is_empty() && waiting.is_empty() && here.is_none() {
         eprintln!(
-            "rouse: nobody has a handler {}, and nothing waits for it (`rouse handlers ls`)",
-            plain(&args.name)
+            "rouse: nobody has a handler {}, and nothing waits for it (`rouse handlers ls`){}",
+            plain(&args.name),
+            did_you_mean(nearest.as_deref())
         );
         return Ok(ExitCode::from(EXIT_UNKNOWN));
     }
@@ -92,7 +108,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         });
     }
     if !waiting.is_empty() {
-        parts.push(format!("waiting\n{}", backlog(&waiting)));
+        parts.push(format!("waiting\n{}", backlog(&waiting, now)));
     }
     if let Some(here) = &here {
         parts.push(format!("manifest\n{}", here.shown()));
@@ -104,7 +120,14 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
                 here.withheld
             ));
         }
-        parts.push(format!("in force\n{}", in_force::table(&here.settings)));
+        parts.push(format!(
+            "in force\n{}",
+            in_force::table(&here.settings, args.defaults)
+        ));
+        if args.schema {
+            parts.extend(here.schemas());
+        }
+        // The last, to be copied to the end.
         if !here.lines.is_empty() {
             parts.push(format!(
                 "these lines in rouse.toml would grant what is missing or withheld, with your values for …\n\n{}",
@@ -162,7 +185,9 @@ impl Here {
                     File::USUAL
                 ),
             },
-            lines: annotated(&lines(handler), &folder.config, &folder.tables),
+            lines: annotated(&lines(handler), &folder.config, |handler, key| {
+                folder.tables.narrowest(handler, key)
+            }),
         }
     }
 }
@@ -195,11 +220,36 @@ fn lines(handler: &Handler) -> String {
 }
 
 /// The workers that have it, and what waits for it.
-async fn fleet(args: &Args) -> anyhow::Result<(Vec<Value>, Vec<Value>)> {
-    let store = args.target.checked_store().await?;
-    let on = seen(store.fleet_handlers(Some(&args.name)).await?)?;
-    let waiting = store.backlog(Some(&args.name)).await?;
-    Ok((on, waiting.unwrap_or_default()))
+#[derive(Default)]
+struct Fleet {
+    on: Vec<Value>,
+    waiting: Vec<Value>,
+    /// By the database's clock.
+    now: f64,
+    /// Where there is neither: the handler that is probably meant.
+    nearest: Option<String>,
+}
+
+impl Fleet {
+    async fn look(args: &Args) -> anyhow::Result<Self> {
+        let store = args.target.checked_store().await?;
+        let on = seen(store.fleet_handlers(Some(&args.name)).await?)?;
+        let waiting = store.backlog(Some(&args.name)).await?.unwrap_or_default();
+        let nearest = match on.is_empty() && waiting.is_empty() {
+            true => {
+                let all = seen(store.fleet_handlers(None).await?)?;
+                let names = all.iter().filter_map(|row| row["handler"].as_str());
+                nearest(&args.name, names).map(str::to_owned)
+            }
+            false => None,
+        };
+        Ok(Self {
+            on,
+            waiting,
+            now: store.now().await?,
+            nearest,
+        })
+    }
 }
 
 /// What the module of the usual folder says of it; none: there is no such folder, it does not have it, or it cannot be
@@ -228,6 +278,7 @@ async fn beside(args: &Args) -> Option<Here> {
 
 fn workers(on: &[Value]) -> String {
     let mut table = List::new(["version", "sha256", "worker", "slots", "granted"]);
+    table.expendable(&["slots", "sha256"]);
     for row in on {
         let text = |key: &str| plain(row[key].as_str().unwrap_or_default());
         table.row([
@@ -246,10 +297,9 @@ impl Here {
     fn shown(&self) -> String {
         let mut table = List::plain();
         for (key, text) in &self.manifest {
-            // Schemas are shown as they are written, whatever numbers they have.
             let value = serde_json::from_str(text.get()).unwrap_or(Value::Null);
             let value = match key.as_str() {
-                "input_schema" | "output_schema" => plain(text.get()),
+                "input_schema" | "output_schema" => continue,
                 "asked" => words(&value),
                 "missing" => {
                     let names = value
@@ -269,5 +319,15 @@ impl Here {
             table.row([key.clone(), value]);
         }
         table.text()
+    }
+
+    /// The schemas as they are written, whatever numbers they have; each by itself, to be copied.
+    fn schemas(&self) -> impl Iterator<Item = String> {
+        ["input_schema", "output_schema"]
+            .into_iter()
+            .filter_map(|key| {
+                let text = self.manifest.get(key)?;
+                Some(format!("{key}\n{}", plain(text.get())))
+            })
     }
 }

@@ -11,6 +11,7 @@ use serde_json::json;
 use super::{EXIT_UNKNOWN, unknown};
 use crate::cli::duration::duration;
 use crate::cli::each::{Done, Refusal, each};
+use crate::cli::number::job_id;
 use crate::cli::target::Target;
 use crate::job::JobId;
 use crate::store::{JsonText, StoreError, When};
@@ -25,7 +26,7 @@ const EXIT_CODES: &str = "\
 Exit codes: 0 done, now or by an earlier call · 3 no such job · 6 the job is not in a state for that";
 
 const EXIT_CODES_OF_SEVERAL: &str = "\
-Several jobs are taken one after the other; a refused one does not keep the others from being done, and a summary follows.
+Several jobs are taken one after the other; a refused one does not keep the others from being done, and a summary follows.\n\
 Exit codes: 0 all done, now or by an earlier call · 3 no such job · 6 a job is not in a state for that; of several the highest";
 
 /// Options that name jobs.
@@ -36,7 +37,7 @@ pub(super) struct Args {
     target: Target,
 
     /// The jobs' ids
-    #[arg(value_name = "ID", required = true)]
+    #[arg(value_name = "ID", required = true, value_parser = job_id)]
     ids: Vec<i64>,
 
     /// Print one JSON object for each job, and one for the summary of several
@@ -52,6 +53,7 @@ pub(super) struct Complete {
     target: Target,
 
     /// The job's id
+    #[arg(value_parser = job_id)]
     id: i64,
 
     /// The result; `-` reads it from standard input
@@ -71,6 +73,7 @@ pub(super) struct Fail {
     target: Target,
 
     /// The job's id
+    #[arg(value_parser = job_id)]
     id: i64,
 
     /// Why, for whoever looks at the job
@@ -89,7 +92,7 @@ pub(super) struct Reschedule {
     target: Target,
 
     /// The jobs' ids
-    #[arg(value_name = "ID", required = true)]
+    #[arg(value_name = "ID", required = true, value_parser = job_id)]
     ids: Vec<i64>,
 
     /// Not before this long from now, for instance 90s or 2h; default: at once
@@ -133,7 +136,7 @@ pub(super) async fn cancel(args: Args) -> anyhow::Result<ExitCode> {
 pub(super) async fn retry(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.ids, JOBS, args.json, async |&id| {
-        answer(store.retry(JobId(id)).await, |new| Done {
+        answer(id, store.retry(JobId(id)).await, |new| Done {
             text: new.to_string(),
             json: json!({"id": new.0, "retried_from": id}),
         })
@@ -157,7 +160,7 @@ pub(super) async fn complete(args: Complete) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&[args.id], JOBS, args.json, async |&id| {
         let done = store.complete(JobId(id), JsonText(result.clone())).await;
-        answer(done, |()| now(id, "succeeded"))
+        answer(id, done, |()| now(id, "succeeded"))
     })
     .await
 }
@@ -167,7 +170,7 @@ pub(super) async fn fail(args: Fail) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&[args.id], JOBS, args.json, async |&id| {
         let done = store.fail(JobId(id), &args.message).await;
-        answer(done, |()| now(id, "failed"))
+        answer(id, done, |()| now(id, "failed"))
     })
     .await
 }
@@ -182,7 +185,7 @@ pub(super) async fn reschedule(args: Reschedule) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.ids, JOBS, args.json, async |&id| {
         let done = store.reschedule(JobId(id), &when).await;
-        answer(done, |()| now(id, "queued"))
+        answer(id, done, |()| now(id, "queued"))
     })
     .await
 }
@@ -192,7 +195,7 @@ pub(super) async fn delete(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.ids, JOBS, args.json, async |&id| {
         let done = store.delete(JobId(id)).await;
-        answer(done, |()| now(id, "cancelled"))
+        answer(id, done, |()| now(id, "cancelled"))
     })
     .await
 }
@@ -207,6 +210,7 @@ fn now(id: i64, state: &str) -> Done {
 
 /// What the database says of a change: done, or why it cannot be done to this job.
 fn answer<T>(
+    id: i64,
     done: Result<T, StoreError>,
     say: impl FnOnce(T) -> Done,
 ) -> anyhow::Result<Result<Done, Refusal>> {
@@ -222,8 +226,18 @@ fn answer<T>(
             };
             let why = error.to_string();
             // The database's text names us already.
-            let why = why.strip_prefix("rouse: ").unwrap_or(&why).to_owned();
+            let why = as_commands(id, why.strip_prefix("rouse: ").unwrap_or(&why));
             Ok(Err(Refusal { code, why }))
         }
     }
+}
+
+/// The same text with commands in the place of the statements that it advises: whoever gave a command does not want to write SQL.
+fn as_commands(id: i64, why: &str) -> String {
+    let mut why = why.to_owned();
+    for verb in ["cancel", "retry", "reschedule"] {
+        let statement = format!("SELECT rouse.{verb}({id})");
+        why = why.replace(&statement, &format!("`rouse job {verb} {id}`"));
+    }
+    why
 }

@@ -10,6 +10,7 @@ use super::cell;
 use super::tries::tries;
 use crate::cli::ago;
 use crate::cli::list::{List, Shown};
+use crate::cli::number::{between, job_id};
 use crate::cli::screen::{Colour, Screen};
 use crate::cli::served::Wanted;
 use crate::cli::target::Target;
@@ -22,9 +23,9 @@ const NEWEST: i64 = 20;
 /// Options of `rouse job ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer. What has ended is listed for as long as it is kept (keep_days).
-One listing looks at the newest 100,000 jobs, whatever their queue, handler and state are, and says so where
-it did not find enough among them; --before ID goes on from there.
+Needs the role rouse_observer. What has ended is listed for as long as it is kept (keep_days). \
+One listing looks at the newest 100,000 jobs, whatever their queue, handler and state are, and says so where \
+it did not find enough among them; --before ID goes on from there.\n\
 Exit code: 0, also where there is none")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -43,11 +44,11 @@ pub(super) struct Args {
     state: Option<String>,
 
     /// Only jobs with a smaller id: goes on where a listing ended
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = job_id)]
     before: Option<i64>,
 
     /// At most so many
-    #[arg(long, value_name = "N", default_value_t = NEWEST, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = NEWEST, value_parser = between(1_i64, 10_000))]
     limit: i64,
 
     /// Print one JSON object
@@ -96,7 +97,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}", as_json(listing));
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{}", table(&jobs, store.now().await?));
+    table(&jobs, store.now().await?).print("no jobs");
     tell_what_nobody_takes(&store, &jobs).await?;
     if more {
         eprintln!("rouse: there are more; --limit N lists more of them");
@@ -135,7 +136,7 @@ async fn tell_what_nobody_takes(store: &Store, jobs: &[Value]) -> anyhow::Result
     Ok(())
 }
 
-fn table(jobs: &[Value], now: f64) -> String {
+fn table(jobs: &[Value], now: f64) -> List {
     let screen = Screen::of_stdout();
     let columns = [
         "id",
@@ -152,6 +153,7 @@ fn table(jobs: &[Value], now: f64) -> String {
         ("finished_at", true) => "finished",
         (column, _) => column,
     }));
+    list.expendable(&["priority", "finished", "queue", "attempt"]);
     for job in jobs {
         list.row(columns.map(|key| match &job[key] {
             Value::Null => Shown::default(),
@@ -164,5 +166,5 @@ fn table(jobs: &[Value], now: f64) -> String {
             value => cell(value).into(),
         }));
     }
-    list.text()
+    list
 }

@@ -7,6 +7,7 @@ use clap::Args as ClapArgs;
 use serde_json::json;
 
 use super::{EXIT_UNKNOWN, unknown};
+use crate::cli::number::{between, job_id};
 use crate::cli::served::Wanted;
 use crate::cli::signals::Signals;
 use crate::cli::target::Target;
@@ -23,15 +24,16 @@ const LOOKS_AFTER_THE_END: u32 = 4;
 /// Options of `rouse job logs`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Lines come from standard output (info), standard error (warn) and the handler's log, with the time (UTC) and the attempt that said
-them, half a second after they were said. An attempt may write 256 KiB. The job's last error and, with --follow, why nobody takes it
-are on standard error.
+Lines come from standard output (info), standard error (warn) and the handler's log, with the time (UTC) and the attempt that said \
+them, half a second after they were said. An attempt may write 256 KiB. The job's last error and, with --follow, why nobody takes it \
+are on standard error.\n\
 Exit codes: 0 the job is known, also where Ctrl-C or SIGTERM ends --follow · 3 no such job")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
     /// The job's id
+    #[arg(value_parser = job_id)]
     id: i64,
 
     /// Go on until the job has ended
@@ -39,7 +41,7 @@ pub(super) struct Args {
     follow: bool,
 
     /// Only what this attempt has said
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = between(1, i32::MAX))]
     attempt: Option<i32>,
 
     /// One JSON object a line

@@ -12,6 +12,7 @@ use crate::cli::ago;
 use crate::cli::attempt_error::lines;
 use crate::cli::duration::duration;
 use crate::cli::list::{List, Shown};
+use crate::cli::number::job_id;
 use crate::cli::screen::{Colour, Screen};
 use crate::cli::served::Wanted;
 use crate::cli::target::Target;
@@ -31,13 +32,14 @@ const EXIT_TIMEOUT: u8 = 5;
 /// Options of `rouse job show`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Exit codes: 0 found (with --wait: succeeded) · 3 no such job · with --wait also
+Exit codes: 0 found (with --wait: succeeded) · 3 no such job · with --wait also \
 4 ended without success · 5 not ended in time")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
     /// The job's id, as rouse.enqueue returned it
+    #[arg(value_parser = job_id)]
     id: Option<i64>,
 
     /// Wait until it has ended
@@ -182,7 +184,16 @@ fn show(job: &JobView, now: f64) -> String {
         let word = |key: &str| event.get(key).map(cell).unwrap_or_default();
         let detail = |key: &str| event.get("detail").and_then(|detail| detail.get(key));
         let by = detail("by").map(|by| format!("by {}", cell(by)));
-        let why = detail("message")
+        // The last error stands above, whole. Of others the first line is enough here: `--json` has all.
+        let is_above = |message: &Value| *message == record["error"]["message"];
+        let message = detail("message").map(|message| match first_line(message) {
+            (_, true) if is_above(message) => "the error above".to_owned(),
+            (first, true) => format!("{first} …"),
+            (first, false) => first.to_owned(),
+        });
+        let message = message.map(Value::from);
+        let why = message
+            .as_ref()
             .or_else(|| detail("name"))
             .or_else(|| detail("run_at"))
             .or_else(|| detail("as"));
@@ -212,6 +223,15 @@ fn show(job: &JobView, now: f64) -> String {
     }
     text.push_str(&history.text());
     text
+}
+
+/// The first line, and whether there are more.
+fn first_line(text: &Value) -> (&str, bool) {
+    let text = text.as_str().unwrap_or_default();
+    match text.split_once('\n') {
+        Some((first, _)) => (first, true),
+        None => (text, false),
+    }
 }
 
 /// How many attempts there may be, lost ones not counted: as its producer has it, else as the last error that tells.

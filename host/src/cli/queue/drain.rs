@@ -55,10 +55,10 @@ const EXIT_INTERRUPTED: u8 = 130;
 /// Options of `rouse queue drain`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Runs everything that is ready or due, also what is enqueued meanwhile, and ends when nothing of it is left; what waits for a
-later time is left alone. Sources, memory, directories, slots and tags of rouse.toml hold.
-A job that fails because it was lost with its workers too often is in the history (`rouse job ls`), and in no number here.
-Exit codes: 0 all succeeded, or there was nothing to do · 1 some failed, or wait for another try · 3 jobs are left that this
+Runs everything that is ready or due, also what is enqueued meanwhile, and ends when nothing of it is left; what waits for a \
+later time is left alone. Sources, memory, directories, slots and tags of rouse.toml hold. \
+A job that fails because it was lost with its workers too often is in the history (`rouse job ls`), and in no number here.\n\
+Exit codes: 0 all succeeded, or there was nothing to do · 1 some failed, or wait for another try · 3 jobs are left that this \
 process cannot run · 6 the queue is paused · 7 settings, folder or database stood in the way · 130 a signal came first")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -133,7 +133,7 @@ async fn drain(args: &Args, mut signals: Signals) -> anyhow::Result<ExitCode> {
 async fn prepare(args: &Args) -> anyhow::Result<Option<(Summary, Option<Work>)>> {
     let (file, folder) = File::read(args.config.as_deref())?;
     let connector = args.target.connector()?;
-    let store = Store::new(connector.pool(POOL_SIZE));
+    let store = Store::new(&connector, POOL_SIZE);
     store.check_schema().await?;
     tell_if_never_used(&store, &args.name).await?;
     if let Some(since) = store.queue_paused_at(&args.name).await? {

@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use crate::cli::ago;
 use crate::cli::list::{List, Shown};
-use crate::cli::screen::Colour;
+use crate::cli::screen::{Colour, Screen};
 use crate::cli::target::{Target, seen};
 use crate::cli::text::{as_json, plain, words};
 
 /// Options of `rouse workers ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker. `running` is what a worker said with its last heartbeat.
+Needs the role rouse_observer or rouse_worker. `running` is what a worker said with its last heartbeat.\n\
 Exit code: 0, also where there is none")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -38,12 +38,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     })?;
     match args.json {
         true => println!("{}", as_json(json!({"workers": workers}))),
-        false => println!("{}", table(&workers)),
+        false => table(&workers, store.now().await?).print("no workers"),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(workers: &[Value]) -> String {
+fn table(workers: &[Value], now: f64) -> List {
+    let screen = Screen::of_stdout();
     let mut list = List::new([
         "worker",
         "state",
@@ -56,6 +57,16 @@ fn table(workers: &[Value]) -> String {
         "tags",
         "queues",
         "last seen",
+    ]);
+    list.expendable(&[
+        "timed out",
+        "version",
+        "handlers",
+        "tags",
+        "host",
+        "queues",
+        "slots",
+        "running",
     ]);
     for worker in workers {
         let text = |key: &str| plain(worker[key].as_str().unwrap_or_default());
@@ -80,14 +91,10 @@ fn table(workers: &[Value]) -> String {
             handlers.to_string().into(),
             words_or(&worker["tags"], "-"),
             words_or(&worker["queues"], "all"),
-            worker["seen_s"]
-                .as_f64()
-                .map(|secs| format!("{} ago", ago::seconds(secs)))
-                .unwrap_or_default()
-                .into(),
+            ago::listed(&worker["seen_at"], now, screen).into(),
         ]);
     }
-    list.text()
+    list
 }
 
 /// The words of a list, or what stands for none.

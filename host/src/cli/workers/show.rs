@@ -16,7 +16,7 @@ use crate::cli::text::{as_json, digest, plain};
 /// Options of `rouse workers show`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker. Where the id has had several lives, the newest is shown.
+Needs the role rouse_observer or rouse_worker. Where the id has had several lives, the newest is shown.\n\
 Exit codes: 0 found · 3 no such worker")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -25,7 +25,7 @@ pub(super) struct Args {
     /// The worker's id
     id: String,
 
-    /// Print one JSON object, with all its lives
+    /// Print one JSON object with all its lives, the newest first
     #[arg(long)]
     json: bool,
 }
@@ -39,10 +39,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(EXIT_UNKNOWN));
     };
     match args.json {
-        true => println!(
-            "{}",
-            as_json(json!({"worker": newest, "earlier": &lives[1..]}))
-        ),
+        true => println!("{}", as_json(json!({"workers": lives}))),
         false => println!("{}", show(newest, lives.len() - 1, store.now().await?)),
     }
     Ok(ExitCode::SUCCESS)
@@ -55,7 +52,6 @@ fn show(worker: &Value, earlier: usize, now: f64) -> String {
             about.row([key.to_string(), text]);
         }
     };
-    let seen = worker["seen_s"].as_f64().unwrap_or_default();
     let screen = Screen::of_stdout();
     let at = |key: &str| {
         worker[key]
@@ -76,7 +72,7 @@ fn show(worker: &Value, earlier: usize, now: f64) -> String {
     row("queues", list(&worker["queues"], "all"));
     row("tags", list(&worker["tags"], "none"));
     row("registered_at", at("registered_at"));
-    row("last seen", format!("{} ago", ago::seconds(seen)));
+    row("last seen", at("seen_at"));
     row("draining_at", at("draining_at"));
     row("ended_at", at("ended_at"));
     if worker["refused"].as_i64() > Some(0) {

@@ -22,7 +22,7 @@ const EXIT_TIMEOUT: u8 = 5;
 /// Options of `rouse workers verify`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-The worker instantiates the handler's module anew and answers with its version and the sha256 of its file, behind its
+The worker instantiates the handler's module anew and answers with its version and the sha256 of its file, behind its \
 key. Exit codes: 0 it can · 3 no such worker lives · 4 it cannot · 5 no answer in time · 6 it has 100 questions to answer")]
 pub(super) struct Args {
     #[command(flatten)]

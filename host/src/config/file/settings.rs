@@ -79,6 +79,7 @@ impl File {
         let set = self.limits.set();
         sandbox::Settings {
             config_file: self.path.clone(),
+            config: self.text.clone(),
             attempts_max: slots,
             limits: set.over(&default.limits),
             limits_of: self.of_handlers(|table| Some(table.limits.set())),

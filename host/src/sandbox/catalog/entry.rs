@@ -170,16 +170,13 @@ impl Entry {
             }
             let missing = handler.missing();
             if !missing.is_empty() {
+                // Nobody may ever want it: an attempt that does is denied, and says what would grant it.
                 let names = missing.iter().map(|one| one.what.to_string());
-                let config = settings.config_file.as_ref();
-                let config = config.map(|file| format!(" --config {}", file.display()));
-                tracing::warn!(
+                tracing::debug!(
                     file = module.file,
                     handler = handler.manifest.name,
                     missing = names.collect::<Vec<_>>().join(", "),
-                    "the handler asks for something that is not granted to it; `rouse handlers show {}{}` prints the lines of rouse.toml that would",
-                    handler.manifest.name,
-                    config.unwrap_or_default()
+                    "the handler asks for something that is not granted to it"
                 );
             }
         }

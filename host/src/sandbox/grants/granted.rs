@@ -26,6 +26,8 @@ pub(in crate::sandbox) struct Granted {
     pub(in crate::sandbox) settings: Option<Arc<str>>,
     /// Clocks as fine as the machine's.
     pub(in crate::sandbox) fine_clocks: bool,
+    /// The operator's file, for lines that could be put into it.
+    pub(in crate::sandbox) config: Arc<str>,
 }
 
 /// A directory that a handler may use.
@@ -78,6 +80,7 @@ impl Granted {
             env: env.into_iter().flatten().map(clone_pair).collect(),
             settings: own.map(|settings| settings.to_string().into()),
             fine_clocks: narrowest(&settings.fine_clocks, handler) == Some(&true),
+            config: settings.config.clone(),
         }
     }
 
@@ -107,6 +110,7 @@ impl Granted {
             env: env.cloned().collect(),
             settings: self.settings.clone(),
             fine_clocks: self.fine_clocks,
+            config: self.config.clone(),
         }
     }
 

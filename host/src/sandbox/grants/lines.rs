@@ -1,15 +1,21 @@
 //! The lines of `rouse.toml` that allow something: one source for all who print them.
 
-use super::{HttpScheme, Mode, StateQuota};
+use super::{HttpScheme, Mode, StateQuota, annotated};
 
 /// What stands where only the operator knows.
 const UNKNOWN: &str = "…";
 
-/// What to do with lines that a job has lacked, in a paragraph of its own. `list`: the key that they belong to.
-pub(in crate::sandbox) fn then(handler: &str, list: &str) -> String {
+/// Lines that a job has lacked, as they can be put into the operator's file `config`, and what to do with them, in a paragraph of its
+/// own.
+pub(in crate::sandbox) fn to_paste(handler: &str, lines: &str, config: &str) -> String {
+    let lines = annotated(lines, config, |_, _| None);
+    let at = match lines.lines().any(|line| line.starts_with('#')) {
+        true => "Put them where the lines with # say, and all others at the end of rouse.toml",
+        false => "Put them at the end of rouse.toml",
+    };
     format!(
-        "\n\nPut them at the end of rouse.toml; where that has `{list} = […]` for {handler} already, add an element there instead \
-         (`rouse handlers show {handler}` says what is granted where). Then restart the host, and `rouse job retry ID` runs the job again"
+        "{lines}\n\n{at} (`rouse handlers show {handler}` says what is granted where). Then restart the host, and `rouse job retry ID` \
+         runs the job again"
     )
 }
 
@@ -54,6 +60,19 @@ pub(in crate::sandbox) fn secret(
     format!(
         "[[handlers.\"{handler}\".secrets]]\nname = \"{name}\"\nhosts = [\"{host}\"]\nheaders = [\"{header}\"]"
     )
+}
+
+/// Where a secret is read from.
+pub(in crate::sandbox) fn read_from(name: &str) -> String {
+    // Names of secrets may have dots in them, and what a guest asks for may be anything.
+    let key = match name
+        .bytes()
+        .all(|it| it.is_ascii_alphanumeric() || b"_-".contains(&it))
+    {
+        true => name.to_owned(),
+        false => toml::Value::from(name).to_string(),
+    };
+    format!("[secrets.{key}]\nenv = {}", toml::Value::from(name))
 }
 
 /// Signatures with a secret.

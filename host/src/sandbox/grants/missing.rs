@@ -92,8 +92,13 @@ fn lines_for(handler: &str, what: &Capability) -> Option<String> {
             let host = hosts.as_ref().map(HostPattern::to_string);
             lines::http(handler, host.as_deref(), HttpScheme::Https, None, None)
         }
-        Capability::Secrets(name) => lines::secret(handler, name.as_deref(), None, "authorization"),
-        Capability::Sign(name) => lines::signing(handler, name.as_deref()),
+        Capability::Secrets(name) => {
+            let own = lines::secret(handler, name.as_deref(), None, "authorization");
+            with_source(own, name.as_deref())
+        }
+        Capability::Sign(name) => {
+            with_source(lines::signing(handler, name.as_deref()), name.as_deref())
+        }
         Capability::Dirs(Some((at, mode))) => lines::dir(handler, Some(at), *mode),
         Capability::Dirs(None) => lines::dir(handler, None, Mode::Read),
         Capability::Env(name) => keys(handler, "env", name.as_deref()),
@@ -102,6 +107,14 @@ fn lines_for(handler: &str, what: &Capability) -> Option<String> {
         Capability::FineClocks => lines::fine_clocks(handler),
         Capability::Unknown(_) => return None,
     })
+}
+
+/// With where the secret is read from. One without a name is for the operator to name, who knows it then.
+fn with_source(own: String, name: Option<&str>) -> String {
+    match name {
+        Some(name) => format!("{own}\n\n{}", lines::read_from(name)),
+        None => own,
+    }
 }
 
 fn keys(handler: &str, table: &str, name: Option<&str>) -> String {

@@ -116,7 +116,8 @@ impl ConnectError {
     }
 }
 
-fn next_step(error: &tokio_postgres::Error) -> &'static str {
+/// What to do, behind a `; `, where that is known.
+pub(in crate::store) fn next_step(error: &tokio_postgres::Error) -> &'static str {
     if let Some(code) = error.code() {
         return match code.code() {
             "28P01" | "28000" => {

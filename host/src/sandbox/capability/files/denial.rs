@@ -1,6 +1,6 @@
 //! What a guest did to a file in a granted directory that is not permitted: which path, and what would permit it.
 
-use super::elsewhere::parent;
+use super::elsewhere::mount;
 use crate::sandbox::grants::{Granted, Mode, lines};
 
 /// What was denied, with whoever can change it: the operator, or whoever enqueues the job where it was the job that left reading
@@ -32,11 +32,10 @@ pub(super) fn denial(granted: &Granted, path: &str, changes: bool) -> String {
         true => Mode::ReadWrite,
         false => Mode::Read,
     };
-    let at = Some(parent(path)).filter(|at| dir.is_none() && *at != "/");
+    let at = mount(path).filter(|_| dir.is_none());
     format!(
-        "the handler {handler} asked for {path}, and no path leads out of a granted directory; these lines in rouse.toml would grant another one, with your directory for …:\n{}{}",
-        lines::dir(handler, at, mode),
-        lines::then(handler, "dirs")
+        "the handler {handler} asked for {path}, and no path leads out of a granted directory; these lines in rouse.toml would grant another one, with your directory for …:\n{}",
+        lines::to_paste(handler, &lines::dir(handler, at, mode), &granted.config)
     )
 }
 

@@ -6,6 +6,7 @@
 //! attempt fails, and what it says names the path or a file that is not there.
 
 use std::fs::File;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -75,6 +76,15 @@ pub(super) fn parent(path: &str) -> &str {
     }
 }
 
+/// Where a directory would have to be seen for something to be found at this path; none: only the operator knows. What stands in
+/// the root is a directory itself, unless its name looks like a file's.
+pub(super) fn mount(path: &str) -> Option<&str> {
+    match parent(path) {
+        ROOT => Some(path).filter(|path| path.len() > 1 && !path.contains('.')),
+        parent => Some(parent),
+    }
+}
+
 /// What one attempt has looked for where no directory is granted.
 #[derive(Debug, Default)]
 pub(in crate::sandbox) struct Elsewhere {
@@ -97,7 +107,10 @@ impl Elsewhere {
         let named = newest().find(|(path, _)| path.len() > 1 && said.contains(path.as_str()));
         let not_found = || NOT_FOUND.iter().any(|words| said.contains(words));
         let (path, changes) = named.or_else(|| newest().next().filter(|_| not_found()))?;
-        Some(not_granted(granted, path, *changes))
+        // One grant has to do for all that it wanted there.
+        let is_there = |other: &str| mount(path).is_some_and(|at| Path::new(other).starts_with(at));
+        let changes = *changes || newest().any(|(other, changes)| *changes && is_there(other));
+        Some(not_granted(granted, path, changes))
     }
 }
 
@@ -114,11 +127,13 @@ fn not_granted(granted: &Granted, path: &str, changes: bool) -> String {
         true => Mode::ReadWrite,
         false => Mode::Read,
     };
-    let at = Some(parent(path)).filter(|at| *at != ROOT);
     format!(
-        "the handler {handler} asked for {path}, and no directory that has it is granted; these lines in rouse.toml would grant one, with your directory for …:\n{}{}",
-        lines::dir(handler, at, mode),
-        lines::then(handler, "dirs")
+        "the handler {handler} asked for {path}, and no directory that has it is granted; these lines in rouse.toml would grant one, with your directory for …:\n{}",
+        lines::to_paste(
+            handler,
+            &lines::dir(handler, mount(path), mode),
+            &granted.config
+        )
     )
 }
 
@@ -178,6 +193,14 @@ mod tests {
         assert!(
             at_the_root.contains("at = \"…\"\nmode = \"read-write\""),
             "{at_the_root}"
+        );
+        // The directory itself, which it first looked for and then wanted to make.
+        elsewhere.note("/thumbs/a.jpg.part".into(), true);
+        elsewhere.note("/thumbs".into(), false);
+        let itself = of(&elsewhere, "cannot write /thumbs/a.jpg").expect("it is named");
+        assert!(
+            itself.contains("at = \"/thumbs\"\nmode = \"read-write\""),
+            "{itself}"
         );
         elsewhere.note("/left/a".into(), false);
         let left_out = of(&elsewhere, "ENOENT").expect("it is meant");

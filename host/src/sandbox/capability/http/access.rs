@@ -28,6 +28,8 @@ pub(in crate::sandbox) struct HttpAccess {
     pub(super) unbound_secrets: BTreeMap<String, String>,
     pub(super) secrets: BTreeMap<String, GrantedSecret>,
     pub(super) net: Arc<Net>,
+    /// The operator's file, for lines that could be put into it.
+    pub(super) config: Arc<str>,
 }
 
 impl fmt::Debug for HttpAccess {
@@ -117,6 +119,7 @@ impl HttpAccess {
             unbound_secrets: unbound.collect(),
             secrets,
             net,
+            config: settings.config.clone(),
         })
     }
 
@@ -171,6 +174,7 @@ impl HttpAccess {
             unbound_secrets: self.unbound_secrets.clone(),
             secrets: secrets.collect(),
             net: self.net.clone(),
+            config: self.config.clone(),
         })
     }
 
@@ -195,7 +199,12 @@ impl HttpAccess {
                 Err(denial::taken_away(&self.handler, method, &target))
             }
             Some(reach) => Ok(Allowed { target, reach }),
-            None => Err(denial::not_granted(&self.handler, method, &target)),
+            None => Err(denial::not_granted(
+                &self.handler,
+                method,
+                &target,
+                &self.config,
+            )),
         }
     }
 

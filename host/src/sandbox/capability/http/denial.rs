@@ -32,12 +32,11 @@ pub(super) fn tunnel(handler: &str, target: &Target) -> String {
 }
 
 /// Of a request that no grant covers.
-pub(super) fn not_granted(handler: &str, method: &Method, target: &Target) -> String {
+pub(super) fn not_granted(handler: &str, method: &Method, target: &Target, config: &str) -> String {
     let method = word(method.as_str());
     format!(
-        "the handler {handler} asked for {method} {target}, which is not granted to it; these lines in rouse.toml would allow it:\n{}{}",
-        lines(handler, &method, target),
-        lines::then(handler, "http")
+        "the handler {handler} asked for {method} {target}, which is not granted to it; these lines in rouse.toml would allow it:\n{}",
+        lines::to_paste(handler, &lines(handler, &method, target), config)
     )
 }
 
@@ -48,6 +47,7 @@ pub(super) fn prohibited(
     target: &Target,
     address: IpAddr,
     place: Place,
+    config: &str,
 ) -> String {
     let method = word(method.as_str());
     let asked =
@@ -59,9 +59,12 @@ pub(super) fn prohibited(
                 _ => "not a public address",
             };
             format!(
-                "{asked}, which is {what}; these lines in rouse.toml would allow it:\n{}\nprivate = true{}",
-                lines(handler, &method, target),
-                lines::then(handler, "http")
+                "{asked}, which is {what}; these lines in rouse.toml would allow it:\n{}",
+                lines::to_paste(
+                    handler,
+                    &format!("{}\nprivate = true", lines(handler, &method, target)),
+                    config
+                )
             )
         }
         Place::Metadata => format!(
@@ -99,20 +102,23 @@ pub(super) fn secret_taken_away(handler: &str, name: &str) -> String {
     )
 }
 
-/// Lines before others.
-fn before(binding: Option<&str>) -> String {
-    binding.map_or_else(String::new, |lines| format!("{lines}\n\n"))
+/// Lines behind those that bind the handler's name, and before those that say where the secret is read from.
+fn with_others(binding: Option<&str>, own: &str, name: &str) -> String {
+    let source = lines::read_from(name);
+    let all = binding.into_iter().chain([own, &source]);
+    all.collect::<Vec<_>>().join("\n\n")
 }
 
+/// What there is to mind of a secret that may not be there at all yet.
+const THEN_READ: &str = "; a secret is read from a variable of the host's environment (env = …), or from a file (file = \"PATH\")";
+
 /// Of a secret that the handler is not granted at all. `binding`: the lines that bind the handler's name, where it has to be.
-pub(super) fn no_secret(handler: &str, name: &str, binding: Option<&str>) -> String {
+pub(super) fn no_secret(handler: &str, name: &str, binding: Option<&str>, config: &str) -> String {
     let name = word(name);
+    let own = lines::secret(handler, Some(&name), None, "authorization");
     format!(
-        "the handler {handler} asked for the secret {name}, which is not granted to it; with the server and the header for which it is, these lines in rouse.toml would allow it:\n{}{}{}{}",
-        before(binding),
-        lines::secret(handler, Some(&name), None, "authorization"),
-        lines::then(handler, "secrets"),
-        read_from(&name)
+        "the handler {handler} asked for the secret {name}, which is not granted to it; with the server and the header for which it is, these lines in rouse.toml would allow it:\n{}{THEN_READ}",
+        lines::to_paste(handler, &with_others(binding, &own, &name), config)
     )
 }
 
@@ -126,32 +132,32 @@ pub(super) fn unbound_secret(handler: &str, name: &str, lines: &str) -> String {
 }
 
 /// Of a signature with a secret that the handler may not sign with.
-pub(super) fn no_signing(handler: &str, name: &str, binding: Option<&str>) -> String {
+pub(super) fn no_signing(handler: &str, name: &str, binding: Option<&str>, config: &str) -> String {
     let name = word(name);
+    let own = lines::signing(handler, Some(&name));
     format!(
-        "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for that; these lines in rouse.toml would allow it:\n{}{}{}{}",
-        before(binding),
-        lines::signing(handler, Some(&name)),
-        lines::then(handler, "secrets"),
-        read_from(&name)
+        "the handler {handler} asked for a signature with the secret {name}, which is not granted to it for that; these lines in rouse.toml would allow it:\n{}{THEN_READ}",
+        lines::to_paste(handler, &with_others(binding, &own, &name), config)
     )
 }
 
 /// Of a secret in a header of a request to a host, one of which is not among those of its grants.
-pub(super) fn secret_in_header(handler: &str, name: &str, header: &str, target: &Target) -> String {
+pub(super) fn secret_in_header(
+    handler: &str,
+    name: &str,
+    header: &str,
+    target: &Target,
+    config: &str,
+) -> String {
     let header = word(header);
     let host = target.host.to_string();
     format!(
-        "the handler {handler} put the secret {name} into the header {header} of a request to {target}, where it may not go; these lines in rouse.toml would allow it:\n{}{}",
-        lines::secret(handler, Some(name), Some(&host), &header),
-        lines::then(handler, "secrets")
-    )
-}
-
-/// Of a secret that may not be there at all yet.
-fn read_from(name: &str) -> String {
-    format!(
-        "; [secrets.{name}] has to say where the secret is read from (env = \"VARIABLE\" or file = \"PATH\")"
+        "the handler {handler} put the secret {name} into the header {header} of a request to {target}, where it may not go; these lines in rouse.toml would allow it:\n{}",
+        lines::to_paste(
+            handler,
+            &lines::secret(handler, Some(name), Some(&host), &header),
+            config
+        )
     )
 }
 
@@ -180,6 +186,7 @@ mod tests {
             "mail.send",
             &Method::POST,
             &target("http://a.example:8080/x"),
+            "",
         );
         let (_, rest) = said.split_once(":\n").expect("lines");
         let (lines, then) = rest.split_once("\n\n").expect("what to do with them");
@@ -188,7 +195,7 @@ mod tests {
             "[[handlers.\"mail.send\".http]]\nhosts = [\"a.example\"]\nschemes = [\"http\"]\nports = [8080]\nmethods = [\"POST\"]"
         );
         for part in [
-            "`http = […]`",
+            "at the end of rouse.toml",
             "`rouse handlers show mail.send`",
             "restart the host",
             "`rouse job retry ID`",
@@ -199,13 +206,17 @@ mod tests {
 
     #[test]
     fn a_secret_that_is_not_granted_may_have_to_be_read_from_somewhere_first() {
-        for said in [
-            no_secret("mail.send", "KEY", None),
-            no_signing("mail.send", "KEY", None),
-        ] {
-            let (_, then) = said.split_once("\n\n").expect("what to do");
-            assert!(then.contains("[secrets.KEY] has to say"), "{then}");
-            assert!(then.contains("`secrets = […]`"), "{then}");
+        for say in [no_secret, no_signing] {
+            let source = "\n\n[secrets.KEY]\nenv = \"KEY\"\n\n";
+            let said = say("mail.send", "KEY", None, "");
+            assert!(said.contains(source), "{said}");
+            let there = "[secrets.KEY]\nfile = \"key\"\n";
+            let said = say("mail.send", "KEY", None, there);
+            assert!(!said.contains("[secrets.KEY]"), "{said}");
+            let list = "[handlers.\"mail.send\"]\nsecrets = []\n";
+            let said = say("mail.send", "KEY", None, list);
+            assert!(said.contains("\n{ name = \"KEY\", "), "{said}");
+            assert!(said.contains("where the lines with # say"), "{said}");
         }
     }
 

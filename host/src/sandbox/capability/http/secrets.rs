@@ -94,6 +94,7 @@ impl Placeholders {
                         name,
                         header,
                         target,
+                        &access.config,
                     ));
                 }
                 *value = HeaderValue::from_bytes(&replaced)
@@ -152,11 +153,16 @@ pub(super) fn sign(access: &HttpAccess, name: &str, message: &[u8]) -> Result<Ve
 fn no_secret(
     access: &HttpAccess,
     name: &str,
-    otherwise: fn(&str, &str, Option<&str>) -> String,
+    otherwise: fn(&str, &str, Option<&str>, &str) -> String,
 ) -> String {
     match access.unbound_secrets.get(name) {
         Some(lines) => denial::unbound_secret(&access.handler, name, lines),
-        None => otherwise(&access.handler, name, access.binding.as_deref()),
+        None => otherwise(
+            &access.handler,
+            name,
+            access.binding.as_deref(),
+            &access.config,
+        ),
     }
 }
 

@@ -141,7 +141,8 @@ impl Sending {
         let response = answered.map_err(|fault| match fault {
             Fault::Prohibited { address, place } => {
                 let (handler, target) = (&self.access.handler, &self.allowed.target);
-                let denial = denial::prohibited(handler, &method, target, address, place);
+                let config = &self.access.config;
+                let denial = denial::prohibited(handler, &method, target, address, place, config);
                 drop(self.tally.deny(denial));
                 fault
             }

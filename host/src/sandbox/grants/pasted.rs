@@ -7,16 +7,18 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use toml::Spanned;
 
-use super::origin::Tables;
-
 /// The same lines, with a comment above each table that cannot be put behind what is in this file, or that would take something
-/// away there. `tables`: those of the file.
-pub(super) fn annotated(lines: &str, file: &str, tables: &Tables) -> String {
+/// away there; without what the file has already. `wider`: the table of the file from which a handler has such a table now.
+pub fn annotated(lines: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>) -> String {
     let lines = lines.split("\n\n");
-    let annotated = lines.map(|table| match remark(table, file, tables) {
-        Some(Remark::Above(remark)) => format!("# {remark}\n{table}"),
-        Some(Remark::Element(remark)) => format!("# {remark}\n{}", element(table)),
-        None => table.to_owned(),
+    let annotated = lines.filter_map(|table| match remark(table, file, &wider) {
+        Some(Remark::There) => None,
+        Some(Remark::Above(remark)) => Some(format!("# {remark}\n{table}")),
+        Some(Remark::Keys(remark)) => Some(format!("# {remark}\n{}", keys(table).join("\n"))),
+        Some(Remark::Element(remark)) => {
+            Some(format!("# {remark}\n{{ {} }},", keys(table).join(", ")))
+        }
+        None => Some(table.to_owned()),
     });
     annotated.collect::<Vec<_>>().join("\n\n")
 }
@@ -26,6 +28,8 @@ pub(super) fn annotated(lines: &str, file: &str, tables: &Tables) -> String {
 struct Places {
     #[serde(default)]
     handlers: BTreeMap<Spanned<String>, BTreeMap<Spanned<String>, IgnoredAny>>,
+    #[serde(default)]
+    secrets: BTreeMap<String, IgnoredAny>,
 }
 
 impl Places {
@@ -49,20 +53,26 @@ impl Places {
 /// What is to be minded with one table.
 #[derive(Debug, PartialEq)]
 enum Remark {
+    /// The file has it.
+    There,
     /// This.
     Above(String),
+    /// This: the file has the table, to which the keys can be added.
+    Keys(String),
     /// This: the file has a list, to which the same can be added as an element.
     Element(String),
 }
 
-/// A table of a list, as it stands between the brackets of one.
-fn element(table: &str) -> String {
-    let keys: Vec<&str> = table.lines().skip(1).collect();
-    format!("{{ {} }},", keys.join(", "))
+/// What stands under the header of a table.
+fn keys(table: &str) -> Vec<&str> {
+    table.lines().skip(1).collect()
 }
 
-fn remark(table: &str, file: &str, tables: &Tables) -> Option<Remark> {
+fn remark(table: &str, file: &str, wider: impl Fn(&str, &str) -> Option<String>) -> Option<Remark> {
     let (added, there) = (Places::read(table), Places::read(file));
+    if let Some(secret) = added.secrets.keys().next() {
+        return there.secrets.contains_key(secret).then_some(Remark::There);
+    }
     let (handler, keys) = added.handlers.first_key_value()?;
     let (handler, key) = (handler.get_ref(), keys.first_key_value()?.0.get_ref());
     let together = toml::from_str::<toml::Table>(&format!("{file}\n{table}"));
@@ -78,12 +88,12 @@ fn remark(table: &str, file: &str, tables: &Tables) -> Option<Remark> {
                 "{what} is in the file already{line}: add this element to its list"
             )));
         }
-        return Some(Remark::Above(format!(
-            "{what} is in the file already{line}: put this into it, as the file can have it only once"
+        return Some(Remark::Keys(format!(
+            "{what} is in the file already{line}: put this into it"
         )));
     }
     let replaces = matches!(key.as_str(), "env" | "settings");
-    let wider = replaces.then(|| tables.narrowest(handler, key)).flatten()?;
+    let wider = replaces.then(|| wider(handler, key)).flatten()?;
     Some(Remark::Above(format!(
         "this takes the place of {wider}, all of it, for {handler}: repeat here what is needed of that"
     )))
@@ -93,12 +103,18 @@ fn remark(table: &str, file: &str, tables: &Tables) -> Option<Remark> {
 mod tests {
     use super::*;
 
+    /// As in `FILE`.
+    fn wider(handler: &str, key: &str) -> Option<String> {
+        let is = (handler, key) == ("mail.read", "env");
+        is.then(|| "[handlers.\"*\".env]".to_owned())
+    }
+
     fn annotated(lines: &str, file: &str) -> String {
-        super::annotated(lines, file, &Tables::read(file))
+        super::annotated(lines, file, wider)
     }
 
     fn remark(table: &str, file: &str) -> Option<Remark> {
-        super::remark(table, file, &Tables::read(file))
+        super::remark(table, file, wider)
     }
 
     const FILE: &str = r#"
@@ -118,8 +134,8 @@ name = "KEY"
     #[test]
     fn what_the_file_has_already_is_named_with_its_line() {
         let said = |table: &str, file: &str| match remark(table, file) {
-            Some(Remark::Above(said) | Remark::Element(said)) => said,
-            None => String::new(),
+            Some(Remark::Above(said) | Remark::Keys(said) | Remark::Element(said)) => said,
+            Some(Remark::There) | None => String::new(),
         };
         let remark = |table: &str| said(table, FILE);
         let env = remark("[handlers.\"mail.send\".env]\nLANG = \"…\"");
@@ -156,6 +172,20 @@ name = "KEY"
              # handlers.\"mail.send\".http is in the file already, on line 3: add this element to its list\n\
              { hosts = [\"a.example\"], methods = [\"GET\"] },"
         );
+    }
+
+    #[test]
+    fn no_header_and_no_secret_is_repeated() {
+        let lines =
+            "[handlers.\"mail.send\"]\nmodule = \"mail.wasm\"\n\n[secrets.KEY]\nenv = \"KEY\"";
+        let file = "[handlers.\"mail.send\"]\nlease = \"5s\"\n";
+        let (module, secret) = (
+            "# [handlers.\"mail.send\"] is in the file already, on line 1: put this into it\nmodule = \"mail.wasm\"",
+            "[secrets.KEY]\nenv = \"KEY\"",
+        );
+        assert_eq!(annotated(lines, file), format!("{module}\n\n{secret}"));
+        let file = format!("{file}[secrets.KEY]\nfile = \"key\"\n");
+        assert_eq!(annotated(lines, &file), module);
     }
 
     #[test]

@@ -1,0 +1,118 @@
+//! How wide the columns of a table are on a terminal.
+
+/// What reads well in a column of text.
+const COMFORTABLE: usize = 24;
+
+/// What is not worth a second line: numbers, times, short names.
+const SHORT: usize = 12;
+
+/// No column is cut to less.
+const CUT_MIN: usize = 8;
+
+/// What one column needs, in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Need {
+    /// Its longest line.
+    line: usize,
+    /// Its longest word.
+    word: usize,
+}
+
+impl Need {
+    pub(super) fn of<'a>(texts: impl Iterator<Item = &'a str>) -> Self {
+        let longest = |parts: &mut dyn Iterator<Item = &'a str>| {
+            parts.map(|part| part.chars().count()).max().unwrap_or(0)
+        };
+        let texts: Vec<&str> = texts.collect();
+        Self {
+            line: longest(&mut texts.iter().flat_map(|text| text.lines())),
+            word: longest(&mut texts.iter().flat_map(|text| text.split_whitespace())),
+        }
+    }
+
+    /// With so much it reads well, and no word is broken.
+    pub(super) fn comfortable(self) -> usize {
+        self.word.max(self.line.min(COMFORTABLE))
+    }
+
+    /// With less a word is broken, or something short wrapped.
+    fn least(self) -> usize {
+        match self.line {
+            ..=SHORT => self.line,
+            _ => self.word.max(SHORT),
+        }
+    }
+}
+
+/// The widths of columns with these needs, together at most `room` where that is possible: each as wide as its longest word, and
+/// what is left goes where most is lacking. Where words have to be broken, the widest column loses first.
+pub(super) fn widths(needs: &[Need], room: usize) -> Vec<usize> {
+    let mut widths: Vec<usize> = needs.iter().map(|need| need.least()).collect();
+    let mut used: usize = widths.iter().sum();
+    while used > room
+        && let Some(widest) = widths.iter_mut().max()
+        && *widest > CUT_MIN
+    {
+        *widest -= 1;
+        used -= 1;
+    }
+    while used < room
+        && let Some((width, lacking)) = widths
+            .iter_mut()
+            .zip(needs)
+            .map(|(width, need)| {
+                let lacking = need.line.saturating_sub(*width);
+                (width, lacking)
+            })
+            .max_by_key(|(_, lacking)| *lacking)
+        && lacking > 0
+    {
+        *width += 1;
+        used += 1;
+    }
+    widths
+}
+
+/// The text with each word that is wider than this cut, which the `…` at its end shows.
+pub(super) fn cut(text: &str, width: usize) -> String {
+    let word = |word: &str| match word.chars().count() > width {
+        true => {
+            let kept = word.chars().take(width.saturating_sub(1));
+            kept.chain(['…']).collect()
+        }
+        false => word.to_owned(),
+    };
+    let line = |line: &str| line.split(' ').map(word).collect::<Vec<_>>().join(" ");
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn need(text: &str) -> Need {
+        Need::of([text].into_iter())
+    }
+
+    #[test]
+    fn words_stay_whole_and_the_longest_text_gets_what_is_left() {
+        let needs = [
+            need("a.handler.with-a-long-name"),
+            need("3 min ago"),
+            need("some words that may stand in several lines"),
+        ];
+        assert_eq!(widths(&needs, 60), [26, 9, 25]);
+        assert_eq!(widths(&needs, 1000), [26, 9, 42]);
+    }
+
+    #[test]
+    fn where_not_all_fits_the_widest_is_cut() {
+        let needs = [need("a.handler.with-a-long-name"), need("12")];
+        assert_eq!(widths(&needs, 20), [18, 2]);
+        assert_eq!(
+            cut("a.handler.with-a-long-name b", 18),
+            "a.handler.with-a-… b"
+        );
+        assert_eq!(cut("a\nbc", 2), "a\nbc");
+    }
+}
