@@ -755,7 +755,7 @@ async fn a_host_whose_log_nobody_reads_any_more_works_on_and_stops_when_told() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let guests = guests_dir();
-    let mut host = std::process::Command::new(crate::support::rouse_binary())
+    let mut host = crate::support::rouse()
         .args([
             "serve",
             "--http",

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use crate::sandbox_guest::{PATIENCE, job};
 use crate::support::web::web;
 use crate::support::worker::guests_dir;
-use crate::support::{attempt, rouse_binary, scratch};
+use crate::support::{attempt, rouse, scratch};
 
 /// An address like any other of the internet, which these tests say is one of this machine's.
 const OWN: &str = "93.184.215.14";
@@ -587,7 +587,7 @@ async fn the_lines_that_a_denial_prints_allow_the_request() {
     let url = http("localhost", "/allowed-now");
     let payload = json!({"requests": [{"method": "POST", "url": url}]}).to_string();
     let invoke = async || {
-        let mut command = Command::new(rouse_binary());
+        let mut command = rouse();
         command
             .args(["invoke", "--json", "test.http.none", &payload])
             .args(["--handlers", "handlers"])

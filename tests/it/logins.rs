@@ -393,7 +393,7 @@ async fn what_a_worker_says_of_itself_is_bounded() {
             register(
                 "'h'",
                 "'v'",
-                "jsonb_build_object('x', jsonb_build_object('version', repeat('x', 5000000)))",
+                "jsonb_build_object('x', jsonb_build_object('version', repeat('x', 9000000)))",
                 "1",
                 "'{}'",
                 "'{}'",

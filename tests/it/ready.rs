@@ -399,7 +399,7 @@ async fn keys_are_in_nothing_that_a_host_keeps_or_says_and_sign_only_for_whom_th
     );
     let message = error["message"].as_str().expect("a message");
     assert!(
-        message.contains("name = \"MAIL_KEY\"\nsign = true"),
+        message.contains("{ name = \"MAIL_KEY\", sign = true },"),
         "{message}"
     );
     assert!(arrived("/never").is_empty());

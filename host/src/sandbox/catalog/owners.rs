@@ -78,6 +78,7 @@ struct Owner {
     /// Since when the file is gone, or serves in a version without the name: seconds since 1970.
     gone_since: Option<u64>,
     /// The file serves in a version without the name.
+    #[serde(default)]
     is_dropped: bool,
     /// The host is still starting, and another file may turn out to have the name too.
     #[serde(skip)]
