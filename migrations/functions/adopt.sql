@@ -57,11 +57,11 @@ BEGIN
     WHERE w.incarnation = p_worker AND EXISTS (
         SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > since AND j.lease_until < at AND j.worker = p_worker);
     FOR orphan IN
-        SELECT j.id, j.lane, j.fence, j.attempt, j.lost, j.worker, j.claimed_at, j.lease_until, asked.lease_ms, w.worker_id
+        SELECT j.id, j.lane, j.fence, j.attempt, j.lost, j.worker, j.claimed_at, j.lease_until,
+               p_lease_ms[array_position(p_lanes, j.lane)] AS lease_ms, w.worker_id
         FROM rouse.job AS j
-        JOIN unnest(p_lanes, p_lease_ms) AS asked(lane, lease_ms) ON asked.lane = j.lane
         LEFT JOIN rouse.worker AS w ON w.incarnation = ANY (ARRAY[j.worker])
-        WHERE j.state = 'running' AND j.lease_until > since AND j.lease_until < at
+        WHERE j.state = 'running' AND j.lease_until > since AND j.lease_until < at AND j.lane = ANY (p_lanes)
           AND (p_sources IS NULL OR j.source = ANY (p_sources))
         ORDER BY j.lease_until LIMIT p_wanted
         FOR NO KEY UPDATE OF j SKIP LOCKED

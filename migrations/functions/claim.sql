@@ -20,12 +20,10 @@
 -- Nothing is claimed from queues that are paused; that is looked up in an index that is empty where none is.
 -- The commit does not wait for the disk: a claim that a server crash forgets is only made again.
 --
--- What is too much is locked until this commits, and otherwise left as it was. The size is what the
--- table keeps, because the payload itself would have to be read for its own; one that is compressed
--- counts 16 times (JSON shrinks to a quarter or an eighth, and at the most to a ninetieth).
+-- What is too much is locked until this commits, and otherwise left as it was. Sizes are those of rouse.job.bytes, and 120 bytes for the
+-- columns that every row has.
 --
--- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them. What would be sent decides, because a number
--- such as 1e100000 is small in the table only, and [1, 2, 3] larger than its text; no more than 512 KiB of payloads are read for that.
+-- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_cursors bigint[], p_lease_ms bigint[], p_wanted integer)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
@@ -49,24 +47,19 @@ BEGIN
     IF FOUND THEN
         p_lanes := rouse._not_paused(p_lanes);
     END IF;
-    -- Locks them. `others`: what a row has besides its payload, 120 bytes of it for the columns that every row has.
-    SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)),
-           sum(CASE WHEN found.bytes_so_far < 524288 THEN octet_length(found.payload::text) + found.others ELSE 131072 END) < 131072
+    -- Locks them.
+    SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072
     INTO ids, leases, is_small
     FROM (
-        SELECT ready.*, wanted.lease_ms, sum(ready.bytes + ready.others) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
+        SELECT ready.*, wanted.lease_ms, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
         FROM unnest(p_lanes, p_cursors, p_lease_ms) AS wanted(lane, after, lease_ms)
         CROSS JOIN LATERAL (
-            SELECT j.id, j.payload,
-                   CASE WHEN pg_column_compression(j.payload) IS NULL THEN pg_column_size(j.payload)
-                        ELSE 16 * least(pg_column_size(j.payload), 1048576) END AS bytes,
-                   120 + coalesce(octet_length(j.tenant), 0) + coalesce(octet_length(j.source), 0)
-                       + coalesce(octet_length(j.grants::text), 0) AS others
+            SELECT j.id, 120 + j.bytes AS bytes
             FROM rouse.job AS j
             WHERE j.lane = wanted.lane AND j.turn > wanted.after AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT p_wanted FOR NO KEY UPDATE SKIP LOCKED) AS ready
         LIMIT p_wanted) AS found
-    WHERE found.bytes_so_far - found.bytes - found.others < 8388608;
+    WHERE found.bytes_so_far - found.bytes < 8388608;
     IF is_small THEN
         RETURN QUERY
         UPDATE rouse.job AS j
@@ -76,11 +69,13 @@ BEGIN
         RETURNING j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.claimed_at,
                   j.payload::text, j.memory_bytes, j.grants::text, NULL::bigint[];
     ELSIF ids IS NOT NULL THEN
-        UPDATE rouse.job AS j
-        SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
-            claimed_at = at, lease_until = at + picked.lease_ms * interval '1 millisecond'
-        FROM unnest(ids, leases) AS picked(id, lease_ms) WHERE j.id = ANY (ARRAY[picked.id]);
-        unread := ids;
+        WITH claimed AS (
+            UPDATE rouse.job AS j
+            SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
+                claimed_at = at, lease_until = at + picked.lease_ms * interval '1 millisecond'
+            FROM unnest(ids, leases) AS picked(id, lease_ms) WHERE j.id = ANY (ARRAY[picked.id])
+            RETURNING j.id)
+        SELECT array_agg(c.id) INTO unread FROM claimed AS c;
         RETURN NEXT;
     END IF;
 END
@@ -116,8 +111,7 @@ BEGIN
             CROSS JOIN LATERAL (
                 SELECT j.id, j.bytes FROM unnest(p_sources) AS bound(source)
                 CROSS JOIN LATERAL (
-                    SELECT j.id, CASE WHEN pg_column_compression(j.payload) IS NULL THEN pg_column_size(j.payload)
-                                      ELSE 16 * least(pg_column_size(j.payload), 1048576) END AS bytes
+                    SELECT j.id, 120 + j.bytes AS bytes
                     FROM rouse.job AS j
                     WHERE j.lane >= wanted.lane AND j.lane <= wanted.lane AND j.source >= bound.source AND j.source <= bound.source
                       AND j.state = 'queued' AND j.turn IS NOT NULL

@@ -159,35 +159,35 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
-    at      timestamptz := clock_timestamp();
-    renewed bigint[];
+    at    timestamptz := clock_timestamp();
+    -- In the order of the ids. No lease ended there before, which tells below what was extended.
+    until timestamptz[] := ARRAY(
+        SELECT at + least(greatest(l.ms, 1), 86400000) * interval '1 millisecond'
+        FROM unnest(p_lease_ms) WITH ORDINALITY AS l(ms, place) ORDER BY l.place);
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
     WITH mine AS MATERIALIZED (
-        SELECT j.id, asked.lease_ms
-        FROM unnest(p_ids, p_fences, p_lease_ms) AS asked(id, fence, lease_ms)
+        SELECT j.id, asked.until
+        FROM unnest(p_ids, p_fences, until) AS asked(id, fence, until)
         CROSS JOIN LATERAL (
             SELECT j.id FROM rouse.job AS j
             WHERE j.id = asked.id AND j.fence = asked.fence AND j.worker = p_worker
             FOR NO KEY UPDATE SKIP LOCKED) AS j),
     extended AS (
-        UPDATE rouse.job AS j SET lease_until = at + least(greatest(mine.lease_ms, 1), 86400000) * interval '1 millisecond'
-        FROM mine WHERE j.id = ANY (ARRAY[mine.id]) RETURNING j.id, j.attempt),
-    kept AS (
-        INSERT INTO rouse.record (at, job, event, attempt, worker)
-        SELECT at, e.id, 'renewed', e.attempt, p_worker FROM extended AS e)
-    SELECT coalesce(array_agg(extended.id), '{}') INTO renewed FROM extended;
+        UPDATE rouse.job AS j SET lease_until = mine.until
+        FROM mine WHERE j.id = ANY (ARRAY[mine.id]) RETURNING j.id, j.attempt)
+    INSERT INTO rouse.record (at, job, event, attempt, worker)
+    SELECT at, e.id, 'renewed', e.attempt, p_worker FROM extended AS e;
 
     RETURN QUERY
     SELECT asked.id, CASE
-        WHEN asked.id = ANY (renewed) THEN NULL
-        WHEN j.fence = asked.fence AND j.worker = p_worker THEN 'busy'
+        WHEN j.fence = asked.fence AND j.worker = p_worker THEN CASE WHEN j.lease_until = asked.until THEN NULL ELSE 'busy' END
         WHEN j.id IS NOT NULL THEN 'taken_by_another_worker'
         WHEN f.state = 'cancelled' THEN 'cancelled'
         WHEN f.state IS NOT NULL THEN 'already_completed'
         ELSE 'not_found' END
-    FROM unnest(p_ids, p_fences) AS asked(id, fence)
+    FROM unnest(p_ids, p_fences, until) AS asked(id, fence, until)
     LEFT JOIN rouse.job AS j ON j.id = ANY (ARRAY[asked.id])
     LEFT JOIN LATERAL (
         SELECT f.state FROM rouse.finished AS f WHERE j.id IS NULL AND f.id = ANY (ARRAY[asked.id])) AS f ON true;

@@ -51,6 +51,7 @@ mod sandbox_reuse;
 mod sandbox_run;
 mod sandbox_sdk;
 
+mod claims;
 mod clocks;
 mod commands;
 mod drain;

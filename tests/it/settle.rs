@@ -29,59 +29,6 @@ async fn jobs_of_a_lane_are_claimed_in_their_order_and_only_once() {
     assert!(claim(&store, 100).await.is_empty());
 }
 
-/// Four claims of at most 400 jobs, of which the first 20 have such a payload and the rest a small one.
-async fn claims_of(payload: &str) -> Vec<usize> {
-    let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.worker().await);
-    let enqueue = format!(
-        "SELECT rouse.enqueue_many('x', array_fill({payload}, ARRAY[20]), queue => 'wide')"
-    );
-    client
-        .batch_execute(&format!(
-            "INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 67108864); {enqueue};
-             SELECT rouse.enqueue_many('x', array_fill('{{}}'::jsonb, ARRAY[380]), queue => 'wide')"
-        ))
-        .await
-        .unwrap();
-    let mut claims = Vec::new();
-    for _ in 0..4 {
-        claims.push(claim(&store, 400).await.len());
-    }
-    claims
-}
-
-#[tokio::test]
-async fn a_claim_ends_with_the_job_whose_payload_fills_eight_mebibytes() {
-    // Hexadecimal digits of random bytes shrink to two thirds at the best, which is not worth it to Postgres.
-    let random = "to_jsonb((SELECT string_agg(encode(sha256(n::text::bytea), 'base64'), '')
-                            FROM generate_series(1, 24000) AS n))";
-    assert_eq!(claims_of(random).await, [8, 8, 384, 0], "1 MiB each");
-    // A mebibyte of the same letter is kept in 12 KiB.
-    let repeated = claims_of("to_jsonb(repeat('x', 1048576))").await;
-    assert_eq!(repeated, [400, 0, 0, 0], "12 KiB each, which count as 192");
-    let larger = claims_of("to_jsonb(repeat('x', 4194304))").await;
-    assert!(
-        larger[0] < 20,
-        "48 KiB each, which count as 768: {larger:?}"
-    );
-}
-
-#[tokio::test]
-async fn a_job_that_alone_is_larger_than_a_claim_may_be_is_claimed() {
-    let db = TestDb::new().await;
-    let (client, store) = (db.client().await, db.worker().await);
-    client
-        .batch_execute(
-            "INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 67108864);
-             SELECT rouse.enqueue('x', to_jsonb(repeat('x', 67000000)), queue => 'wide') FROM generate_series(1, 2)",
-        )
-        .await
-        .unwrap();
-    for _ in 0..2 {
-        assert_eq!(claim(&store, 400).await.len(), 1);
-    }
-}
-
 #[tokio::test]
 async fn a_claim_skips_what_another_is_claiming_at_this_moment() {
     let db = TestDb::new().await;

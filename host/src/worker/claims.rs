@@ -346,12 +346,13 @@ impl<'a> Claims<'a> {
     }
 }
 
-/// What they take in the answer to a claim, besides what every row has.
+/// What they take in the answer to a claim, besides what every row has: `rouse.job.bytes`.
 fn bytes(jobs: &[ClaimedJob]) -> usize {
     let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-    let bytes = jobs
-        .iter()
-        .map(|job| job.payload.0.len() + text(&job.tenant) + text(&job.source));
+    let bytes = jobs.iter().map(|job| {
+        let grants = job.grants.as_ref().map_or(0, |grants| grants.0.len());
+        job.payload.0.len() + text(&job.tenant) + text(&job.source) + grants
+    });
     bytes.sum()
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Prefetch {
     since: Instant,
     ended: usize,
     jobs: f64,
-    /// The payload, tenant and source of a job, in the last claim.
+    /// The payload, tenant, source and grants of a job, in the last claim.
     bytes_per_job: f64,
 }
 
@@ -40,7 +40,7 @@ impl Prefetch {
         }
     }
 
-    /// A claim has brought this many jobs with so much payload, tenant and source in all.
+    /// A claim has brought this many jobs with so much payload, tenant, source and grants in all.
     pub(super) fn claimed(&mut self, jobs: usize, bytes: usize) {
         if jobs > 0 {
             self.bytes_per_job = bytes as f64 / jobs as f64;

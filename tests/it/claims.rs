@@ -1,0 +1,205 @@
+//! What one claim brings: how much, and how its answer travels.
+
+use std::time::Duration;
+
+use rouse::job::Fence;
+use rouse::store::ClaimOrder;
+use serde_json::json;
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::claims::{claim, orders, rand};
+use crate::support::worker::enqueue;
+
+/// Four claims of at most 400 jobs, of which the first 20 have such a payload and the rest a small one.
+async fn claims_of(payload: &str) -> Vec<usize> {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let enqueue = format!(
+        "SELECT rouse.enqueue_many('x', array_fill({payload}, ARRAY[20]), queue => 'wide')"
+    );
+    client
+        .batch_execute(&format!(
+            "INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 67108864); {enqueue};
+             SELECT rouse.enqueue_many('x', array_fill('{{}}'::jsonb, ARRAY[380]), queue => 'wide')"
+        ))
+        .await
+        .unwrap();
+    let mut claims = Vec::new();
+    for _ in 0..4 {
+        claims.push(claim(&store, 400).await.len());
+    }
+    claims
+}
+
+#[tokio::test]
+async fn a_claim_ends_with_the_job_whose_payload_fills_eight_mebibytes() {
+    // Hexadecimal digits of random bytes shrink to two thirds at the best, which is not worth it to Postgres.
+    let random = "to_jsonb((SELECT string_agg(encode(sha256(n::text::bytea), 'base64'), '')
+                            FROM generate_series(1, 24000) AS n))";
+    // 12 KiB in the table.
+    let repeated = "to_jsonb(repeat('x', 1048576))";
+    // A hundred bytes in the table.
+    let numbers = "to_jsonb(array_fill(1e131071, ARRAY[8]))";
+    for payload in [random, repeated, numbers] {
+        assert_eq!(
+            claims_of(payload).await,
+            [8, 8, 384, 0],
+            "1 MiB each: {payload}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_job_that_alone_is_larger_than_a_claim_may_be_is_claimed() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    client
+        .batch_execute(
+            "INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 67108864);
+             SELECT rouse.enqueue('x', to_jsonb(repeat('x', 67000000)), queue => 'wide') FROM generate_series(1, 2)",
+        )
+        .await
+        .unwrap();
+    for _ in 0..2 {
+        assert_eq!(claim(&store, 400).await.len(), 1);
+    }
+}
+
+/// Two jobs whose payloads are strings of so many bytes in all, and what a claim answers: rows, ids, and the bytes of the payloads of the rows.
+async fn answer(client: &Client, first: &str, second: &str) -> (usize, usize, usize) {
+    client
+        .batch_execute(&format!(
+            "SELECT rouse.enqueue('x', to_jsonb({first})); SELECT rouse.enqueue('x', to_jsonb({second}))"
+        ))
+        .await
+        .unwrap();
+    let rows = client
+        .query(
+            "SELECT payload, unread FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
+                 ARRAY(SELECT id FROM rouse.lane), '{0}', '{60000}', 100)",
+            &[&rand()],
+        )
+        .await
+        .unwrap();
+    let payloads = rows.iter().filter_map(|row| row.get::<_, Option<&str>>(0));
+    let bytes: usize = payloads.map(str::len).sum();
+    let ids = rows
+        .iter()
+        .filter_map(|row| row.get::<_, Option<Vec<i64>>>(1));
+    let ids: usize = ids.map(|ids| ids.len()).sum();
+    (rows.len(), ids, bytes)
+}
+
+#[tokio::test]
+async fn an_answer_that_would_reach_128_kib_has_ids_alone_however_little_the_table_keeps() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')",
+        )
+        .await
+        .unwrap();
+    // 120 bytes of each job for its columns, two of each for the quotes.
+    let most = (128 << 10) - 2 * 122 - 1 - 70_000;
+    let x = |bytes: i32| format!("repeat('x', {bytes})");
+    let at_most = answer(&client, &x(70_000), &x(most)).await;
+    assert_eq!(at_most, (2, 0, 128 * 1024 - 241));
+    assert_eq!(answer(&client, &x(70_000), &x(most + 1)).await, (1, 2, 0));
+    assert_eq!(answer(&client, "1e100000", "1e100000").await, (1, 2, 0));
+}
+
+#[tokio::test]
+async fn what_the_table_says_of_the_size_of_a_job_is_what_a_claim_sends() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue('x', '{\"a\": [1, 2.50, \"\\u00e9\\n\"]}', tenant => 'zoë', source => 'hook', grants => '{\"http\": [\"example.org\"]}');
+             SELECT rouse.enqueue('x', '1e1000')",
+        )
+        .await
+        .unwrap();
+    let kept = client
+        .query("SELECT bytes FROM rouse.job ORDER BY id", &[])
+        .await
+        .unwrap();
+    let kept: Vec<usize> = kept
+        .iter()
+        .map(|row| usize::try_from(row.get::<_, i32>(0)).unwrap())
+        .collect();
+    let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let sent: Vec<usize> = claim(&store, 10)
+        .await
+        .iter()
+        .map(|job| {
+            let grants = job.grants.as_ref().map_or(0, |grants| grants.0.len());
+            job.payload.0.len() + length(&job.tenant) + length(&job.source) + grants
+        })
+        .collect();
+    assert_eq!(kept, sent);
+    assert_eq!(sent[1], 1001);
+}
+
+#[tokio::test]
+async fn a_claim_by_source_ends_at_eight_mebibytes_too() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    client
+        .batch_execute(
+            "INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 67108864);
+             SELECT rouse.enqueue_many('x', array_fill(to_jsonb(array_fill(1e131071, ARRAY[8])), ARRAY[20]), queue => 'wide', source => 's')",
+        )
+        .await
+        .unwrap();
+    let lanes: Vec<_> = orders(&store, 1)
+        .await
+        .iter()
+        .map(|order| order.lane)
+        .collect();
+    for expected in [8, 8, 4, 0] {
+        let jobs = store
+            .claim_bound(
+                Fence(rand()),
+                &lanes,
+                &["s".to_string()],
+                Duration::from_secs(60),
+                100,
+            )
+            .await
+            .unwrap();
+        assert_eq!(jobs.len(), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_lane_that_is_named_twice_brings_each_of_its_jobs_once() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let large = "x".repeat(100_000);
+    for payload in [json!(1), json!(large), json!(large)] {
+        enqueue(&client, "x", payload).await;
+    }
+    let once = orders(&store, 60_000).await;
+    let twice: Vec<ClaimOrder> = [&once[..], &once[..]].concat();
+    let claim = async |wanted| {
+        let jobs = store.claim(Fence(rand()), &twice, wanted).await.unwrap();
+        jobs.iter().map(|job| job.id.0).collect::<Vec<_>>()
+    };
+    let mut ids = claim(1).await;
+    ids.extend(claim(10).await);
+    client
+        .execute("UPDATE rouse.job SET lease_until = clock_timestamp()", &[])
+        .await
+        .unwrap();
+    let adopted = store
+        .adopt(Fence(rand()), &twice, None, 10, 3, None)
+        .await
+        .unwrap();
+    let mut again: Vec<i64> = adopted.claimed.iter().map(|job| job.id.0).collect();
+    again.sort_unstable();
+    assert_eq!(again, ids, "and in their order before");
+    assert_eq!(ids.len(), 3);
+    assert!(adopted.claimed.iter().all(|job| job.lost == 1));
+}
