@@ -154,11 +154,10 @@ CREATE TABLE rouse.job (
     -- Null: the handler's own.
     max_attempts integer,
     state        rouse.state NOT NULL DEFAULT 'queued',
-    -- What a claim sends of it besides the columns that every row has, bytes. Kept, because the payload would have to be read for that, and
-    -- what the table takes is no guide: a number such as 1e100000 is small there, and what compresses is a ninetieth at best.
-    bytes        integer NOT NULL GENERATED ALWAYS AS (
-        octet_length(payload::text) + coalesce(octet_length(tenant), 0) + coalesce(octet_length(source), 0)
-        + coalesce(octet_length(grants::text), 0)) STORED,
+    -- What a claim sends of it besides the columns that every row has, bytes (rouse._bytes). Kept, because the payload would have to be read
+    -- for that, and what the table takes is no guide: a number such as 1e100000 is small there, and what compresses is a ninetieth at best.
+    -- Not generated: Postgres reads the expression again for every statement that writes.
+    bytes        integer NOT NULL,
     tenant       text,
     source       text,
     -- 'handler/key': unique among the live jobs of a handler, whose name has no slash, and of a tenant.

@@ -17,6 +17,13 @@ BEGIN
 END
 $$;
 
+-- rouse.job.bytes.
+CREATE OR REPLACE FUNCTION rouse._bytes(p_payload jsonb, p_tenant text, p_source text, p_grants jsonb) RETURNS integer
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT octet_length(p_payload::text) + coalesce(octet_length(p_tenant), 0) + coalesce(octet_length(p_source), 0)
+           + coalesce(octet_length(p_grants::text), 0)
+$$;
+
 -- True for what a host takes as a pattern of hosts: *, a name, *. before a name, an address; an address of version 6 may stand in brackets.
 CREATE OR REPLACE FUNCTION rouse._is_host_pattern(p_text text) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -127,6 +134,7 @@ DECLARE
     at        timestamptz := clock_timestamp();
     bytes     integer := octet_length(payload::text);
     bytes_max integer := 1024;
+    sent      integer := bytes;
     valid     boolean := true;
     lane_id   bigint;
     job_id    bigint := nextval('rouse.turn_seq');
@@ -144,6 +152,7 @@ BEGIN
         IF grants IS NOT NULL THEN
             PERFORM rouse._check_grants(grants);
         END IF;
+        sent := rouse._bytes(payload, tenant, source, grants);
         valid := (run_at IS NULL OR isfinite(run_at))
             AND (max_attempts IS NULL OR max_attempts BETWEEN 1 AND 1000)
             AND (tenant IS NULL OR length(tenant) BETWEEN 1 AND 200)
@@ -152,9 +161,9 @@ BEGIN
     -- What the catalog has is valid: where the lane is known, its parts need no checks of their own. Null parts find no lane.
     IF valid AND bytes <= bytes_max AND priority IN ('high', 'normal', 'low') THEN
         -- Served by lane_key.
-        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, tenant, source, payload, wake, grants)
+        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants)
         SELECT job_id, l.id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-               max_attempts, tenant, source, payload, true, grants
+               max_attempts, sent, tenant, source, payload, true, grants
         FROM rouse.lane AS l
         WHERE l.handler = handler AND l.queue = queue AND l.priority = priority::rouse.priority AND l.tags = tags AND l.closed_at IS NULL
         LIMIT 1;
@@ -167,9 +176,9 @@ BEGIN
     lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags);
     payload := coalesce(payload, '{}');
     PERFORM rouse._check_payload(payload, coalesce(queue, 'default'));
-    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, tenant, source, payload, wake, grants)
+    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants)
     VALUES (job_id, lane_id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-            max_attempts, tenant, source, payload, true, grants);
+            max_attempts, rouse._bytes(payload, tenant, source, grants), tenant, source, payload, true, grants);
     RETURN job_id;
 END
 $$;
@@ -200,10 +209,10 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     FOR try IN 1 .. 10 LOOP
-        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, tenant, source, unique_key,
+        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, unique_key,
                                     payload, wake, grants)
         VALUES (p_id, lane_id, CASE WHEN p_run_at > at THEN NULL ELSE p_id END, at, coalesce(p_run_at, at),
-                p_max_attempts, p_tenant, p_source, key, p_payload, true, p_grants)
+                p_max_attempts, rouse._bytes(p_payload, p_tenant, p_source, p_grants), p_tenant, p_source, key, p_payload, true, p_grants)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             _enqueue_unique.id := p_id;
@@ -289,6 +298,7 @@ DECLARE
     lane_id   bigint := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags);
     at        timestamptz := clock_timestamp();
     bytes_max integer := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = coalesce(queue, 'default')), 262144);
+    others    integer := rouse._bytes('""', tenant, source, grants) - 2;
     wrong     bigint;
 BEGIN
     IF payloads IS NULL OR array_ndims(payloads) > 1 THEN
@@ -313,9 +323,9 @@ BEGIN
         PERFORM rouse._check_grants(grants);
     END IF;
     RETURN QUERY
-    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, tenant, source, payload, wake, grants)
+    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants)
     SELECT p.id, lane_id, CASE WHEN run_at > at THEN NULL ELSE p.id END, at, coalesce(run_at, at),
-           max_attempts, tenant, source, p.payload, CASE WHEN p.place = cardinality(payloads) THEN true END, grants
+           max_attempts, octet_length(p.payload::text) + others, tenant, source, p.payload, CASE WHEN p.place = cardinality(payloads) THEN true END, grants
     FROM (SELECT nextval('rouse.turn_seq') AS id, u.payload, u.place
           FROM unnest(payloads) WITH ORDINALITY AS u(payload, place)) AS p
     RETURNING j.id;

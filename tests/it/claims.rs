@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use rouse::job::Fence;
-use rouse::store::ClaimOrder;
+use rouse::store::{ClaimOrder, ClaimedJob, Locked};
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::claims::{claim, orders, rand};
+use crate::support::claims::{claim, orders, rand, result, settlement};
 use crate::support::worker::enqueue;
 
 /// Four claims of at most 400 jobs, of which the first 20 have such a payload and the rest a small one.
@@ -114,32 +114,46 @@ async fn an_answer_that_would_reach_128_kib_has_ids_alone_however_little_the_tab
 async fn what_the_table_says_of_the_size_of_a_job_is_what_a_claim_sends() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
+    let payload = r#"'{"a": [1, 2.50, "\u00e9\n"]}'"#;
+    let with = r#"tenant => 'zoë', source => 'hook', grants => '{"http": ["example.org"]}'"#;
+    // The lane is new, then known.
     client
-        .batch_execute(
-            "SELECT rouse.enqueue('x', '{\"a\": [1, 2.50, \"\\u00e9\\n\"]}', tenant => 'zoë', source => 'hook', grants => '{\"http\": [\"example.org\"]}');
-             SELECT rouse.enqueue('x', '1e1000')",
-        )
+        .batch_execute(&format!(
+            "SELECT rouse.enqueue('x', {payload}, {with}); SELECT rouse.enqueue('x', {payload}, {with}); SELECT rouse.enqueue('x', {payload});
+             SELECT rouse.enqueue('x', {payload}, {with}, unique_key => 'k'); SELECT rouse.enqueue('x', NULL); SELECT rouse.enqueue('x', '1e1000');
+             SELECT rouse.enqueue_many('x', ARRAY[{payload}, '1e1000']::jsonb[], {with})"
+        ))
         .await
         .unwrap();
-    let kept = client
-        .query("SELECT bytes FROM rouse.job ORDER BY id", &[])
-        .await
-        .unwrap();
-    let kept: Vec<usize> = kept
+    let jobs = claim(&store, 10).await;
+    assert_eq!(jobs.len(), 8);
+    sizes_are_true(&client, &jobs).await;
+    let done: Vec<_> = jobs
         .iter()
-        .map(|row| usize::try_from(row.get::<_, i32>(0)).unwrap())
+        .map(|job| settlement(job, result("1")))
         .collect();
+    store.settle(&done, Locked::Skip).await.unwrap();
+    client
+        .batch_execute("SELECT rouse.retry(id) FROM rouse.finished ORDER BY id")
+        .await
+        .unwrap();
+    let again = claim(&store, 10).await;
+    assert_eq!(again.len(), 8);
+    sizes_are_true(&client, &again).await;
+}
+
+async fn sizes_are_true(client: &Client, jobs: &[ClaimedJob]) {
     let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-    let sent: Vec<usize> = claim(&store, 10)
-        .await
-        .iter()
-        .map(|job| {
-            let grants = job.grants.as_ref().map_or(0, |grants| grants.0.len());
-            job.payload.0.len() + length(&job.tenant) + length(&job.source) + grants
-        })
-        .collect();
-    assert_eq!(kept, sent);
-    assert_eq!(sent[1], 1001);
+    for job in jobs {
+        let grants = job.grants.as_ref().map_or(0, |grants| grants.0.len());
+        let sent = job.payload.0.len() + length(&job.tenant) + length(&job.source) + grants;
+        let kept: i32 = client
+            .query_one("SELECT bytes FROM rouse.job WHERE id = $1", &[&job.id.0])
+            .await
+            .unwrap()
+            .get(0);
+        assert_eq!(usize::try_from(kept).unwrap(), sent, "{job:?}");
+    }
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ const TABLE: &str = "\
     DROP TABLE IF EXISTS public.plain_job;
     DROP SEQUENCE IF EXISTS public.plain_seq;
     CREATE SEQUENCE public.plain_seq;
-    CREATE TABLE public.plain_job (LIKE rouse.job INCLUDING ALL EXCLUDING GENERATED);
+    CREATE TABLE public.plain_job (LIKE rouse.job INCLUDING ALL);
     DO $$ BEGIN
         EXECUTE (SELECT format('ALTER TABLE public.plain_job SET (%s)', string_agg(o, ', '))
                  FROM pg_class, unnest(reloptions) AS o WHERE oid = 'rouse.job'::regclass);
