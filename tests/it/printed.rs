@@ -135,7 +135,11 @@ async fn a_misspelt_name_brings_the_nearest_one() {
     let client = db.client().await;
     let anywhere = scratch("misspelt");
     let (catalog, _folder) = watched(&["text_stats.wasm"]).await;
-    let worker = TestWorker::start_on(&db, Settings::default(), catalog);
+    let settings = Settings {
+        worker_id: "mail-1".into(),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start_on(&db, settings, catalog);
     until_true(
         &client,
         "SELECT EXISTS (SELECT FROM rouse.workers WHERE 'text.stats' = ANY (handlers))",
@@ -156,6 +160,19 @@ async fn a_misspelt_name_brings_the_nearest_one() {
         &["queue", "purge", "mial", "--confirm"],
     ] {
         run(verb).await.exits(0).says("did you mean mail?");
+    }
+    for (verb, name) in [
+        (&["job", "ls", "--queue", "mial"][..], "mail"),
+        (&["job", "ls", "--handler", "text.stast"], "text.stat"),
+    ] {
+        let meant = format!("did you mean {name}?");
+        run(verb).await.exits(0).says(&meant);
+    }
+    let used = run(&["job", "ls", "--queue", "mail", "--state", "failed"]).await;
+    assert!(!used.exits(0).text().contains("ever enqueued"));
+    for verb in ["show", "forget"] {
+        let mistyped = run(&["workers", verb, "mial-1"]).await;
+        mistyped.exits(3).says("did you mean mail-1?");
     }
     let other = run(&["handlers", "show", "image.crop"]).await;
     assert!(!other.exits(3).text().contains("did you mean"));

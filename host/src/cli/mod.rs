@@ -31,6 +31,7 @@ mod state;
 mod target;
 mod text;
 mod top;
+mod used;
 mod wit;
 mod workers;
 

@@ -11,11 +11,10 @@ use serde_json::{Value, json};
 use super::ago;
 use super::each::{Done, each};
 use super::list::List;
-use super::nearest::{did_you_mean, nearest};
 use super::screen::Screen;
 use super::target::Target;
 use super::text::{as_json, plain};
-use crate::store::Store;
+use super::used::warn_of_unused_queue;
 
 /// Jobs in one statement of a purge: some tens of milliseconds, during which nobody waits.
 const PURGE_BATCH: i32 = 1_000;
@@ -194,7 +193,7 @@ async fn purge(args: Purge) -> anyhow::Result<ExitCode> {
     if shown && purged > 0 {
         eprintln!();
     }
-    tell_if_never_used(&store, &args.name).await?;
+    warn_of_unused_queue(&store, &args.name).await?;
     if args.json {
         println!("{}", as_json(json!({"queue": args.name, "purged": purged})));
     } else {
@@ -207,7 +206,7 @@ async fn pause(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.names, QUEUES, args.json, async |name| {
         let since = store.pause_queue(name).await?;
-        tell_if_never_used(&store, name).await?;
+        warn_of_unused_queue(&store, name).await?;
         let shown = plain(name);
         Ok(Ok(Done {
             text: format!(
@@ -219,28 +218,11 @@ async fn pause(args: Named) -> anyhow::Result<ExitCode> {
     .await
 }
 
-/// A misspelled queue is an empty one, and nobody else would say so.
-async fn tell_if_never_used(store: &Store, queue: &str) -> anyhow::Result<()> {
-    if store.queue_was_used(queue).await? == Some(false) {
-        let used = store.used_queues().await?.unwrap_or_default();
-        let names = used.iter().map(String::as_str);
-        let hint = match nearest(queue, names) {
-            None => "; is its name right?".to_owned(),
-            name => did_you_mean(name),
-        };
-        eprintln!(
-            "rouse: nothing was ever enqueued into queue {}{hint}",
-            plain(queue)
-        );
-    }
-    Ok(())
-}
-
 async fn resume(args: Named) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.names, QUEUES, args.json, async |name| {
         let was_paused = store.resume_queue(name).await?;
-        tell_if_never_used(&store, name).await?;
+        warn_of_unused_queue(&store, name).await?;
         let shown = plain(name);
         Ok(Ok(Done {
             text: match was_paused {

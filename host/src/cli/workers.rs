@@ -10,8 +10,10 @@ use clap::{Args as ClapArgs, Subcommand};
 use serde_json::{Value, json};
 
 use super::each::{Done, Refusal, each};
+use super::nearest::{did_you_mean, nearest};
 use super::target::Target;
 use super::text::{plain, texts, words};
+use crate::store::Store;
 
 /// There is no such worker.
 const EXIT_UNKNOWN: u8 = 3;
@@ -73,10 +75,15 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn unknown(id: &str) -> String {
+/// Why nothing is done with this worker, which the database does not know.
+async fn unknown(store: &Store, id: &str) -> String {
+    // Without the others there is only no suggestion.
+    let lives = store.lives(None).await.ok().flatten().unwrap_or_default();
+    let ids = lives.iter().filter_map(|life| life["worker_id"].as_str());
     format!(
-        "no worker {} is listed (`rouse workers ls --all`)",
-        plain(id)
+        "no worker {} is listed (`rouse workers ls --all`){}",
+        plain(id),
+        did_you_mean(nearest(id, ids))
     )
 }
 
@@ -92,7 +99,7 @@ async fn forget(args: Forget) -> anyhow::Result<ExitCode> {
             }
             Err(error) if error.is_unknown_worker() => Refusal {
                 code: EXIT_UNKNOWN,
-                why: unknown(id),
+                why: unknown(&store, id).await,
             },
             Err(error) if error.is_refused_by_state() => Refusal {
                 code: EXIT_REFUSED,

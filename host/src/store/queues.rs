@@ -1,7 +1,6 @@
 //! Queues: what is in them, and whether they go on.
 
 use serde_json::Value;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
 use super::fleet::allowed;
@@ -14,27 +13,18 @@ impl Store {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// Whether a job was ever enqueued there; none: this login may not look.
-    pub async fn queue_was_used(&self, queue: &str) -> Result<Option<bool>, StoreError> {
-        let asked = self
-            .query(
-                "SELECT EXISTS (SELECT FROM rouse.lane WHERE queue = $1)",
-                &[(&queue, Type::TEXT)],
-            )
-            .await;
-        match asked {
-            Ok(rows) => Ok(rows.first().map(|row| row.get(0))),
-            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     /// The queues into which jobs were enqueued; none: this login may not look.
     pub async fn used_queues(&self) -> Result<Option<Vec<String>>, StoreError> {
-        let asked = self
-            .query("SELECT DISTINCT queue FROM rouse.lane", &[])
-            .await;
-        let rows = allowed(asked)?;
+        self.used("SELECT DISTINCT queue FROM rouse.lane").await
+    }
+
+    /// The handlers for which jobs were enqueued; none: this login may not look.
+    pub async fn used_handlers(&self) -> Result<Option<Vec<String>>, StoreError> {
+        self.used("SELECT DISTINCT handler FROM rouse.lane").await
+    }
+
+    async fn used(&self, sql: &str) -> Result<Option<Vec<String>>, StoreError> {
+        let rows = allowed(self.query(sql, &[]).await)?;
         Ok(rows.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 

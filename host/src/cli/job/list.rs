@@ -15,6 +15,7 @@ use crate::cli::screen::{Colour, Screen};
 use crate::cli::served::Wanted;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
+use crate::cli::used::{warn_of_unused_handler, warn_of_unused_queue};
 use crate::store::{LOOKED_AT_MAX, Listing, Store};
 
 /// How many are listed where nobody says how many.
@@ -76,8 +77,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let mut jobs = store
         .jobs(&Listing {
-            queue: args.queue,
-            handler: args.handler,
+            queue: args.queue.clone(),
+            handler: args.handler.clone(),
             state: args.state,
             before: args.before,
             // One more tells whether there are more.
@@ -98,6 +99,14 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     table(&jobs, store.now().await?).print("no jobs");
+    if jobs.is_empty() {
+        if let Some(queue) = &args.queue {
+            warn_of_unused_queue(&store, queue).await?;
+        }
+        if let Some(handler) = &args.handler {
+            warn_of_unused_handler(&store, handler).await?;
+        }
+    }
     tell_what_nobody_takes(&store, &jobs).await?;
     if more {
         eprintln!("rouse: there are more; --limit N lists more of them");

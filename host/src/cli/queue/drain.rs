@@ -16,7 +16,6 @@ use tracing::debug;
 
 use self::progress::Progress;
 use self::summary::{Left, Summary, left};
-use super::tell_if_never_used;
 use crate::cli::duration::duration;
 use crate::cli::host::{HANDLERS_DIR, worker_id};
 use crate::cli::open_files;
@@ -24,6 +23,7 @@ use crate::cli::settings::sandbox_settings;
 use crate::cli::signals::Signals;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
+use crate::cli::used::warn_of_unused_queue;
 use crate::config::{Environment, File};
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
@@ -135,7 +135,7 @@ async fn prepare(args: &Args) -> anyhow::Result<Option<(Summary, Option<Work>)>>
     let connector = args.target.connector()?;
     let store = Store::new(&connector, POOL_SIZE);
     store.check_schema().await?;
-    tell_if_never_used(&store, &args.name).await?;
+    warn_of_unused_queue(&store, &args.name).await?;
     if let Some(since) = store.queue_paused_at(&args.name).await? {
         tell_paused(&args.name, &since);
         return Ok(None);

@@ -35,7 +35,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     let lives = seen(store.lives(Some(&args.id)).await?)?;
     let Some(newest) = lives.first() else {
-        eprintln!("rouse: {}", unknown(&args.id));
+        eprintln!("rouse: {}", unknown(&store, &args.id).await);
         return Ok(ExitCode::from(EXIT_UNKNOWN));
     };
     match args.json {

@@ -25,6 +25,14 @@ const WALL_PER_CPU: u32 = 10;
 /// Threads of one compiler. More would each reserve address space, of which it has little.
 const THREADS_MAX: usize = 4;
 
+/// For the allocator of glibc, others ignore it: what a module has needed is kept for the next one, instead of being given back to the
+/// kernel and faulted in again page by page. A fifth of the CPU time
+/// of a module of 20 MB.
+const ALLOCATOR: (&str, &str) = (
+    "GLIBC_TUNABLES",
+    "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432",
+);
+
 /// Machine code of one module, with its lines: eight times the largest file that is taken by default. A Python guest makes 150 MiB.
 const CODE_BYTES_MAX: u64 = 512 << 20;
 
@@ -95,6 +103,7 @@ impl Child {
             // What reads hostile bytes sees no password of the host.
             .env_clear()
             .env("RAYON_NUM_THREADS", threads.to_string())
+            .env(ALLOCATOR.0, ALLOCATOR.1)
             .current_dir("/")
             // Ctrl-C at the terminal is for the host, which finishes what it has begun.
             .process_group(0)

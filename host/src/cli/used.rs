@@ -1,0 +1,38 @@
+//! Names for which nothing was ever enqueued: they are probably misspelt.
+
+use super::nearest::{did_you_mean, nearest};
+use super::text::plain;
+use crate::store::{Store, StoreError};
+
+/// Warns on standard error where nothing was ever enqueued into this queue.
+///
+/// # Errors
+/// When the database cannot be asked.
+pub(super) async fn warn_of_unused_queue(store: &Store, queue: &str) -> Result<(), StoreError> {
+    warn("into queue", queue, store.used_queues().await?);
+    Ok(())
+}
+
+/// Warns on standard error where nothing was ever enqueued for this handler.
+///
+/// # Errors
+/// When the database cannot be asked.
+pub(super) async fn warn_of_unused_handler(store: &Store, handler: &str) -> Result<(), StoreError> {
+    warn("for handler", handler, store.used_handlers().await?);
+    Ok(())
+}
+
+/// A login that may not look is not warned.
+fn warn(of: &str, name: &str, used: Option<Vec<String>>) {
+    let Some(used) = used.filter(|used| !used.iter().any(|used| used == name)) else {
+        return;
+    };
+    let hint = match nearest(name, used.iter().map(String::as_str)) {
+        None => "; is its name right?".to_owned(),
+        name => did_you_mean(name),
+    };
+    eprintln!(
+        "rouse: nothing was ever enqueued {of} {}{hint}",
+        plain(name)
+    );
+}
