@@ -316,7 +316,7 @@ async fn a_guest_that_computes_for_too_long_is_stopped_and_tried_again() {
     assert_eq!(error["kind"], "out_of_cpu");
     assert_eq!(
         error["message"],
-        "the handler computed for more than its 0.1 s of processor time (`cpu` in rouse.toml)"
+        "the handler computed for more than its 0.1 s of CPU time (`cpu` in rouse.toml)"
     );
     assert!(usage(&client, id).await["cpu_ms"].as_f64() > Some(100.0));
     // A neighbour that waits is not stopped, however long it takes.

@@ -49,7 +49,7 @@ pub enum RunEnd {
     },
     /// The guest computed for longer than it may, and was stopped.
     OutOfCpu {
-        /// How much processor time it may use.
+        /// How much CPU time it may use.
         limit: Duration,
     },
     /// The result is larger than the operator allows.

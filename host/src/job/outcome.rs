@@ -131,7 +131,7 @@ pub struct Tries {
 pub struct OwnLimits {
     /// Its memory.
     pub memory: bool,
-    /// Its processor time.
+    /// Its CPU time.
     pub cpu: bool,
     /// Its run timeout.
     pub timeout: bool,
@@ -145,7 +145,7 @@ pub struct OwnLimits {
 /// | an error of the handler | after the backoff, or when the handler says; never where it is permanent |
 /// | a panic, a trap, too deep a stack | after the backoff |
 /// | out of memory | once, at once, with twice the memory |
-/// | too much processor time | after the backoff |
+/// | too much CPU time | after the backoff |
 /// | something that it is not granted | never |
 /// | a payload that does not fit the schema | never |
 /// | a result that is too large or invalid | after the backoff |
@@ -324,7 +324,7 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         RunEnd::OutOfCpu { limit } => Judged::retried(
             ErrorKind::OutOfCpu,
             format!(
-                "the handler computed for more than its {} s of processor time{}",
+                "the handler computed for more than its {} s of CPU time{}",
                 limit.as_secs_f64(),
                 match tries.own.cpu {
                     false => " (`cpu` in rouse.toml)".into(),

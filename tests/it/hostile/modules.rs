@@ -89,7 +89,7 @@ fn cases() -> Vec<Refused> {
         ),
         (
             "a start function that loops",
-            "it gets 500 ms of processor time",
+            "it gets 500 ms of CPU time",
             with("(func $spin (loop $ever (br $ever))) (start $spin)"),
             "more than 500 ms",
         ),

@@ -107,7 +107,7 @@ fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Resul
     let us = Unit::Microseconds;
     figure(
         "cpu_postgres",
-        "processor time for a job: Postgres",
+        "CPU time for a job: Postgres",
         middle(|d| d.cpu_postgres_us)?,
         us,
     );

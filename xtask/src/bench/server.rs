@@ -23,7 +23,7 @@ pub(super) struct Server {
     /// A folder for this benchmark's files.
     pub(super) folder: PathBuf,
     postmaster: u32,
-    /// The processes that serve `client` and `observer`: their processor time is the benchmark's own.
+    /// The processes that serve `client` and `observer`: their CPU time is the benchmark's own.
     own_backends: [u32; 2],
     settings: Value,
     hosts: AtomicU32,
@@ -84,7 +84,7 @@ impl Server {
         })
     }
 
-    /// Processor time of all processes of the server, the benchmark's own two excepted.
+    /// CPU time of all processes of the server, the benchmark's own two excepted.
     pub(super) fn cpu(&self) -> Result<cpu::Seconds> {
         cpu::postgres(self.postmaster, &self.own_backends)
     }

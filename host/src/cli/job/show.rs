@@ -247,7 +247,7 @@ fn max_attempts(record: &Value) -> Option<u64> {
 fn usage(used: &Value) -> String {
     let number = |key: &str| used[key].as_u64().unwrap_or_default();
     let mut text = format!(
-        "{} ms of processor time, {} of memory, {}",
+        "{} ms of CPU time, {} of memory, {}",
         used["cpu_ms"],
         bytes(number("memory_bytes")),
         match number("host_calls") {

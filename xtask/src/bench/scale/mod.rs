@@ -126,7 +126,7 @@ impl Scale<'_> {
         let per_s = middle(Drained::jobs_per_s)?;
         self.figure(&format!("{key}.per_s"), what, per_s, Unit::PerSecond);
         let (cpu, statements) = (middle(|d| d.cpu_postgres_us)?, middle(|d| d.statements)?);
-        let what = "processor time for a job: Postgres";
+        let what = "CPU time for a job: Postgres";
         self.figure(
             &format!("{key}.cpu_postgres"),
             what,
