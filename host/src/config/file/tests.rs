@@ -26,6 +26,19 @@ fn every_key_may_be_left_out() {
 }
 
 #[test]
+fn every_key_of_the_page_is_one_that_is_read() {
+    let page = include_str!("../../../../docs/configuration.md");
+    let (_, block) = page.split_once("```toml\n").expect("the page has a block");
+    let (block, _) = block.split_once("\n```").expect("which ends");
+    let file = read(block).unwrap();
+    let keys: toml::Table = block.parse().unwrap();
+    assert!(keys.len() > 30, "the whole block was read: {}", keys.len());
+    assert_eq!(file.worker("other".into()).worker_id, "mail-1");
+    let misspelt = block.replacen("poll_min", "pol_min", 1);
+    assert!(read(&misspelt).unwrap_err().contains("pol_min"));
+}
+
+#[test]
 fn a_limit_that_no_host_enforces_is_refused_with_what_to_do() {
     let why = read("[handlers.\"image.*\"]\nconcurrency = 2").unwrap_err();
     for part in ["concurrency = 2", "no host enforces", "`slots`"] {
