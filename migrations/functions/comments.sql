@@ -105,7 +105,7 @@ COMMENT ON FUNCTION rouse.answer_challenge IS
     'Answers one challenge; false if it is not open.';
 COMMENT ON FUNCTION rouse.tell IS
     'Takes admin actions that no host has logged yet.';
-COMMENT ON FUNCTION rouse.drop_partitions(bigint, bytea, interval) IS
+COMMENT ON FUNCTION rouse.maintain_partitions IS
     'Drops expired partitions and stale progress.';
 COMMENT ON FUNCTION rouse.maintain_lanes IS
     'Closes lanes that have had no job for a day and removes those that nothing refers to.';

@@ -40,7 +40,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.recorded_step_names, rouse.recorded_step, rouse.record_step, rouse.report, rouse.report_usage, rouse.append_log,
     rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
     rouse.challenges, rouse.answer_challenge, rouse.tell,
-    rouse.prepare_partitions, rouse.drop_partitions(bigint, bytea, interval), rouse.maintain_lanes
+    rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
 

@@ -142,8 +142,9 @@ BEGIN
 END
 $$;
 
--- rouse.drop_partitions for workers, but for those of a limited login that has not the maintenance. What is left of what attempts have said whose worker has gone goes with it.
-CREATE OR REPLACE FUNCTION rouse.drop_partitions(p_worker bigint, p_key bytea, p_keep interval, OUT dropped integer, OUT in_use integer)
+-- rouse.drop_partitions for workers; those of a limited login without the right to maintenance drop nothing. Stale progress and usage of
+-- attempts whose worker has gone go with it.
+CREATE OR REPLACE FUNCTION rouse.maintain_partitions(p_worker bigint, p_key bytea, p_keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF rouse._known(p_worker, p_key) AND NOT rouse._maintains() THEN

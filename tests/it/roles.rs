@@ -44,7 +44,7 @@ const VIEW: &str = "SELECT * FROM rouse.jobs";
 const WRITE: &str = "DELETE FROM rouse.job";
 const REWRITE: &str = "UPDATE rouse.finished SET result = NULL";
 const FORGET: &str = "DELETE FROM rouse.attempt";
-const DROP: &str = "SELECT rouse.drop_partitions(1, NULL, '7 days')";
+const DROP: &str = "SELECT rouse.maintain_partitions(1, NULL, '7 days')";
 const DROP_AT_ONCE: &str = "SELECT rouse.drop_partitions('7 days')";
 const INSIDE: &str =
     "SELECT rouse._settle(NULL, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')";

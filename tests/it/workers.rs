@@ -140,7 +140,7 @@ async fn nobody_writes_as_a_worker_without_its_key() {
         "SELECT rouse.unregister($1, NULL)",
         "SELECT rouse.sleep($1, NULL, '{*}', 1000)",
         "SELECT rouse.awake($1, NULL)",
-        "SELECT rouse.drop_partitions($1, NULL, '7 days')",
+        "SELECT rouse.maintain_partitions($1, NULL, '7 days')",
     ] {
         let error = client.query(call, &[&me]).await.unwrap_err();
         let code = error.code().unwrap_or_else(|| panic!("{call}: {error}"));

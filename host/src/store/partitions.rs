@@ -19,7 +19,7 @@ impl Store {
         let days = i32::try_from(keep_days).unwrap_or(i32::MAX);
         let rows = self
             .query(
-                "SELECT dropped, in_use FROM rouse.drop_partitions($1, $2, make_interval(days => $3))",
+                "SELECT dropped, in_use FROM rouse.maintain_partitions($1, $2, make_interval(days => $3))",
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
