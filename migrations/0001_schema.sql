@@ -154,7 +154,7 @@ CREATE TABLE rouse.job (
     -- Null: the handler's own.
     max_attempts integer,
     state        rouse.state NOT NULL DEFAULT 'queued',
-    -- What a claim sends of it besides the columns that every row has, bytes (rouse._bytes). Kept, because the payload would have to be read
+    -- What a claim sends of it besides the columns that every row has, bytes: payload, tenant, source and grants as text. Kept, because the payload would have to be read
     -- for that, and what the table takes is no guide: a number such as 1e100000 is small there, and what compresses is a ninetieth at best.
     -- Not generated: Postgres reads the expression again for every statement that writes.
     bytes        integer NOT NULL,

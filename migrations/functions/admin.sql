@@ -201,7 +201,7 @@ BEGIN
         INSERT INTO rouse.job AS j (id, lane, turn, retried_from, requested_at, available_at, max_attempts, bytes, tenant, source,
                                     unique_key, payload, wake, grants)
         VALUES (fresh, was.lane, fresh, was.id, at, at, was.max_attempts,
-                rouse._bytes(was.payload, was.tenant, was.source, was.grants), was.tenant, was.source, was.unique_key, was.payload, true, was.grants)
+                octet_length(was.payload::text) + rouse._other_bytes(was.tenant, was.source, was.grants), was.tenant, was.source, was.unique_key, was.payload, true, was.grants)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             INSERT INTO rouse.record (at, job, event, who, detail)

@@ -17,11 +17,10 @@ BEGIN
 END
 $$;
 
--- rouse.job.bytes.
-CREATE OR REPLACE FUNCTION rouse._bytes(p_payload jsonb, p_tenant text, p_source text, p_grants jsonb) RETURNS integer
+-- What rouse.job.bytes has besides the payload's own, which whoever writes a job knows already.
+CREATE OR REPLACE FUNCTION rouse._other_bytes(p_tenant text, p_source text, p_grants jsonb) RETURNS integer
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT octet_length(p_payload::text) + coalesce(octet_length(p_tenant), 0) + coalesce(octet_length(p_source), 0)
-           + coalesce(octet_length(p_grants::text), 0)
+    SELECT coalesce(octet_length(p_tenant), 0) + coalesce(octet_length(p_source), 0) + coalesce(octet_length(p_grants::text), 0)
 $$;
 
 -- True for what a host takes as a pattern of hosts: *, a name, *. before a name, an address; an address of version 6 may stand in brackets.
@@ -152,7 +151,7 @@ BEGIN
         IF grants IS NOT NULL THEN
             PERFORM rouse._check_grants(grants);
         END IF;
-        sent := rouse._bytes(payload, tenant, source, grants);
+        sent := bytes + rouse._other_bytes(tenant, source, grants);
         valid := (run_at IS NULL OR isfinite(run_at))
             AND (max_attempts IS NULL OR max_attempts BETWEEN 1 AND 1000)
             AND (tenant IS NULL OR length(tenant) BETWEEN 1 AND 200)
@@ -178,7 +177,7 @@ BEGIN
     PERFORM rouse._check_payload(payload, coalesce(queue, 'default'));
     INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants)
     VALUES (job_id, lane_id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-            max_attempts, rouse._bytes(payload, tenant, source, grants), tenant, source, payload, true, grants);
+            max_attempts, octet_length(payload::text) + rouse._other_bytes(tenant, source, grants), tenant, source, payload, true, grants);
     RETURN job_id;
 END
 $$;
@@ -195,9 +194,11 @@ DECLARE
     at      timestamptz := clock_timestamp();
     lane_id bigint := rouse._lane(p_handler, p_queue, p_tenant, p_source, p_priority, p_run_at, p_max_attempts, p_tags);
     key     text := p_handler || '/' || p_unique_key;
+    bytes   integer;
 BEGIN
     p_payload := coalesce(p_payload, '{}');
-    IF octet_length(p_payload::text) > 1024 THEN
+    bytes := octet_length(p_payload::text);
+    IF bytes > 1024 THEN
         PERFORM rouse._check_payload(p_payload, coalesce(p_queue, 'default'));
     END IF;
     IF p_grants IS NOT NULL THEN
@@ -212,7 +213,7 @@ BEGIN
         INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, unique_key,
                                     payload, wake, grants)
         VALUES (p_id, lane_id, CASE WHEN p_run_at > at THEN NULL ELSE p_id END, at, coalesce(p_run_at, at),
-                p_max_attempts, rouse._bytes(p_payload, p_tenant, p_source, p_grants), p_tenant, p_source, key, p_payload, true, p_grants)
+                p_max_attempts, bytes + rouse._other_bytes(p_tenant, p_source, p_grants), p_tenant, p_source, key, p_payload, true, p_grants)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             _enqueue_unique.id := p_id;
@@ -298,7 +299,8 @@ DECLARE
     lane_id   bigint := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags);
     at        timestamptz := clock_timestamp();
     bytes_max integer := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = coalesce(queue, 'default')), 262144);
-    others    integer := rouse._bytes('""', tenant, source, grants) - 2;
+    others    integer := rouse._other_bytes(tenant, source, grants);
+    sizes     integer[];
     wrong     bigint;
 BEGIN
     IF payloads IS NULL OR array_ndims(payloads) > 1 THEN
@@ -306,9 +308,10 @@ BEGIN
             CASE WHEN payloads IS NULL THEN 'null' ELSE 'a list of lists' END
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance ARRAY[''{"n": 1}'', ''{"n": 2}'']::jsonb[].';
     END IF;
-    SELECT p.ordinality INTO wrong
-    FROM unnest(payloads) WITH ORDINALITY AS p(payload)
-    WHERE p.payload IS NULL OR octet_length(p.payload::text) > bytes_max
+    sizes := ARRAY(SELECT octet_length(p.payload::text) FROM unnest(payloads) WITH ORDINALITY AS p(payload, place) ORDER BY p.place);
+    SELECT s.place INTO wrong
+    FROM unnest(sizes) WITH ORDINALITY AS s(bytes, place)
+    WHERE s.bytes IS NULL OR s.bytes > bytes_max
     LIMIT 1;
     IF wrong IS NOT NULL THEN
         IF payloads[array_lower(payloads, 1) + wrong::integer - 1] IS NULL THEN
@@ -325,9 +328,9 @@ BEGIN
     RETURN QUERY
     INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants)
     SELECT p.id, lane_id, CASE WHEN run_at > at THEN NULL ELSE p.id END, at, coalesce(run_at, at),
-           max_attempts, octet_length(p.payload::text) + others, tenant, source, p.payload, CASE WHEN p.place = cardinality(payloads) THEN true END, grants
-    FROM (SELECT nextval('rouse.turn_seq') AS id, u.payload, u.place
-          FROM unnest(payloads) WITH ORDINALITY AS u(payload, place)) AS p
+           max_attempts, p.bytes + others, tenant, source, p.payload, CASE WHEN p.place = cardinality(payloads) THEN true END, grants
+    FROM (SELECT nextval('rouse.turn_seq') AS id, u.payload, u.bytes, u.place
+          FROM unnest(payloads, sizes) WITH ORDINALITY AS u(payload, bytes, place)) AS p
     RETURNING j.id;
 END
 $$;

@@ -26,8 +26,7 @@ const WALL_PER_CPU: u32 = 10;
 const THREADS_MAX: usize = 4;
 
 /// For the allocator of glibc, others ignore it: what a module has needed is kept for the next one, instead of being given back to the
-/// kernel and faulted in again page by page. A fifth of the CPU time
-/// of a module of 20 MB.
+/// kernel and faulted in again page by page.
 const ALLOCATOR: (&str, &str) = (
     "GLIBC_TUNABLES",
     "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432",
