@@ -174,7 +174,12 @@ pub(crate) fn assemble_for(
             (param $payload i32) (param $payload_len i32) (result i32)
             {run}))"#
     );
-    let mut module = wat::parse_str(&wat).expect("the guest is WebAssembly text");
+    with_contract(&wat, world)
+}
+
+/// The core module of a text, with the contract and these imports (WIT) embedded.
+fn with_contract(wat: &str, world: &str) -> Vec<u8> {
+    let mut module = wat::parse_str(wat).expect("the guest is WebAssembly text");
     let mut resolve = Resolve::default();
     let wit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sdk/wit");
     resolve.push_dir(&wit).expect("the contract");
@@ -201,6 +206,27 @@ pub(crate) fn echo(handler: &str, version: &str) -> Vec<u8> {
         &manifest(handler, version),
         "(call $return_ok (local.get $payload) (local.get $payload_len))",
     )
+}
+
+/// About the smallest module there can be: one handler, which returns nothing and imports nothing.
+pub(crate) fn smallest(handler: &str) -> Vec<u8> {
+    let manifest = manifest(handler, "1");
+    let escaped = manifest.replace('"', "\\22");
+    let wat = format!(
+        r#"(module
+        (memory (export "memory") 1)
+        (data (i32.const 16) "\40\00\00\00\{:02x}\00\00\00")
+        (data (i32.const 64) "{escaped}")
+        (func (export "cabi_realloc") (param i32 i32 i32 i32) (result i32)
+            (i32.const 4096))
+        (func (export "rouse:handler/handlers@0.1.0#describe") (result i32)
+            (i32.const 16))
+        (func (export "rouse:handler/handlers@0.1.0#run")
+            (param i64 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i64 i32 i32) (result i32)
+            (i32.const 128)))"#,
+        manifest.len()
+    );
+    with_contract(&wat, "")
 }
 
 /// A handler that always returns this text.

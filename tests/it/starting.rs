@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::sandbox_guest::echo;
+use crate::sandbox_guest::{echo, smallest};
 use crate::support::worker::PATIENCE;
 use crate::support::{Host, rouse_binary, scratch};
 
@@ -74,14 +74,18 @@ fn start(folder: &Path, cached: &str) {
 #[test]
 #[ignore = "measures; run it alone on a quiet machine, with an optimised host: -- --ignored --nocapture what_a_start_costs"]
 fn what_a_start_costs() {
-    for (count, bytes) in [(1000, 0), (100, 20 << 20)] {
+    let usual: fn(&str) -> Vec<u8> = |handler| echo(handler, "1");
+    for (count, module, bytes) in [
+        (1000, smallest as fn(&str) -> Vec<u8>, 0),
+        (1000, usual, 0),
+        (100, usual, 20 << 20),
+    ] {
         let folder = scratch("many");
         fs::create_dir(folder.join("handlers-wasm")).unwrap();
         fs::write(folder.join("rouse.toml"), "").unwrap();
         let mut size = 0;
         for n in 0..count {
-            let module = echo(&format!("test.echo-{n:04}"), "1");
-            let module = padded(module, bytes);
+            let module = padded(module(&format!("test.echo-{n:04}")), bytes);
             size = module.len();
             fs::write(folder.join(format!("handlers-wasm/{n:04}.wasm")), module).unwrap();
         }
