@@ -1,11 +1,14 @@
 //! A folder of WebAssembly files becomes handlers, and the catalog keeps in step with it.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt as _;
 use std::time::{Duration, Instant};
 
 use rouse::job::{AbortReason, RunEnd};
 use rouse::sandbox::{AbortHandle, Catalog, HandlerSet};
+use tempfile::TempDir;
 
 use crate::sandbox_guest::{
     Handlers, echo, guest, guest_that, job, manifest, refusal, sandbox, version,
@@ -79,6 +82,25 @@ async fn each_broken_file_is_refused_with_its_name_and_the_rest_serves() {
     )
     .await;
     assert_eq!(run.end, RunEnd::Returned(b"1".into()));
+}
+
+#[tokio::test]
+async fn a_name_that_is_no_utf8_is_refused_and_hides_no_other_file() {
+    let dir = TempDir::new().unwrap();
+    for (name, handler) in [(b"\xfe.wasm", "test.one"), (b"\xff.wasm", "test.two")] {
+        let path = dir.path().join(OsStr::from_bytes(name));
+        fs::write(path, echo(handler, "1")).unwrap();
+    }
+    fs::write(dir.path().join("echo.wasm"), echo("test.echo", "1")).unwrap();
+    let catalog = Catalog::open(sandbox(), dir.path()).await.unwrap();
+    let set = catalog.current();
+    for file in [r"\xfe.wasm", r"\xff.wasm"] {
+        assert_eq!(
+            refusal(&set, file).as_deref(),
+            Some("its name is not UTF-8; rename it")
+        );
+    }
+    assert!(set.get("test.echo").is_some());
 }
 
 #[tokio::test]

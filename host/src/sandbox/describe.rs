@@ -132,7 +132,7 @@ async fn call(
                 ),
                 (None, None) => format!(
                     "it fails when it describes itself: {}",
-                    trap_message(&error)
+                    trap_message(&error, &limits)
                 ),
             };
             Err(what + &evidence(log, &backtrace(&error, &state.lines)))

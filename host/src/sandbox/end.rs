@@ -59,7 +59,7 @@ pub(super) fn classify(
         Err(Stop::Starting(error)) => match state.limiter.denial() {
             Some(denial) => out_of_memory(denial, state),
             // The module's own code runs at the start too (constructors).
-            None if is_guests_fault(&error) => denied(trapped(&error, state), state),
+            None if is_guests_fault(&error) => denied(trapped(&error, state, limits), state),
             None => RunEnd::Unrunnable(format!("no instance could be made: {error:#}")),
         },
         // Without a frame of the guest it failed on its way out: the result was too large even
@@ -72,7 +72,7 @@ pub(super) fn classify(
         }
         Err(Stop::Running(error)) => match state.limiter.denial() {
             Some(denial) => out_of_memory(denial, state),
-            None => denied(trapped(&error, state), state),
+            None => denied(trapped(&error, state, limits), state),
         },
     }
 }
@@ -181,7 +181,7 @@ fn is_guests_fault(error: &wasmtime::Error) -> bool {
     error.is::<WasmBacktrace>() || error.is::<Trap>() || error.is::<I32Exit>()
 }
 
-fn trapped(error: &wasmtime::Error, state: &AttemptState) -> RunEnd {
+fn trapped(error: &wasmtime::Error, state: &AttemptState, limits: &Limits) -> RunEnd {
     let backtrace = backtrace(error, &state.lines);
     if let Some(panic) = &state.panic {
         return RunEnd::Panicked {
@@ -194,7 +194,7 @@ fn trapped(error: &wasmtime::Error, state: &AttemptState) -> RunEnd {
         return RunEnd::StackOverflow { backtrace };
     }
     RunEnd::Trapped {
-        message: trap_message(error),
+        message: trap_message(error, limits),
         backtrace,
         stderr: state.log.last_errors(),
     }
@@ -213,7 +213,7 @@ fn is_stack_overflow(error: &wasmtime::Error) -> bool {
 }
 
 /// What went wrong, in one line.
-pub(super) fn trap_message(error: &wasmtime::Error) -> String {
+pub(super) fn trap_message(error: &wasmtime::Error, limits: &Limits) -> String {
     if let Some(exit) = error.downcast_ref::<I32Exit>() {
         return format!(
             "the guest ended its process (exit status {}) instead of returning",
@@ -221,7 +221,10 @@ pub(super) fn trap_message(error: &wasmtime::Error) -> String {
         );
     }
     if is_too_much_data(error) {
-        return "the guest handed the host too much in one call (8 MiB are allowed)".into();
+        return format!(
+            "the guest handed the host too much in one call ({} bytes are allowed: hostcall_bytes in rouse.toml)",
+            limits.hostcall_bytes_max()
+        );
     }
     // It may name what the guest imports.
     printable(&error.root_cause().to_string(), MESSAGE_BYTES_MAX)

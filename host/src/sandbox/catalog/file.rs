@@ -1,6 +1,7 @@
 //! One file of the folder: how it looks from outside, and its bytes.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -65,6 +66,15 @@ pub(super) fn signature_path(path: &Path) -> PathBuf {
     path.into()
 }
 
+/// The name of a file. Bytes that are no UTF-8 are written as `\xff`, so that no two files have one name.
+pub(super) fn name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default();
+    match name.to_str() {
+        Some(name) => name.into(),
+        None => name.as_encoded_bytes().escape_ascii().to_string(),
+    }
+}
+
 /// The files that could be modules, by name. Hidden ones are left out: copying tools write to
 /// such names before they rename.
 ///
@@ -77,11 +87,7 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, List
         let is_wasm = path
             .extension()
             .is_some_and(|end| end == "wasm" || end == "cwasm");
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let name = name(&path);
         if !is_wasm || name.starts_with('.') {
             continue;
         }
@@ -113,9 +119,11 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, List
 /// # Errors
 /// A sentence that begins with "it …".
 pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>, String> {
+    let Some(name) = listed.path.file_name().and_then(OsStr::to_str) else {
+        return Err("its name is not UTF-8; rename it".into());
+    };
     // It would be taken for another name in a terminal, and for more than one line in a lock.
-    let name = listed.path.file_name().unwrap_or_default();
-    if name.to_string_lossy().contains(is_harmful) {
+    if name.contains(is_harmful) {
         return Err(
             "its name has control characters or marks that turn the direction of writing; rename it"
                 .into(),

@@ -11,6 +11,7 @@ use notify::event::{ModifyKind, RenameMode};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 
 use super::Published;
+use super::file;
 use super::folder::{Folder, Trust};
 use super::loading::Loaded;
 
@@ -85,11 +86,7 @@ fn follow(
             match next {
                 Ok(Wake::Changed { renamed: paths }) => {
                     scan_at = now;
-                    renamed.extend(
-                        paths.iter().filter_map(|path| {
-                            Some(path.file_name()?.to_string_lossy().into_owned())
-                        }),
-                    );
+                    renamed.extend(paths.iter().map(|path| file::name(path)));
                 }
                 Ok(Wake::Loaded(loaded)) => changed |= folder.finish(loaded),
                 Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
