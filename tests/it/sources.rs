@@ -5,7 +5,9 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::sandbox_guest::{echo, guest_that, manifest};
-use crate::support::worker::{TestWorker, ended, enqueue, guests_dir, show, until_true, watched};
+use crate::support::worker::{
+    START_ORDER, TestWorker, ended, enqueue, guests_dir, show, until_true, watched,
+};
 use crate::support::{Host, TestDb, command, folder_of};
 
 #[tokio::test]
@@ -238,8 +240,10 @@ async fn among_bound_jobs_priorities_hold_and_no_source_waits_for_the_end_of_ano
     worker.stop_now().await;
     let row = client
         .query_one(
-            "SELECT max(place) FILTER (WHERE priority = 'high'), max(place) FILTER (WHERE source = 'rare'), count(*) FILTER (WHERE source = 'rare')
-             FROM (SELECT priority, source, row_number() OVER (ORDER BY started_at) AS place FROM rouse.jobs WHERE started_at IS NOT NULL) AS j",
+            &format!(
+                "SELECT max(place) FILTER (WHERE priority = 'high'), max(place) FILTER (WHERE source = 'rare'), count(*) FILTER (WHERE source = 'rare')
+                 FROM (SELECT priority, source, row_number() OVER (ORDER BY {START_ORDER}) AS place FROM rouse.jobs WHERE started_at IS NOT NULL) AS j"
+            ),
             &[],
         )
         .await

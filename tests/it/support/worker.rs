@@ -285,6 +285,10 @@ pub(crate) async fn ended(client: &Client, id: i64) -> Shown {
     .await
 }
 
+/// For `ORDER BY`: the order in which one worker was given its jobs and started them. The times of their starts alone may
+/// mix the jobs of two claims: they count from the claim, on the server's clock, and leave out how long its answer travelled.
+pub(crate) const START_ORDER: &str = "claimed_at, started_at";
+
 /// Waits until the SQL, a boolean, is true.
 pub(crate) async fn until_true(client: &Client, sql: &str) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
