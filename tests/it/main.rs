@@ -68,6 +68,7 @@ mod pooler;
 mod printed;
 mod private_postgres;
 mod ready;
+mod reconnecting;
 mod secrets;
 mod signals;
 mod tls;

@@ -6,14 +6,17 @@
 
 mod conninfo;
 mod error;
+mod ladder;
 mod passfile;
+mod pool;
 mod stream;
 mod tls;
 mod verify;
 
-use std::{collections::HashSet, fmt, path::Path, time::Duration};
+use std::{collections::HashSet, fmt, path::Path, sync::Arc, time::Duration};
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
+use deadpool_postgres::{Manager, ManagerConfig, RecyclingMethod, Runtime, Timeouts};
+use tokio::sync::watch;
 use tokio_postgres::{
     Client, Config, Socket,
     config::{Host, SslMode as WireMode},
@@ -21,7 +24,12 @@ use tokio_postgres::{
 
 use conninfo::Params;
 pub use error::ConnectError;
-pub(super) use error::next_step;
+use error::next_step;
+use ladder::Ladder;
+pub use ladder::{Away, NotOpened, Reach, wait};
+use pool::Quietly;
+pub(super) use pool::why;
+pub use pool::{Lent, Opener, Pool};
 pub use stream::{Handshake, TlsStream};
 pub use tls::Tls;
 use tls::{SslMode, roots};
@@ -45,12 +53,13 @@ const SESSIONS_LOOKED_AT: usize = 4;
 /// What was sent and not acknowledged for so long counts as lost.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 
-/// Makes connections to one database.
+/// Makes connections to one database. Its clones know of each other whether the server is reached.
 #[derive(Clone)]
 pub struct Connector {
     config: Config,
     tls: Tls,
     mode: SslMode,
+    ladder: Arc<Ladder>,
 }
 
 /// True for a connection string with a password in it; false where it cannot be read.
@@ -107,7 +116,12 @@ impl Connector {
                 config.password(password);
             }
         }
-        Ok(Self { config, tls, mode })
+        Ok(Self {
+            config,
+            tls,
+            mode,
+            ladder: Arc::new(Ladder::new()),
+        })
     }
 
     /// As [`new`](Self::new), with a string that is there.
@@ -121,17 +135,38 @@ impl Connector {
     /// Opens one connection; for LISTEN, for migrations, for commands.
     ///
     /// # Errors
-    /// Where the server cannot be reached, is not trusted, or refuses the user.
+    /// Where the server cannot be reached, is not trusted, or refuses the user; where that was so, and it is not yet time to try again
+    /// ([`ConnectError::Away`]).
     pub async fn connect(&self) -> Result<(Client, Connection), ConnectError> {
         let patience = self.patience();
-        match tokio::time::timeout(patience, self.config.connect(self.tls.clone())).await {
-            Ok(Ok(connected)) => Ok(connected),
-            Ok(Err(error)) => Err(ConnectError::failed(self.target(), &error)),
-            Err(_) => Err(ConnectError::TimedOut {
+        let opening = async {
+            match tokio::time::timeout(patience, self.config.connect(self.tls.clone())).await {
+                Ok(Ok(connected)) => Ok(connected),
+                Ok(Err(error)) => Err(ConnectError::failed(self.target(), &error)),
+                Err(_) => Err(ConnectError::TimedOut {
+                    target: self.target(),
+                    waited_s: patience.as_secs(),
+                }),
+            }
+        };
+        let opened = self.ladder.open(opening, ConnectError::why).await;
+        opened.map_err(|not| match not {
+            NotOpened::Failed(error) => error,
+            NotOpened::Away(away) => ConnectError::Away {
                 target: self.target(),
-                waited_s: patience.as_secs(),
-            }),
-        }
+                why: away.why,
+            },
+        })
+    }
+
+    /// Waits until it makes sense to connect: at once where the server is reached, as far as is known.
+    pub async fn ready(&self) {
+        self.ladder.ready().await;
+    }
+
+    /// Whether the server is reached, now and later.
+    pub fn reach(&self) -> watch::Receiver<Reach> {
+        self.ladder.reach()
     }
 
     /// Opens one connection and keeps it going in the background until the client is dropped.
@@ -182,14 +217,15 @@ impl Connector {
 
     /// A pool of at most `size` connections. Nothing is opened yet.
     pub fn pool(&self, size: usize) -> Pool {
-        let manager = Manager::from_config(
+        let manager = Manager::from_connect(
             self.config.clone(),
-            self.tls.clone(),
+            Quietly(self.tls.clone()),
             ManagerConfig {
                 recycling_method: RecyclingMethod::Fast,
             },
         );
-        Pool::builder(manager)
+        let ladder = self.ladder.clone();
+        Pool::builder(Opener { manager, ladder })
             .max_size(size)
             .runtime(Runtime::Tokio1)
             .timeouts(Timeouts {

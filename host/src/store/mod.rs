@@ -41,12 +41,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use deadpool_postgres::{Object, Pool, PoolError};
+use deadpool::managed::{Object, PoolError};
+use tokio::sync::watch;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
-use self::connect::{Connector, next_step};
+use self::connect::{Connector, Lent, NotOpened, Pool, Reach};
 use crate::harmless::printable;
 use crate::job::Incarnation;
 
@@ -86,6 +87,7 @@ const ERROR_BYTES_MAX: usize = 4 << 10;
 #[derive(Clone)]
 pub struct Store {
     pool: Pool,
+    connector: Connector,
     /// Where it leads, without secrets.
     target: Arc<str>,
     /// Who has registered through it; shown with each write of a worker.
@@ -95,13 +97,21 @@ pub struct Store {
 /// A verb that did not work.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// No connection was to be had.
+    /// No connection was to be had; [`Store::ready`] waits until it makes sense to ask for one again.
     #[error("cannot connect to {target}: {why}")]
     Unreachable {
         /// Where to, without secrets.
         target: Arc<str>,
         /// Why, and what to do where that is known.
         why: String,
+    },
+    /// There was no answer.
+    #[error("no answer from {target} within {} s", .waited.as_secs())]
+    Silent {
+        /// From where, without secrets.
+        target: Arc<str>,
+        /// For how long.
+        waited: Duration,
     },
     /// Postgres refused the statement, or the connection broke under it.
     #[error("{}", describe(.0))]
@@ -122,9 +132,14 @@ impl StoreError {
     /// The error code, where Postgres gave one.
     pub fn code(&self) -> Option<&SqlState> {
         match self {
-            Self::Unreachable { .. } | Self::NotRegistered => None,
+            Self::Unreachable { .. } | Self::Silent { .. } | Self::NotRegistered => None,
             Self::Refused(error) => error.code(),
         }
+    }
+
+    /// True where there is no connection. That is told once, by who watches [`Store::reach`].
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. })
     }
 
     /// True where a lock was not to be had in time.
@@ -187,6 +202,7 @@ impl Store {
     pub fn new(connector: &Connector, connections: usize) -> Self {
         Self {
             pool: connector.pool(connections),
+            connector: connector.clone(),
             target: connector.target().into(),
             identity: Arc::default(),
         }
@@ -201,13 +217,28 @@ impl Store {
         self.identity.load_full().ok_or(StoreError::NotRegistered)
     }
 
-    async fn client(&self) -> Result<Object, StoreError> {
-        self.pool.get().await.map_err(|error| {
-            self.unreachable(match &error {
-                PoolError::Backend(error) => format!("{}{}", describe(error), next_step(error)),
-                other => describe_chain(other),
+    /// Whether the server is reached, now and later.
+    pub fn reach(&self) -> watch::Receiver<Reach> {
+        self.connector.reach()
+    }
+
+    /// Waits until it makes sense to ask for a connection: at once where the server is reached, as far as is known.
+    pub async fn ready(&self) {
+        self.connector.ready().await;
+    }
+
+    async fn client(&self) -> Result<Lent, StoreError> {
+        self.pool
+            .get()
+            .await
+            .map_err(|error| StoreError::Unreachable {
+                target: self.target.clone(),
+                why: match &error {
+                    PoolError::Backend(NotOpened::Failed(error)) => connect::why(error),
+                    PoolError::Backend(NotOpened::Away(away)) => away.why.clone(),
+                    other => describe_chain(other),
+                },
             })
-        })
     }
 
     /// One statement, unnamed, in one round trip.
@@ -263,14 +294,10 @@ impl Store {
         }
     }
 
-    fn silent(&self, patience: Duration) -> StoreError {
-        self.unreachable(format!("no answer within {} s", patience.as_secs()))
-    }
-
-    fn unreachable(&self, why: String) -> StoreError {
-        StoreError::Unreachable {
+    fn silent(&self, waited: Duration) -> StoreError {
+        StoreError::Silent {
             target: self.target.clone(),
-            why,
+            waited,
         }
     }
 

@@ -9,9 +9,10 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-use tracing::{info, warn};
+use tracing::info;
 
 use super::Shared;
+use super::reach::warn_unless_unreachable;
 
 /// Rung where somebody asks.
 #[derive(Default)]
@@ -29,7 +30,10 @@ pub(super) async fn answer_forever(shared: Arc<Shared>) {
     loop {
         shared.challenges.0.notified().await;
         if let Err(error) = answer_all(&shared).await {
-            warn!(%error, "cannot answer a challenge; whoever asked waits in vain");
+            warn_unless_unreachable!(
+                error,
+                "cannot answer a challenge; whoever asked waits in vain"
+            );
         }
     }
 }

@@ -15,8 +15,8 @@ use super::Shared;
 use super::look::{Looks, Why};
 use super::poll::Poll;
 use super::sleeper::{BUSY_AFTER, Sleeper};
-use super::wakeups::reconnect_after;
 use crate::store::StoreError;
+use crate::store::connect::wait;
 
 /// How often it is looked whether memory has come back.
 const MEMORY_AGAIN: Duration = Duration::from_millis(50);
@@ -28,6 +28,8 @@ struct Claimer<'a> {
     poll: Poll,
     /// Looks that failed since the last one that did not.
     failures: u32,
+    /// It was said that claims do not work.
+    warned: bool,
     /// Memory was short when it was looked at last.
     short: bool,
 }
@@ -40,6 +42,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         sleeper: Sleeper::new(shared),
         poll: Poll::new(shared.settings.poll_min, shared.settings.poll_max),
         failures: 0,
+        warned: false,
         short: false,
     };
     claimer.until_stopped().await;
@@ -105,8 +108,10 @@ impl Claimer<'_> {
     /// What follows a look that found so many jobs: another one at once, or (none) a wait.
     async fn looked(&mut self, found: usize, wanted: usize, why: Why) -> Option<Why> {
         if self.failures > 0 {
-            info!("the database answers again");
             self.shared.heartbeat_now.notify_one();
+        }
+        if std::mem::take(&mut self.warned) {
+            info!("claims work again");
         }
         self.failures = 0;
         self.shared.database_answers.store(true, Ordering::Relaxed);
@@ -128,10 +133,19 @@ impl Claimer<'_> {
         self.shared.doubted(error);
         // The first failure may be one broken connection of the pool.
         if self.failures > 0 {
-            let wait = reconnect_after(self.failures - 1, rand::random());
-            warn!(%error, wait_ms = wait.as_millis(), "cannot claim; trying again");
-            // The listening connection stands again: so does the server.
-            let back = tokio::time::timeout(wait, self.shared.wakeups.rung());
+            self.warned |= !error.is_unreachable();
+            let back = async {
+                if error.is_unreachable() {
+                    return self.shared.store.ready().await;
+                }
+                let wait = wait(self.failures - 1, rand::random());
+                warn!(%error, wait_ms = wait.as_millis(), "cannot claim; trying again");
+                tokio::select! {
+                    () = tokio::time::sleep(wait) => {}
+                    // The listening connection stands again: so does the server.
+                    () = self.shared.wakeups.rung() => {}
+                }
+            };
             let _ = self.shared.stop.drain.run_until_cancelled(back).await;
         }
         self.failures += 1;

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use tracing::{Level, debug, warn};
+use tracing::{Level, debug};
 
 use super::Shared;
+use super::reach::warn_unless_unreachable;
 use crate::job::{Attempt, Fence, JobId, Usage};
 use crate::sandbox::{Handler, Journal, Meter, StateKeeper, Waiting};
 use crate::store::{ClaimedJob, NotMine, Report, StoreError};
@@ -110,7 +111,7 @@ impl AttemptJournal {
                 None
             }
             Err(error) => {
-                warn!(job.id = %self.id, %error, "could not read or write a step or the state; trying again");
+                warn_unless_unreachable!(error, job.id = %self.id, "could not read or write a step or the state; trying again");
                 tokio::time::sleep(RETRY_AFTER).await;
                 None
             }

@@ -18,6 +18,7 @@ use super::Shared;
 use super::attempt::Claim;
 use super::journal::Watched;
 use super::policy::LEASE_MIN;
+use super::reach::warn_unless_unreachable;
 use crate::job::{AbortReason, Fence, JobId, RunEnd};
 use crate::sandbox::{AbortHandle, BootTime};
 use crate::store::{Refusal, Renewal, RunningUsage};
@@ -447,7 +448,7 @@ pub(super) async fn renew_forever(shared: Arc<Shared>) {
                 Err(error) => {
                     shared.leases.unanswered(&due);
                     if !shared.doubted(&error) {
-                        warn!(%error, "could not renew leases; trying again");
+                        warn_unless_unreachable!(error, "could not renew leases; trying again");
                     }
                 }
             }

@@ -9,10 +9,11 @@ use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
 use super::policy::Policy;
-use super::wakeups::reconnect_after;
+use super::reach::warn_unless_unreachable;
 use super::{Settings, Shared, challenges, outside, slots};
 use crate::job::AbortReason;
 use crate::sandbox::HandlerSet;
+use crate::store::connect::wait;
 use crate::store::{Registration, Stats, StoreError};
 
 /// What a worker says of itself.
@@ -137,12 +138,12 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     outside::tell(&shared).await;
     loop {
         // Where nothing is heard of this worker, what it loses counts as lost in a crash: a failed heartbeat is repeated soon.
-        let wait = match failures {
+        let rests_for = match failures {
             0 => every,
-            failures => reconnect_after(failures - 1, rand::random()).min(every),
+            failures => wait(failures - 1, rand::random()).min(every),
         };
         tokio::select! {
-            () = tokio::time::sleep(wait) => {}
+            () = tokio::time::sleep(rests_for) => {}
             () = shared.heartbeat_now.notified() => {}
             // The others are to know at once what this worker can run. The catalog lives as long as the worker.
             _ = changes.changed() => shared.wakeups.ring(None),
@@ -181,7 +182,10 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
             }
             Err(error) => {
                 if failures == 0 {
-                    warn!(%error, "heartbeat failed; it is repeated, first within a second, then less and less often");
+                    warn_unless_unreachable!(
+                        error,
+                        "heartbeat failed; it is repeated, first within a second, then less and less often"
+                    );
                 }
                 failures += 1;
             }
@@ -197,7 +201,10 @@ async fn begin_again(shared: &Arc<Shared>, why: &StoreError) {
     slots::give_back_all(shared).await;
     // This host has not crashed: what it has lost is not held against the jobs.
     if let Err(error) = shared.store.outlived().await {
-        warn!(%error, "cannot report that this host is alive; the attempts that it has lost count as crashes");
+        warn_unless_unreachable!(
+            error,
+            "cannot report that this host is alive; the attempts that it has lost count as crashes"
+        );
     }
     if why.is_superseded() {
         error!(
@@ -219,6 +226,9 @@ async fn begin_again(shared: &Arc<Shared>, why: &StoreError) {
             let _ = shared.fatal.set(error.to_string());
             shared.stop.now();
         }
-        Err(error) => warn!(%error, "cannot register again; trying with the next heartbeat"),
+        Err(error) => warn_unless_unreachable!(
+            error,
+            "cannot register again; trying with the next heartbeat"
+        ),
     }
 }

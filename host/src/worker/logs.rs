@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Level, error, warn};
 
 use super::Shared;
+use super::reach::warn_unless_unreachable;
 use crate::job::{Attempt, JobId};
 use crate::store::LogLine;
 
@@ -174,7 +175,7 @@ async fn write(shared: &Shared) -> bool {
         // This life is over, and what it has said is nobody's any more.
         Err(error) if shared.doubted(&error) => false,
         Err(error) => {
-            warn!(%error, "could not keep what guests have said; trying again");
+            warn_unless_unreachable!(error, "could not keep what guests have said; trying again");
             shared.logs.put_back(taken);
             false
         }

@@ -27,6 +27,7 @@ mod policy;
 mod poll;
 mod prefetch;
 mod progress;
+mod reach;
 mod settings;
 mod settler;
 mod sleeper;
@@ -243,6 +244,7 @@ pub async fn run(
         around.spawn(async move { stop.run_until_cancelled(task).await });
     };
     spawn(Box::pin(leases::renew_forever(shared.clone())));
+    spawn(Box::pin(reach::tell_forever(shared.clone())));
     spawn(Box::pin(progress::run_forever(shared.clone())));
     around.spawn(logs::run_until(shared.clone(), around_stop.clone()));
     spawn(Box::pin(usage::run_forever(shared.clone())));

@@ -1,7 +1,6 @@
 //! Tells what was done from outside (SPEC row Q10): it goes through no host, and each of it is told by one.
 
-use tracing::warn;
-
+use super::reach::warn_unless_unreachable;
 use super::{Shared, events};
 
 /// In one statement.
@@ -19,7 +18,10 @@ pub(super) async fn tell(shared: &Shared) {
         let done = match shared.store.tell(MOST).await {
             Ok(done) => done,
             Err(error) => {
-                warn!(%error, "cannot read what was done from outside; trying again with the next heartbeat");
+                warn_unless_unreachable!(
+                    error,
+                    "cannot read what was done from outside; trying again with the next heartbeat"
+                );
                 return;
             }
         };

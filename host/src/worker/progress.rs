@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tracing::warn;
 
 use super::Shared;
+use super::reach::warn_unless_unreachable;
 use crate::job::{Fence, JobId};
 use crate::store::Report;
 
@@ -94,7 +94,10 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
             // This life is over, and with it what its attempts have to say.
             Err(error) if shared.doubted(&error) => {}
             Err(error) => {
-                warn!(%error, "could not write down how far the attempts are; trying again");
+                warn_unless_unreachable!(
+                    error,
+                    "could not write down how far the attempts are; trying again"
+                );
                 shared.progress.put_back(said);
             }
         }

@@ -15,6 +15,7 @@ use super::Shared;
 use super::events;
 use super::meters::{Became, HandlerMeters};
 use super::policy::LEASE_MIN;
+use super::reach::warn_unless_unreachable;
 use crate::job::{Attempt, AttemptError, ErrorKind, State};
 use crate::sandbox::BootTime;
 use crate::store::{Fate, JsonText, Locked, Settlement, StoreError};
@@ -214,7 +215,11 @@ impl Settler<'_> {
                     }
                 }
                 Err(error) if error.is_transient() => {
-                    warn!(%error, jobs = part.len(), "cannot settle; trying again");
+                    warn_unless_unreachable!(
+                        error,
+                        jobs = part.len(),
+                        "cannot settle; trying again"
+                    );
                     self.wait().await;
                     keep_trying(shared, &mut part);
                     parts.push_front(part);

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::Shared;
+use super::reach::warn_unless_unreachable;
 
 /// A worker that has found jobs at every look for this long, and has not waited so long in between,
 /// asks not to be notified any more.
@@ -67,7 +68,7 @@ impl<'a> Sleeper<'a> {
                 news
             }
             Err(error) => {
-                warn!(%error, "cannot ask for notifications; polling");
+                warn_unless_unreachable!(error, "cannot ask for notifications; polling");
                 false
             }
         }

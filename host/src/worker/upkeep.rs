@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::{info, warn};
+use tracing::info;
 
 use super::Shared;
+use super::reach::warn_unless_unreachable;
 
 const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
 /// Partitions that somebody was reading are tried again soon.
@@ -40,7 +41,10 @@ async fn partitions(shared: &Shared) -> Duration {
             }
         }
         (Err(error), _) | (_, Err(error)) => {
-            warn!(%error, "could not keep the partitions of the history; trying again in a minute");
+            warn_unless_unreachable!(
+                error,
+                "could not keep the partitions of the history; trying again in a minute"
+            );
             PARTITIONS_AGAIN
         }
     }
@@ -53,7 +57,10 @@ async fn lanes(shared: &Shared) {
         Ok((0, 0, 0)) => {}
         Ok((closed, reopened, removed)) => info!(closed, reopened, removed, "catalog of lanes"),
         Err(error) => {
-            warn!(%error, "could not keep the catalog of lanes; trying again with the partitions")
+            warn_unless_unreachable!(
+                error,
+                "could not keep the catalog of lanes; trying again with the partitions"
+            )
         }
     }
 }

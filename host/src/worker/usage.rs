@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::warn;
-
 use super::Shared;
+use super::reach::warn_unless_unreachable;
 
 /// A person looks at it. A thousand attempts that run for hours cost two hundred small updates a second.
 const EVERY: Duration = Duration::from_secs(5);
@@ -27,7 +26,10 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
             Ok(()) => told = running.len(),
             // This life is over, and its attempts with it.
             Err(error) if shared.doubted(&error) => told = 0,
-            Err(error) => warn!(%error, "could not tell what the running attempts have used"),
+            Err(error) => warn_unless_unreachable!(
+                error,
+                "could not tell what the running attempts have used"
+            ),
         }
     }
 }

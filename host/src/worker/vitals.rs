@@ -11,6 +11,7 @@ use metrics::gauge;
 use tracing::warn;
 
 use super::Shared;
+use super::reach::warn_unless_unreachable;
 use crate::store::{Depth, StoreError};
 
 /// Prometheus asks every 15 to 60 s.
@@ -28,7 +29,10 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         shared.metrics_asked.notified().await;
         let began = Instant::now();
         if let Err(error) = refresh(&shared, &mut pairs).await {
-            warn!(%error, "could not read how the queues fare; their metrics are out of date");
+            warn_unless_unreachable!(
+                error,
+                "could not read how the queues fare; their metrics are out of date"
+            );
         }
         tokio::time::sleep(rest(began.elapsed())).await;
     }

@@ -3,15 +3,14 @@
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use tokio::sync::Notify;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::Shared;
 use crate::job::{Incarnation, LaneId};
-use crate::store::connect::Connector;
+use crate::store::connect::{Connector, wait};
 use crate::store::{ECHO_WITHIN, Heard, Listener, Wakeup};
 
 /// Who rings for the claimer, and why.
@@ -63,21 +62,33 @@ impl Wakeups {
     }
 }
 
-/// Listens for as long as the worker lives; connects again after 1, 2, 4 … 60 s (SPEC row A7).
+/// Listens for as long as the worker lives. Where the server is reached and this does not work all the same, it is tried as seldom as
+/// a server that is away (SPEC row A7).
 pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
     if !shared.settings.notify {
         return;
     }
-    let mut failures = 0;
+    let (mut failures, mut told) = (0, false);
     loop {
         match listen(&shared, &connector).await {
             Ok(()) => {
-                failures = 0;
+                (failures, told) = (0, false);
                 info!("the listening connection ended; polling until it stands again");
+            }
+            Err(error) if connector.reach().borrow().away().is_some() => {
+                // Where it has an address of its own, nobody else says so.
+                let is_said = told || shared.store.reach().borrow().away().is_some();
+                match is_said {
+                    true => debug!("{error:#}; polling meanwhile"),
+                    false => warn!("{error:#}; polling meanwhile"),
+                }
+                told |= !is_said;
+                connector.ready().await;
+                continue;
             }
             Err(error) => warn!("{error:#}; polling meanwhile"),
         }
-        tokio::time::sleep(reconnect_after(failures, rand::random())).await;
+        tokio::time::sleep(wait(failures, rand::random())).await;
         failures += 1;
     }
 }
@@ -159,22 +170,4 @@ async fn try_out(
         );
     }
     Ok(())
-}
-
-/// 1, 2, 4 … 60 s, of which a random half. `random` is uniform in `0.0..1.0`.
-pub(super) fn reconnect_after(failures: u32, random: f64) -> Duration {
-    Duration::from_secs(1 << failures.min(6))
-        .min(Duration::from_secs(60))
-        .mul_f64(0.5 + 0.5 * random)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reconnects_come_after_one_two_four_and_at_most_sixty_seconds() {
-        let waits: Vec<u64> = (0..8).map(|n| reconnect_after(n, 1.0).as_secs()).collect();
-        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60]);
-    }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rouse::store::Store;
 use rouse::store::connect::Connector;
@@ -19,6 +20,9 @@ pub(crate) const ECHO: &str = "SELECT pg_notify($1, $2)";
 pub(crate) struct Proxy {
     url: String,
     next: Arc<Mutex<Option<Arc<Hold>>>>,
+    is_away: Arc<watch::Sender<bool>>,
+    /// When somebody connected in vain.
+    tries: Arc<watch::Sender<Vec<Instant>>>,
 }
 
 /// What is to be held up.
@@ -70,16 +74,59 @@ impl Proxy {
         let port = listener.local_addr().expect("its number").port();
         let next = Arc::new(Mutex::new(None));
         let (socket, holds) = (at.directory.join(".s.PGSQL.5432"), next.clone());
+        let is_away = Arc::new(watch::Sender::new(false));
+        let tries = Arc::new(watch::Sender::<Vec<Instant>>::default());
+        let (away, tried) = (is_away.clone(), tries.clone());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(pass_on(client, socket.clone(), Holds(holds.clone())));
+                let mut away = away.subscribe();
+                if *away.borrow() {
+                    tried.send_modify(|tries| tries.push(Instant::now()));
+                    continue;
+                }
+                let (socket, holds) = (socket.clone(), Holds(holds.clone()));
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = pass_on(client, socket, holds) => {}
+                        _ = away.wait_for(|away| *away) => {}
+                    }
+                });
             }
         });
         let url = format!(
             "postgres://{}@127.0.0.1:{port}/{}?sslmode=disable",
             at.user, at.database
         );
-        Self { url, next }
+        Self {
+            url,
+            next,
+            is_away,
+            tries,
+        }
+    }
+
+    /// Cuts all connections, and each new one.
+    pub(crate) fn goes_away(&self) {
+        self.is_away.send_replace(true);
+    }
+
+    /// Passes on again.
+    pub(crate) fn comes_back(&self) {
+        self.is_away.send_replace(false);
+    }
+
+    /// Waits until somebody connects in vain so long after the first who did; returns when all of them did.
+    pub(crate) async fn tried_after(&self, later: Duration) -> Vec<Instant> {
+        let mut tries = self.tries.subscribe();
+        let tried = tries.wait_for(|tries| match (tries.first(), tries.last()) {
+            (Some(first), Some(last)) => *last - *first >= later,
+            _ => false,
+        });
+        let tried = tokio::time::timeout(PATIENCE, tried).await;
+        tried
+            .expect("it is tried")
+            .expect("the sender is here")
+            .clone()
     }
 
     /// The connection string that leads through it.

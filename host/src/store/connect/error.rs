@@ -94,6 +94,14 @@ pub enum ConnectError {
         /// `; what to do`, where that is known.
         next: &'static str,
     },
+    /// The server was not reached, and it is not yet time to try again.
+    #[error("cannot connect to {target}: {why}")]
+    Away {
+        /// Where to.
+        target: String,
+        /// Why the last try did not work.
+        why: String,
+    },
     /// The server did not answer.
     #[error(
         "cannot connect to {target}: no answer within {waited_s} s; check host, port and firewall"
@@ -107,6 +115,15 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// Why a server was not reached, without its address.
+    pub(super) fn why(&self) -> String {
+        match self {
+            Self::Failed { why, next, .. } => format!("{why}{next}"),
+            Self::TimedOut { waited_s, .. } => format!("no answer within {waited_s} s"),
+            other => other.to_string(),
+        }
+    }
+
     pub(in crate::store) fn failed(target: String, error: &tokio_postgres::Error) -> Self {
         Self::Failed {
             target,

@@ -1,0 +1,108 @@
+//! A server that is away is tried as seldom as the ladder says, whatever is still to be done, and said to be away once.
+
+use std::time::{Duration, Instant};
+
+use rouse::store::Store;
+use rouse::worker::Settings;
+use serde_json::json;
+
+use crate::outages::serve;
+use crate::support::TestDb;
+use crate::support::proxy::Proxy;
+use crate::support::worker::{PATIENCE, TestWorker, catalog, ended, enqueue, until, until_true};
+
+/// The shortest waits of the ladder's first three rungs: a half of 1, 2 and 4 s.
+const THREE_RUNGS: Duration = Duration::from_millis(3500);
+/// So many may try in the moment in which the server goes away: whoever was about to ask something then.
+const AT_ONCE_MAX: usize = 4;
+
+/// Waits until the ladder has been climbed so far; returns when the last rung was reached.
+async fn climbs(proxy: &Proxy) -> Instant {
+    let tries = proxy.tried_after(THREE_RUNGS).await;
+    let last = tries.partition_point(|at| *at - tries[0] < THREE_RUNGS);
+    assert!(
+        last < AT_ONCE_MAX + 3,
+        "{} tries within {:?}",
+        last + 1,
+        tries[last] - tries[0]
+    );
+    tries[last]
+}
+
+// The proxy passes on while the test waits for lines.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_an_outcome_to_settle_and_a_lease_to_renew_a_server_that_is_away_is_tried_by_one_ladder()
+ {
+    let db = TestDb::new().await;
+    let proxy = Proxy::start(&db).await;
+    let client = db.client().await;
+    let host = serve(proxy.url());
+    let runs_on = enqueue(&client, "test.sleep", json!({"ms": 20_000})).await;
+    let ends = enqueue(&client, "test.sleep", json!({"ms": 1_000})).await;
+    for id in [runs_on, ends] {
+        until(&client, id, |job| job.state == "running").await;
+    }
+    proxy.goes_away();
+    host.line(PATIENCE, |line| {
+        line.contains("the database is not reached")
+    });
+    climbs(&proxy).await;
+    proxy.comes_back();
+    host.line(PATIENCE, |line| {
+        line.contains("the database is reached again")
+    });
+    for id in [ends, runs_on] {
+        let job = ended(&client, id).await;
+        assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+    }
+    host.signal(libc::SIGTERM);
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success());
+    let warned: Vec<&str> = output
+        .lines()
+        .filter(|line| line.contains("WARN"))
+        .collect();
+    assert_eq!(warned.len(), 1, "{warned:#?}");
+}
+
+#[tokio::test]
+async fn twenty_hosts_that_lose_their_server_together_do_not_come_back_together() {
+    const HOSTS: usize = 20;
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let catalog = catalog().await;
+    let mut hosts = Vec::new();
+    for _ in 0..HOSTS {
+        let proxy = Proxy::start(&db).await;
+        let connector = proxy.connector();
+        let store = Store::new(&connector, 2);
+        let worker =
+            TestWorker::start_through(store, connector, Settings::default(), catalog.clone());
+        hosts.push((proxy, worker));
+    }
+    let all_listen = format!(
+        "SELECT count(*) = {HOSTS} FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+    );
+    until_true(&client, &all_listen).await;
+    for (proxy, _) in &hosts {
+        proxy.goes_away();
+    }
+    let mut reached = Vec::new();
+    for (proxy, _) in &hosts {
+        reached.push(climbs(proxy).await);
+    }
+    let (first, last) = (reached.iter().min().unwrap(), reached.iter().max().unwrap());
+    assert!(
+        *last - *first > Duration::from_millis(500),
+        "all of them tried again within {:?}",
+        *last - *first
+    );
+    for (proxy, _) in &hosts {
+        proxy.comes_back();
+    }
+    let job = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, job).await.state, "succeeded");
+    for (_, worker) in hosts {
+        worker.drain().await;
+    }
+}
