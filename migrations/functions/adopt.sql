@@ -26,6 +26,7 @@ $$;
 -- somebody else holds locked are skipped, and so are those of paused queues, of lanes that the worker may not claim from, and, where
 -- p_sources is given, jobs of other sources.
 --
+-- Ends, as a claim does, with the job that makes those that it claims 8 MiB: a job of rouse.job.bytes and 120 bytes.
 -- Returns the ids of those that were claimed (`became` is null), which rouse.claimed reads, and those that were not: `queued` or `failed`,
 -- with the attempt that was lost, and `lost_after_ms`, its time from the claim to now.
 CREATE OR REPLACE FUNCTION rouse.adopt(
@@ -42,6 +43,7 @@ DECLARE
     orphan  record;
     crashes bigint;
     why     jsonb;
+    taken   bigint := 0;
 BEGIN
     IF rouse._known(p_worker, p_key) THEN
         p_lanes := rouse._permitted(p_worker, p_lanes);
@@ -58,7 +60,7 @@ BEGIN
         SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > since AND j.lease_until < at AND j.worker = p_worker);
     FOR orphan IN
         SELECT j.id, j.lane, j.fence, j.attempt, j.lost, j.worker, j.claimed_at, j.lease_until,
-               p_lease_ms[array_position(p_lanes, j.lane)] AS lease_ms, w.worker_id
+               p_lease_ms[array_position(p_lanes, j.lane)] AS lease_ms, w.worker_id, 120 + j.bytes AS bytes
         FROM rouse.job AS j
         LEFT JOIN rouse.worker AS w ON w.incarnation = ANY (ARRAY[j.worker])
         WHERE j.state = 'running' AND j.lease_until > since AND j.lease_until < at AND j.lane = ANY (p_lanes)
@@ -92,6 +94,7 @@ BEGIN
             VALUES (orphan.id, orphan.attempt, true, orphan.worker, orphan.claimed_at, NULL, at, why);
             IF crashes <= 1 THEN
                 became := NULL;
+                taken := taken + orphan.bytes;
                 UPDATE rouse.job AS j
                 SET attempt = j.attempt + 1, lost = j.lost + 1, fence = p_fence, worker = p_worker, claimed_at = at,
                     lease_until = at + least(greatest(orphan.lease_ms, 1), 86400000) * interval '1 millisecond', turn = nextval('rouse.turn_seq')
@@ -105,6 +108,7 @@ BEGIN
             END IF;
         END IF;
         RETURN NEXT;
+        EXIT WHEN taken >= 8388608;
     END LOOP;
 END
 $$;

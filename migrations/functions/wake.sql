@@ -101,7 +101,8 @@ BEGIN
     END IF;
     PERFORM set_config('synchronous_commit', 'off', true);
     INSERT INTO rouse.sleeper AS s (worker, queue, until)
-    SELECT DISTINCT p_worker, q, clock_timestamp() + least(greatest(p_for_ms, 0), 3600000) * interval '1 millisecond' FROM unnest(p_queues) AS q
+    SELECT p_worker, named.queue, clock_timestamp() + least(greatest(p_for_ms, 0), 3600000) * interval '1 millisecond'
+    FROM (SELECT DISTINCT unnest(p_queues)) AS named(queue)
     ON CONFLICT (queue, worker) DO UPDATE SET until = excluded.until;
 END
 $$;

@@ -259,3 +259,26 @@ async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
         .unwrap();
     assert!(adopted.claimed.is_empty());
 }
+
+#[tokio::test]
+async fn an_adoption_ends_with_the_job_that_fills_eight_mebibytes() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    client
+        .batch_execute(
+            "INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 67108864);
+             SELECT rouse.enqueue_many('x', array_fill(to_jsonb(repeat('x', 1048576)), ARRAY[12]), queue => 'wide');
+             SELECT rouse.enqueue('x', to_jsonb(repeat('x', 67000000)), queue => 'wide') FROM generate_series(1, 2);
+             UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = 1, claimed_at = now() - interval '2 min',
+                 lease_until = now() - interval '1 min' + id * interval '1 ms'",
+        )
+        .await
+        .unwrap();
+    let mut adopted = Vec::new();
+    for _ in 0..5 {
+        let orders = orders(&store, 60_000).await;
+        let round = store.adopt(Fence(rand()), &orders, None, 64, 3, None).await;
+        adopted.push(round.unwrap().claimed.len());
+    }
+    assert_eq!(adopted, [8, 5, 1, 0, 0]);
+}

@@ -123,6 +123,16 @@ async fn a_transaction_with_one_snapshot_wakes_those_who_fell_asleep_after_it() 
 }
 
 #[tokio::test]
+async fn a_queue_that_is_named_twice_is_slept_on_once() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    let twice = ["mail".to_string(), "mail".to_string()];
+    store.sleep(&twice, Duration::from_secs(60)).await.unwrap();
+    let sleepers = client.query("SELECT queue FROM rouse.sleeper", &[]).await;
+    assert_eq!(sleepers.unwrap().len(), 1);
+}
+
+#[tokio::test]
 async fn only_those_who_sleep_on_the_queue_or_on_all_of_them_are_woken() {
     let db = TestDb::new().await;
     let client = db.client().await;

@@ -142,6 +142,11 @@ impl StoreError {
         matches!(self, Self::Unreachable { .. })
     }
 
+    /// True where there was no answer in time.
+    pub fn is_silent(&self) -> bool {
+        matches!(self, Self::Silent { .. })
+    }
+
     /// True where a lock was not to be had in time.
     pub fn is_locked(&self) -> bool {
         self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)

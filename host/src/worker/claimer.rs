@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
 
 use super::Shared;
+use super::claims::Found;
 use super::look::{Looks, Why};
 use super::poll::Poll;
 use super::sleeper::{BUSY_AFTER, Sleeper};
@@ -105,8 +106,8 @@ impl Claimer<'_> {
         }
     }
 
-    /// What follows a look that found so many jobs: another one at once, or (none) a wait.
-    async fn looked(&mut self, found: usize, wanted: usize, why: Why) -> Option<Why> {
+    /// What follows a look that found this: another one at once, or (none) a wait.
+    async fn looked(&mut self, found: Found, wanted: usize, why: Why) -> Option<Why> {
         if self.failures > 0 {
             self.shared.heartbeat_now.notify_one();
         }
@@ -115,11 +116,11 @@ impl Claimer<'_> {
         }
         self.failures = 0;
         self.shared.database_answers.store(true, Ordering::Relaxed);
-        if found > 0 {
+        if found.jobs > 0 {
             self.poll.reset();
             self.sleeper.found().await;
             // Fewer than asked for: the lanes are empty for now.
-            return (found >= wanted).then_some(Why::More);
+            return found.fills(wanted).then_some(Why::More);
         }
         self.sleeper.idles();
         let woken_for_nothing = matches!(why, Why::Woken) && self.looks.behind_the_cursors();

@@ -1,5 +1,6 @@
 //! Takes jobs from the lanes that this worker serves.
 
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,29 @@ use crate::store::{Adopted, ClaimOrder, ClaimedJob, Lane, LostJob, StoreError};
 const BY_SOURCE_SHARE: u32 = 20;
 /// At the latest after this long.
 const BY_SOURCE_WITHIN: Duration = Duration::from_secs(30);
+
+/// What a look or a claim has brought.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Those that are news: a job that is given back for want of its handler is none.
+    pub(super) jobs: usize,
+    /// An answer ended because of its size.
+    pub(super) is_cut: bool,
+}
+
+impl Found {
+    /// True where there may be more than was asked for.
+    pub(super) fn fills(self, wanted: usize) -> bool {
+        self.is_cut || self.jobs >= wanted
+    }
+}
+
+impl AddAssign for Found {
+    fn add_assign(&mut self, other: Self) {
+        self.jobs += other.jobs;
+        self.is_cut |= other.is_cut;
+    }
+}
 
 /// What is known of the lanes, and what was claimed from them.
 pub(super) struct Claims<'a> {
@@ -136,15 +160,15 @@ impl<'a> Claims<'a> {
         &mut self,
         wanted: usize,
         within: Option<Duration>,
-    ) -> Result<usize, StoreError> {
+    ) -> Result<Found, StoreError> {
         let mut found = self
             .adopt_from(&self.lanes.all(), None, wanted, within)
             .await?;
-        if found < wanted && self.finds_by_source() {
+        if !found.fills(wanted) && self.finds_by_source() {
             let lanes = self.lanes.all_by_source();
             let sources = self.sources.clone();
             found += self
-                .adopt_from(&lanes, Some(&sources), wanted - found, within)
+                .adopt_from(&lanes, Some(&sources), wanted - found.jobs, within)
                 .await?;
         }
         Ok(found)
@@ -156,7 +180,7 @@ impl<'a> Claims<'a> {
         sources: Option<&[String]>,
         wanted: usize,
         within: Option<Duration>,
-    ) -> Result<usize, StoreError> {
+    ) -> Result<Found, StoreError> {
         let fence = Fence(rand::random());
         let asked = BootTime::now();
         let lost_max = self.shared.settings.lost_max;
@@ -215,32 +239,33 @@ impl<'a> Claims<'a> {
     }
 
     /// Claims from the lanes, in their order; half of it from those that have waited too long, and half of the rest by source.
-    pub(super) async fn claim(&mut self, wanted: usize, after: After) -> Result<usize, StoreError> {
-        let mut found = 0;
+    pub(super) async fn claim(&mut self, wanted: usize, after: After) -> Result<Found, StoreError> {
+        let mut found = Found::default();
         if let Some((lane, share)) = self.overdue.share(wanted) {
             let orders = self.lanes.order_of(lane);
             found = self.claim_from(orders.into_iter().collect(), share).await?;
-            self.overdue.claimed(found);
+            self.overdue.claimed(found.jobs);
         }
         let share = match self.finds_by_source() {
-            true => self.half.of(wanted - found),
+            true => self.half.of(wanted.saturating_sub(found.jobs)),
             false => 0,
         };
         let by_source = self.claim_by_source(share).await?;
         found += by_source;
-        if found < wanted {
+        if found.jobs < wanted {
             let orders = self.lanes.orders(after);
-            found += self.claim_from(orders, wanted - found).await?;
+            found += self.claim_from(orders, wanted - found.jobs).await?;
         }
         // There may be more of them than their share, and nothing else.
-        if by_source == share {
-            found += self.claim_by_source(wanted - found).await?;
+        if by_source.jobs == share {
+            let rest = wanted.saturating_sub(found.jobs);
+            found += self.claim_by_source(rest).await?;
         }
         Ok(found)
     }
 
     /// Claims jobs of bound sources from lanes whose own handler is not here; asks nothing where there are no such lanes.
-    pub(super) async fn claim_by_source(&mut self, wanted: usize) -> Result<usize, StoreError> {
+    pub(super) async fn claim_by_source(&mut self, wanted: usize) -> Result<Found, StoreError> {
         let began = Instant::now();
         let lanes = match wanted > 0 && self.finds_by_source() && began >= self.by_source_at {
             true => self.lanes.by_source(),
@@ -248,7 +273,7 @@ impl<'a> Claims<'a> {
         };
         // Any: they have one lease.
         let Some((_, lease)) = lanes.first().and_then(|lane| self.lanes.get(*lane)) else {
-            return Ok(0);
+            return Ok(Found::default());
         };
         let fence = Fence(rand::random());
         let asked = BootTime::now();
@@ -265,7 +290,8 @@ impl<'a> Claims<'a> {
         };
         // None of them is always the first.
         self.sources.rotate_left(1);
-        self.prefetch.claimed(jobs.len(), bytes(&jobs));
+        self.prefetch
+            .claimed(jobs.len(), jobs.iter().map(ClaimedJob::bytes).sum());
         Ok(self.dispatch(under_way, jobs, asked, false).await)
     }
 
@@ -277,35 +303,38 @@ impl<'a> Claims<'a> {
         self.lanes.touch(lane)
     }
 
-    /// One claim, from those of the lanes that do not rest. Returns how many jobs it has found.
+    /// One claim, from those of the lanes that do not rest.
     async fn claim_from(
         &mut self,
         mut orders: Vec<ClaimOrder>,
         wanted: usize,
-    ) -> Result<usize, StoreError> {
+    ) -> Result<Found, StoreError> {
         let now = Instant::now();
         orders.retain(|order| !self.unbound.rests(order.lane, now));
         if orders.is_empty() {
-            return Ok(0);
+            return Ok(Found::default());
         }
         let shared = self.shared;
         let fence = Fence(rand::random());
         let asked = BootTime::now();
         let under_way = shared.leases.claiming();
         let jobs = shared.store.claim(fence, &orders, wanted).await?;
-        self.lanes.claimed(&orders, &jobs, wanted);
-        self.prefetch.claimed(jobs.len(), bytes(&jobs));
+        let is_all = jobs.len() < wanted && !ClaimedJob::fill_an_answer(&jobs);
+        self.lanes.claimed(&orders, &jobs, is_all);
+        self.prefetch
+            .claimed(jobs.len(), jobs.iter().map(ClaimedJob::bytes).sum());
         Ok(self.dispatch(under_way, jobs, asked, false).await)
     }
 
-    /// Puts the jobs of a claim in line, and gives those back whose handler is missing. Returns how many of them are news.
+    /// Puts the jobs of a claim in line, and gives those back whose handler is missing.
     async fn dispatch(
         &mut self,
         under_way: UnderWay<'_>,
         jobs: Vec<ClaimedJob>,
         asked: BootTime,
         adopted: bool,
-    ) -> usize {
+    ) -> Found {
+        let is_cut = ClaimedJob::fill_an_answer(&jobs);
         let received = Instant::now();
         self.shared.meters.claimed.increment(jobs.len() as u64);
         let Sorted {
@@ -322,6 +351,7 @@ impl<'a> Claims<'a> {
                     .get(job.lane)
                     .expect("claims are made from lanes that are served");
                 let claim = Claim {
+                    payload_bytes: job.payload.0.len(),
                     job,
                     lane,
                     asked,
@@ -342,18 +372,8 @@ impl<'a> Claims<'a> {
         for claim in unbound {
             attempt::give_back(self.shared, &claim, RunEnd::NoHandler).await;
         }
-        new
+        Found { jobs: new, is_cut }
     }
-}
-
-/// What they take in the answer to a claim, besides what every row has: `rouse.job.bytes`.
-fn bytes(jobs: &[ClaimedJob]) -> usize {
-    let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-    let bytes = jobs.iter().map(|job| {
-        let grants = job.grants.as_ref().map_or(0, |grants| grants.0.len());
-        job.payload.0.len() + text(&job.tenant) + text(&job.source) + grants
-    });
-    bytes.sum()
 }
 
 /// How long a search by source that has found nothing, and has taken so long, is not repeated.

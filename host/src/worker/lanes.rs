@@ -294,15 +294,15 @@ impl Lanes {
         orders.collect()
     }
 
-    /// Takes in what a claim of `wanted` jobs from these lanes found.
-    pub(super) fn claimed(&mut self, orders: &[ClaimOrder], jobs: &[ClaimedJob], wanted: usize) {
+    /// Takes in what a claim from these lanes found; `is_all`: everything that was there.
+    pub(super) fn claimed(&mut self, orders: &[ClaimOrder], jobs: &[ClaimedJob], is_all: bool) {
         let mut gave = HashSet::new();
         for job in jobs {
             self.advance(job.lane, job.turn);
             gave.insert(job.lane);
         }
         // A claim that was filled has not looked into the lanes behind the last that gave something.
-        let looked_at = if jobs.len() < wanted {
+        let looked_at = if is_all {
             orders.len()
         } else {
             let last = orders.iter().rposition(|order| gave.contains(&order.lane));

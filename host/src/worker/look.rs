@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tracing::error;
 
 use super::Shared;
-use super::claims::Claims;
+use super::claims::{Claims, Found};
 use super::lanes::After;
 use crate::job::LaneId;
 use crate::store::{Looking, StoreError};
@@ -122,8 +122,8 @@ impl<'a> Looks<'a> {
         true
     }
 
-    /// One look. Returns how many jobs were found.
-    pub(super) async fn look(&mut self, wanted: usize, why: Why) -> Result<usize, StoreError> {
+    /// One look.
+    pub(super) async fn look(&mut self, wanted: usize, why: Why) -> Result<Found, StoreError> {
         let began = Instant::now();
         self.claims.serve();
         if began >= self.look_back_at {
@@ -159,7 +159,7 @@ impl<'a> Looks<'a> {
         began: Instant,
         wanted: usize,
         known: bool,
-    ) -> Result<usize, StoreError> {
+    ) -> Result<Found, StoreError> {
         self.sweep_at = began + SWEEP_EVERY;
         let restart = began >= self.restart_at;
         if began >= self.catalog_at {
@@ -174,10 +174,10 @@ impl<'a> Looks<'a> {
             self.claims.lanes.rewind();
         }
         let found = self.peek_and_claim(wanted, known).await?;
-        if found < wanted && self.claims.lanes.fit_one_claim() {
+        if !found.fills(wanted) && self.claims.lanes.fit_one_claim() {
             self.claims.lanes.swept();
         }
-        if found >= wanted && Instant::now() >= self.overdue_at {
+        if found.fills(wanted) && Instant::now() >= self.overdue_at {
             // Some lanes were not reached, and may not be for long.
             self.look_for_overdue(restart).await;
         }
@@ -224,7 +224,7 @@ impl<'a> Looks<'a> {
 
     /// Asks whether there is anything to do at all, in one statement, and does it. Where it is known
     /// that there is something to claim, a claim is made in any case.
-    async fn peek_and_claim(&mut self, wanted: usize, known: bool) -> Result<usize, StoreError> {
+    async fn peek_and_claim(&mut self, wanted: usize, known: bool) -> Result<Found, StoreError> {
         let asked = Instant::now();
         let lanes = &self.claims.lanes;
         let looked_at = if known { lanes.idle() } else { lanes.all() };
@@ -257,14 +257,20 @@ impl<'a> Looks<'a> {
         } else {
             self.none_due_since = Some(asked);
         }
-        let mut found = 0;
+        let mut found = Found::default();
         if peek.orphans {
             // No more than can run: should one of them kill this host too, all that wait in line behind
             // it are lost once more, and a job may be lost a few times only.
             let orphans = wanted.min(self.shared.settings.slots);
             // An orphan that cannot be adopted must not keep the others from being claimed.
             match self.claims.adopt(orphans, orphaned_within).await {
-                Ok(adopted) => found += adopted,
+                Ok(adopted) => {
+                    found += adopted;
+                    if adopted.is_cut {
+                        // The next look is for the others.
+                        self.sweep_at = Instant::now();
+                    }
+                }
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {
                     error!(%error, "cannot adopt jobs whose worker is gone; trying again with the next look")
@@ -273,11 +279,12 @@ impl<'a> Looks<'a> {
         } else {
             self.no_orphans_since = Some(asked);
         }
-        if found < wanted {
+        if found.jobs < wanted {
+            let rest = wanted - found.jobs;
             found += match ready {
-                true => self.claims.claim(wanted - found, After::Recent).await?,
+                true => self.claims.claim(rest, After::Recent).await?,
                 // The peek does not see what is found by its source.
-                false => self.claims.claim_by_source(wanted - found).await?,
+                false => self.claims.claim_by_source(rest).await?,
             };
         }
         Ok(found)

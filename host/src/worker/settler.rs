@@ -27,7 +27,8 @@ const BATCH_MAX: usize = 1000;
 /// How long a batch gathers while there is more to run: a statement and a commit cost Postgres as
 /// much as ten or twenty outcomes.
 const GATHERED_FOR: Duration = Duration::from_millis(2);
-/// The most results and errors in one statement: Postgres ends a connection that sends it 1 GiB.
+/// The most that one statement writes: results, errors, and payloads of jobs that end. Postgres copies a payload of 60 MiB within a second,
+/// and ends a connection that sends it 1 GiB.
 const BATCH_BYTES_MAX: usize = 64 << 20;
 /// The wait after a failure that may pass; twice as long after each further one.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
@@ -53,6 +54,8 @@ pub(super) struct Unsettled {
     pub(super) attempt: Attempt,
     /// Before its claim was asked for.
     pub(super) asked: BootTime,
+    /// What the job takes to the table of the finished.
+    pub(super) payload_bytes: usize,
     /// True: Postgres could not store what the handler said, and this stands in its place.
     pub(super) replaced: bool,
 }
@@ -214,6 +217,14 @@ impl Settler<'_> {
                         report(shared, &one, false);
                     }
                 }
+                Err(error) if error.is_silent() && part.len() > 1 => {
+                    warn!(%error, jobs = part.len(), "cannot settle; trying halves of it");
+                    // The server may be about to settle them after all.
+                    how = Locked::Skip;
+                    self.wait().await;
+                    keep_trying(shared, &mut part);
+                    halve(part, &mut parts);
+                }
                 Err(error) if error.is_transient() => {
                     warn_unless_unreachable!(
                         error,
@@ -269,10 +280,11 @@ fn halve(mut part: Vec<Unsettled>, parts: &mut VecDeque<Vec<Unsettled>>) {
     parts.push_front(part);
 }
 
-/// The size of what a handler had to say.
+/// What its settlement writes.
 fn bytes(one: &Unsettled) -> usize {
     match &one.settlement.fate {
-        Fate::Succeeded(text) | Fate::Ended(_, text) | Fate::Retry(_, text) => text.0.len(),
+        Fate::Succeeded(text) | Fate::Ended(_, text) => text.0.len() + one.payload_bytes,
+        Fate::Retry(_, text) => text.0.len(),
         Fate::Released => 0,
     }
 }

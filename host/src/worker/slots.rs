@@ -235,6 +235,7 @@ pub(super) mod tests {
             asked: BootTime::now(),
             received,
             lease: Duration::from_secs(60),
+            payload_bytes: 0,
         }
     }
 

@@ -89,7 +89,7 @@ fn within_a_priority_queues_go_in_the_order_of_the_settings() {
     let mut behind = ids(&lanes.behind(After::Reached));
     behind.sort_unstable();
     assert_eq!(behind, [10, 20], "all but those of the first class");
-    lanes.claimed(&lanes.orders(After::Cursor), &[job(20, 8)], 2);
+    lanes.claimed(&lanes.orders(After::Cursor), &[job(20, 8)], true);
     assert!(
         lanes.behind(After::Reached).is_empty(),
         "the others have no jobs"
@@ -270,7 +270,7 @@ fn many_idle() -> (Lanes, i64) {
     lanes.learn((1..=many).map(|n| lane(n, n, Priority::Low)).collect());
     lanes.serve(|_| Some(OURS));
     while let orders @ [_, ..] = &*lanes.orders(After::Cursor) {
-        lanes.claimed(orders, &[], 1);
+        lanes.claimed(orders, &[], true);
     }
     (lanes, many)
 }
@@ -290,7 +290,7 @@ fn among_more_lanes_than_a_claim_looks_at_it_goes_to_those_that_have_jobs() {
         "a new lane has jobs, and priority holds"
     );
     let orders = lanes.orders(After::Cursor);
-    lanes.claimed(&orders, &[job(7, 70)], 2);
+    lanes.claimed(&orders, &[job(7, 70)], true);
     assert_eq!(order(&lanes), [(7, 70)], "the other one gave nothing");
 }
 
@@ -301,7 +301,7 @@ fn a_claim_that_was_filled_says_nothing_of_the_lanes_behind() {
         lanes.touch(LaneId(id));
     }
     let orders = lanes.orders(After::Cursor);
-    lanes.claimed(&orders, &[job(2, 5)], 1);
+    lanes.claimed(&orders, &[job(2, 5)], false);
     assert_eq!(order(&lanes), [(3, i64::MIN), (2, 5)]);
 }
 
