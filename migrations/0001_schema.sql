@@ -229,7 +229,7 @@ CREATE TABLE rouse.finished (
     result            jsonb,
     error             jsonb,
     -- What the last attempt has used; all null where nothing ran, and where somebody else has ended the job (only its worker knew).
-    -- Processor time of the guest and of the host calls that it made, microseconds.
+    -- CPU time of the guest and of the host calls that it made, microseconds.
     cpu_us            bigint,
     memory_peak_bytes bigint,
     host_calls        integer,

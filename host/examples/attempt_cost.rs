@@ -205,7 +205,7 @@ fn per(time: Duration, attempts: usize) -> f64 {
     time.as_secs_f64() * 1e6 / attempts as f64
 }
 
-/// Processor time of this process.
+/// CPU time of this process.
 struct Cpu {
     user: Duration,
     kernel: Duration,

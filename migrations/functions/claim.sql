@@ -13,7 +13,7 @@
 -- functions of workers.
 
 -- Claims up to `wanted` jobs from these lanes, in the order given, each lane from its cursor on; no
--- more after the one with which their payloads reach 8 MiB (PREFETCH_BYTES_MAX of the host).
+-- more after the one with which their rows reach 8 MiB (CLAIM_BYTES_MAX of the host).
 -- A lease is at most a day, and a worker of a limited login claims only what that permits (logins.sql).
 -- Safe under concurrency: rows that another claim has locked are skipped, and a row that was
 -- claimed meanwhile is checked again under its lock. Served by job_ready, then by the primary key.

@@ -106,7 +106,7 @@ COMMENT ON FUNCTION rouse.answer_challenge IS
 COMMENT ON FUNCTION rouse.tell IS
     'Takes admin actions that no host has logged yet.';
 COMMENT ON FUNCTION rouse.maintain_partitions IS
-    'Drops expired partitions and stale progress.';
+    'Drops expired partitions, stale progress and stale usage.';
 COMMENT ON FUNCTION rouse.maintain_lanes IS
     'Closes lanes that have had no job for a day and removes those that nothing refers to.';
 COMMENT ON FUNCTION rouse.prepare_partitions IS

@@ -3,14 +3,14 @@
 -- They look their lane up through its index, whatever the statistics say (enable_seqscan): a session that had made its plan while the
 -- catalog had a page or two would go on reading all of it when it has 10,000 rows.
 
--- The payload's limit in bytes of JSON text, which is what a handler gets.
-CREATE OR REPLACE FUNCTION rouse._check_payload(p_payload jsonb, p_queue text) RETURNS void
+-- The payload's limit in bytes of JSON text, which is what a handler gets. Each caller makes the text once, for its size.
+CREATE OR REPLACE FUNCTION rouse._check_payload(p_bytes integer, p_queue text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     bytes_max integer := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = p_queue), 262144);
 BEGIN
-    IF octet_length(p_payload::text) > bytes_max THEN
-        RAISE EXCEPTION 'rouse.enqueue: the payload has % bytes; queue % allows %', octet_length(p_payload::text), p_queue, bytes_max
+    IF p_bytes > bytes_max THEN
+        RAISE EXCEPTION 'rouse.enqueue: the payload has % bytes; queue % allows %', p_bytes, p_queue, bytes_max
             USING ERRCODE = 'program_limit_exceeded',
                   HINT = 'Store large data elsewhere and enqueue a reference to it, or raise payload_bytes_max of the queue in rouse.queue.';
     END IF;
@@ -142,7 +142,7 @@ BEGIN
     -- not. So one that most calls do not need stands in a branch that they do not enter.
     IF unique_key IS NOT NULL THEN
         RETURN (SELECT u.id FROM rouse._enqueue_unique(
-            job_id, handler, payload, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants) AS u);
+            job_id, handler, payload, bytes, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants) AS u);
     END IF;
     IF bytes > bytes_max THEN
         bytes_max := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = queue), 262144);
@@ -173,19 +173,19 @@ BEGIN
 
     -- Something is new, null, or wrong: all checks, in their order.
     lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags);
-    payload := coalesce(payload, '{}');
-    PERFORM rouse._check_payload(payload, coalesce(queue, 'default'));
+    bytes := coalesce(bytes, octet_length('{}'));
+    PERFORM rouse._check_payload(bytes, coalesce(queue, 'default'));
     INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants)
     VALUES (job_id, lane_id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-            max_attempts, octet_length(payload::text) + rouse._other_bytes(tenant, source, grants), tenant, source, payload, true, grants);
+            max_attempts, bytes + rouse._other_bytes(tenant, source, grants), tenant, source, coalesce(payload, '{}'), true, grants);
     RETURN job_id;
 END
 $$;
 
 -- Enqueues a job with a unique key, as `p_id`, unless a live job has the key. For rouse.enqueue and rouse.enqueue_unique, under their
--- settings. Waits for a transaction that is enqueuing the same key at this moment. Served by job_unique_key.
+-- settings; p_bytes is the size of the payload's text. Waits for a transaction that is enqueuing the same key at this moment. Served by job_unique_key.
 CREATE OR REPLACE FUNCTION rouse._enqueue_unique(
-    p_id bigint, p_handler text, p_payload jsonb, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
+    p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
     p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb,
     OUT id bigint, OUT created boolean, OUT differs text[])
 LANGUAGE plpgsql AS $$
@@ -194,12 +194,13 @@ DECLARE
     at      timestamptz := clock_timestamp();
     lane_id bigint := rouse._lane(p_handler, p_queue, p_tenant, p_source, p_priority, p_run_at, p_max_attempts, p_tags);
     key     text := p_handler || '/' || p_unique_key;
-    bytes   integer;
 BEGIN
-    p_payload := coalesce(p_payload, '{}');
-    bytes := octet_length(p_payload::text);
-    IF bytes > 1024 THEN
-        PERFORM rouse._check_payload(p_payload, coalesce(p_queue, 'default'));
+    IF p_payload IS NULL THEN
+        p_payload := '{}';
+        p_bytes := octet_length('{}');
+    END IF;
+    IF p_bytes > 1024 THEN
+        PERFORM rouse._check_payload(p_bytes, coalesce(p_queue, 'default'));
     END IF;
     IF p_grants IS NOT NULL THEN
         PERFORM rouse._check_grants(p_grants);
@@ -213,7 +214,7 @@ BEGIN
         INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, unique_key,
                                     payload, wake, grants)
         VALUES (p_id, lane_id, CASE WHEN p_run_at > at THEN NULL ELSE p_id END, at, coalesce(p_run_at, at),
-                p_max_attempts, bytes + rouse._other_bytes(p_tenant, p_source, p_grants), p_tenant, p_source, key, p_payload, true, p_grants)
+                p_max_attempts, p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants), p_tenant, p_source, key, p_payload, true, p_grants)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             _enqueue_unique.id := p_id;
@@ -274,8 +275,8 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'rouse.enqueue enqueues a job without a key.';
     END IF;
     SELECT u.id, u.created, u.differs INTO id, created, differs
-    FROM rouse._enqueue_unique(nextval('rouse.turn_seq'), handler, payload, queue, tenant, source, priority, run_at, max_attempts,
-                               unique_key, tags, grants) AS u;
+    FROM rouse._enqueue_unique(nextval('rouse.turn_seq'), handler, payload, octet_length(payload::text), queue, tenant, source, priority,
+                               run_at, max_attempts, unique_key, tags, grants) AS u;
 END
 $$;
 

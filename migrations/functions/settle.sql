@@ -160,7 +160,7 @@ SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at    timestamptz := clock_timestamp();
-    -- In the order of the ids. No lease ended there before, which tells below what was extended.
+    -- In the order of the ids. A lease that ends at exactly this time was extended by this call.
     until timestamptz[] := ARRAY(
         SELECT at + least(greatest(l.ms, 1), 86400000) * interval '1 millisecond'
         FROM unnest(p_lease_ms) WITH ORDINALITY AS l(ms, place) ORDER BY l.place);

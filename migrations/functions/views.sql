@@ -198,6 +198,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         FROM rouse.attempt AS a WHERE a.job = history.id
         UNION ALL
         SELECT 2 * j.attempt, j.claimed_at, 'claimed', j.attempt, j.worker, NULL
+        -- No state: a plan that knows it could read all running jobs (job_lease).
         FROM rouse.job AS j WHERE j.id = history.id AND j.claimed_at IS NOT NULL
         UNION ALL
         SELECT 2 * f.attempt, coalesce(f.started_at, f.claimed_at), CASE WHEN f.started_at IS NULL THEN 'claimed' ELSE 'started' END,

@@ -34,7 +34,7 @@ async fn claims_of(payload: &str) -> Vec<usize> {
 
 #[tokio::test]
 async fn a_claim_ends_with_the_job_whose_payload_fills_eight_mebibytes() {
-    // Hexadecimal digits of random bytes shrink to two thirds at the best, which is not worth it to Postgres.
+    // Base64 of random bytes: Postgres does not compress it.
     let random = "to_jsonb((SELECT string_agg(encode(sha256(n::text::bytea), 'base64'), '')
                             FROM generate_series(1, 24000) AS n))";
     // 12 KiB in the table.

@@ -29,7 +29,7 @@ async fn a_queue_is_drained_until_it_is_empty_and_nothing_else_is_touched() {
     nothing
         .exits(0)
         .says("queue mail: 0 succeeded, 0 failed")
-        .says("nothing was ever enqueued into queue mail; is its name right?");
+        .says("nothing was lately enqueued into queue mail; is its name right?");
     client
         .query(
             "SELECT count(*) FROM (SELECT rouse.enqueue_many('noop', array_agg(jsonb_build_object('n', n)), queue => 'mail') FROM generate_series(1, 300) AS n) AS q",

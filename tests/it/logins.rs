@@ -557,14 +557,14 @@ async fn the_feed_of_admin_actions_and_the_history_are_not_a_limited_logins_unle
     client.batch_execute(old).await.unwrap();
     let deaf = limited.worker("deaf", &["mail"]).await;
     assert_eq!(deaf.tell(1000).await.unwrap().len(), 0);
-    assert_eq!(deaf.drop_partitions(7).await.unwrap().0, 0);
+    assert_eq!(deaf.maintain_partitions(7).await.unwrap().0, 0);
     let keeper = keeper.worker("keeper", &["mail"]).await;
     assert_eq!(
         keeper.tell(1000).await.unwrap().len(),
         1,
         "nobody has swallowed it"
     );
-    assert_eq!(keeper.drop_partitions(7).await.unwrap().0, 1);
+    assert_eq!(keeper.maintain_partitions(7).await.unwrap().0, 1);
     // What is swallowed is on record all the same.
     let kept = client
         .query_one(

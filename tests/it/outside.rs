@@ -586,7 +586,11 @@ async fn the_commands_do_it_and_say_so_with_their_exit_codes() {
         (&["job", "ls", "--limit", "1", "--json"], 0, "\"more\":true"),
         (&["job", "ls", "--limit", "1"], 0, "there are more"),
         (&["queue", "pause", "default"], 0, "is paused since"),
-        (&["queue", "pause", "never"], 0, "nothing was ever enqueued"),
+        (
+            &["queue", "pause", "never"],
+            0,
+            "nothing was lately enqueued",
+        ),
         (&["queue", "ls"], 0, "paused since"),
         (&["queue", "ls", "--json"], 0, "\"ready\":2"),
         (&["queue", "resume", "default"], 0, "goes on"),

@@ -23,14 +23,14 @@ async fn old_partitions_are_dropped_and_one_that_is_being_read_is_left_for_later
         .await
         .unwrap();
     assert_eq!(
-        store.drop_partitions(7).await.unwrap(),
+        store.maintain_partitions(7).await.unwrap(),
         (1, 1),
         "dropped, in use"
     );
     transaction.rollback().await.unwrap();
-    assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
     assert_eq!(
-        store.drop_partitions(7).await.unwrap(),
+        store.maintain_partitions(7).await.unwrap(),
         (0, 0),
         "recent ones stay"
     );
@@ -59,13 +59,13 @@ async fn what_is_in_use_keeps_nothing_else_from_being_dropped() {
         .await
         .unwrap();
     assert_eq!(
-        store.drop_partitions(7).await.unwrap(),
+        store.maintain_partitions(7).await.unwrap(),
         (2, 2),
         "the first and the last"
     );
-    assert_eq!(store.drop_partitions(7).await.unwrap(), (0, 2));
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (0, 2));
     transaction.rollback().await.unwrap();
-    assert_eq!(store.drop_partitions(7).await.unwrap(), (2, 0));
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (2, 0));
 }
 
 /// With months of 30 days this is one day and more; by the calendar it is in the future.
@@ -115,7 +115,7 @@ async fn a_lock_that_any_login_can_hold_keeps_nobody_from_making_and_dropping_pa
         .unwrap();
     let prepared = timeout(Duration::from_secs(10), store.prepare_partitions()).await;
     assert_eq!(prepared.expect("it waits for nobody").unwrap(), 1);
-    assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
 }
 
 #[tokio::test]
@@ -133,7 +133,7 @@ async fn who_makes_partitions_waits_for_who_does_the_same_and_who_drops_them_lea
         .query("SELECT rouse.prepare_partitions(9)", &[])
         .await
         .unwrap();
-    assert_eq!(store.drop_partitions(7).await.unwrap(), (0, 0));
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (0, 0));
     let waits = client.query_one("SELECT rouse.prepare_partitions(9)", &[]);
     let done = async {
         tokio::task::yield_now().await;
@@ -141,5 +141,5 @@ async fn who_makes_partitions_waits_for_who_does_the_same_and_who_drops_them_lea
     };
     let (made, ()) = tokio::join!(waits, done);
     assert_eq!(made.unwrap().get::<_, i32>(0), 0, "they are there already");
-    assert_eq!(store.drop_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
 }

@@ -169,9 +169,14 @@ async fn a_misspelt_name_brings_the_nearest_one() {
         run(verb).await.exits(0).says(&meant);
     }
     let used = run(&["job", "ls", "--queue", "mail", "--state", "failed"]).await;
-    assert!(!used.exits(0).text().contains("ever enqueued"));
-    for verb in ["show", "forget"] {
-        let mistyped = run(&["workers", verb, "mial-1"]).await;
+    assert!(!used.exits(0).text().contains("lately enqueued"));
+    for verb in [
+        &["show", "mial-1"][..],
+        &["forget", "mial-1"],
+        &["verify", "mial-1", "text.stats"],
+    ] {
+        let args: Vec<&str> = ["workers"].iter().chain(verb).copied().collect();
+        let mistyped = run(&args).await;
         mistyped.exits(3).says("did you mean mail-1?");
     }
     let other = run(&["handlers", "show", "image.crop"]).await;

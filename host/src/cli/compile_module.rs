@@ -15,7 +15,7 @@ pub(super) struct Args {
     #[arg(long)]
     host: u32,
 
-    /// Processor time that it may use
+    /// CPU time that it may use
     #[arg(long)]
     cpu_secs: u64,
 

@@ -1,10 +1,10 @@
-//! Names for which nothing was ever enqueued: they are probably misspelt.
+//! Names that no lane has: they are probably misspelt. Lanes go a day after their last job.
 
 use super::nearest::{did_you_mean, nearest};
 use super::text::plain;
 use crate::store::{Store, StoreError};
 
-/// Warns on standard error where nothing was ever enqueued into this queue.
+/// Warns on standard error where no lane has this queue.
 ///
 /// # Errors
 /// When the database cannot be asked.
@@ -13,7 +13,7 @@ pub(super) async fn warn_of_unused_queue(store: &Store, queue: &str) -> Result<(
     Ok(())
 }
 
-/// Warns on standard error where nothing was ever enqueued for this handler.
+/// Warns on standard error where no lane has this handler.
 ///
 /// # Errors
 /// When the database cannot be asked.
@@ -32,7 +32,7 @@ fn warn(of: &str, name: &str, used: Option<Vec<String>>) {
         name => did_you_mean(name),
     };
     eprintln!(
-        "rouse: nothing was ever enqueued {of} {}{hint}",
+        "rouse: nothing was lately enqueued {of} {}{hint}",
         plain(name)
     );
 }

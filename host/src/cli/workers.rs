@@ -77,13 +77,17 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// Why nothing is done with this worker, which the database does not know.
 async fn unknown(store: &Store, id: &str) -> String {
+    unlisted(store, id, "is listed").await
+}
+
+/// The same, of a worker of which this is not so.
+async fn unlisted(store: &Store, id: &str, is: &str) -> String {
     // Without the others there is only no suggestion.
-    let lives = store.lives(None).await.ok().flatten().unwrap_or_default();
-    let ids = lives.iter().filter_map(|life| life["worker_id"].as_str());
+    let ids = store.worker_ids().await.ok().flatten().unwrap_or_default();
     format!(
-        "no worker {} is listed (`rouse workers ls --all`){}",
+        "no worker {} {is} (`rouse workers ls --all`){}",
         plain(id),
-        did_you_mean(nearest(id, ids))
+        did_you_mean(nearest(id, ids.iter().map(String::as_str)))
     )
 }
 

@@ -122,7 +122,7 @@ pub struct File {
     cache_dir: Option<PathBuf>,
     /// Modules that are compiled at the same time; default: as many as cores, at most 4.
     compilations_max: Option<usize>,
-    /// Processor time for one module; default 120 s.
+    /// CPU time for one module; default 120 s.
     #[serde(default, deserialize_with = "duration::read")]
     compile_cpu: Option<Duration>,
     /// Address space for the compilation of one module in MiB; default 2048.

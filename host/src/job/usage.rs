@@ -5,7 +5,7 @@ use std::time::Duration;
 /// What an attempt has used (SPEC row B5).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Processor time of the guest, instantiation and host calls included.
+    /// CPU time of the guest, instantiation and host calls included.
     pub cpu: Duration,
     /// The most memory that the guest had, bytes; that of earlier jobs included, where its instance has served any.
     pub memory_bytes_peak: u64,

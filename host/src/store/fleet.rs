@@ -27,6 +27,12 @@ impl Store {
             .await
     }
 
+    /// The ids of all workers that are not forgotten. None: this login may not look.
+    pub async fn worker_ids(&self) -> Result<Option<Vec<String>>, StoreError> {
+        self.names("SELECT DISTINCT worker_id FROM rouse.workers")
+            .await
+    }
+
     /// What the active workers serve: `handlers`, `queues` and `tags` of each. None: this login may not look.
     pub async fn serving(&self) -> Result<Option<Vec<Value>>, StoreError> {
         self.look(include_str!("serving.sql"), &[]).await

@@ -14,7 +14,7 @@ impl Store {
 
     /// Drops the partitions that are older than `keep_days`; returns how many were dropped, and how
     /// many were in use and are left for a later call.
-    pub async fn drop_partitions(&self, keep_days: u32) -> Result<(i32, i32), StoreError> {
+    pub async fn maintain_partitions(&self, keep_days: u32) -> Result<(i32, i32), StoreError> {
         let me = self.me()?;
         let days = i32::try_from(keep_days).unwrap_or(i32::MAX);
         let rows = self

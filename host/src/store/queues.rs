@@ -15,15 +15,16 @@ impl Store {
 
     /// The queues into which jobs were enqueued; none: this login may not look.
     pub async fn used_queues(&self) -> Result<Option<Vec<String>>, StoreError> {
-        self.used("SELECT DISTINCT queue FROM rouse.lane").await
+        self.names("SELECT DISTINCT queue FROM rouse.lane").await
     }
 
     /// The handlers for which jobs were enqueued; none: this login may not look.
     pub async fn used_handlers(&self) -> Result<Option<Vec<String>>, StoreError> {
-        self.used("SELECT DISTINCT handler FROM rouse.lane").await
+        self.names("SELECT DISTINCT handler FROM rouse.lane").await
     }
 
-    async fn used(&self, sql: &str) -> Result<Option<Vec<String>>, StoreError> {
+    /// A column of texts. None: this login may not look.
+    pub(super) async fn names(&self, sql: &str) -> Result<Option<Vec<String>>, StoreError> {
         let rows = allowed(self.query(sql, &[]).await)?;
         Ok(rows.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }

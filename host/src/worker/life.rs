@@ -115,7 +115,7 @@ fn resident_bytes() -> Option<u64> {
     Some(pages * u64::try_from(rustix::param::page_size()).ok()?)
 }
 
-/// Processor time of this process.
+/// CPU time of this process.
 fn cpu_time() -> Duration {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(

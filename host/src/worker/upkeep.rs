@@ -27,7 +27,7 @@ async fn partitions(shared: &Shared) -> Duration {
     let made = shared.store.prepare_partitions().await;
     let dropped = shared
         .store
-        .drop_partitions(shared.settings.keep_days)
+        .maintain_partitions(shared.settings.keep_days)
         .await;
     match (made, dropped) {
         (Ok(made), Ok((dropped, in_use))) => {

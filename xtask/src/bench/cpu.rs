@@ -1,11 +1,11 @@
-//! Processor time of a host by its threads, of a Postgres by its processes, as the kernel counts it.
+//! CPU time of a host by its threads, of a Postgres by its processes, as the kernel counts it.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-/// Processor time, user and system.
+/// CPU time, user and system.
 pub(super) type Seconds = f64;
 
 /// USER_HZ, the unit of /proc/*/stat: 100 on every architecture that Rust and wasmtime serve.
@@ -14,7 +14,7 @@ const TICKS_PER_S: f64 = 100.0;
 /// How threads that run guests are named; see `host/src/sandbox/engine.rs`.
 const GUEST_THREADS: &str = "rouse-guest";
 
-/// Processor time of a host since its start.
+/// CPU time of a host since its start.
 #[derive(Clone, Copy, Default)]
 pub(super) struct HostCpu {
     pub(super) total: Seconds,

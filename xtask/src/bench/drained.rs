@@ -19,7 +19,7 @@ pub(super) struct Drained {
     pub(super) seconds: f64,
     /// The longest time in which nothing was settled.
     pub(super) gap_ms: f64,
-    /// Processor time for each job, microseconds.
+    /// CPU time for each job, microseconds.
     pub(super) cpu_postgres_us: f64,
     pub(super) cpu_control_us: f64,
     pub(super) cpu_guests_us: f64,

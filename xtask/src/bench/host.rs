@@ -206,7 +206,7 @@ pub(super) async fn stop_all(hosts: Vec<Host>) -> Result<()> {
     Ok(())
 }
 
-/// Processor time of them all.
+/// CPU time of them all.
 pub(super) fn cpu_of(hosts: &[Host]) -> Result<HostCpu> {
     hosts
         .iter()

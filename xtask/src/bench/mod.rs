@@ -64,7 +64,7 @@ enum Part {
     Enqueue(enqueue::Options),
     /// Jobs per second with much pending, much finished, a transaction held open, partitions coming and going
     Decay(decay::Options),
-    /// Processor time and statements of hosts that have nothing to do
+    /// CPU time and statements of hosts that have nothing to do
     Idle(idle::Options),
     /// More hosts, more lanes, larger payloads, long jobs, late commits
     Scale(scale::Options),

@@ -50,7 +50,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let nonce = match store.challenge(&args.id, &args.handler).await {
         Ok(nonce) => nonce,
         Err(error) if error.is_unknown_worker() => {
-            eprintln!("rouse: no worker {id} lives (`rouse workers ls`)");
+            eprintln!(
+                "rouse: {}",
+                super::unlisted(&store, &args.id, "lives").await
+            );
             return Ok(ExitCode::from(EXIT_UNKNOWN));
         }
         Err(error) if error.is_refused_by_state() => {

@@ -15,7 +15,7 @@ pub(super) struct LimitsTable {
     memory_mb: Option<usize>,
     /// Memory of an attempt in MiB after one that ran out of it; default twice `memory_mb`.
     memory_retry_mb: Option<usize>,
-    /// Processor time of an attempt; default 10 minutes.
+    /// CPU time of an attempt; default 10 minutes.
     #[serde(default, deserialize_with = "super::duration::read")]
     cpu: Option<Duration>,
     /// The largest result; default 4 MiB.

@@ -34,6 +34,31 @@ fn every_key_of_the_page_is_one_that_is_read() {
     let keys: toml::Table = block.parse().unwrap();
     assert!(keys.len() > 30, "the whole block was read: {}", keys.len());
     assert_eq!(file.worker("other".into()).worker_id, "mail-1");
+    // And every key that is read is on the page.
+    for table in [
+        "",
+        "limits",
+        "handlers.x",
+        "handlers.x.state",
+        "handlers.x.limits",
+    ] {
+        let head = match table {
+            "" => String::new(),
+            table => format!("[{table}]\n"),
+        };
+        let why = read(&format!("{head}no_such_key = 1")).unwrap_err();
+        let (_, known) = why.split_once("expected one of ").expect("it names all");
+        let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
+        assert!(known.len() > 2, "{why}");
+        for key in known {
+            let is_shown = block.lines().any(|line| {
+                line.starts_with(&format!("{key} = "))
+                    || line.contains(&format!("[{key}"))
+                    || line.contains(&format!(".{key}]"))
+            });
+            assert!(is_shown, "{key} of [{table}]");
+        }
+    }
     let misspelt = block.replacen("poll_min", "pol_min", 1);
     assert!(read(&misspelt).unwrap_err().contains("pol_min"));
 }
