@@ -164,6 +164,11 @@ impl Connector {
         self.ladder.ready().await;
     }
 
+    /// Makes it time to connect, where the server was not reached. For what cannot wait.
+    pub fn try_now(&self) {
+        self.ladder.try_now();
+    }
+
     /// Whether the server is reached, now and later.
     pub fn reach(&self) -> watch::Receiver<Reach> {
         self.ladder.reach()

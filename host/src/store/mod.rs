@@ -227,6 +227,11 @@ impl Store {
         self.connector.reach()
     }
 
+    /// Makes it time to ask for a connection, where the server was not reached. For what cannot wait.
+    pub fn try_now(&self) {
+        self.connector.try_now();
+    }
+
     /// Waits until it makes sense to ask for a connection: at once where the server is reached, as far as is known.
     pub async fn ready(&self) {
         self.connector.ready().await;

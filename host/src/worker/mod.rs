@@ -42,6 +42,7 @@ mod wakeups;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
@@ -58,6 +59,9 @@ use crate::job::{AbortReason, Incarnation};
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, StoreError};
+
+/// How long a worker that has stopped waits for a server that is away, to say so.
+const SAID_WITHIN: Duration = Duration::from_secs(5);
 
 /// What a worker stands on.
 pub struct Parts {
@@ -281,11 +285,27 @@ pub async fn run(
     if let Some(why) = shared.fatal.get() {
         anyhow::bail!("{why}");
     }
-    if let Err(error) = shared.store.unregister().await {
+    if let Err(error) = unregister(&shared).await {
         warn!(%error, "could not unregister; this worker is listed as dead in 90 s");
     }
     info!(worker.id = %shared.settings.worker_id, "worker stopped");
     Ok(())
+}
+
+/// The last word of a worker: without it, what it has lost counts as lost in a crash. So it is tried at once, and once more where the
+/// server is away.
+async fn unregister(shared: &Shared) -> Result<(), StoreError> {
+    let store = &shared.store;
+    store.try_now();
+    match store.unregister().await {
+        Err(error) if error.is_unreachable() => {
+            // Whether it is back by then or not.
+            let _ = tokio::time::timeout(SAID_WITHIN, store.ready()).await;
+            store.try_now();
+            store.unregister().await
+        }
+        said => said,
+    }
 }
 
 /// Waits until nothing runs any more, for as long as the settings allow; then aborts the rest.

@@ -40,6 +40,8 @@ pub(super) async fn tell_forever(shared: Arc<Shared>) {
             return;
         }
         let after_ms = u64::try_from(away.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        // A worker whose slots are full may not claim for long.
+        shared.database_answers.store(true, Ordering::Relaxed);
         info!(after_ms, "the database is reached again");
         shared.heartbeat_now.notify_one();
     }

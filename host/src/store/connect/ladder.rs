@@ -113,6 +113,14 @@ impl Ladder {
         }
     }
 
+    /// Makes it time for the next try.
+    pub(super) fn try_now(&self) {
+        self.reach.send_if_modified(|reach| {
+            let next_at = reach.away.as_mut().and_then(|away| away.next_at.as_mut());
+            next_at.map(|at| *at = Instant::now()).is_some()
+        });
+    }
+
     fn turn(&self) -> Result<Turn<'_>, Away> {
         let mut turn = Ok(0);
         self.reach.send_if_modified(|reach| {
@@ -221,6 +229,17 @@ mod tests {
             .open(ready(Ok::<_, ()>(())), |()| String::new())
             .await;
         assert!(opened.is_ok() && away(&ladder).is_none());
+    }
+
+    #[tokio::test]
+    async fn whoever_has_one_last_thing_to_say_does_not_wait() {
+        let ladder = Ladder::new();
+        for _ in 0..6 {
+            ladder.try_now();
+            assert!(matches!(fails(&ladder).await, Err(NotOpened::Failed(_))));
+        }
+        assert_eq!(away(&ladder).map(|away| away.failures), Some(6));
+        assert!(matches!(fails(&ladder).await, Err(NotOpened::Away(_))));
     }
 
     #[tokio::test]
