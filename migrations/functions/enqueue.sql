@@ -172,7 +172,7 @@ BEGIN
     END IF;
 
     -- Something is new, null, or wrong: all checks, in their order.
-    lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags);
+    lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags, payload);
     bytes := coalesce(bytes, octet_length('{}'));
     PERFORM rouse._check_payload(bytes, coalesce(queue, 'default'));
     INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants)
@@ -192,7 +192,7 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     at      timestamptz := clock_timestamp();
-    lane_id bigint := rouse._lane(p_handler, p_queue, p_tenant, p_source, p_priority, p_run_at, p_max_attempts, p_tags);
+    lane_id bigint := rouse._lane(p_handler, p_queue, p_tenant, p_source, p_priority, p_run_at, p_max_attempts, p_tags, p_payload);
     key     text := p_handler || '/' || p_unique_key;
 BEGIN
     IF p_payload IS NULL THEN
@@ -297,7 +297,7 @@ CREATE OR REPLACE FUNCTION rouse.enqueue_many(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
-    lane_id   bigint := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags);
+    lane_id   bigint := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags, payloads[1]);
     at        timestamptz := clock_timestamp();
     bytes_max integer := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = coalesce(queue, 'default')), 262144);
     others    integer := rouse._other_bytes(tenant, source, grants);

@@ -10,10 +10,10 @@
 --   gone     nothing that is kept can refer to it any more
 
 -- Checks the arguments that all enqueuing functions share, and returns the id of their lane; null arguments mean their defaults. A lane
--- without an open row is added to the catalog.
+-- without an open row is added to the catalog; of the first job, p_payload, it is noticed whether a live worker has its handler, and that its keys.
 CREATE OR REPLACE FUNCTION rouse._lane(
     p_handler text, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
-    p_max_attempts integer, p_tags text[]) RETURNS bigint
+    p_max_attempts integer, p_tags text[], p_payload jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     known    bigint;
@@ -85,6 +85,7 @@ BEGIN
     -- A source may be bound to another handler.
     IF p_source IS NULL THEN
         PERFORM rouse._notice_unknown_handler(p_handler);
+        PERFORM rouse._notice_unknown_keys(p_handler, p_payload);
     END IF;
     RETURN known;
 END
@@ -127,6 +128,34 @@ BEGIN
     IF NOT known THEN
         RAISE NOTICE 'rouse.enqueue: no live worker has the handler %; its jobs wait until one has', p_handler
             USING HINT = 'Check the name: `rouse handlers ls` lists the handlers of the fleet.';
+    END IF;
+END
+$$;
+
+-- Raises a notice if a payload has keys that no live worker knows for this handler: they are probably misspelt. None if one of the
+-- workers that have it does not say which keys it knows. Served by worker_living.
+CREATE OR REPLACE FUNCTION rouse._notice_unknown_keys(p_handler text, p_payload jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    known   jsonb;
+    unknown text;
+BEGIN
+    IF jsonb_typeof(p_payload) IS DISTINCT FROM 'object' THEN
+        RETURN;
+    END IF;
+    known := (SELECT jsonb_agg(CASE WHEN jsonb_typeof(w.capabilities -> p_handler -> 'payload_keys') = 'array'
+                                    THEN w.capabilities -> p_handler -> 'payload_keys' END)
+              FROM rouse.worker AS w
+              WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > clock_timestamp() - interval '90 seconds'
+                AND p_handler = ANY (w.handlers));
+    unknown := (SELECT quote_literal(left(k.key, 140))
+                FROM jsonb_object_keys(p_payload) AS k(key)
+                WHERE NOT EXISTS (SELECT FROM jsonb_array_elements(known) AS keys WHERE keys = 'null' OR keys ? k.key)
+                LIMIT 1);
+    IF known IS NOT NULL AND unknown IS NOT NULL THEN
+        RAISE NOTICE 'rouse.enqueue: no live worker knows % in a payload of %', unknown, p_handler
+            USING HINT = left(format('Check the key. Known are: %s.', (
+                SELECT string_agg(DISTINCT key, ', ') FROM jsonb_array_elements(known) AS keys, jsonb_array_elements_text(keys) AS key)), 600);
     END IF;
 END
 $$;

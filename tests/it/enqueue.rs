@@ -529,6 +529,34 @@ async fn the_first_job_for_a_handler_that_no_live_worker_has_brings_a_notice() {
 }
 
 #[tokio::test]
+async fn the_first_job_of_a_lane_brings_a_notice_of_a_key_that_no_live_worker_knows() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (_one, _other, _silent) = (db.worker().await, db.worker().await, db.worker().await);
+    client
+        .batch_execute(
+            r#"UPDATE rouse.worker SET handlers = '{text.stats}', capabilities = '{"text.stats": {"payload_keys": ["text", "top"]}}'
+               WHERE worker_id IN ('w-1', 'w-2');
+               UPDATE rouse.worker SET handlers = '{text.open}', capabilities = '{"text.open": {}}' WHERE worker_id = 'w-3'"#,
+        )
+        .await
+        .unwrap();
+    let told = notices(
+        &db,
+        r#"SELECT rouse.enqueue('text.stats', '{"text": "a", "tpo": 3}'); SELECT rouse.enqueue('text.stats', '{"tpo": 3}');
+           SELECT rouse.enqueue_unique('text.stats', 'k', '{"txt": "a"}', queue => 'a');
+           SELECT rouse.enqueue_many('text.stats', ARRAY['{"tetx": 1}', '{}']::jsonb[], queue => 'b');
+           SELECT rouse.enqueue('text.stats', '{"top": 3}', queue => 'c'); SELECT rouse.enqueue('text.stats', '[1]', queue => 'd');
+           SELECT rouse.enqueue('text.stats', NULL, queue => 'e'); SELECT rouse.enqueue('text.open', '{"any": 1}')"#,
+    )
+    .await;
+    let of = |key: &str| {
+        format!("rouse.enqueue: no live worker knows '{key}' in a payload of text.stats")
+    };
+    assert_eq!(told, [of("tpo"), of("txt"), of("tetx")]);
+}
+
+#[tokio::test]
 async fn enqueue_many_keeps_the_order_of_its_payloads() {
     let db = TestDb::new().await;
     let client = db.client().await;

@@ -150,6 +150,12 @@ async fn a_misspelt_name_brings_the_nearest_one() {
         .await
         .exits(0)
         .says("did you mean text.stats?");
+    let misspelt = run(&["enqueue", "text.stats", r#"{"txt": "a"}"#]).await;
+    misspelt
+        .exits(0)
+        .says("no worker knows txt in a payload of text.stats; did you mean text?");
+    let right = run(&["enqueue", "text.stats", r#"{"text": "a"}"#]).await;
+    assert!(!right.exits(0).text().contains("no worker knows"));
     run(&["handlers", "show", "txet.stats"])
         .await
         .exits(3)

@@ -30,7 +30,7 @@ pub(super) struct PrivateArgs {
     data_dir: Option<PathBuf>,
 
     /// Also open this port on 127.0.0.1, with a password, for clients that cannot use sockets
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pg_port: Option<u16>,
 }
 

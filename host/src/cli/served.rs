@@ -1,6 +1,6 @@
 //! Whether anybody takes a job, and what to do where nobody does.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::nearest::{did_you_mean, nearest};
 use super::text::{plain, texts};
@@ -38,6 +38,45 @@ impl<'a> Wanted<'a> {
             let queue = plain(self.queue);
             eprintln!(
                 "rouse: queue {queue} is paused since {since} (`rouse queue resume {queue}`)"
+            );
+        }
+        Ok(())
+    }
+
+    /// Says on standard error which key of this payload (JSON) no worker knows that has the handler: it is probably misspelt.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub(super) async fn tell_if_misspelt(
+        &self,
+        store: &Store,
+        payload: &str,
+    ) -> Result<(), StoreError> {
+        let Ok(payload) = serde_json::from_str::<Map<String, Value>>(payload) else {
+            return Ok(());
+        };
+        let Some(rows) = store.fleet_handlers(Some(self.handler)).await? else {
+            return Ok(());
+        };
+        let known: Option<Vec<_>> = rows
+            .iter()
+            .map(|row| row["payload_keys"].as_array())
+            .collect();
+        let known: Vec<&str> = match known {
+            Some(known) if !known.is_empty() => known
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str)
+                .collect(),
+            // Nobody has it, or somebody does not say.
+            Some(_) | None => return Ok(()),
+        };
+        for key in payload.keys().filter(|key| !known.contains(&key.as_str())) {
+            eprintln!(
+                "rouse: no worker knows {} in a payload of {}{}",
+                plain(key),
+                plain(self.handler),
+                did_you_mean(nearest(key, known.iter().copied()))
             );
         }
         Ok(())

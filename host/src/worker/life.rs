@@ -31,16 +31,27 @@ pub(super) fn registration(settings: &Settings, handlers: &HandlerSet) -> Regist
     }
 }
 
-/// `{"handler": {"version": …, "grants": […], "max_attempts": …}, …}`
+/// Keys of payloads of all handlers, bytes: a fleet of many learns those of the first.
+const KEYS_BYTES_MAX: usize = 256 << 10;
+
+/// `{"handler": {"version": …, "grants": […], "max_attempts": …, "payload_keys": […]}, …}`
 fn capabilities(settings: &Settings, handlers: &HandlerSet) -> Value {
+    let mut keys_bytes = 0;
     let of = |name: &String| {
         let handler = handlers.get(name)?;
-        let said = json!({
+        let mut said = json!({
             "version": handler.manifest.version,
             "sha256": handler.module.digest.to_string(),
             "grants": handler.granted(),
             "max_attempts": Policy::resolve(&handler.manifest, &settings.overrides).retry.max_attempts,
         });
+        if let Some(keys) = &handler.manifest.payload_keys {
+            // With quotes and a comma.
+            keys_bytes += keys.iter().map(|key| key.len() + 4).sum::<usize>();
+            if keys_bytes <= KEYS_BYTES_MAX {
+                said["payload_keys"] = json!(keys);
+            }
+        }
         Some((name.clone(), said))
     };
     Value::Object(handlers.names().iter().filter_map(of).collect())

@@ -1,6 +1,7 @@
 //! What a module says of its handlers.
 
 mod capability;
+mod keys;
 #[cfg(test)]
 mod tests;
 
@@ -65,6 +66,8 @@ pub struct HandlerManifest {
     pub description: String,
     /// What payloads have to fit; `true` (anything) by default.
     pub input_schema: Schema,
+    /// The keys that payloads may have, where that schema names all that may be meant.
+    pub payload_keys: Option<Vec<String>>,
     /// What results have to fit; `true` (anything) by default.
     pub output_schema: Schema,
     /// When to try again.
@@ -256,6 +259,7 @@ impl HandlerManifest {
             return Err("capabilities are at most 64 words like `dirs`, or `dirs:/photos`".into());
         }
         let capabilities = written.capabilities.iter().map(|word| word.parse());
+        let input_schema = schema("input_schema", written.input_schema, patterns)?;
         Ok(Self {
             name: written.name,
             version: printable(
@@ -266,7 +270,8 @@ impl HandlerManifest {
                 written.description.as_deref().unwrap_or_default(),
                 DESCRIPTION_BYTES_MAX,
             ),
-            input_schema: schema("input_schema", written.input_schema, patterns)?,
+            payload_keys: keys::payload_keys(input_schema.written()),
+            input_schema,
             output_schema: schema("output_schema", written.output_schema, patterns)?,
             retry: written.retry.check()?,
             lease: between("lease_ms", written.lease_ms, 1, LEASE_MS_MAX)?
