@@ -111,3 +111,22 @@ async fn twenty_hosts_that_lose_their_server_together_do_not_come_back_together(
         worker.drain().await;
     }
 }
+
+#[tokio::test]
+async fn a_worker_that_stops_says_so_as_soon_as_its_server_is_back() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let connector = proxy.connector();
+    let store = Store::new(&connector, 2);
+    let worker = TestWorker::start_through(store, connector, Settings::default(), catalog().await);
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.worker)").await;
+    proxy.goes_away();
+    // The next try is two seconds away at least.
+    climbs(&proxy).await;
+    proxy.comes_back();
+    worker.drain().await;
+    let stopped = "SELECT bool_and(stopped_at IS NOT NULL) FROM rouse.worker";
+    let row = client.query_one(stopped, &[]).await.unwrap();
+    assert!(row.get::<_, bool>(0));
+}
