@@ -26,7 +26,7 @@ $$;
 -- somebody else holds locked are skipped, and so are those of paused queues, of lanes that the worker may not claim from, and, where
 -- p_sources is given, jobs of other sources.
 --
--- Ends, as a claim does, with the job that makes those that it claims 8 MiB: a job of rouse.job.bytes and 120 bytes.
+-- Like a claim, it ends with the job with which the claimed rows reach 8 MiB (rouse.job.bytes and 120 bytes each).
 -- Returns the ids of those that were claimed (`became` is null), which rouse.claimed reads, and those that were not: `queued` or `failed`,
 -- with the attempt that was lost, and `lost_after_ms`, its time from the claim to now.
 CREATE OR REPLACE FUNCTION rouse.adopt(

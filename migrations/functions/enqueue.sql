@@ -3,7 +3,7 @@
 -- They look their lane up through its index, whatever the statistics say (enable_seqscan): a session that had made its plan while the
 -- catalog had a page or two would go on reading all of it when it has 10,000 rows.
 
--- The payload's limit in bytes of JSON text, which is what a handler gets. Each caller makes the text once, for its size.
+-- The payload's limit in bytes of JSON text, which is what a handler gets. Callers serialise the payload once and pass its size.
 CREATE OR REPLACE FUNCTION rouse._check_payload(p_bytes integer, p_queue text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

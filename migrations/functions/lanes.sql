@@ -10,7 +10,7 @@
 --   gone     nothing that is kept can refer to it any more
 
 -- Checks the arguments that all enqueuing functions share, and returns the id of their lane; null arguments mean their defaults. A lane
--- without an open row is added to the catalog; of the first job, p_payload, it is noticed whether a live worker has its handler, and that its keys.
+-- without an open row is added to the catalog, with a notice if no live worker knows the handler or a key of p_payload.
 CREATE OR REPLACE FUNCTION rouse._lane(
     p_handler text, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
     p_max_attempts integer, p_tags text[], p_payload jsonb) RETURNS bigint
@@ -132,8 +132,8 @@ BEGIN
 END
 $$;
 
--- Raises a notice if a payload has keys that no live worker knows for this handler: they are probably misspelt. None if one of the
--- workers that have it does not say which keys it knows. Served by worker_living.
+-- Raises a notice if a payload has a key that no live worker knows for this handler: it is probably misspelt. No notice if a worker
+-- with the handler has not registered its keys. Served by worker_living.
 CREATE OR REPLACE FUNCTION rouse._notice_unknown_keys(p_handler text, p_payload jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,4 +1,4 @@
-//! A server that is away is tried as seldom as the ladder says, whatever is still to be done, and said to be away once.
+//! During an outage of the server, all tasks of a host share one backoff, and the log has one warning.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use crate::support::TestDb;
 use crate::support::proxy::Proxy;
 use crate::support::worker::{PATIENCE, TestWorker, catalog, ended, enqueue, until_true};
 
-/// The shortest waits of the ladder's first three rungs: a half of 1, 2 and 4 s.
-const THREE_RUNGS: Duration = Duration::from_millis(3500);
-/// So many may try in the moment in which the server goes away: whoever was about to ask something then.
+/// The first three waits of the backoff at their shortest: half of 1, 2 and 4 s.
+const THREE_WAITS: Duration = Duration::from_millis(3500);
+/// Concurrent tries at the start of the outage, before the first one has failed.
 const AT_ONCE_MAX: usize = 4;
 
-/// Waits until the ladder has been climbed so far; returns when the last rung was reached.
-async fn climbs(proxy: &Proxy) -> Instant {
-    let tries = proxy.tried_after(THREE_RUNGS).await;
-    let last = tries.partition_point(|at| *at - tries[0] < THREE_RUNGS);
+/// Waits for the end of the third wait and checks the number of tries until then; returns the time of the last one.
+async fn third_try(proxy: &Proxy) -> Instant {
+    let tries = proxy.tried_after(THREE_WAITS).await;
+    let last = tries.partition_point(|at| *at - tries[0] < THREE_WAITS);
     assert!(
         last < AT_ONCE_MAX + 3,
         "{} tries within {:?}",
@@ -31,8 +31,7 @@ async fn climbs(proxy: &Proxy) -> Instant {
 
 // The proxy passes on while the test waits for lines.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_an_outcome_to_settle_and_a_lease_to_renew_a_server_that_is_away_is_tried_by_one_ladder()
- {
+async fn a_settlement_and_a_renewal_share_one_backoff() {
     let db = TestDb::new().await;
     let proxy = Proxy::start(&db).await;
     let client = db.client().await;
@@ -40,7 +39,7 @@ async fn with_an_outcome_to_settle_and_a_lease_to_renew_a_server_that_is_away_is
     let mut begun = Vec::new();
     for ms in [20_000, 1_000] {
         let id = enqueue(&client, "test.sleep", json!({"ms": ms})).await;
-        // Not only claimed: where the answer to a claim is cut off, nobody runs the job until its lease is over.
+        // Started, not only claimed: if the answer to a claim is lost, the job waits for the end of its lease.
         let says = format!("job.id={id} ");
         host.line(PATIENCE, |line| {
             line.contains(&says) && line.contains("asleep")
@@ -51,7 +50,7 @@ async fn with_an_outcome_to_settle_and_a_lease_to_renew_a_server_that_is_away_is
     host.line(PATIENCE, |line| {
         line.contains("the database is not reached")
     });
-    climbs(&proxy).await;
+    third_try(&proxy).await;
     proxy.comes_back();
     host.line(PATIENCE, |line| {
         line.contains("the database is reached again")
@@ -71,7 +70,7 @@ async fn with_an_outcome_to_settle_and_a_lease_to_renew_a_server_that_is_away_is
 }
 
 #[tokio::test]
-async fn twenty_hosts_that_lose_their_server_together_do_not_come_back_together() {
+async fn jitter_spreads_the_reconnects_of_twenty_hosts() {
     const HOSTS: usize = 20;
     let db = TestDb::new().await;
     let client = db.client().await;
@@ -94,7 +93,7 @@ async fn twenty_hosts_that_lose_their_server_together_do_not_come_back_together(
     }
     let mut reached = Vec::new();
     for (proxy, _) in &hosts {
-        reached.push(climbs(proxy).await);
+        reached.push(third_try(proxy).await);
     }
     let (first, last) = (reached.iter().min().unwrap(), reached.iter().max().unwrap());
     assert!(
@@ -113,7 +112,7 @@ async fn twenty_hosts_that_lose_their_server_together_do_not_come_back_together(
 }
 
 #[tokio::test]
-async fn a_worker_that_stops_says_so_as_soon_as_its_server_is_back() {
+async fn a_worker_that_stops_unregisters_despite_the_backoff() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
@@ -122,8 +121,8 @@ async fn a_worker_that_stops_says_so_as_soon_as_its_server_is_back() {
     let worker = TestWorker::start_through(store, connector, Settings::default(), catalog().await);
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.worker)").await;
     proxy.goes_away();
-    // The next try is two seconds away at least.
-    climbs(&proxy).await;
+    // The next try is at least two seconds away.
+    third_try(&proxy).await;
     proxy.comes_back();
     worker.drain().await;
     let stopped = "SELECT bool_and(stopped_at IS NOT NULL) FROM rouse.worker";

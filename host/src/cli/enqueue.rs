@@ -73,7 +73,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let payload = payload::read(args.payload)?;
     let store = args.target.checked_store().await?;
     let (handler, tags) = (args.handler.clone(), json!(args.tags));
-    let said = payload.clone();
+    let payload_text = payload.clone();
     let queue = args.queue.clone().unwrap_or_else(|| "default".into());
     // A worker may have bound a source to another handler.
     let is_bound = args.source.is_some();
@@ -104,7 +104,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         };
         // The job is enqueued, whether its login may look at workers or not.
         let _ = wanted.tell_if_nobody(&store).await;
-        let _ = wanted.tell_if_misspelt(&store, &said).await;
+        let _ = wanted.warn_of_unknown_keys(&store, &payload_text).await;
     }
     if args.json {
         let done = json!({"id": id.0, "created": created, "differs": differs});

@@ -43,11 +43,11 @@ impl<'a> Wanted<'a> {
         Ok(())
     }
 
-    /// Says on standard error which key of this payload (JSON) no worker knows that has the handler: it is probably misspelt.
+    /// Warns on standard error of payload keys that the handler does not know on any worker: they are probably misspelt.
     ///
     /// # Errors
     /// When the database cannot be asked.
-    pub(super) async fn tell_if_misspelt(
+    pub(super) async fn warn_of_unknown_keys(
         &self,
         store: &Store,
         payload: &str,

@@ -8,10 +8,15 @@ use tokio_postgres::types::Type;
 use super::{JsonText, Store, StoreError, millis};
 use crate::job::{Attempt, Fence, JobId, LaneId};
 
-/// Where an answer to a claim or an adoption ends, with the job that reaches it, and what the columns of each job take in it: the figures of
-/// `rouse.claim` (migrations/functions/claim.sql) and `rouse.adopt`.
-const CLAIM_BYTES_MAX: usize = 8 << 20;
-const COLUMNS_BYTES: usize = 120;
+/// A claim or an adoption ends with the job with which its rows reach this size; as in `rouse.claim` (migrations/functions/claim.sql).
+pub const CLAIM_BYTES_MAX: usize = 8 << 20;
+/// Of each row, besides `rouse.job.bytes`.
+pub const COLUMNS_BYTES: usize = 120;
+
+/// True if a claim or an adoption of so many jobs, with so many bytes in all ([`ClaimedJob::bytes`]), ended because of its size.
+pub fn fills_an_answer(jobs: usize, bytes: usize) -> bool {
+    jobs * COLUMNS_BYTES + bytes >= CLAIM_BYTES_MAX
+}
 
 /// One lane to claim from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,17 +65,11 @@ pub struct ClaimedJob {
 }
 
 impl ClaimedJob {
-    /// What it takes in the answer to a claim besides the columns that every job has: `rouse.job.bytes`.
+    /// Its `rouse.job.bytes`: payload, tenant, source and grants as text.
     pub fn bytes(&self) -> usize {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         let grants = self.grants.as_ref().map_or(0, |grants| grants.0.len());
         self.payload.0.len() + text(&self.tenant) + text(&self.source) + grants
-    }
-
-    /// True where these are as much as one answer brings: there may be more, whatever was asked for.
-    pub fn fill_an_answer(jobs: &[Self]) -> bool {
-        let bytes = jobs.iter().map(|job| COLUMNS_BYTES + job.bytes());
-        bytes.sum::<usize>() >= CLAIM_BYTES_MAX
     }
 
     fn from_row(row: &Row, fence: Fence) -> Result<Self, StoreError> {

@@ -4,9 +4,9 @@
 //! files, and every `sslmode`. A mistake in a setting is found here, before anything connects, and
 //! its error names the setting. Passwords are in no error and no debug text.
 
+mod backoff;
 mod conninfo;
 mod error;
-mod ladder;
 mod passfile;
 mod pool;
 mod stream;
@@ -22,14 +22,14 @@ use tokio_postgres::{
     config::{Host, SslMode as WireMode},
 };
 
+use backoff::Backoff;
+pub use backoff::{Away, NotOpened, Reach, backoff};
 use conninfo::Params;
 pub use error::ConnectError;
 use error::next_step;
-use ladder::Ladder;
-pub use ladder::{Away, NotOpened, Reach, wait};
-use pool::Quietly;
+use pool::QuietConnect;
 pub(super) use pool::why;
-pub use pool::{Lent, Opener, Pool};
+pub use pool::{Opener, Pool, PooledClient};
 pub use stream::{Handshake, TlsStream};
 pub use tls::Tls;
 use tls::{SslMode, roots};
@@ -53,13 +53,13 @@ const SESSIONS_LOOKED_AT: usize = 4;
 /// What was sent and not acknowledged for so long counts as lost.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 
-/// Makes connections to one database. Its clones know of each other whether the server is reached.
+/// Makes connections to one database. Clones share one backoff.
 #[derive(Clone)]
 pub struct Connector {
     config: Config,
     tls: Tls,
     mode: SslMode,
-    ladder: Arc<Ladder>,
+    backoff: Arc<Backoff>,
 }
 
 /// True for a connection string with a password in it; false where it cannot be read.
@@ -120,7 +120,7 @@ impl Connector {
             config,
             tls,
             mode,
-            ladder: Arc::new(Ladder::new()),
+            backoff: Arc::new(Backoff::new()),
         })
     }
 
@@ -135,8 +135,8 @@ impl Connector {
     /// Opens one connection; for LISTEN, for migrations, for commands.
     ///
     /// # Errors
-    /// Where the server cannot be reached, is not trusted, or refuses the user; where that was so, and it is not yet time to try again
-    /// ([`ConnectError::Away`]).
+    /// If the server cannot be reached, is not trusted, or refuses the user. [`ConnectError::Away`]: an earlier try has failed, and
+    /// the backoff has not passed.
     pub async fn connect(&self) -> Result<(Client, Connection), ConnectError> {
         let patience = self.patience();
         let opening = async {
@@ -149,7 +149,7 @@ impl Connector {
                 }),
             }
         };
-        let opened = self.ladder.open(opening, ConnectError::why).await;
+        let opened = self.backoff.open(opening, ConnectError::why).await;
         opened.map_err(|not| match not {
             NotOpened::Failed(error) => error,
             NotOpened::Away(away) => ConnectError::Away {
@@ -159,19 +159,19 @@ impl Connector {
         })
     }
 
-    /// Waits until it makes sense to connect: at once where the server is reached, as far as is known.
+    /// Waits until the server is reached or the backoff has passed.
     pub async fn ready(&self) {
-        self.ladder.ready().await;
+        self.backoff.ready().await;
     }
 
-    /// Makes it time to connect, where the server was not reached. For what cannot wait.
+    /// Ends the backoff, for a call that cannot wait.
     pub fn try_now(&self) {
-        self.ladder.try_now();
+        self.backoff.try_now();
     }
 
-    /// Whether the server is reached, now and later.
+    /// Watches whether connections open.
     pub fn reach(&self) -> watch::Receiver<Reach> {
-        self.ladder.reach()
+        self.backoff.reach()
     }
 
     /// Opens one connection and keeps it going in the background until the client is dropped.
@@ -224,13 +224,13 @@ impl Connector {
     pub fn pool(&self, size: usize) -> Pool {
         let manager = Manager::from_connect(
             self.config.clone(),
-            Quietly(self.tls.clone()),
+            QuietConnect(self.tls.clone()),
             ManagerConfig {
                 recycling_method: RecyclingMethod::Fast,
             },
         );
-        let ladder = self.ladder.clone();
-        Pool::builder(Opener { manager, ladder })
+        let backoff = self.backoff.clone();
+        Pool::builder(Opener { manager, backoff })
             .max_size(size)
             .runtime(Runtime::Tokio1)
             .timeouts(Timeouts {

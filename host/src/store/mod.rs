@@ -47,13 +47,13 @@ use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
-use self::connect::{Connector, Lent, NotOpened, Pool, Reach};
+use self::connect::{Connector, NotOpened, Pool, PooledClient, Reach};
 use crate::harmless::printable;
 use crate::job::Incarnation;
 
 pub use adopt::{Adopted, LostJob};
 pub use challenge::Challenge;
-pub use claim::{ClaimOrder, ClaimedJob};
+pub use claim::{CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, ClaimedJob, fills_an_answer};
 pub use enqueue::{Enqueue, Enqueued};
 pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::{LOOKED_AT_MAX, Listing};
@@ -97,7 +97,7 @@ pub struct Store {
 /// A verb that did not work.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// No connection was to be had; [`Store::ready`] waits until it makes sense to ask for one again.
+    /// No connection could be opened. [`Store::ready`] waits for the next try.
     #[error("cannot connect to {target}: {why}")]
     Unreachable {
         /// Where to, without secrets.
@@ -105,12 +105,12 @@ pub enum StoreError {
         /// Why, and what to do where that is known.
         why: String,
     },
-    /// There was no answer.
+    /// Postgres did not answer in time.
     #[error("no answer from {target} within {} s", .waited.as_secs())]
     Silent {
-        /// From where, without secrets.
+        /// The address, without secrets.
         target: Arc<str>,
-        /// For how long.
+        /// The time waited.
         waited: Duration,
     },
     /// Postgres refused the statement, or the connection broke under it.
@@ -137,12 +137,12 @@ impl StoreError {
         }
     }
 
-    /// True where there is no connection. That is told once, by who watches [`Store::reach`].
+    /// True if no connection could be opened. The worker reports an outage once (`worker/reach.rs`).
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. })
     }
 
-    /// True where there was no answer in time.
+    /// True if Postgres did not answer in time.
     pub fn is_silent(&self) -> bool {
         matches!(self, Self::Silent { .. })
     }
@@ -222,22 +222,22 @@ impl Store {
         self.identity.load_full().ok_or(StoreError::NotRegistered)
     }
 
-    /// Whether the server is reached, now and later.
+    /// Watches whether connections open.
     pub fn reach(&self) -> watch::Receiver<Reach> {
         self.connector.reach()
     }
 
-    /// Makes it time to ask for a connection, where the server was not reached. For what cannot wait.
+    /// Ends the backoff, for a call that cannot wait.
     pub fn try_now(&self) {
         self.connector.try_now();
     }
 
-    /// Waits until it makes sense to ask for a connection: at once where the server is reached, as far as is known.
+    /// Waits until the server is reached or the backoff has passed.
     pub async fn ready(&self) {
         self.connector.ready().await;
     }
 
-    async fn client(&self) -> Result<Lent, StoreError> {
+    async fn client(&self) -> Result<PooledClient, StoreError> {
         self.pool
             .get()
             .await

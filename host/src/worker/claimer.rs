@@ -17,7 +17,7 @@ use super::look::{Looks, Why};
 use super::poll::Poll;
 use super::sleeper::{BUSY_AFTER, Sleeper};
 use crate::store::StoreError;
-use crate::store::connect::wait;
+use crate::store::connect::backoff;
 
 /// How often it is looked whether memory has come back.
 const MEMORY_AGAIN: Duration = Duration::from_millis(50);
@@ -139,7 +139,7 @@ impl Claimer<'_> {
                 if error.is_unreachable() {
                     return self.shared.store.ready().await;
                 }
-                let wait = wait(self.failures - 1, rand::random());
+                let wait = backoff(self.failures - 1, rand::random());
                 warn!(%error, wait_ms = wait.as_millis(), "cannot claim; trying again");
                 tokio::select! {
                     () = tokio::time::sleep(wait) => {}

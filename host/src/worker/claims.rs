@@ -18,19 +18,19 @@ use super::slots;
 use super::unbound::{Sorted, Unbound};
 use crate::job::{Fence, LaneId, RunEnd};
 use crate::sandbox::{BootTime, Handler, HandlerSet};
-use crate::store::{Adopted, ClaimOrder, ClaimedJob, Lane, LostJob, StoreError};
+use crate::store::{Adopted, ClaimOrder, ClaimedJob, Lane, LostJob, StoreError, fills_an_answer};
 
 /// A search by source that finds nothing comes again after so many times what it has taken.
 const BY_SOURCE_SHARE: u32 = 20;
 /// At the latest after this long.
 const BY_SOURCE_WITHIN: Duration = Duration::from_secs(30);
 
-/// What a look or a claim has brought.
+/// The result of a look or a claim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Those that are news: a job that is given back for want of its handler is none.
+    /// Found jobs, without those that are given back because their handler is missing.
     pub(super) jobs: usize,
-    /// An answer ended because of its size.
+    /// An answer ended because of its size: there may be more.
     pub(super) is_cut: bool,
 }
 
@@ -194,7 +194,10 @@ impl<'a> Claims<'a> {
         for job in &lost {
             self.tell(job);
         }
-        Ok(self.dispatch(under_way, claimed, asked, true).await)
+        let bytes = claimed.iter().map(ClaimedJob::bytes).sum();
+        let is_cut = fills_an_answer(claimed.len(), bytes);
+        let jobs = self.dispatch(under_way, claimed, asked, true).await;
+        Ok(Found { jobs, is_cut })
     }
 
     /// Tells of a job that was lost and that nobody claims now: no attempt of this worker will.
@@ -290,9 +293,9 @@ impl<'a> Claims<'a> {
         };
         // None of them is always the first.
         self.sources.rotate_left(1);
-        self.prefetch
-            .claimed(jobs.len(), jobs.iter().map(ClaimedJob::bytes).sum());
-        Ok(self.dispatch(under_way, jobs, asked, false).await)
+        let is_cut = self.weigh(&jobs);
+        let jobs = self.dispatch(under_way, jobs, asked, false).await;
+        Ok(Found { jobs, is_cut })
     }
 
     /// Somebody says that there is a job in this lane. True where the lane is served.
@@ -319,22 +322,28 @@ impl<'a> Claims<'a> {
         let asked = BootTime::now();
         let under_way = shared.leases.claiming();
         let jobs = shared.store.claim(fence, &orders, wanted).await?;
-        let is_all = jobs.len() < wanted && !ClaimedJob::fill_an_answer(&jobs);
-        self.lanes.claimed(&orders, &jobs, is_all);
-        self.prefetch
-            .claimed(jobs.len(), jobs.iter().map(ClaimedJob::bytes).sum());
-        Ok(self.dispatch(under_way, jobs, asked, false).await)
+        let is_cut = self.weigh(&jobs);
+        self.lanes
+            .claimed(&orders, &jobs, jobs.len() < wanted && !is_cut);
+        let jobs = self.dispatch(under_way, jobs, asked, false).await;
+        Ok(Found { jobs, is_cut })
     }
 
-    /// Puts the jobs of a claim in line, and gives those back whose handler is missing.
+    /// Updates the estimate of the size of jobs; true if the claim ended because of its size.
+    fn weigh(&mut self, jobs: &[ClaimedJob]) -> bool {
+        let bytes = jobs.iter().map(ClaimedJob::bytes).sum();
+        self.prefetch.claimed(jobs.len(), bytes);
+        fills_an_answer(jobs.len(), bytes)
+    }
+
+    /// Puts the jobs of a claim in line, and gives those back whose handler is missing. Returns how many of them are news.
     async fn dispatch(
         &mut self,
         under_way: UnderWay<'_>,
         jobs: Vec<ClaimedJob>,
         asked: BootTime,
         adopted: bool,
-    ) -> Found {
-        let is_cut = ClaimedJob::fill_an_answer(&jobs);
+    ) -> usize {
         let received = Instant::now();
         self.shared.meters.claimed.increment(jobs.len() as u64);
         let Sorted {
@@ -372,7 +381,7 @@ impl<'a> Claims<'a> {
         for claim in unbound {
             attempt::give_back(self.shared, &claim, RunEnd::NoHandler).await;
         }
-        Found { jobs: new, is_cut }
+        new
     }
 }
 

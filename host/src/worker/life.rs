@@ -13,7 +13,7 @@ use super::reach::warn_unless_unreachable;
 use super::{Settings, Shared, challenges, outside, slots};
 use crate::job::AbortReason;
 use crate::sandbox::HandlerSet;
-use crate::store::connect::wait;
+use crate::store::connect::backoff;
 use crate::store::{Registration, Stats, StoreError};
 
 /// What a worker says of itself.
@@ -31,7 +31,7 @@ pub(super) fn registration(settings: &Settings, handlers: &HandlerSet) -> Regist
     }
 }
 
-/// Keys of payloads of all handlers, bytes: a fleet of many learns those of the first.
+/// Payload keys of all handlers in one registration, bytes; beyond that they are left out.
 const KEYS_BYTES_MAX: usize = 256 << 10;
 
 /// `{"handler": {"version": …, "grants": […], "max_attempts": …, "payload_keys": […]}, …}`
@@ -149,12 +149,12 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     outside::tell(&shared).await;
     loop {
         // Where nothing is heard of this worker, what it loses counts as lost in a crash: a failed heartbeat is repeated soon.
-        let rests_for = match failures {
+        let wait = match failures {
             0 => every,
-            failures => wait(failures - 1, rand::random()).min(every),
+            failures => backoff(failures - 1, rand::random()).min(every),
         };
         tokio::select! {
-            () = tokio::time::sleep(rests_for) => {}
+            () = tokio::time::sleep(wait) => {}
             () = shared.heartbeat_now.notified() => {}
             // The others are to know at once what this worker can run. The catalog lives as long as the worker.
             _ = changes.changed() => shared.wakeups.ring(None),

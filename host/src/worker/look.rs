@@ -267,7 +267,7 @@ impl<'a> Looks<'a> {
                 Ok(adopted) => {
                     found += adopted;
                     if adopted.is_cut {
-                        // The next look is for the others.
+                        // The next look takes the others.
                         self.sweep_at = Instant::now();
                     }
                 }

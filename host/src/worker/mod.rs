@@ -60,8 +60,8 @@ use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, StoreError};
 
-/// How long a worker that has stopped waits for a server that is away, to say so.
-const SAID_WITHIN: Duration = Duration::from_secs(5);
+/// During an outage, how long a worker waits at its end for one more try to unregister.
+const UNREGISTER_WITHIN: Duration = Duration::from_secs(5);
 
 /// What a worker stands on.
 pub struct Parts {
@@ -248,7 +248,7 @@ pub async fn run(
         around.spawn(async move { stop.run_until_cancelled(task).await });
     };
     spawn(Box::pin(leases::renew_forever(shared.clone())));
-    spawn(Box::pin(reach::tell_forever(shared.clone())));
+    spawn(Box::pin(reach::report_forever(shared.clone())));
     spawn(Box::pin(progress::run_forever(shared.clone())));
     around.spawn(logs::run_until(shared.clone(), around_stop.clone()));
     spawn(Box::pin(usage::run_forever(shared.clone())));
@@ -292,15 +292,14 @@ pub async fn run(
     Ok(())
 }
 
-/// The last word of a worker: without it, what it has lost counts as lost in a crash. So it is tried at once, and once more where the
-/// server is away.
+/// Unregisters, despite the backoff: otherwise attempts that were lost in an outage count as crashes. During an outage it tries twice.
 async fn unregister(shared: &Shared) -> Result<(), StoreError> {
     let store = &shared.store;
     store.try_now();
     match store.unregister().await {
         Err(error) if error.is_unreachable() => {
-            // Whether it is back by then or not.
-            let _ = tokio::time::timeout(SAID_WITHIN, store.ready()).await;
+            // Try again in either case.
+            let _ = tokio::time::timeout(UNREGISTER_WITHIN, store.ready()).await;
             store.try_now();
             store.unregister().await
         }

@@ -2,18 +2,16 @@
 
 use std::time::{Duration, Instant};
 
+use crate::store::{CLAIM_BYTES_MAX, COLUMNS_BYTES};
+
 /// Jobs are claimed this far ahead of their start.
 const AHEAD: Duration = Duration::from_millis(100);
 /// The most that is ever claimed ahead. A claim of 1,000 jobs costs Postgres half as much a job as one of 50;
 /// beyond that there is little left to gain.
 const PREFETCH_MAX: f64 = 2000.0;
-/// The most payload that is claimed ahead: it takes memory here, and time to send. What the next jobs
-/// weigh is a guess; where it is wrong, `rouse.claim` ends the claim at the same size.
-const PREFETCH_BYTES_MAX: f64 = (8 << 20) as f64;
 /// A claim of less than 128 KiB returns its jobs at once, and needs no second statement to read them; that figure, and what the
 /// columns of a job take, are those of `rouse.claim` (migrations/functions/claim.sql). A little less, since jobs differ.
 const INLINE_BYTES: f64 = (124 << 10) as f64;
-const COLUMNS_BYTES: f64 = 120.0;
 /// Where fewer jobs than this fit, a claim of many and a second statement cost less than many claims.
 const INLINE_JOBS_MIN: f64 = 100.0;
 /// The pace is measured over at least this long.
@@ -49,7 +47,7 @@ impl Prefetch {
 
     /// The most that one claim is for, where jobs are as large as those of the last one.
     pub(super) fn claim_max(&self) -> usize {
-        let fit = INLINE_BYTES / (COLUMNS_BYTES + self.bytes_per_job);
+        let fit = INLINE_BYTES / (COLUMNS_BYTES as f64 + self.bytes_per_job);
         match fit >= INLINE_JOBS_MIN {
             true => whole(fit),
             false => usize::MAX,
@@ -67,7 +65,7 @@ impl Prefetch {
             let pace = ended.wrapping_sub(self.ended) as f64 / passed.as_secs_f64();
             self.jobs = (pace * AHEAD.as_secs_f64())
                 .min(PREFETCH_MAX)
-                .min(PREFETCH_BYTES_MAX / self.bytes_per_job);
+                .min(CLAIM_BYTES_MAX as f64 / self.bytes_per_job);
             self.since = now;
             self.ended = ended;
         }

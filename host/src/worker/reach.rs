@@ -1,4 +1,4 @@
-//! Says when the database is not reached, and when it is again: once each. Who has lost it meanwhile is silent.
+//! Reports the start and the end of an outage of the database, once each.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,7 +7,7 @@ use tracing::{info, warn};
 
 use super::Shared;
 
-/// Warns of what the database has not done. Where there is no connection, [`tell_forever`] has said so.
+/// Warns of a failed call, or logs it at debug during an outage, which [`report_forever`] reports.
 macro_rules! warn_unless_unreachable {
     ($error:ident, $($rest:tt)+) => {
         match $error.is_unreachable() {
@@ -18,8 +18,8 @@ macro_rules! warn_unless_unreachable {
 }
 pub(super) use warn_unless_unreachable;
 
-/// For as long as the worker lives.
-pub(super) async fn tell_forever(shared: Arc<Shared>) {
+/// Runs until the worker ends.
+pub(super) async fn report_forever(shared: Arc<Shared>) {
     let mut reach = shared.store.reach();
     loop {
         // The sender is in the store, which lives as long as the worker.
@@ -40,7 +40,7 @@ pub(super) async fn tell_forever(shared: Arc<Shared>) {
             return;
         }
         let after_ms = u64::try_from(away.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        // A worker whose slots are full may not claim for long.
+        // With all slots taken, the next claim may be far away.
         shared.database_answers.store(true, Ordering::Relaxed);
         info!(after_ms, "the database is reached again");
         shared.heartbeat_now.notify_one();

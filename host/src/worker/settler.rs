@@ -27,8 +27,8 @@ const BATCH_MAX: usize = 1000;
 /// How long a batch gathers while there is more to run: a statement and a commit cost Postgres as
 /// much as ten or twenty outcomes.
 const GATHERED_FOR: Duration = Duration::from_millis(2);
-/// The most that one statement writes: results, errors, and payloads of jobs that end. Postgres copies a payload of 60 MiB within a second,
-/// and ends a connection that sends it 1 GiB.
+/// Results, errors, and payloads of ended jobs in one statement. Postgres took 16 s to copy 13 payloads of 60 MiB, and closes a
+/// connection that sends 1 GiB.
 const BATCH_BYTES_MAX: usize = 64 << 20;
 /// The wait after a failure that may pass; twice as long after each further one.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
@@ -54,7 +54,7 @@ pub(super) struct Unsettled {
     pub(super) attempt: Attempt,
     /// Before its claim was asked for.
     pub(super) asked: BootTime,
-    /// What the job takes to the table of the finished.
+    /// The payload that a job that ends moves to `rouse.finished`, bytes.
     pub(super) payload_bytes: usize,
     /// True: Postgres could not store what the handler said, and this stands in its place.
     pub(super) replaced: bool,
@@ -219,7 +219,7 @@ impl Settler<'_> {
                 }
                 Err(error) if error.is_silent() && part.len() > 1 => {
                     warn!(%error, jobs = part.len(), "cannot settle; trying halves of it");
-                    // The server may be about to settle them after all.
+                    // The first statement may still be running, and hold its locks.
                     how = Locked::Skip;
                     self.wait().await;
                     keep_trying(shared, &mut part);
@@ -280,7 +280,7 @@ fn halve(mut part: Vec<Unsettled>, parts: &mut VecDeque<Vec<Unsettled>>) {
     parts.push_front(part);
 }
 
-/// What its settlement writes.
+/// Bytes that its settlement writes.
 fn bytes(one: &Unsettled) -> usize {
     match &one.settlement.fate {
         Fate::Succeeded(text) | Fate::Ended(_, text) => text.0.len() + one.payload_bytes,

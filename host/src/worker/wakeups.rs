@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 
 use super::Shared;
 use crate::job::{Incarnation, LaneId};
-use crate::store::connect::{Connector, wait};
+use crate::store::connect::{Connector, backoff};
 use crate::store::{ECHO_WITHIN, Heard, Listener, Wakeup};
 
 /// Who rings for the claimer, and why.
@@ -62,8 +62,7 @@ impl Wakeups {
     }
 }
 
-/// Listens for as long as the worker lives. Where the server is reached and this does not work all the same, it is tried as seldom as
-/// a server that is away (SPEC row A7).
+/// Listens until the worker ends. After a failure that is not an outage it backs off in the same way (SPEC row A7).
 pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
     if !shared.settings.notify {
         return;
@@ -76,7 +75,7 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
                 info!("the listening connection ended; polling until it stands again");
             }
             Err(error) if connector.reach().borrow().away().is_some() => {
-                // Where it has an address of its own, nobody else says so.
+                // `reach` reports outages of the store's address only.
                 let is_said = told || shared.store.reach().borrow().away().is_some();
                 match is_said {
                     true => debug!("{error:#}; polling meanwhile"),
@@ -88,7 +87,7 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
             }
             Err(error) => warn!("{error:#}; polling meanwhile"),
         }
-        tokio::time::sleep(wait(failures, rand::random())).await;
+        tokio::time::sleep(backoff(failures, rand::random())).await;
         failures += 1;
     }
 }

@@ -1,11 +1,11 @@
-//! Which keys a payload may have, for whoever enqueues one: a misspelt key is then noticed before the job fails.
+//! The payload keys that a handler knows, so that an enqueue can warn of a misspelt one.
 
 use serde_json::{Map, Value};
 
-/// Keys of one handler, bytes: they are told to the fleet with everything else that a worker can run.
+/// Keys of one handler, bytes. They are part of each registration.
 const BYTES_MAX: usize = 512;
 
-/// Words that admit keys beside those of `properties`.
+/// Keywords that may allow keys besides those of `properties`.
 const OTHERS: [&str; 12] = [
     "$ref",
     "$dynamicRef",
@@ -21,8 +21,8 @@ const OTHERS: [&str; 12] = [
     "dependencies",
 ];
 
-/// The keys that this schema (JSON) names for an object. None where it names none, or not all that may be meant: other keys
-/// are asked for outright, or come from another part of the schema. A schema that only does not forbid others names all.
+/// The keys under `properties` of this schema (JSON). None if there are none, or if the schema allows others explicitly. A schema
+/// without `additionalProperties` counts as closed: this is for warnings only.
 pub(super) fn payload_keys(schema: &str) -> Option<Vec<String>> {
     let schema: Map<String, Value> = serde_json::from_str(schema).ok()?;
     let is_open = OTHERS.iter().any(|word| schema.contains_key(*word))
@@ -39,7 +39,7 @@ mod tests {
     use super::payload_keys;
 
     #[test]
-    fn keys_are_known_where_the_schema_names_all_that_may_be_meant() {
+    fn a_schema_that_allows_other_keys_has_no_known_keys() {
         let known = Some(vec!["text".to_owned()]);
         for (schema, keys) in [
             (r#"{"properties": {"text": true}}"#, &known),

@@ -94,12 +94,12 @@ pub enum ConnectError {
         /// `; what to do`, where that is known.
         next: &'static str,
     },
-    /// The server was not reached, and it is not yet time to try again.
+    /// Not tried: an earlier try has failed, and the backoff has not passed.
     #[error("cannot connect to {target}: {why}")]
     Away {
         /// Where to.
         target: String,
-        /// Why the last try did not work.
+        /// The cause of that failure.
         why: String,
     },
     /// The server did not answer.
@@ -115,7 +115,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Why a server was not reached, without its address.
+    /// The cause, without the address.
     pub(super) fn why(&self) -> String {
         match self {
             Self::Failed { why, next, .. } => format!("{why}{next}"),

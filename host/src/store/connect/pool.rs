@@ -1,4 +1,4 @@
-//! Connections that are lent out, one for each round trip.
+//! The connection pool.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use deadpool_postgres::{ClientWrapper, Connect, Manager};
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Config, Error};
 
-use super::ladder::{Ladder, NotOpened};
+use super::backoff::{Backoff, NotOpened};
 use super::{Tls, next_step};
 use crate::store::describe;
 
-/// Connections to one database.
+/// A pool of connections to one database.
 pub type Pool = managed::Pool<Opener>;
 
-/// A connection that is lent; dropped, it goes back.
-pub type Lent = managed::Object<Opener>;
+/// A pooled connection; dropping it returns it.
+pub type PooledClient = managed::Object<Opener>;
 
-/// Opens connections for a pool, when it is time to.
+/// Opens connections for a pool, subject to the backoff.
 #[derive(Debug)]
 pub struct Opener {
     pub(super) manager: Manager,
-    pub(super) ladder: Arc<Ladder>,
+    pub(super) backoff: Arc<Backoff>,
 }
 
 impl managed::Manager for Opener {
@@ -30,7 +30,7 @@ impl managed::Manager for Opener {
     type Error = NotOpened<Error>;
 
     async fn create(&self) -> Result<ClientWrapper, Self::Error> {
-        self.ladder.open(self.manager.create(), why).await
+        self.backoff.open(self.manager.create(), why).await
     }
 
     async fn recycle(&self, client: &mut ClientWrapper, _: &Metrics) -> RecycleResult<Self::Error> {
@@ -45,12 +45,12 @@ impl managed::Manager for Opener {
     }
 }
 
-/// Connects as the pool would by itself, but does not warn of each connection that ends: that the server is away is said once.
-pub(super) struct Quietly(pub(super) Tls);
+/// Connects like deadpool's default, but logs the end of a connection at debug: the worker reports an outage once.
+pub(super) struct QuietConnect(pub(super) Tls);
 
 type Connected = (Client, JoinHandle<()>);
 
-impl Connect for Quietly {
+impl Connect for QuietConnect {
     fn connect(
         &self,
         config: &Config,
@@ -68,7 +68,7 @@ impl Connect for Quietly {
     }
 }
 
-/// Why it could not be opened, and what to do where that is known.
+/// The cause of a failure to connect, with a hint if one is known.
 pub(in crate::store) fn why(error: &Error) -> String {
     format!("{}{}", describe(error), next_step(error))
 }

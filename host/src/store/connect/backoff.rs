@@ -1,9 +1,8 @@
-//! When a server that is not reached is tried again: after 1, 2, 4 … 60 s (SPEC row A7), whoever wants a connection, and
-//! one try at a time.
+//! One backoff for all connections to one address (SPEC row A7).
 //!
-//! While the server is reached, this is in nobody's way. From the first connection that cannot be opened on, whoever wants one
-//! is told so at once until it is time for the next try. So what retries on its own (settling, renewing, steps) may ask as
-//! often as it likes.
+//! As long as connections open, this does nothing. After the first failure, all callers get an error at once, without a try,
+//! until 1, 2, 4 … 60 s have passed; then the next caller makes one try. So callers that retry on their own (settlements,
+//! renewals, steps) need no backoff of their own.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -13,34 +12,34 @@ use tokio::sync::watch;
 /// The longest wait, before jitter.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// How a server is reached; one for each address.
+/// The backoff of one address.
 #[derive(Debug)]
-pub(super) struct Ladder {
+pub(super) struct Backoff {
     reach: watch::Sender<Reach>,
 }
 
-/// What is known of a server.
+/// Whether connections to a server open.
 #[derive(Debug, Clone, Default)]
 pub struct Reach {
-    /// None: it is reached, as far as is known.
+    /// None: the last one opened, or none was tried.
     away: Option<Away>,
 }
 
-/// A server that is not reached.
+/// A server to which no connection opens.
 #[derive(Debug, Clone)]
 pub struct Away {
     /// Why the last try did not work.
     pub why: String,
-    /// When it was first not reached.
+    /// The first failure.
     pub since: Instant,
-    /// Tries in a row.
+    /// Failed tries in a row.
     pub failures: u32,
-    /// When to try again; none: somebody is trying.
+    /// The next try; none: one is under way.
     next_at: Option<Instant>,
 }
 
 impl Reach {
-    /// None: the server is reached, as far as is known.
+    /// The failure; none: the last connection opened, or none was tried.
     pub fn away(&self) -> Option<&Away> {
         self.away.as_ref()
     }
@@ -55,27 +54,27 @@ impl Away {
 /// Why a connection was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOpened<E> {
-    /// It is not time to try.
+    /// Not tried: the backoff has not passed.
     #[error("{}", .0.why)]
     Away(Away),
-    /// It was tried.
+    /// Tried, and failed.
     #[error("{0}")]
     Failed(E),
 }
 
-impl Ladder {
+impl Backoff {
     pub(super) fn new() -> Self {
         Self {
             reach: watch::Sender::default(),
         }
     }
 
-    /// What is known of the server, now and later.
+    /// Watches whether connections open.
     pub(super) fn reach(&self) -> watch::Receiver<Reach> {
         self.reach.subscribe()
     }
 
-    /// Opens a connection, unless it is known that the server is away, and not time to try.
+    /// Opens a connection, unless the backoff has not passed.
     pub(super) async fn open<T, E>(
         &self,
         opening: impl Future<Output = Result<T, E>>,
@@ -94,7 +93,7 @@ impl Ladder {
         }
     }
 
-    /// Waits until it makes sense to open a connection.
+    /// Waits until the server is reached or the backoff has passed.
     pub(super) async fn ready(&self) {
         let mut reach = self.reach.subscribe();
         loop {
@@ -113,7 +112,7 @@ impl Ladder {
         }
     }
 
-    /// Makes it time for the next try.
+    /// Ends the wait for the next try.
     pub(super) fn try_now(&self) {
         self.reach.send_if_modified(|reach| {
             let next_at = reach.away.as_mut().and_then(|away| away.next_at.as_mut());
@@ -133,22 +132,22 @@ impl Ladder {
                     false => Err(away.clone()),
                 };
             }
-            // Nobody waits for a try to begin.
+            // Waiters need to hear only of the end of the try.
             false
         });
         Ok(Turn {
-            ladder: self,
+            backoff: self,
             failures: turn?,
             worked: false,
-            why: "it was given up before there was an answer".into(),
+            why: "the try was cancelled before an answer came".into(),
         })
     }
 }
 
-/// One try; over when dropped.
+/// One try. Dropped before it has worked, it has failed.
 struct Turn<'a> {
-    ladder: &'a Ladder,
-    /// How many failed before.
+    backoff: &'a Backoff,
+    /// Failed tries in a row, before this one.
     failures: u32,
     worked: bool,
     why: String,
@@ -156,11 +155,11 @@ struct Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.ladder.reach.send_if_modified(|reach| {
+        self.backoff.reach.send_if_modified(|reach| {
             let failures = reach.away().map_or(0, |away| away.failures);
             match self.worked {
                 true => reach.away.take().is_some(),
-                // Of several that were under way at once, one counts.
+                // Of several concurrent failures, count one.
                 false if failures != self.failures => false,
                 false => {
                     let now = Instant::now();
@@ -168,7 +167,7 @@ impl Drop for Turn<'_> {
                         why: std::mem::take(&mut self.why),
                         since: reach.away().map_or(now, |away| away.since),
                         failures: failures + 1,
-                        next_at: Some(now + wait(failures, rand::random())),
+                        next_at: Some(now + backoff(failures, rand::random())),
                     });
                     true
                 }
@@ -177,9 +176,9 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// 1, 2, 4 … 60 s, of which a random half: `random` is uniform in `0.0..1.0`. So those who have lost a server together do
-/// not come back together.
-pub fn wait(failures: u32, random: f64) -> Duration {
+/// The wait after so many further failures: 1, 2, 4 … 60 s, of which at least half. `random` is uniform in `0.0..1.0`: the jitter keeps
+/// hosts that lose a server together from reconnecting together.
+pub fn backoff(failures: u32, random: f64) -> Duration {
     Duration::from_secs(1 << failures.min(6))
         .min(WAIT_MAX)
         .mul_f64(0.5 + 0.5 * random)
@@ -191,90 +190,90 @@ mod tests {
 
     use super::*;
 
-    async fn fails(ladder: &Ladder) -> Result<(), NotOpened<&'static str>> {
+    async fn fails(backoff: &Backoff) -> Result<(), NotOpened<&'static str>> {
         let failing = ready(Err::<(), _>("refused"));
-        ladder.open(failing, |why| (*why).to_string()).await
+        backoff.open(failing, |why| (*why).to_string()).await
     }
 
-    fn away(ladder: &Ladder) -> Option<Away> {
-        ladder.reach().borrow().away().cloned()
+    fn away(backoff: &Backoff) -> Option<Away> {
+        backoff.reach().borrow().away().cloned()
     }
 
     #[test]
-    fn tries_come_after_one_two_four_and_at_most_sixty_seconds() {
-        let waits: Vec<u64> = (0..8).map(|n| wait(n, 1.0).as_secs()).collect();
+    fn backoff_doubles_from_one_to_sixty_seconds() {
+        let waits: Vec<u64> = (0..8).map(|n| backoff(n, 1.0).as_secs()).collect();
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert_eq!(wait(3, 0.0), Duration::from_secs(4));
+        assert_eq!(backoff(3, 0.0), Duration::from_secs(4));
     }
 
     #[tokio::test]
-    async fn a_server_that_is_away_is_not_tried_before_its_time_and_once_then() {
-        let ladder = Ladder::new();
+    async fn one_caller_tries_after_the_backoff_and_the_others_fail_at_once() {
+        let backoff = Backoff::new();
         assert!(matches!(
-            fails(&ladder).await,
+            fails(&backoff).await,
             Err(NotOpened::Failed("refused"))
         ));
-        let Err(NotOpened::Away(told)) = fails(&ladder).await else {
+        let Err(NotOpened::Away(told)) = fails(&backoff).await else {
             panic!("it is not time");
         };
         assert_eq!((told.failures, told.why.as_str()), (1, "refused"));
-        ladder.ready().await;
-        // One tries, the others are told that it is away.
-        let trying = ladder.turn();
-        assert!(matches!(fails(&ladder).await, Err(NotOpened::Away(_))));
+        backoff.ready().await;
+        // During a try, other callers fail at once.
+        let trying = backoff.turn();
+        assert!(matches!(fails(&backoff).await, Err(NotOpened::Away(_))));
         drop(trying);
-        assert_eq!(away(&ladder).map(|away| away.failures), Some(2));
-        ladder.ready().await;
-        let opened = ladder
+        assert_eq!(away(&backoff).map(|away| away.failures), Some(2));
+        backoff.ready().await;
+        let opened = backoff
             .open(ready(Ok::<_, ()>(())), |()| String::new())
             .await;
-        assert!(opened.is_ok() && away(&ladder).is_none());
+        assert!(opened.is_ok() && away(&backoff).is_none());
     }
 
     #[tokio::test]
-    async fn whoever_has_one_last_thing_to_say_does_not_wait() {
-        let ladder = Ladder::new();
+    async fn try_now_skips_the_backoff() {
+        let backoff = Backoff::new();
         for _ in 0..6 {
-            ladder.try_now();
-            assert!(matches!(fails(&ladder).await, Err(NotOpened::Failed(_))));
+            backoff.try_now();
+            assert!(matches!(fails(&backoff).await, Err(NotOpened::Failed(_))));
         }
-        assert_eq!(away(&ladder).map(|away| away.failures), Some(6));
-        assert!(matches!(fails(&ladder).await, Err(NotOpened::Away(_))));
+        assert_eq!(away(&backoff).map(|away| away.failures), Some(6));
+        assert!(matches!(fails(&backoff).await, Err(NotOpened::Away(_))));
     }
 
     #[tokio::test]
-    async fn of_tries_that_were_under_way_at_once_one_counts() {
-        let ladder = Ladder::new();
-        let tries = [ladder.turn(), ladder.turn(), ladder.turn()];
+    async fn concurrent_failures_count_once() {
+        let backoff = Backoff::new();
+        let tries = [backoff.turn(), backoff.turn(), backoff.turn()];
         drop(tries);
-        assert_eq!(away(&ladder).map(|away| away.failures), Some(1));
+        assert_eq!(away(&backoff).map(|away| away.failures), Some(1));
     }
 
     #[tokio::test]
-    async fn a_try_that_is_given_up_has_failed() {
-        let ladder = Ladder::new();
-        let opening = ladder.open(pending::<Result<(), ()>>(), |()| String::new());
+    async fn a_cancelled_try_counts_as_a_failure() {
+        let backoff = Backoff::new();
+        let opening = backoff.open(pending::<Result<(), ()>>(), |()| String::new());
         let _ = tokio::time::timeout(Duration::from_millis(1), opening).await;
-        let told = away(&ladder).expect("it is away");
-        assert!(told.why.contains("given up"), "{}", told.why);
+        let told = away(&backoff).expect("it is away");
+        assert!(told.why.contains("cancelled"), "{}", told.why);
     }
 
     #[tokio::test]
-    async fn who_waits_goes_on_as_soon_as_another_has_reached_it() {
-        let ladder = Ladder::new();
-        let early = ladder.turn();
-        let _ = fails(&ladder).await;
-        let far = away(&ladder).map(|away| Away {
+    async fn a_success_wakes_all_waiters() {
+        let backoff = Backoff::new();
+        let early = backoff.turn();
+        let _ = fails(&backoff).await;
+        let far = away(&backoff).map(|away| Away {
             next_at: Some(Instant::now() + Duration::from_secs(3600)),
             ..away
         });
-        ladder.reach.send_modify(|reach| reach.away = far);
+        backoff.reach.send_modify(|reach| reach.away = far);
         let waits = tokio::spawn({
-            let mut reach = ladder.reach();
+            let mut reach = backoff.reach();
             async move { reach.wait_for(|reach| reach.away().is_none()).await.is_ok() }
         });
         let goes_on = async {
-            let _ = tokio::join!(ladder.ready(), async {
+            let _ = tokio::join!(backoff.ready(), async {
                 early.map(|mut turn| turn.worked = true)
             });
         };
