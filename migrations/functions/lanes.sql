@@ -143,9 +143,10 @@ BEGIN
     IF jsonb_typeof(p_payload) IS DISTINCT FROM 'object' THEN
         RETURN;
     END IF;
-    known := (SELECT jsonb_agg(CASE WHEN jsonb_typeof(w.capabilities -> p_handler -> 'payload_keys') = 'array'
-                                    THEN w.capabilities -> p_handler -> 'payload_keys' END)
+    -- Once for each worker: the document may be large.
+    known := (SELECT jsonb_agg(CASE WHEN jsonb_typeof(registered.keys) = 'array' THEN registered.keys END)
               FROM rouse.worker AS w
+              CROSS JOIN LATERAL (SELECT w.capabilities -> p_handler -> 'payload_keys' AS keys OFFSET 0) AS registered
               WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > clock_timestamp() - interval '90 seconds'
                 AND p_handler = ANY (w.handlers));
     unknown := (SELECT quote_literal(left(k.key, 140))
@@ -155,7 +156,10 @@ BEGIN
     IF known IS NOT NULL AND unknown IS NOT NULL THEN
         RAISE NOTICE 'rouse.enqueue: no live worker knows % in a payload of %', unknown, p_handler
             USING HINT = left(format('Check the key. Known are: %s.', (
-                SELECT string_agg(DISTINCT key, ', ') FROM jsonb_array_elements(known) AS keys, jsonb_array_elements_text(keys) AS key)), 600);
+                SELECT string_agg(DISTINCT key, ', ') FROM jsonb_array_elements(known) AS keys, jsonb_array_elements_text(keys) AS key
+                -- A worker says them, and they go to the terminal of a producer: none with control characters or marks that turn the
+                -- direction of writing.
+                WHERE key !~ '[\u0001-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]')), 600);
     END IF;
 END
 $$;

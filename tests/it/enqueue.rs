@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 
 use serde_json::{Value, json};
+use tokio_postgres::error::DbError;
 use tokio_postgres::{AsyncMessage, Client, IsolationLevel};
 
 use crate::support::TestDb;
@@ -467,8 +468,14 @@ async fn a_null_argument_means_its_default() {
     assert_eq!(row.get::<_, &str>(5), "{}");
 }
 
-/// The notices of these statements.
+/// The messages of the notices of these statements.
 async fn notices(db: &TestDb, statements: &str) -> Vec<String> {
+    let raised = raised(db, statements).await;
+    raised.iter().map(|it| it.message().to_owned()).collect()
+}
+
+/// The notices of these statements.
+async fn raised(db: &TestDb, statements: &str) -> Vec<DbError> {
     let (client, mut connection) = tokio_postgres::connect(&db.url(), tokio_postgres::NoTls)
         .await
         .unwrap();
@@ -476,7 +483,7 @@ async fn notices(db: &TestDb, statements: &str) -> Vec<String> {
         let mut notices = Vec::new();
         while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
             if let AsyncMessage::Notice(notice) = message.unwrap() {
-                notices.push(notice.message().to_owned());
+                notices.push(notice);
             }
         }
         notices
@@ -554,6 +561,18 @@ async fn the_first_job_of_a_lane_brings_a_notice_of_a_key_that_no_live_worker_kn
         format!("rouse.enqueue: no live worker knows '{key}' in a payload of text.stats")
     };
     assert_eq!(told, [of("tpo"), of("txt"), of("tetx")]);
+
+    // What a worker says goes to a producer's terminal.
+    client
+        .batch_execute(
+            r#"UPDATE rouse.worker SET capabilities = '{"text.stats": {"payload_keys": ["text", "\u001b]0;title", "a\nb", "\u202eab", "größe"]}}'
+               WHERE worker_id IN ('w-1', 'w-2')"#,
+        )
+        .await
+        .unwrap();
+    let again = r#"SELECT rouse.enqueue('text.stats', '{"tpo": 3}', queue => 'f')"#;
+    let hint = raised(&db, again).await.remove(0);
+    assert_eq!(hint.hint(), Some("Check the key. Known are: größe, text."));
 }
 
 #[tokio::test]
