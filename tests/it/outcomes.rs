@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use rouse::worker::Settings;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::worker::{TestWorker, ended, enqueue, show, until, until_true};
+use crate::support::proxy::{Proxy, Side};
+use crate::support::worker::{TestWorker, catalog, ended, enqueue, show, until, until_true};
 
 fn settings() -> Settings {
     Settings::default()
@@ -391,5 +393,34 @@ async fn a_job_that_does_what_it_is_not_granted_is_never_tried_again() {
         message.starts_with("the handler asked for a socket"),
         "{message}"
     );
+    worker.drain().await;
+}
+
+/// As with a large result over a slow network: the host waits 15 s for a settlement, and its message never arrives whole.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outcome_whose_settlement_never_arrives_holds_up_no_other() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let worker =
+        TestWorker::start_through(proxy.store(), db.connector(), settings(), catalog().await);
+    let (caught, mut is_caught) = watch::channel(false);
+    let holding = tokio::spawn(async move {
+        let mut held = Vec::new();
+        loop {
+            let hold = proxy.hold("never arrives", Side::Statement);
+            hold.caught().await;
+            held.push(hold);
+            caught.send_replace(true);
+        }
+    });
+    let hanging = enqueue(&client, "test.echo", json!("never arrives")).await;
+    is_caught.wait_for(|is_caught| *is_caught).await.unwrap();
+    let other = enqueue(&client, "test.echo", json!("arrives")).await;
+    assert_eq!(ended(&client, other).await.state, "succeeded");
+    assert_eq!(show(&client, hanging).await.state, "running");
+    holding.abort();
+    let job = ended(&client, hanging).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     worker.drain().await;
 }

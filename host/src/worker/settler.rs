@@ -217,13 +217,18 @@ impl Settler<'_> {
                         report(shared, &one, false);
                     }
                 }
-                Err(error) if error.is_silent() && part.len() > 1 => {
-                    warn!(%error, jobs = part.len(), "cannot settle; trying halves of it");
+                Err(error) if error.is_silent() => {
                     // The first statement may still be running, and hold its locks.
                     how = Locked::Skip;
                     self.wait().await;
                     keep_trying(shared, &mut part);
-                    halve(part, &mut parts);
+                    if part.len() > 1 {
+                        warn!(%error, jobs = part.len(), "cannot settle; trying halves of it");
+                        halve(part, &mut parts);
+                    } else {
+                        warn!(%error, "cannot settle; trying again, after the others");
+                        alone.append(&mut part);
+                    }
                 }
                 Err(error) if error.is_transient() => {
                     warn_unless_unreachable!(
