@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use rouse::job::{Attempt, Fence, JobId, LaneId};
 use rouse::store::{Adopted, ClaimOrder, Locked, LostJob, Stats, Store, WorkerKey};
+use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, result, settlement};
 use crate::support::database::registration;
-use crate::support::worker::{enqueue, events, show};
+use crate::support::worker::{START_ORDER, TestWorker, enqueue, events, show, until_true};
 
 /// Its lease ends, and nothing was heard of its worker since.
 async fn expire(client: &Client, id: JobId) {
@@ -281,4 +282,31 @@ async fn an_adoption_ends_with_the_job_that_fills_eight_mebibytes() {
         adopted.push(round.unwrap().claimed.len());
     }
     assert_eq!(adopted, [8, 5, 1, 0, 0]);
+}
+
+#[tokio::test]
+async fn no_queued_job_is_claimed_before_the_orphans_that_a_cut_adoption_has_left() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "INSERT INTO rouse.queue (name, payload_bytes_max) VALUES ('wide', 67108864);
+             SELECT rouse.enqueue('noop', to_jsonb(repeat('x', 9000000)), queue => 'wide') FROM generate_series(1, 3);
+             UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = 1, claimed_at = now() - interval '2 min',
+                 lease_until = now() - interval '1 min' + id * interval '1 ms';
+             SELECT rouse.enqueue_many('noop', array_fill('{}'::jsonb, ARRAY[20]))",
+        )
+        .await
+        .unwrap();
+    // Room for all orphans and more at once.
+    let settings = Settings {
+        slots: 16,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(&client, "SELECT count(*) = 23 FROM rouse.finished").await;
+    let sql = format!("SELECT array_agg(queue ORDER BY {START_ORDER}) FROM rouse.jobs");
+    let order: Vec<String> = client.query_one(&sql, &[]).await.unwrap().get(0);
+    assert_eq!(order[..3], ["wide", "wide", "wide"], "{order:?}");
+    worker.drain().await;
 }

@@ -279,7 +279,8 @@ impl<'a> Looks<'a> {
         } else {
             self.no_orphans_since = Some(asked);
         }
-        if found.jobs < wanted {
+        // No queued jobs before the orphans that a cut adoption has left.
+        if !found.is_cut && found.jobs < wanted {
             let rest = wanted - found.jobs;
             found += match ready {
                 true => self.claims.claim(rest, After::Recent).await?,
