@@ -15,10 +15,10 @@ mod verify;
 
 use std::{collections::HashSet, fmt, path::Path, sync::Arc, time::Duration};
 
-use deadpool_postgres::{Manager, ManagerConfig, RecyclingMethod, Runtime, Timeouts};
+use deadpool_postgres::{Manager, ManagerConfig, RecyclingMethod};
 use tokio::sync::watch;
 use tokio_postgres::{
-    Client, Config, Socket,
+    Client, Config, Error, Socket,
     config::{Host, SslMode as WireMode},
 };
 
@@ -138,25 +138,27 @@ impl Connector {
     /// If the server cannot be reached, is not trusted, or refuses the user. [`ConnectError::Away`]: an earlier try has failed, and
     /// the backoff has not passed.
     pub async fn connect(&self) -> Result<(Client, Connection), ConnectError> {
-        let patience = self.patience();
-        let opening = async {
-            match tokio::time::timeout(patience, self.config.connect(self.tls.clone())).await {
-                Ok(Ok(connected)) => Ok(connected),
-                Ok(Err(error)) => Err(ConnectError::failed(self.target(), &error)),
-                Err(_) => Err(ConnectError::TimedOut {
-                    target: self.target(),
-                    waited_s: patience.as_secs(),
-                }),
-            }
-        };
-        let opened = self.backoff.open(opening, ConnectError::why).await;
-        opened.map_err(|not| match not {
-            NotOpened::Failed(error) => error,
+        let opened = self.backoff.open(self.patience(), self.opening(), why);
+        opened.await.map_err(|not| match not {
+            NotOpened::Failed(error) => ConnectError::failed(self.target(), &error),
+            NotOpened::Silent(waited) => self.timed_out(waited),
             NotOpened::Away(away) => ConnectError::Away {
                 target: self.target(),
                 why: away.why,
             },
         })
+    }
+
+    fn opening(&self) -> impl Future<Output = Result<(Client, Connection), Error>> + use<> {
+        let (config, tls) = (self.config.clone(), self.tls.clone());
+        async move { config.connect(tls).await }
+    }
+
+    fn timed_out(&self, waited: Duration) -> ConnectError {
+        ConnectError::TimedOut {
+            target: self.target(),
+            waited_s: waited.as_secs(),
+        }
     }
 
     /// Waits until the server is reached or the backoff has passed.
@@ -179,14 +181,27 @@ impl Connector {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn client(&self) -> Result<Client, ConnectError> {
-        let (client, connection) = self.connect().await?;
+        Ok(self.driven(self.connect().await?))
+    }
+
+    fn driven(&self, (client, connection): (Client, Connection)) -> Client {
         let target = self.target();
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::warn!(%target, %error, "a database connection ended");
             }
         });
-        Ok(client)
+        client
+    }
+
+    /// One more connection, beside one that has just been opened: if it fails, the server is reached all the same.
+    async fn another(&self) -> Result<Client, ConnectError> {
+        let patience = self.patience();
+        match tokio::time::timeout(patience, self.opening()).await {
+            Ok(Ok(opened)) => Ok(self.driven(opened)),
+            Ok(Err(error)) => Err(ConnectError::failed(self.target(), &error)),
+            Err(_) => Err(self.timed_out(patience)),
+        }
     }
 
     /// True where connections share their sessions, as behind a pooler in transaction mode: what one of them leaves in a session
@@ -197,7 +212,7 @@ impl Connector {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn shares_sessions(&self) -> Result<bool, ConnectError> {
-        let (one, other) = (self.client().await?, self.client().await?);
+        let (one, other) = (self.client().await?, self.another().await?);
         let looking = async {
             let mut sessions = [HashSet::new(), HashSet::new()];
             for _ in 0..SESSIONS_LOOKED_AT {
@@ -213,10 +228,7 @@ impl Connector {
         match tokio::time::timeout(patience, looking).await {
             Ok(Ok(shared)) => Ok(shared),
             Ok(Err(error)) => Err(ConnectError::failed(self.target(), &error)),
-            Err(_) => Err(ConnectError::TimedOut {
-                target: self.target(),
-                waited_s: patience.as_secs(),
-            }),
+            Err(_) => Err(self.timed_out(patience)),
         }
     }
 
@@ -229,16 +241,15 @@ impl Connector {
                 recycling_method: RecyclingMethod::Fast,
             },
         );
-        let backoff = self.backoff.clone();
-        Pool::builder(Opener { manager, backoff })
+        let opener = Opener {
+            manager: Arc::new(manager),
+            backoff: self.backoff.clone(),
+            patience: self.patience(),
+        };
+        Pool::builder(opener)
             .max_size(size)
-            .runtime(Runtime::Tokio1)
-            .timeouts(Timeouts {
-                create: Some(self.patience()),
-                ..Timeouts::new()
-            })
             .build()
-            .expect("a pool with timeouts has a runtime, one line above")
+            .expect("a pool without timeouts needs no runtime")
     }
 
     /// Where this leads, without secrets: `database on host:port as user`.

@@ -246,6 +246,7 @@ impl Store {
                 why: match &error {
                     PoolError::Backend(NotOpened::Failed(error)) => connect::why(error),
                     PoolError::Backend(NotOpened::Away(away)) => away.why.clone(),
+                    PoolError::Backend(not @ NotOpened::Silent(_)) => not.to_string(),
                     other => describe_chain(other),
                 },
             })

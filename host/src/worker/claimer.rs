@@ -135,13 +135,14 @@ impl Claimer<'_> {
         // The first failure may be one broken connection of the pool.
         if self.failures > 0 {
             self.warned |= !error.is_unreachable();
-            let back = async {
-                if error.is_unreachable() {
-                    return self.shared.store.ready().await;
-                }
-                let wait = backoff(self.failures - 1, rand::random());
+            let wait = backoff(self.failures - 1, rand::random());
+            if !error.is_unreachable() {
                 warn!(%error, wait_ms = wait.as_millis(), "cannot claim; trying again");
+            }
+            let back = async {
                 tokio::select! {
+                    () = self.shared.store.ready(), if error.is_unreachable() => {}
+                    // Also while no connection opens: one of the pool's may be free again.
                     () = tokio::time::sleep(wait) => {}
                     // The listening connection stands again: so does the server.
                     () = self.shared.wakeups.rung() => {}

@@ -8,6 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -444,7 +445,11 @@ pub(super) async fn renew_forever(shared: Arc<Shared>) {
             // A second at most: a database that does not answer must not keep the distrust below
             // from happening.
             match shared.store.renew(&due).await {
-                Ok(answers) => lost |= take_answers(&shared, &due, asked, answers),
+                Ok(answers) => {
+                    // With all slots taken, the next claim may be far away.
+                    shared.database_answers.store(true, Ordering::Relaxed);
+                    lost |= take_answers(&shared, &due, asked, answers);
+                }
                 Err(error) => {
                     shared.leases.unanswered(&due);
                     if !shared.doubted(&error) {

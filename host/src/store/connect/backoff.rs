@@ -4,7 +4,9 @@
 //! until 1, 2, 4 … 60 s have passed; then the next caller makes one try. So callers that retry on their own (settlements,
 //! renewals, steps) need no backoff of their own.
 
+use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -60,6 +62,9 @@ pub enum NotOpened<E> {
     /// Tried, and failed.
     #[error("{0}")]
     Failed(E),
+    /// Tried, without an answer in time.
+    #[error("no answer within {} s", .0.as_secs())]
+    Silent(Duration),
 }
 
 impl Backoff {
@@ -74,23 +79,32 @@ impl Backoff {
         self.reach.subscribe()
     }
 
-    /// Opens a connection, unless the backoff has not passed.
+    /// Opens a connection, unless the backoff has not passed. The try goes on if the caller does not wait for it: whether the server is
+    /// reached does not depend on the patience of one task.
     pub(super) async fn open<T, E>(
-        &self,
-        opening: impl Future<Output = Result<T, E>>,
-        describe: impl FnOnce(&E) -> String,
-    ) -> Result<T, NotOpened<E>> {
-        let mut turn = self.turn().map_err(NotOpened::Away)?;
-        match opening.await {
-            Ok(opened) => {
-                turn.worked = true;
-                Ok(opened)
+        self: &Arc<Self>,
+        patience: Duration,
+        opening: impl Future<Output = Result<T, E>> + Send + 'static,
+        describe: impl FnOnce(&E) -> String + Send + 'static,
+    ) -> Result<T, NotOpened<E>>
+    where
+        T: Send + 'static,
+        E: fmt::Display + Send + 'static,
+    {
+        let turn = self.turn().map_err(NotOpened::Away)?;
+        let trying = tokio::spawn(async move {
+            let opened = match tokio::time::timeout(patience, opening).await {
+                Ok(opened) => opened.map_err(NotOpened::Failed),
+                Err(_) => Err(NotOpened::Silent(patience)),
+            };
+            match &opened {
+                Ok(_) => turn.worked(),
+                Err(NotOpened::Failed(error)) => turn.failed(describe(error)),
+                Err(not) => turn.failed(not.to_string()),
             }
-            Err(error) => {
-                turn.why = describe(&error);
-                Err(NotOpened::Failed(error))
-            }
-        }
+            opened
+        });
+        trying.await.expect("nobody aborts a try")
     }
 
     /// Waits until the server is reached or the backoff has passed.
@@ -120,7 +134,7 @@ impl Backoff {
         });
     }
 
-    fn turn(&self) -> Result<Turn<'_>, Away> {
+    fn turn(self: &Arc<Self>) -> Result<Turn, Away> {
         let mut turn = Ok(0);
         self.reach.send_if_modified(|reach| {
             if let Some(away) = &mut reach.away {
@@ -136,24 +150,34 @@ impl Backoff {
             false
         });
         Ok(Turn {
-            backoff: self,
+            backoff: self.clone(),
             failures: turn?,
             worked: false,
-            why: "the try was cancelled before an answer came".into(),
+            why: "the try was cancelled".into(),
         })
     }
 }
 
 /// One try. Dropped before it has worked, it has failed.
-struct Turn<'a> {
-    backoff: &'a Backoff,
+struct Turn {
+    backoff: Arc<Backoff>,
     /// Failed tries in a row, before this one.
     failures: u32,
     worked: bool,
     why: String,
 }
 
-impl Drop for Turn<'_> {
+impl Turn {
+    fn worked(mut self) {
+        self.worked = true;
+    }
+
+    fn failed(mut self, why: String) {
+        self.why = why;
+    }
+}
+
+impl Drop for Turn {
     fn drop(&mut self) {
         self.backoff.reach.send_if_modified(|reach| {
             let failures = reach.away().map_or(0, |away| away.failures);
@@ -190,9 +214,12 @@ mod tests {
 
     use super::*;
 
-    async fn fails(backoff: &Backoff) -> Result<(), NotOpened<&'static str>> {
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    async fn fails(backoff: &Arc<Backoff>) -> Result<(), NotOpened<&'static str>> {
         let failing = ready(Err::<(), _>("refused"));
-        backoff.open(failing, |why| (*why).to_string()).await
+        let describe = |why: &&str| (*why).to_string();
+        backoff.open(PATIENCE, failing, describe).await
     }
 
     fn away(backoff: &Backoff) -> Option<Away> {
@@ -208,7 +235,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_caller_tries_after_the_backoff_and_the_others_fail_at_once() {
-        let backoff = Backoff::new();
+        let backoff = Arc::new(Backoff::new());
         assert!(matches!(
             fails(&backoff).await,
             Err(NotOpened::Failed("refused"))
@@ -224,15 +251,14 @@ mod tests {
         drop(trying);
         assert_eq!(away(&backoff).map(|away| away.failures), Some(2));
         backoff.ready().await;
-        let opened = backoff
-            .open(ready(Ok::<_, ()>(())), |()| String::new())
-            .await;
+        let opening = ready(Ok::<_, &str>(()));
+        let opened = backoff.open(PATIENCE, opening, |_| String::new()).await;
         assert!(opened.is_ok() && away(&backoff).is_none());
     }
 
     #[tokio::test]
     async fn try_now_skips_the_backoff() {
-        let backoff = Backoff::new();
+        let backoff = Arc::new(Backoff::new());
         for _ in 0..6 {
             backoff.try_now();
             assert!(matches!(fails(&backoff).await, Err(NotOpened::Failed(_))));
@@ -243,24 +269,47 @@ mod tests {
 
     #[tokio::test]
     async fn concurrent_failures_count_once() {
-        let backoff = Backoff::new();
+        let backoff = Arc::new(Backoff::new());
         let tries = [backoff.turn(), backoff.turn(), backoff.turn()];
         drop(tries);
         assert_eq!(away(&backoff).map(|away| away.failures), Some(1));
     }
 
     #[tokio::test]
-    async fn a_cancelled_try_counts_as_a_failure() {
-        let backoff = Backoff::new();
-        let opening = backoff.open(pending::<Result<(), ()>>(), |()| String::new());
-        let _ = tokio::time::timeout(Duration::from_millis(1), opening).await;
+    async fn a_try_goes_on_without_its_caller() {
+        let backoff = Arc::new(Backoff::new());
+        let _ = fails(&backoff).await;
+        backoff.ready().await;
+        let (answer, answered) = tokio::sync::oneshot::channel::<()>();
+        let opening = backoff.open(PATIENCE, answered, |_| String::new());
+        assert!(
+            tokio::time::timeout(Duration::from_millis(1), opening)
+                .await
+                .is_err(),
+            "the caller has gone"
+        );
+        assert!(matches!(fails(&backoff).await, Err(NotOpened::Away(_))));
+        answer.send(()).expect("the try goes on");
+        let mut reach = backoff.reach();
+        reach
+            .wait_for(|reach| reach.away().is_none())
+            .await
+            .unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_try_without_an_answer_fails() {
+        let backoff = Arc::new(Backoff::new());
+        let opening = pending::<Result<(), &str>>();
+        let opened = backoff.open(Duration::from_millis(1), opening, |_| String::new());
+        assert!(matches!(opened.await, Err(NotOpened::Silent(_))));
         let told = away(&backoff).expect("it is away");
-        assert!(told.why.contains("cancelled"), "{}", told.why);
+        assert!(told.why.starts_with("no answer"), "{}", told.why);
     }
 
     #[tokio::test]
     async fn a_success_wakes_all_waiters() {
-        let backoff = Backoff::new();
+        let backoff = Arc::new(Backoff::new());
         let early = backoff.turn();
         let _ = fails(&backoff).await;
         let far = away(&backoff).map(|away| Away {
@@ -273,9 +322,7 @@ mod tests {
             async move { reach.wait_for(|reach| reach.away().is_none()).await.is_ok() }
         });
         let goes_on = async {
-            let _ = tokio::join!(backoff.ready(), async {
-                early.map(|mut turn| turn.worked = true)
-            });
+            let _ = tokio::join!(backoff.ready(), async { early.map(Turn::worked) });
         };
         tokio::time::timeout(Duration::from_secs(20), goes_on)
             .await

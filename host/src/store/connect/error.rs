@@ -115,15 +115,6 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// The cause, without the address.
-    pub(super) fn why(&self) -> String {
-        match self {
-            Self::Failed { why, next, .. } => format!("{why}{next}"),
-            Self::TimedOut { waited_s, .. } => format!("no answer within {waited_s} s"),
-            other => other.to_string(),
-        }
-    }
-
     pub(in crate::store) fn failed(target: String, error: &tokio_postgres::Error) -> Self {
         Self::Failed {
             target,

@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use deadpool::managed::{self, Metrics, RecycleError, RecycleResult};
 use deadpool_postgres::{ClientWrapper, Connect, Manager};
@@ -21,8 +22,10 @@ pub type PooledClient = managed::Object<Opener>;
 /// Opens connections for a pool, subject to the backoff.
 #[derive(Debug)]
 pub struct Opener {
-    pub(super) manager: Manager,
+    pub(super) manager: Arc<Manager>,
     pub(super) backoff: Arc<Backoff>,
+    /// How long a try may take.
+    pub(super) patience: Duration,
 }
 
 impl managed::Manager for Opener {
@@ -30,7 +33,9 @@ impl managed::Manager for Opener {
     type Error = NotOpened<Error>;
 
     async fn create(&self) -> Result<ClientWrapper, Self::Error> {
-        self.backoff.open(self.manager.create(), why).await
+        let manager = self.manager.clone();
+        let opening = async move { manager.create().await };
+        self.backoff.open(self.patience, opening, why).await
     }
 
     async fn recycle(&self, client: &mut ClientWrapper, _: &Metrics) -> RecycleResult<Self::Error> {
