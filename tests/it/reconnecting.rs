@@ -1,6 +1,6 @@
 //! During an outage of the server, all tasks of a host share one backoff, and the log has one warning.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rouse::store::Store;
 use rouse::worker::Settings;
@@ -9,15 +9,15 @@ use serde_json::json;
 use crate::outages::serve;
 use crate::support::TestDb;
 use crate::support::proxy::Proxy;
-use crate::support::worker::{PATIENCE, TestWorker, catalog, ended, enqueue, until_true};
+use crate::support::worker::{PATIENCE, TestWorker, catalog, ended, enqueue, until, until_true};
 
 /// The first three waits of the backoff at their shortest: half of 1, 2 and 4 s.
 const THREE_WAITS: Duration = Duration::from_millis(3500);
 /// Concurrent tries at the start of the outage, before the first one has failed.
 const AT_ONCE_MAX: usize = 4;
 
-/// Waits for the end of the third wait and checks the number of tries until then; returns the time of the last one.
-async fn third_try(proxy: &Proxy) -> Instant {
+/// Waits for the end of the third wait and checks the number of tries until then; returns the time from the first try to the last.
+async fn three_waits(proxy: &Proxy) -> Duration {
     let tries = proxy.tried_after(THREE_WAITS).await;
     let last = tries.partition_point(|at| *at - tries[0] < THREE_WAITS);
     assert!(
@@ -26,7 +26,7 @@ async fn third_try(proxy: &Proxy) -> Instant {
         last + 1,
         tries[last] - tries[0]
     );
-    tries[last]
+    tries[last] - tries[0]
 }
 
 // The proxy passes on while the test waits for lines.
@@ -50,7 +50,7 @@ async fn a_settlement_and_a_renewal_share_one_backoff() {
     host.line(PATIENCE, |line| {
         line.contains("the database is not reached")
     });
-    third_try(&proxy).await;
+    three_waits(&proxy).await;
     proxy.comes_back();
     host.line(PATIENCE, |line| {
         line.contains("the database is reached again")
@@ -91,15 +91,15 @@ async fn jitter_spreads_the_reconnects_of_twenty_hosts() {
     for (proxy, _) in &hosts {
         proxy.goes_away();
     }
-    let mut reached = Vec::new();
+    // From each host's own first try on: those come when it has something to ask.
+    let mut waited = Vec::new();
     for (proxy, _) in &hosts {
-        reached.push(third_try(proxy).await);
+        waited.push(three_waits(proxy).await);
     }
-    let (first, last) = (reached.iter().min().unwrap(), reached.iter().max().unwrap());
+    let (shortest, longest) = (waited.iter().min().unwrap(), waited.iter().max().unwrap());
     assert!(
-        *last - *first > Duration::from_millis(500),
-        "all of them tried again within {:?}",
-        *last - *first
+        *longest - *shortest > Duration::from_millis(500),
+        "all of them waited between {shortest:?} and {longest:?}"
     );
     for (proxy, _) in &hosts {
         proxy.comes_back();
@@ -122,10 +122,36 @@ async fn a_worker_that_stops_unregisters_despite_the_backoff() {
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.worker)").await;
     proxy.goes_away();
     // The next try is at least two seconds away.
-    third_try(&proxy).await;
+    three_waits(&proxy).await;
     proxy.comes_back();
     worker.drain().await;
     let stopped = "SELECT bool_and(stopped_at IS NOT NULL) FROM rouse.worker";
     let row = client.query_one(stopped, &[]).await.unwrap();
     assert!(row.get::<_, bool>(0));
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_tries_every_five_seconds() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let connector = proxy.connector();
+    let store = Store::new(&connector, 2);
+    let worker = TestWorker::start_through(store, connector, Settings::default(), catalog().await);
+    let id = enqueue(&client, "test.sleep", json!({"ms": 1000})).await;
+    until(&client, id, |job| job.state == "running").await;
+    proxy.goes_away();
+    // Half of 1, 2, 4 and 8 s: the next waits are 8 s at least.
+    let before = proxy.tried_after(Duration::from_millis(7500)).await.len();
+    let (_, stopping) = tokio::join!(worker.drain(), async {
+        let tries = proxy.tried(|tries| tries.len() >= before + 3).await;
+        proxy.comes_back();
+        tries[before + 1..]
+            .windows(2)
+            .map(|two| two[1] - two[0])
+            .max()
+    });
+    assert!(stopping < Some(Duration::from_secs(7)), "{stopping:?}");
+    let job = ended(&client, id).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
 }

@@ -249,6 +249,7 @@ pub async fn run(
     };
     spawn(Box::pin(leases::renew_forever(shared.clone())));
     spawn(Box::pin(reach::report_forever(shared.clone())));
+    spawn(Box::pin(reach::hurry_when_stopping(shared.clone())));
     spawn(Box::pin(progress::run_forever(shared.clone())));
     around.spawn(logs::run_until(shared.clone(), around_stop.clone()));
     spawn(Box::pin(usage::run_forever(shared.clone())));
@@ -281,6 +282,7 @@ pub async fn run(
     around_stop.cancel();
     around.close();
     around.wait().await;
+    shared.store.try_now();
     logs::finish(&shared).await;
     if let Some(why) = shared.fatal.get() {
         anyhow::bail!("{why}");

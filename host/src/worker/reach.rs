@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tracing::{info, warn};
 
@@ -17,6 +18,19 @@ macro_rules! warn_unless_unreachable {
     };
 }
 pub(super) use warn_unless_unreachable;
+
+/// While a worker stops, a connection is tried this often, whatever the backoff says.
+const STOPPING_TRY_EVERY: Duration = Duration::from_secs(5);
+
+/// Shortens the backoff from the order to stop on: a host that is killed before it has settled loses its outcomes, and they count as
+/// crashes.
+pub(super) async fn hurry_when_stopping(shared: Arc<Shared>) {
+    shared.stop.drain.cancelled().await;
+    loop {
+        shared.store.try_now();
+        tokio::time::sleep(STOPPING_TRY_EVERY).await;
+    }
+}
 
 /// Runs until the worker ends.
 pub(super) async fn report_forever(shared: Arc<Shared>) {

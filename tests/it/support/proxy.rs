@@ -117,11 +117,17 @@ impl Proxy {
 
     /// Waits until somebody connects in vain so long after the first who did; returns when all of them did.
     pub(crate) async fn tried_after(&self, later: Duration) -> Vec<Instant> {
-        let mut tries = self.tries.subscribe();
-        let tried = tries.wait_for(|tries| match (tries.first(), tries.last()) {
-            (Some(first), Some(last)) => *last - *first >= later,
+        self.tried(|tries| match tries {
+            [first, .., last] => *last - *first >= later,
             _ => false,
-        });
+        })
+        .await
+    }
+
+    /// Waits until those who connected in vain are enough; returns when all of them did.
+    pub(crate) async fn tried(&self, are_enough: impl Fn(&[Instant]) -> bool) -> Vec<Instant> {
+        let mut tries = self.tries.subscribe();
+        let tried = tries.wait_for(|tries| are_enough(tries));
         let tried = tokio::time::timeout(PATIENCE, tried).await;
         tried
             .expect("it is tried")
