@@ -222,12 +222,16 @@ impl Settler<'_> {
                     how = Locked::Skip;
                     self.wait().await;
                     keep_trying(shared, &mut part);
-                    if part.len() > 1 {
-                        warn!(%error, jobs = part.len(), "cannot settle; trying halves of it");
-                        halve(part, &mut parts);
-                    } else {
-                        warn!(%error, "cannot settle; trying again, after the others");
-                        alone.append(&mut part);
+                    match part.len() {
+                        0 => {}
+                        1 => {
+                            warn!(%error, "cannot settle; trying again, after the others");
+                            alone.append(&mut part);
+                        }
+                        jobs => {
+                            warn!(%error, jobs, "cannot settle; trying halves of it");
+                            halve(part, &mut parts);
+                        }
                     }
                 }
                 Err(error) if error.is_transient() => {
