@@ -1,12 +1,15 @@
 //! The commands that look at the fleet, and ask it to prove itself.
 
+use std::sync::Arc;
+
+use rouse::sandbox::{Catalog, Digest};
 use rouse::store::{Stats, Store, WorkerKey};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use crate::support::database::registration;
-use crate::support::worker::{TestWorker, enqueue, guests_dir, put, until_true, watched};
+use crate::support::worker::{TestWorker, enqueue, guests_dir, put, sandbox, until_true, watched};
 use crate::support::{Ran, TestDb, command, folder, rouse_in, scratch};
 
 /// Runs a command to its end, in an empty folder.
@@ -223,21 +226,119 @@ async fn a_worker_proves_what_it_can_run_and_says_what_it_cannot() {
     proven.exits(0);
     let proven = proven.json();
     let bytes = std::fs::read(guests_dir().join("test_guests.wasm")).unwrap();
-    let digest = rouse::sandbox::Digest::of(&bytes).to_string();
+    let digest = Digest::of(&bytes).to_string();
     assert_eq!(proven["answer"]["has"], true);
     assert_eq!(proven["answer"]["version"], "9.8.7");
     assert_eq!(proven["answer"]["sha256"], digest);
+    assert_eq!(proven["verdict"], "claims");
     rouse(&db, &["workers", "verify", "mail-1", "noop"])
         .await
         .exits(0)
-        .says("worker mail-1 can run noop");
+        .says("worker mail-1 claims that it can run noop");
+    let module = guests_dir().join("test_guests.wasm");
+    let verify = |handler| {
+        let args = ["workers", "verify", "mail-1", handler, "--module"];
+        [args.as_slice(), &[module.to_str().unwrap()]].concat()
+    };
+    rouse(&db, &verify("test.echo"))
+        .await
+        .exits(0)
+        .says(&format!(
+            "worker mail-1 proves that it has the module of test.echo 9.8.7, sha256 {digest}"
+        ));
+    rouse(&db, &verify("noop"))
+        .await
+        .exits(4)
+        .says("worker mail-1 has another module: sha256 ");
 
     let cannot = rouse(&db, &["workers", "verify", "mail-1", "no.such"]).await;
     cannot
         .exits(4)
-        .says("worker mail-1 cannot run no.such: the worker does not have this handler");
+        .says("worker mail-1 cannot run the handler: the worker does not have this handler");
     let nobody = rouse(&db, &["workers", "verify", "nobody", "noop"]).await;
     nobody.exits(3).says("no worker nobody lives");
+    worker.drain().await;
+}
+
+/// A worker made of SQL: it knows what its module's file is like, and has no file.
+#[tokio::test]
+async fn a_worker_without_the_module_does_not_prove_that_it_has_it() {
+    let db = TestDb::new().await;
+    let fake = db.worker().await;
+    let module = guests_dir().join("test_guests.wasm");
+    let digest = Digest::of(&std::fs::read(&module).unwrap()).to_string();
+    let module = module.to_str().unwrap();
+    let args = ["workers", "verify", "w-1", "test.echo", "--module", module];
+    let known = json!({"has": true, "version": "9.8.7", "sha256": digest});
+    let of_another_nonce = Digest::proof("another nonce", &std::fs::read(module).unwrap());
+    for (more, says) in [
+        (
+            json!({}),
+            "does not prove that it has the module: no reason given",
+        ),
+        (
+            json!({"proof": of_another_nonce.to_string()}),
+            "its proof does not fit the file",
+        ),
+        (
+            json!({"unproven": "its file is gone"}),
+            "does not prove that it has the module: its file is gone",
+        ),
+    ] {
+        let answer = async {
+            let asked = loop {
+                if let Some(asked) = fake.challenges().await.unwrap().pop() {
+                    break asked;
+                }
+            };
+            let mut answer = known.clone();
+            answer
+                .as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
+            fake.answer_challenge(&asked.nonce, &answer).await.unwrap();
+        };
+        let (said, ()) = tokio::join!(rouse(&db, &args), answer);
+        said.exits(4).says(says);
+    }
+}
+
+#[tokio::test]
+async fn a_worker_whose_file_has_changed_or_gone_says_that_it_proves_nothing() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (noop, served) = (
+        guests_dir().join("noop.wasm"),
+        folder.path().join("noop.wasm"),
+    );
+    std::fs::copy(&noop, &served).unwrap();
+    // Nobody watches the folder, so that the handler stays what it is.
+    let catalog = Catalog::open(sandbox(), folder.path()).await.unwrap();
+    let worker = TestWorker::start_on(&db, named("mail-1"), Arc::new(catalog));
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
+    let args = [
+        "workers",
+        "verify",
+        "mail-1",
+        "noop",
+        "--module",
+        noop.to_str().unwrap(),
+    ];
+    rouse(&db, &args)
+        .await
+        .exits(0)
+        .says("proves that it has the module of noop");
+    std::fs::write(&served, "a newer file that is no module").unwrap();
+    let changed = "worker mail-1 does not prove that it has the module: its file has changed since it was loaded";
+    rouse(&db, &args).await.exits(4).says(changed);
+    std::fs::remove_file(&served).unwrap();
+    rouse(&db, &args).await.exits(4).says("its file is gone");
+    let args = ["workers", "verify", "mail-1", "noop", "--module", "no.wasm"];
+    rouse(&db, &args)
+        .await
+        .exits(1)
+        .says("read the module no.wasm");
     worker.drain().await;
 }
 

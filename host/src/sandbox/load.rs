@@ -33,6 +33,11 @@ impl Digest {
         own.copy_from_slice(digest(&SHA256, bytes).as_ref());
         Self(own)
     }
+
+    /// The SHA-256 of the nonce followed by the bytes: only who has the bytes can compute it for a new nonce.
+    pub fn proof(nonce: &str, bytes: &[u8]) -> Self {
+        Self::of(&[nonce.as_bytes(), bytes].concat())
+    }
 }
 
 impl fmt::Display for Digest {

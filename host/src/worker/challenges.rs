@@ -1,8 +1,8 @@
-//! Proves to operators that this worker can run what it says it can (SPEC row A9).
+//! Proves to operators that this worker has what it has registered (SPEC row A9).
 //!
-//! A registration is only what a worker said of itself when it came. Asked, it instantiates the handler's module
-//! once more, in a throwaway instance, and answers behind its key: so the answer comes from this life of this
-//! worker, and from now.
+//! A registration is only what a worker says of itself. Challenged, it calls the module's `describe` in a throwaway
+//! instance, and hashes the nonce with the bytes of the module's file, which only who has that file can do. Whoever asks and
+//! has the file too compares the hash.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,6 +13,7 @@ use tracing::info;
 
 use super::Shared;
 use super::reach::warn_unless_unreachable;
+use crate::store::{Challenge, StoreError};
 
 /// Rung where somebody asks.
 #[derive(Default)]
@@ -45,7 +46,7 @@ pub(super) fn look_where_deaf(shared: &Shared) {
     }
 }
 
-async fn answer_all(shared: &Shared) -> Result<(), crate::store::StoreError> {
+async fn answer_all(shared: &Shared) -> Result<(), StoreError> {
     loop {
         let asked = shared.store.challenges().await?;
         if asked.is_empty() {
@@ -53,7 +54,7 @@ async fn answer_all(shared: &Shared) -> Result<(), crate::store::StoreError> {
         }
         let mut failed = None;
         for challenge in asked {
-            let answer = prove(shared, &challenge.handler).await;
+            let answer = answer_to(shared, &challenge).await;
             info!(handler = challenge.handler, %answer, "challenged");
             let told = shared.store.answer_challenge(&challenge.nonce, &answer);
             // Whoever has asked for another handler does not wait in vain too.
@@ -68,10 +69,11 @@ async fn answer_all(shared: &Shared) -> Result<(), crate::store::StoreError> {
     }
 }
 
-/// `{"has": true, "version": …, "sha256": …}`, or why not.
-async fn prove(shared: &Shared, name: &str) -> Value {
+/// `{"has": true, "version": …, "sha256": …, "grants": […], "proof": …}`, or `why` not. `proof` is the
+/// [proof](crate::sandbox::Digest::proof) that the worker has the file; where there is none, `unproven` says why.
+async fn answer_to(shared: &Shared, challenge: &Challenge) -> Value {
     let handlers = shared.catalog.current();
-    let Some(handler) = handlers.get(name) else {
+    let Some(handler) = handlers.get(&challenge.handler) else {
         return json!({"has": false, "why": "the worker does not have this handler"});
     };
     let mut answer = json!({
@@ -83,6 +85,17 @@ async fn prove(shared: &Shared, name: &str) -> Value {
     if let Err(why) = shared.sandbox.verify(handler).await {
         answer["has"] = json!(false);
         answer["why"] = json!(format!("the module cannot be run any more: {why}"));
+        return answer;
+    }
+    let proof = {
+        let (catalog, module) = (shared.catalog.clone(), handler.module.clone());
+        let bytes_max = shared.sandbox.settings().module_bytes_max;
+        let nonce = challenge.nonce.clone();
+        tokio::task::spawn_blocking(move || catalog.prove(&module, &nonce, bytes_max)).await
+    };
+    match proof.unwrap_or_else(|error| Err(format!("its file could not be read: {error}"))) {
+        Ok(proof) => answer["proof"] = json!(proof.to_string()),
+        Err(why) => answer["unproven"] = json!(why),
     }
     answer
 }

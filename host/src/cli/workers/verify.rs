@@ -1,8 +1,10 @@
-//! `rouse workers verify`: a worker proves that it can run a handler (SPEC row A9).
+//! `rouse workers verify`: a worker proves that it has the module of a handler (SPEC row A9).
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 
@@ -10,11 +12,12 @@ use super::{EXIT_REFUSED, EXIT_UNKNOWN};
 use crate::cli::duration::duration;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
+use crate::sandbox::Digest;
 
 /// How often the answer is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// It has answered that it cannot.
+/// It has answered that it cannot, or its proof does not fit the file.
 const EXIT_CANNOT: u8 = 4;
 /// It has not answered in time.
 const EXIT_TIMEOUT: u8 = 5;
@@ -22,8 +25,12 @@ const EXIT_TIMEOUT: u8 = 5;
 /// Options of `rouse workers verify`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-The worker instantiates the handler's module anew and answers with its version and the sha256 of its file, behind its \
-key. Exit codes: 0 it can · 3 no such worker lives · 4 it cannot · 5 no answer in time · 6 it has 100 questions to answer")]
+The worker calls the module's `describe` in a new instance, and answers behind its key with the version, the sha256 of \
+its file, and a proof: the sha256 of the nonce followed by the file. With --module the proof is compared with FILE; without \
+it the answer is only what the worker claims.
+
+Exit codes: 0 it proves or claims that it can · 3 no such worker lives · 4 it cannot, or does not prove that it has FILE · \
+5 no answer in time · 6 it has 100 questions to answer")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
@@ -33,6 +40,10 @@ pub(super) struct Args {
 
     /// The handler
     handler: String,
+
+    /// The module that the worker is to have
+    #[arg(long, value_name = "FILE")]
+    module: Option<PathBuf>,
 
     /// How long to wait for its answer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
@@ -45,6 +56,12 @@ pub(super) struct Args {
 
 /// Asks and waits.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let file = match &args.module {
+        Some(path) => Some(
+            std::fs::read(path).with_context(|| format!("read the module {}", path.display()))?,
+        ),
+        None => None,
+    };
     let store = args.target.checked_store().await?;
     let (id, handler) = (plain(&args.id), plain(&args.handler));
     let nonce = match store.challenge(&args.id, &args.handler).await {
@@ -77,31 +94,79 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         tokio::time::sleep(LOOK_EVERY).await;
     };
-    let has = answer["has"] == true;
+    let verdict = Verdict::of(&answer, &nonce, file.as_deref());
+    let exit = match &verdict {
+        Verdict::Proves | Verdict::Claims => ExitCode::SUCCESS,
+        Verdict::Refuted(_) => ExitCode::from(EXIT_CANNOT),
+    };
     if args.json {
         println!(
             "{}",
-            as_json(
-                json!({"worker_id": args.id, "handler": args.handler, "nonce": nonce, "answer": answer})
-            )
+            as_json(json!({
+                "worker_id": args.id, "handler": args.handler, "nonce": nonce, "answer": answer,
+                "verdict": verdict.as_str(),
+            }))
         );
-    } else if has {
-        println!("{}", proven(&id, &handler, &answer));
-    } else {
-        let why = plain(answer["why"].as_str().unwrap_or_default());
-        eprintln!("rouse: worker {id} cannot run {handler}: {why}");
+        return Ok(exit);
     }
-    Ok(match has {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::from(EXIT_CANNOT),
-    })
+    let text = |key: &str| plain(answer[key].as_str().unwrap_or_default());
+    let (version, sha256) = (text("version"), text("sha256"));
+    match verdict {
+        Verdict::Proves => println!(
+            "worker {id} proves that it has the module of {handler} {version}, sha256 {sha256}"
+        ),
+        Verdict::Claims => println!(
+            "worker {id} claims that it can run {handler} {version}, sha256 {sha256}; `--module FILE` asks for a proof"
+        ),
+        Verdict::Refuted(why) => eprintln!("rouse: worker {id} {}", plain(&why)),
+    }
+    Ok(exit)
 }
 
-fn proven(id: &str, handler: &str, answer: &Value) -> String {
-    let text = |key: &str| plain(answer[key].as_str().unwrap_or_default());
-    format!(
-        "worker {id} can run {handler} {}, sha256 {}",
-        text("version"),
-        text("sha256")
-    )
+/// What an answer shows.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// The worker has the file.
+    Proves,
+    /// The worker says that it can run the handler; nobody has compared its proof with the file.
+    Claims,
+    /// It cannot run the handler, or does not prove that it has the file; a sentence without its subject.
+    Refuted(String),
+}
+
+impl Verdict {
+    fn of(answer: &Value, nonce: &str, file: Option<&[u8]>) -> Self {
+        let text = |key: &str| answer[key].as_str().unwrap_or("no reason given");
+        if answer["has"] != true {
+            return Self::Refuted(format!("cannot run the handler: {}", text("why")));
+        }
+        let Some(file) = file else {
+            return Self::Claims;
+        };
+        let own = Digest::of(file).to_string();
+        if answer["sha256"] != own.as_str() {
+            return Self::Refuted(format!(
+                "has another module: sha256 {}; the file has sha256 {own}",
+                text("sha256")
+            ));
+        }
+        match answer["proof"].as_str() {
+            Some(proof) if proof == Digest::proof(nonce, file).to_string() => Self::Proves,
+            Some(_) => Self::Refuted(
+                "does not prove that it has the module: its proof does not fit the file".into(),
+            ),
+            None => Self::Refuted(format!(
+                "does not prove that it has the module: {}",
+                text("unproven")
+            )),
+        }
+    }
+
+    fn as_str(&self) -> &'static str {
+        match self {
+            Self::Proves => "proves",
+            Self::Claims => "claims",
+            Self::Refuted(_) => "refuted",
+        }
+    }
 }

@@ -332,6 +332,24 @@ impl Catalog {
         listed.into_iter().map(digest).collect()
     }
 
+    /// The [proof](Digest::proof) that this host has the file of a module. Blocks while it reads the file.
+    ///
+    /// # Errors
+    /// When the folder no longer has that file, or has other bytes under its name; a sentence that begins with "it …" or "its …".
+    pub fn prove(&self, module: &Module, nonce: &str, bytes_max: usize) -> Result<Digest, String> {
+        let path = self.dir.join(&module.file);
+        let stamp = file::Stamp::at(&path).ok_or("its file is gone")?;
+        let listed = file::Listed {
+            path,
+            stamp,
+            signature: None,
+        };
+        match file::read(&listed, bytes_max)? {
+            Some(bytes) if Digest::of(&bytes) == module.digest => Ok(Digest::proof(nonce, &bytes)),
+            Some(_) | None => Err("its file has changed since it was loaded".into()),
+        }
+    }
+
     /// What is free on the disk that the folder is on, bytes; none where that cannot be told.
     pub fn disk_free_bytes(&self) -> Option<u64> {
         let disk = rustix::fs::statvfs(&self.dir).ok()?;
