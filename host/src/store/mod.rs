@@ -37,6 +37,8 @@ mod steps;
 mod tell;
 mod vitals;
 
+use std::error::Error as _;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -140,6 +142,18 @@ impl StoreError {
     /// True if no connection could be opened. The worker reports an outage once (`worker/reach.rs`).
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. })
+    }
+
+    /// True if the connection broke under the statement. In an outage, one statement of each task may end so before the first try to
+    /// connect has failed.
+    pub fn is_cut_off(&self) -> bool {
+        let Self::Refused(error) = self else {
+            return false;
+        };
+        error.is_closed()
+            || error
+                .source()
+                .is_some_and(|source| source.is::<io::Error>())
     }
 
     /// True if Postgres did not answer in time.

@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::Shared;
 use super::claims::Found;
 use super::look::{Looks, Why};
 use super::poll::Poll;
+use super::reach::warn_unless_unreachable;
 use super::sleeper::{BUSY_AFTER, Sleeper};
 use crate::store::StoreError;
 use crate::store::connect::backoff;
@@ -134,11 +135,10 @@ impl Claimer<'_> {
         self.shared.doubted(error);
         // The first failure may be one broken connection of the pool.
         if self.failures > 0 {
-            self.warned |= !error.is_unreachable();
+            self.warned |= !error.is_unreachable() && !error.is_cut_off();
             let wait = backoff(self.failures - 1, rand::random());
-            if !error.is_unreachable() {
-                warn!(%error, wait_ms = wait.as_millis(), "cannot claim; trying again");
-            }
+            let wait_ms = wait.as_millis();
+            warn_unless_unreachable!(error, wait_ms, "cannot claim; trying again");
             let back = async {
                 tokio::select! {
                     () = self.shared.store.ready(), if error.is_unreachable() => {}

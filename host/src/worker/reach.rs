@@ -8,12 +8,15 @@ use tracing::{info, warn};
 
 use super::Shared;
 
-/// Warns of a failed call, or logs it at debug during an outage, which [`report_forever`] reports.
+/// Warns of a failed call; not if there was no connection for it, since [`report_forever`] warns of an outage once.
 macro_rules! warn_unless_unreachable {
     ($error:ident, $($rest:tt)+) => {
-        match $error.is_unreachable() {
-            true => tracing::debug!(error = %$error, $($rest)+),
-            false => tracing::warn!(error = %$error, $($rest)+),
+        if $error.is_unreachable() {
+            tracing::debug!(error = %$error, $($rest)+)
+        } else if $error.is_cut_off() {
+            tracing::info!(error = %$error, $($rest)+)
+        } else {
+            tracing::warn!(error = %$error, $($rest)+)
         }
     };
 }
