@@ -142,9 +142,11 @@ $$;
 
 -- Whether these are at most 1,000 names as queues and tags have them.
 CREATE OR REPLACE FUNCTION rouse._are_words(p_words text[]) RETURNS boolean
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT cardinality(p_words) <= 1000 AND coalesce(array_ndims(p_words), 1) = 1 AND array_position(p_words, NULL) IS NULL
-       AND NOT EXISTS (SELECT FROM unnest(p_words) AS word WHERE word !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$')
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN cardinality(p_words) <= 1000 AND coalesce(array_ndims(p_words), 1) = 1 AND array_position(p_words, NULL) IS NULL
+       AND NOT EXISTS (SELECT FROM unnest(p_words) AS word WHERE word !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$');
+END
 $$;
 
 -- Refuses JSON of a worker that is larger than any host sends. The size is the one in memory, which is known without reading it.

@@ -72,7 +72,8 @@ const HELD: &str = "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON 
 async fn somebody_is_committing(client: &Client, note: &str) {
     client
         .query(
-            "SELECT pg_advisory_lock(rouse._wake_key($1, clock_timestamp() + n * interval '100 ms')) FROM generate_series(0, 100) AS n",
+            "SELECT pg_advisory_lock(rouse._wake_key(s.salt, $1, clock_timestamp() + n * interval '100 ms'))
+             FROM rouse.wake_salt AS s, generate_series(0, 100) AS n",
             &[&note],
         )
         .await
