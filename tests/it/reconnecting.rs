@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use rouse::store::Store;
+use rouse::store::connect::ConnectError;
 use rouse::worker::Settings;
 use serde_json::json;
 
 use crate::outages::serve;
 use crate::support::TestDb;
-use crate::support::proxy::Proxy;
+use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{PATIENCE, TestWorker, catalog, ended, enqueue, until, until_true};
 
 /// The first three waits of the backoff at their shortest: half of 1, 2 and 4 s.
@@ -154,4 +155,55 @@ async fn a_worker_that_stops_tries_every_five_seconds() {
     assert!(stopping < Some(Duration::from_secs(7)), "{stopping:?}");
     let job = ended(&client, id).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
+}
+
+#[tokio::test]
+async fn claims_go_on_with_the_connections_that_are_left() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start_with_room(&db, 1).await;
+    let connector = proxy.connector();
+    let store = Store::new(&connector, 2);
+    let worker =
+        TestWorker::start_through(store, db.connector(), Settings::default(), catalog().await);
+    // While the only connection is busy, a claim needs another one.
+    let settling = proxy.hold("rouse.settle(", Side::Statement);
+    enqueue(&client, "noop", json!({"n": 1})).await;
+    settling.caught().await;
+    let job = enqueue(&client, "noop", json!({"n": 2})).await;
+    proxy.tried(|tries| !tries.is_empty()).await;
+    // The next try is half a minute away or more.
+    for _ in 0..7 {
+        connector.try_now();
+        assert!(connector.client().await.is_err());
+    }
+    settling.release();
+    assert_eq!(ended(&client, job).await.state, "succeeded");
+    let backs_off = connector.client().await;
+    assert!(
+        matches!(backs_off, Err(ConnectError::Away { .. })),
+        "the claim has waited for the backoff"
+    );
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_listener_with_one_connection_of_two_backs_off() {
+    /// The first four waits at their shortest.
+    const FOUR_WAITS: Duration = Duration::from_millis(7500);
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start_with_room(&db, 1).await;
+    let worker = TestWorker::start_through(
+        db.store(),
+        proxy.connector(),
+        Settings::default(),
+        catalog().await,
+    );
+    let tries = proxy.tried_after(FOUR_WAITS).await;
+    let soon = tries.partition_point(|at| *at - tries[0] < FOUR_WAITS);
+    assert!(soon <= 4, "{soon} tries");
+    let job = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, job).await.state, "succeeded");
+    worker.drain().await;
 }

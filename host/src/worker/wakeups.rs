@@ -67,28 +67,38 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
     if !shared.settings.notify {
         return;
     }
-    let (mut failures, mut told) = (0, false);
+    let mut failures = 0;
+    // What the log has said of this state.
+    let mut told = String::new();
     loop {
-        match listen(&shared, &connector).await {
+        let ended = listen(&shared, &connector).await;
+        let is_away = connector.reach().borrow().away().is_some();
+        match ended {
             Ok(()) => {
-                (failures, told) = (0, false);
+                failures = 0;
+                told.clear();
                 info!("the listening connection ended; polling until it stands again");
             }
-            Err(error) if connector.reach().borrow().away().is_some() => {
-                // `reach` reports outages of the store's address only.
-                let is_said = told || shared.store.reach().borrow().away().is_some();
-                match is_said {
-                    true => debug!("{error:#}; polling meanwhile"),
-                    false => warn!("{error:#}; polling meanwhile"),
+            Err(error) => {
+                let why = format!("{error:#}");
+                // `reach` reports outages of the store's address.
+                let is_outage = is_away && shared.store.reach().borrow().away().is_some();
+                match is_outage || told == why {
+                    true => debug!("{why}; polling meanwhile"),
+                    false => {
+                        warn!("{why}; polling meanwhile");
+                        told = why;
+                    }
                 }
-                told |= !is_said;
-                connector.ready().await;
-                continue;
             }
-            Err(error) => warn!("{error:#}; polling meanwhile"),
         }
-        tokio::time::sleep(backoff(failures, rand::random())).await;
-        failures += 1;
+        match is_away {
+            true => connector.ready().await,
+            false => {
+                tokio::time::sleep(backoff(failures, rand::random())).await;
+                failures += 1;
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use rouse::store::Store;
 use rouse::store::connect::Connector;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::TestDb;
 use super::worker::PATIENCE;
@@ -32,13 +32,15 @@ pub(crate) enum Side {
     Statement,
     /// The answer, and what comes after it on that connection: the database has done what was asked.
     Answer,
+    /// The connection: it is cut, each time that the statement comes.
+    Cut,
 }
 
 #[derive(Debug)]
 struct Hold {
     words: &'static str,
     side: Side,
-    is_caught: watch::Sender<bool>,
+    caught: watch::Sender<usize>,
     is_released: watch::Sender<bool>,
 }
 
@@ -49,8 +51,13 @@ pub(crate) struct Held(Arc<Hold>);
 impl Held {
     /// Waits until the statement has come.
     pub(crate) async fn caught(&self) {
-        let mut caught = self.0.is_caught.subscribe();
-        tokio::time::timeout(PATIENCE, caught.wait_for(|caught| *caught))
+        self.caught_times(1).await;
+    }
+
+    /// Waits until the statement has come so often: with [`Side::Cut`], again and again.
+    pub(crate) async fn caught_times(&self, times: usize) {
+        let mut caught = self.0.caught.subscribe();
+        tokio::time::timeout(PATIENCE, caught.wait_for(|caught| *caught >= times))
             .await
             .unwrap_or_else(|_| panic!("nobody has sent {:?}", self.0.words))
             .expect("the sender is here");
@@ -69,6 +76,11 @@ impl Drop for Held {
 impl Proxy {
     /// A proxy to this database.
     pub(crate) async fn start(db: &TestDb) -> Self {
+        Self::start_with_room(db, Semaphore::MAX_PERMITS).await
+    }
+
+    /// A proxy that refuses further connections while so many are open, as a server does at `max_connections`.
+    pub(crate) async fn start_with_room(db: &TestDb, connections_max: usize) -> Self {
         let at = db.address();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("its number").port();
@@ -77,19 +89,22 @@ impl Proxy {
         let is_away = Arc::new(watch::Sender::new(false));
         let tries = Arc::new(watch::Sender::<Vec<Instant>>::default());
         let (away, tried) = (is_away.clone(), tries.clone());
+        let room = Arc::new(Semaphore::new(connections_max));
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let mut away = away.subscribe();
-                if *away.borrow() {
+                let place = room.clone().try_acquire_owned().ok();
+                let Some(place) = place.filter(|_| !*away.borrow()) else {
                     tried.send_modify(|tries| tries.push(Instant::now()));
                     continue;
-                }
+                };
                 let (socket, holds) = (socket.clone(), Holds(holds.clone()));
                 tokio::spawn(async move {
                     tokio::select! {
                         () = pass_on(client, socket, holds) => {}
                         _ = away.wait_for(|away| *away) => {}
                     }
+                    drop(place);
                 });
             }
         });
@@ -155,7 +170,7 @@ impl Proxy {
         let hold = Arc::new(Hold {
             words,
             side,
-            is_caught: watch::Sender::new(false),
+            caught: watch::Sender::new(0),
             is_released: watch::Sender::new(false),
         });
         *lock(&self.next) = Some(hold.clone());
@@ -176,8 +191,11 @@ impl Holds {
         let mut next = lock(&self.0);
         let words = next.as_ref()?.words.as_bytes();
         let fits = bytes.windows(words.len()).any(|window| window == words);
-        let hold = next.take_if(|_| fits)?;
-        hold.is_caught.send_replace(true);
+        let hold = match next.as_ref()?.side {
+            Side::Cut => next.clone().filter(|_| fits),
+            Side::Statement | Side::Answer => next.take_if(|_| fits),
+        }?;
+        hold.caught.send_modify(|times| *times += 1);
         Some(hold)
     }
 }
@@ -217,6 +235,7 @@ async fn statements(
             match hold.side {
                 Side::Statement => wait_for(&hold).await,
                 Side::Answer => _ = answers.send_replace(Some(hold)),
+                Side::Cut => return,
             }
         }
         if to.write_all(&bytes[..count]).await.is_err() {
