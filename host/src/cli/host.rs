@@ -323,7 +323,11 @@ impl Host {
                     catalog: self.catalog,
                     middlewares: Vec::new(),
                 };
-                worker::run(self.settings, parts, health, stop.child()).await
+                // On a worker thread of the runtime: from the main thread, each claim would change threads twice.
+                let worker = worker::run(self.settings, parts, health, stop.child());
+                tokio::spawn(worker)
+                    .await
+                    .context("the worker has failed")?
             }
             _ => {
                 stop.told().await;
