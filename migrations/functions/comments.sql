@@ -38,7 +38,7 @@ COMMENT ON FUNCTION rouse.resume_queue IS
 COMMENT ON FUNCTION rouse.purge_queue IS
     'Cancels ready jobs of a queue, the oldest of each lane first, and returns how many.';
 COMMENT ON FUNCTION rouse.challenge IS
-    'Challenges a live worker to prove that it can run a handler; returns the nonce of the challenge.';
+    'Challenges a live worker to prove that it has the module of a handler; returns the nonce of the challenge.';
 COMMENT ON FUNCTION rouse.challenge_answer IS
     'Returns the answer of a worker to a challenge, or null while there is none.';
 COMMENT ON FUNCTION rouse.forget_worker IS

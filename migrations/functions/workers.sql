@@ -266,7 +266,7 @@ BEGIN
 END
 $$;
 
--- Asks the worker of this id to prove that it can run the handler (SPEC row A9); returns the number that its answer
+-- Asks the worker of this id to prove that it has the module of the handler (SPEC row A9); returns the number that its answer
 -- will have, which nobody can guess. The worker is told at once, where it listens; else it looks at its next heartbeat.
 -- Of one worker no more than 100 challenges are open at a time, give or take those that are asked for at the same moment.
 -- With each, at most 100 of more than a day ago go. Served by worker_living, challenge_open and challenge_asked.

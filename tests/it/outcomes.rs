@@ -9,7 +9,9 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::proxy::{Proxy, Side};
-use crate::support::worker::{TestWorker, catalog, ended, enqueue, show, until, until_true};
+use crate::support::worker::{
+    PATIENCE, TestWorker, catalog, ended, enqueue, lease, show, until, until_true,
+};
 
 fn settings() -> Settings {
     Settings::default()
@@ -394,6 +396,29 @@ async fn a_job_that_does_what_it_is_not_granted_is_never_tried_again() {
         "{message}"
     );
     worker.drain().await;
+}
+
+/// As with a result so large that it ends the server's process.
+#[tokio::test]
+async fn an_outcome_whose_settlement_always_cuts_its_connection_holds_up_no_other_and_no_stop() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let settings = Settings {
+        overrides: lease("test.echo", 3),
+        ..settings()
+    };
+    let worker =
+        TestWorker::start_through(proxy.store(), db.connector(), settings, catalog().await);
+    let cutting = proxy.hold("cuts it", Side::Cut);
+    let cut = enqueue(&client, "test.echo", json!("cuts it")).await;
+    cutting.caught_times(3).await;
+    let other = enqueue(&client, "test.echo", json!("arrives")).await;
+    assert_eq!(ended(&client, other).await.state, "succeeded");
+    assert_eq!(show(&client, cut).await.state, "running");
+    tokio::time::timeout(PATIENCE, worker.drain())
+        .await
+        .expect("the worker stops");
 }
 
 /// As with a large result over a slow network: the host waits 15 s for a settlement, and its message never arrives whole.

@@ -156,9 +156,9 @@ impl StoreError {
                 .is_some_and(|source| source.is::<io::Error>())
     }
 
-    /// True if Postgres did not answer in time.
-    pub fn is_silent(&self) -> bool {
-        matches!(self, Self::Silent { .. })
+    /// True if the statement was sent and not answered: in time, or because its connection broke.
+    pub fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Silent { .. }) || self.is_cut_off()
     }
 
     /// True where a lock was not to be had in time.
@@ -287,7 +287,10 @@ impl Store {
         // All connections may be waiting for a server that says nothing.
         let client = tokio::time::timeout_at(until, self.client())
             .await
-            .map_err(|_| self.silent(patience))??;
+            .map_err(|_| StoreError::Unreachable {
+                target: self.target.clone(),
+                why: format!("no connection within {} s", patience.as_secs()),
+            })??;
         match tokio::time::timeout_at(until, client.query_typed(sql, params)).await {
             Ok(answer) => Ok(answer?),
             Err(_) => {

@@ -2,13 +2,14 @@
 //!
 //! While one batch is being committed the next one gathers, so batches grow with the load; where
 //! claims wait for a slot, a batch waits 2 ms for what is about to end. One outcome that Postgres
-//! cannot store fails alone.
+//! cannot store fails alone, and one whose settlement is never answered is tried beside the others.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
 use tracing::{debug, error, warn};
 
 use super::Shared;
@@ -65,21 +66,22 @@ pub(super) async fn run(shared: Arc<Shared>, mut ended: mpsc::Receiver<Ended>) {
     let mut settler = Settler {
         shared: &shared,
         later: Vec::new(),
+        unanswered: JoinSet::new(),
+        turn: Arc::new(Semaphore::new(1)),
         failures: 0,
         has_room: false,
     };
     let mut retry_at = Instant::now();
     let mut more = true;
     let mut received = Vec::new();
-    while more || !settler.later.is_empty() {
-        if settler.later.is_empty() {
-            ended.recv_many(&mut received, BATCH_MAX).await;
-        } else if more {
+    while more || !settler.later.is_empty() || !settler.unanswered.is_empty() {
+        tokio::select! {
+            _ = ended.recv_many(&mut received, BATCH_MAX), if more => {}
             // Where nothing comes in the meantime, those are tried again all the same.
-            let receiving = ended.recv_many(&mut received, BATCH_MAX);
-            let _ = tokio::time::timeout_at(retry_at.into(), receiving).await;
-        } else {
-            tokio::time::sleep_until(retry_at.into()).await;
+            () = tokio::time::sleep_until(retry_at.into()), if !settler.later.is_empty() => {}
+            Some(answered) = settler.unanswered.join_next() => {
+                settler.later.extend(answered.expect("it does not panic"));
+            }
         }
         if !received.is_empty()
             && received.len() < BATCH_MAX
@@ -131,6 +133,10 @@ struct Settler<'a> {
     /// Outcomes that could not be written and hold up nobody: of jobs that somebody else's open
     /// transaction has locked, those that the database refuses, and those for which it has no room.
     later: Vec<Unsettled>,
+    /// Outcomes whose settlement was not answered although it had one row. Each waits for up to 15 s, so they are tried beside the
+    /// others, one at a time. A task returns what the database has refused.
+    unanswered: JoinSet<Option<Unsettled>>,
+    turn: Arc<Semaphore>,
     /// How often in a row nothing could be written.
     failures: u32,
     /// Something was written since the last that found no room.
@@ -217,21 +223,21 @@ impl Settler<'_> {
                         report(shared, &one, false);
                     }
                 }
-                Err(error) if error.is_silent() => {
+                Err(error) if error.is_unanswered() => {
+                    warn_unless_unreachable!(
+                        error,
+                        jobs = part.len(),
+                        "cannot settle; trying its halves"
+                    );
                     // The first statement may still be running, and hold its locks.
                     how = Locked::Skip;
                     self.wait().await;
                     keep_trying(shared, &mut part);
-                    match part.len() {
-                        0 => {}
-                        1 => {
-                            warn!(%error, "cannot settle; trying again, after the others");
-                            alone.append(&mut part);
-                        }
-                        jobs => {
-                            warn!(%error, jobs, "cannot settle; trying halves of it");
-                            halve(part, &mut parts);
-                        }
+                    if part.len() > 1 {
+                        halve(part, &mut parts);
+                    } else if let Some(one) = part.pop() {
+                        let (shared, turn) = (shared.clone(), self.turn.clone());
+                        self.unanswered.spawn(settle_alone(shared, turn, one));
                     }
                 }
                 Err(error) if error.is_transient() => {
@@ -279,6 +285,44 @@ impl Settler<'_> {
     async fn wait(&mut self) {
         tokio::time::sleep(retry_after(self.failures)).await;
         self.failures += 1;
+    }
+}
+
+/// Settles an outcome whose settlement was not answered. After the second time its lease is renewed no more, so that this ends. Returns
+/// what the database refuses.
+async fn settle_alone(
+    shared: Arc<Shared>,
+    turn: Arc<Semaphore>,
+    one: Unsettled,
+) -> Option<Unsettled> {
+    let Settlement { id, fence, .. } = one.settlement;
+    let mut part = vec![one];
+    let mut failures = 0;
+    loop {
+        tokio::time::sleep(retry_after(failures)).await;
+        let turn = turn.acquire().await;
+        keep_trying(&shared, &mut part);
+        let one = part.first()?;
+        let answer = shared.store.settle(&[&one.settlement], Locked::Skip).await;
+        drop(turn);
+        match answer {
+            Ok(settled) if settled.locked.contains(&id) => {}
+            Ok(settled) => {
+                report(&shared, one, settled.accepted.contains(&id));
+                return None;
+            }
+            Err(error) if error.is_unanswered() => {
+                warn!(job.id = %id, %error, "cannot settle; trying until the lease runs out");
+                shared.leases.give_up(id, fence);
+            }
+            Err(error) if shared.doubted(&error) => {
+                report(&shared, one, false);
+                return None;
+            }
+            Err(error) if error.is_transient() => {}
+            Err(_) => return part.pop(),
+        }
+        failures += 1;
     }
 }
 
