@@ -164,8 +164,12 @@ async fn claims_go_on_with_the_connections_that_are_left() {
     let proxy = Proxy::start_with_room(&db, 1).await;
     let connector = proxy.connector();
     let store = Store::new(&connector, 2);
-    let worker =
-        TestWorker::start_through(store, db.connector(), Settings::default(), catalog().await);
+    // A notification would end the wait, too.
+    let settings = Settings {
+        notify: false,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start_through(store, db.connector(), settings, catalog().await);
     // While the only connection is busy, a claim needs another one.
     let settling = proxy.hold("rouse.settle(", Side::Statement);
     enqueue(&client, "noop", json!({"n": 1})).await;
