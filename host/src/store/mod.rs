@@ -289,7 +289,10 @@ impl Store {
             .await
             .map_err(|_| StoreError::Unreachable {
                 target: self.target.clone(),
-                why: format!("no connection within {} s", patience.as_secs()),
+                why: format!(
+                    "no connection of the pool was free or opened within {} s",
+                    patience.as_secs()
+                ),
             })??;
         match tokio::time::timeout_at(until, client.query_typed(sql, params)).await {
             Ok(answer) => Ok(answer?),

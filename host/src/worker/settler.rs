@@ -67,7 +67,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut ended: mpsc::Receiver<Ended>) {
         shared: &shared,
         later: Vec::new(),
         unanswered: JoinSet::new(),
-        turn: Arc::new(Semaphore::new(1)),
+        one_at_a_time: Arc::new(Semaphore::new(1)),
         failures: 0,
         has_room: false,
     };
@@ -136,7 +136,7 @@ struct Settler<'a> {
     /// Outcomes whose settlement was not answered although it had one row. Each waits for up to 15 s, so they are tried beside the
     /// others, one at a time. A task returns what the database has refused.
     unanswered: JoinSet<Option<Unsettled>>,
-    turn: Arc<Semaphore>,
+    one_at_a_time: Arc<Semaphore>,
     /// How often in a row nothing could be written.
     failures: u32,
     /// Something was written since the last that found no room.
@@ -224,20 +224,27 @@ impl Settler<'_> {
                     }
                 }
                 Err(error) if error.is_unanswered() => {
-                    warn_unless_unreachable!(
-                        error,
-                        jobs = part.len(),
-                        "cannot settle; trying its halves"
-                    );
                     // The first statement may still be running, and hold its locks.
                     how = Locked::Skip;
-                    self.wait().await;
-                    keep_trying(shared, &mut part);
                     if part.len() > 1 {
+                        warn_unless_unreachable!(
+                            error,
+                            jobs = part.len(),
+                            "cannot settle; trying its halves"
+                        );
+                        self.wait().await;
+                        keep_trying(shared, &mut part);
                         halve(part, &mut parts);
                     } else if let Some(one) = part.pop() {
-                        let (shared, turn) = (shared.clone(), self.turn.clone());
-                        self.unanswered.spawn(settle_alone(shared, turn, one));
+                        warn_unless_unreachable!(
+                            error,
+                            job.id = %one.settlement.id,
+                            handler = %one.meters.handler,
+                            "cannot settle; trying it beside the others"
+                        );
+                        let retrying =
+                            settle_alone(shared.clone(), self.one_at_a_time.clone(), one);
+                        self.unanswered.spawn(retrying);
                     }
                 }
                 Err(error) if error.is_transient() => {
@@ -288,11 +295,11 @@ impl Settler<'_> {
     }
 }
 
-/// Settles an outcome whose settlement was not answered. After the second time its lease is renewed no more, so that this ends. Returns
-/// what the database refuses.
+/// Settles one outcome whose settlement was not answered. If it is not answered again, its lease is no longer renewed, so that this
+/// ends. Returns an outcome that the database refused.
 async fn settle_alone(
     shared: Arc<Shared>,
-    turn: Arc<Semaphore>,
+    one_at_a_time: Arc<Semaphore>,
     one: Unsettled,
 ) -> Option<Unsettled> {
     let Settlement { id, fence, .. } = one.settlement;
@@ -300,11 +307,11 @@ async fn settle_alone(
     let mut failures = 0;
     loop {
         tokio::time::sleep(retry_after(failures)).await;
-        let turn = turn.acquire().await;
+        let permit = one_at_a_time.acquire().await;
         keep_trying(&shared, &mut part);
         let one = part.first()?;
         let answer = shared.store.settle(&[&one.settlement], Locked::Skip).await;
-        drop(turn);
+        drop(permit);
         match answer {
             Ok(settled) if settled.locked.contains(&id) => {}
             Ok(settled) => {
@@ -312,7 +319,7 @@ async fn settle_alone(
                 return None;
             }
             Err(error) if error.is_unanswered() => {
-                warn!(job.id = %id, %error, "cannot settle; trying until the lease runs out");
+                warn!(job.id = %id, handler = %one.meters.handler, %error, "cannot settle; trying until the lease runs out");
                 shared.leases.give_up(id, fence);
             }
             Err(error) if shared.doubted(&error) => {
