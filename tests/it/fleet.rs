@@ -255,6 +255,13 @@ async fn a_worker_proves_what_it_can_run_and_says_what_it_cannot() {
     cannot
         .exits(4)
         .says("worker mail-1 cannot run the handler: the worker does not have this handler");
+    let cannot = rouse(&db, &["workers", "verify", "mail-1", "no.such", "--json"]).await;
+    cannot.exits(4);
+    let why = &cannot.json()["why"];
+    assert_eq!(
+        *why,
+        "cannot run the handler: the worker does not have this handler"
+    );
     let nobody = rouse(&db, &["workers", "verify", "nobody", "noop"]).await;
     nobody.exits(3).says("no worker nobody lives");
     worker.drain().await;

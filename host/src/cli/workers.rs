@@ -43,7 +43,7 @@ enum Verb {
     Show(show::Args),
     /// Take workers that have ended off the list; the history of their jobs goes on naming them
     Forget(Forget),
-    /// Ask a worker to prove that it can run a handler
+    /// Ask a worker to prove that it has the module of a handler
     Verify(verify::Args),
 }
 

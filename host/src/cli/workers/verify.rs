@@ -104,7 +104,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             "{}",
             as_json(json!({
                 "worker_id": args.id, "handler": args.handler, "nonce": nonce, "answer": answer,
-                "verdict": verdict.as_str(),
+                "verdict": verdict.as_str(), "why": verdict.why(),
             }))
         );
         return Ok(exit);
@@ -147,7 +147,7 @@ impl Verdict {
         if answer["sha256"] != own.as_str() {
             return Self::Refuted(format!(
                 "has another module: sha256 {}; the file has sha256 {own}",
-                text("sha256")
+                answer["sha256"].as_str().unwrap_or("(none given)")
             ));
         }
         match answer["proof"].as_str() {
@@ -159,6 +159,14 @@ impl Verdict {
                 "does not prove that it has the module: {}",
                 text("unproven")
             )),
+        }
+    }
+
+    /// Why it is refuted, as on a terminal; none: it is not.
+    fn why(&self) -> Option<&str> {
+        match self {
+            Self::Proves | Self::Claims => None,
+            Self::Refuted(why) => Some(why),
         }
     }
 
