@@ -140,7 +140,8 @@ BEGIN
 END
 $$;
 
--- Whether these are at most 1,000 names as queues and tags have them.
+-- Whether these are at most 1,000 valid names of queues or tags. In plpgsql, which keeps its plan for the session: a SQL function that
+-- Postgres cannot inline is planned in each transaction.
 CREATE OR REPLACE FUNCTION rouse._are_words(p_words text[]) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN

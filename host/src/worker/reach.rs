@@ -1,4 +1,4 @@
-//! Reports the start and the end of an outage of the database, once each.
+//! How the worker logs an outage of the database, and how it reconnects while it stops.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,8 @@ use tracing::{info, warn};
 
 use super::Shared;
 
-/// Warns of a failed call; not if there was no connection for it, since [`report_forever`] warns of an outage once.
+/// Logs a failed call: as a warning; at info if its connection broke; at debug if there was no connection, since [`report_forever`] warns
+/// of an outage once.
 macro_rules! warn_unless_unreachable {
     ($error:ident, $($rest:tt)+) => {
         if $error.is_unreachable() {

@@ -68,26 +68,25 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
         return;
     }
     let mut failures = 0;
-    // What the log has said of this state.
-    let mut told = String::new();
+    let mut last_warning = String::new();
     loop {
         let ended = listen(&shared, &connector).await;
         let is_away = connector.reach().borrow().away().is_some();
         match ended {
             Ok(()) => {
                 failures = 0;
-                told.clear();
+                last_warning.clear();
                 info!("the listening connection ended; polling until it stands again");
             }
             Err(error) => {
                 let why = format!("{error:#}");
                 // `reach` reports outages of the store's address.
                 let is_outage = is_away && shared.store.reach().borrow().away().is_some();
-                match is_outage || told == why {
+                match is_outage || last_warning == why {
                     true => debug!("{why}; polling meanwhile"),
                     false => {
                         warn!("{why}; polling meanwhile");
-                        told = why;
+                        last_warning = why;
                     }
                 }
             }
