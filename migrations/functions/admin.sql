@@ -322,13 +322,13 @@ BEGIN
     END IF;
     UPDATE rouse.queue AS q SET paused_at = NULL WHERE q.name = resume_queue.queue;
     -- Whoever looks for orphans looks only at leases that have run out since it last looked: those of this
-    -- queue run out now. Served by job_lease.
+    -- queue run out in a moment, when this is committed. Served by job_lease.
     WITH orphan AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j
         WHERE j.state = 'running' AND j.lease_until < at
           AND (SELECT l.queue FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) = resume_queue.queue
         FOR NO KEY UPDATE SKIP LOCKED)
-    UPDATE rouse.job AS j SET lease_until = at FROM orphan WHERE j.id = ANY (ARRAY[orphan.id]);
+    UPDATE rouse.job AS j SET lease_until = at + interval '50 ms' FROM orphan WHERE j.id = ANY (ARRAY[orphan.id]);
     PERFORM rouse._have_partitions(at);
     INSERT INTO rouse.record (at, queue, event, who, detail)
     VALUES (at, resume_queue.queue, 'resumed', session_user, jsonb_build_object('paused_at', since));

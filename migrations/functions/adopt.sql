@@ -22,16 +22,19 @@ $$;
 -- Takes over jobs whose lease has ended: up to `p_wanted`, ahead of everything queued. A job that was lost in a crash of its worker
 -- once at most is claimed at once; after a later crash it waits (10 s, doubled each time); a job with p_lost_max crashes fails, because
 -- it probably kills its workers. Other losses do not count (rouse._crashes).
--- `within_ms`: only leases that ended within the last so many milliseconds are looked for; null: all. Served by job_lease. Rows that
--- somebody else holds locked are skipped, and so are those of paused queues, of lanes that the worker may not claim from, and, where
--- p_sources is given, jobs of other sources.
+-- `since`: only leases that ended at this time or later are looked for; null: all. Served by job_lease, then by the primary key.
+-- Rows that somebody else holds locked are skipped, and so are those of paused queues, of lanes that the worker may not claim from, and,
+-- where p_sources is given, jobs of other sources.
+--
+-- Orphans go by priority, then by age: by id (SPEC row D4). That order is made among the 10,000 whose leases ended first, which are read
+-- without a lock; each is looked at again under its lock.
 --
 -- Like a claim, it ends with the job with which the claimed rows reach 8 MiB (rouse.job.bytes and 120 bytes each).
 -- Returns the ids of those that were claimed (`became` is null), which rouse.claimed reads, and those that were not: `queued` or `failed`,
 -- with the attempt that was lost, and `lost_after_ms`, its time from the claim to now.
 CREATE OR REPLACE FUNCTION rouse.adopt(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_lease_ms bigint[], p_wanted integer, p_lost_max integer,
-    p_within_ms bigint, p_sources text[])
+    p_since timestamptz, p_sources text[])
 RETURNS TABLE (id bigint, lane bigint, attempt integer, lost integer, became rouse.state, lost_after_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 10
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -39,7 +42,9 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 #variable_conflict use_column
 DECLARE
     at      timestamptz := clock_timestamp();
-    since   timestamptz := coalesce(at - p_within_ms * interval '1 millisecond', '-infinity');
+    since   timestamptz := coalesce(p_since, '-infinity');
+    high    bigint[];
+    low     bigint[];
     orphan  record;
     crashes bigint;
     why     jsonb;
@@ -57,16 +62,28 @@ BEGIN
     -- This worker is heard of now, so that its own losses are no crashes.
     UPDATE rouse.worker AS w SET seen_at = at
     WHERE w.incarnation = p_worker AND EXISTS (
-        SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > since AND j.lease_until < at AND j.worker = p_worker);
+        SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until >= since AND j.lease_until < at AND j.worker = p_worker);
+    SELECT array_agg(asked.lane) FILTER (WHERE l.priority = 'high'), array_agg(asked.lane) FILTER (WHERE l.priority = 'low')
+    INTO high, low
+    FROM unnest(p_lanes) AS asked(lane)
+    CROSS JOIN LATERAL (SELECT l.priority FROM rouse.lane AS l WHERE l.id = asked.lane LIMIT 1) AS l;
     FOR orphan IN
         SELECT j.id, j.lane, j.fence, j.attempt, j.lost, j.worker, j.claimed_at, j.lease_until,
                p_lease_ms[array_position(p_lanes, j.lane)] AS lease_ms, w.worker_id, 120 + j.bytes AS bytes
-        FROM rouse.job AS j
+        FROM (
+            SELECT o.id FROM (
+                SELECT j.id, j.lane FROM rouse.job AS j
+                WHERE j.state = 'running' AND j.lease_until >= since AND j.lease_until < at AND j.lane = ANY (p_lanes)
+                  AND (p_sources IS NULL OR j.source = ANY (p_sources))
+                ORDER BY j.lease_until LIMIT 10000) AS o
+            ORDER BY CASE WHEN o.lane = ANY (high) THEN 0 WHEN o.lane = ANY (low) THEN 2 ELSE 1 END, o.id) AS o
+        CROSS JOIN LATERAL (
+            SELECT * FROM rouse.job AS j
+            -- Its state is looked at by the lease alone: with `state` in it, a plan could read all running jobs for each id.
+            WHERE j.id = ANY (ARRAY[o.id]) AND j.lease_until < at
+            FOR NO KEY UPDATE SKIP LOCKED) AS j
         LEFT JOIN rouse.worker AS w ON w.incarnation = ANY (ARRAY[j.worker])
-        WHERE j.state = 'running' AND j.lease_until > since AND j.lease_until < at AND j.lane = ANY (p_lanes)
-          AND (p_sources IS NULL OR j.source = ANY (p_sources))
-        ORDER BY j.lease_until LIMIT p_wanted
-        FOR NO KEY UPDATE OF j SKIP LOCKED
+        LIMIT p_wanted
     LOOP
         -- A hint for the old owner, if it still lives.
         PERFORM rouse._hint('rouse_worker_' || orphan.worker, orphan.id::text);

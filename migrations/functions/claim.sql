@@ -23,9 +23,17 @@
 -- What is too much is locked until this commits, and otherwise left as it was. Sizes are those of rouse.job.bytes, and 120 bytes for the
 -- columns that every row has.
 --
+-- Orphans go first (SPEC row D4). Where a lease has ended since `checked_at`, nothing is claimed, and the answer is one row without an id:
+-- its `claimed_at` is the time up to which leases were looked at. The caller adopts, and passes that time with its next claim. Whose job
+-- it is, nobody has looked. Null: leases are not looked at. The range starts where the last one ended, so that the dead entries of
+-- job_lease that an old transaction keeps are read once by each worker.
+--
+--   most    of each lane, at most so many jobs; null: as many as are wanted
+--
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them.
 CREATE OR REPLACE FUNCTION rouse.claim(
-    p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_cursors bigint[], p_lease_ms bigint[], p_wanted integer)
+    p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_cursors bigint[], p_lease_ms bigint[], p_wanted integer,
+    p_most integer[] DEFAULT NULL, p_checked_at timestamptz DEFAULT NULL)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text, unread bigint[])
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
@@ -41,6 +49,16 @@ BEGIN
     IF rouse._known(p_worker, p_key) THEN
         p_lanes := rouse._permitted(p_worker, p_lanes);
     END IF;
+    IF p_checked_at IS NOT NULL THEN
+        PERFORM FROM rouse.job AS j
+        WHERE j.state = 'running' AND j.lease_until >= p_checked_at AND j.lease_until < at
+        ORDER BY j.lease_until LIMIT 1;
+        IF FOUND THEN
+            claimed_at := at;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+    END IF;
     p_wanted := least(greatest(coalesce(p_wanted, 0), 0), 20000);
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
@@ -52,12 +70,12 @@ BEGIN
     INTO ids, leases, is_small
     FROM (
         SELECT ready.*, wanted.lease_ms, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
-        FROM unnest(p_lanes, p_cursors, p_lease_ms) AS wanted(lane, after, lease_ms)
+        FROM unnest(p_lanes, p_cursors, p_lease_ms, p_most) AS wanted(lane, after, lease_ms, most)
         CROSS JOIN LATERAL (
             SELECT j.id, 120 + j.bytes AS bytes
             FROM rouse.job AS j
             WHERE j.lane = wanted.lane AND j.turn > wanted.after AND j.state = 'queued' AND j.turn IS NOT NULL
-            ORDER BY j.turn LIMIT p_wanted FOR NO KEY UPDATE SKIP LOCKED) AS ready
+            ORDER BY j.turn LIMIT least(p_wanted, wanted.most) FOR NO KEY UPDATE SKIP LOCKED) AS ready
         LIMIT p_wanted) AS found
     WHERE found.bytes_so_far - found.bytes < 8388608;
     IF is_small THEN

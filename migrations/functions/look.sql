@@ -16,25 +16,27 @@ $$;
 --                       order given, at most `most` (served by job_ready)
 --   catalog_after       catalog_changed: the catalog of lanes has not `catalog_rows` rows after that
 --                       place (served by its primary key)
---   orphaned_within_ms  orphans: a lease has run out, within the last so many milliseconds; null: at
---                       all (served by job_lease)
+--   orphaned_since      orphans: a lease has ended, at this time or later; null: at all (served by
+--                       job_lease)
 --   due_within_ms       due: a job waits for its turn whose time has come, within the last so many
 --                       milliseconds; null: at all (served by job_due)
 --   next_due_ms         milliseconds until the next scheduled job or retry is due; null: none waits
+--   looked_at           the time up to which leases were looked at
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_rows bigint,
-    p_orphaned_within_ms bigint, p_due_within_ms bigint, p_most integer,
-    OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint)
+    p_orphaned_since timestamptz, p_due_within_ms bigint, p_most integer,
+    OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     at             timestamptz := clock_timestamp();
-    orphaned_since timestamptz := coalesce(at - p_orphaned_within_ms * interval '1 millisecond', '-infinity');
+    orphaned_since timestamptz := coalesce(p_orphaned_since, '-infinity');
     due_since      timestamptz := coalesce(at - p_due_within_ms * interval '1 millisecond', '-infinity');
     next_at        timestamptz;
     paused         boolean;
 BEGIN
+    looked_at := at;
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     paused := FOUND;
     IF paused THEN
@@ -53,13 +55,13 @@ BEGIN
     IF paused THEN
         orphans := EXISTS (
             SELECT FROM rouse.job AS j
-            WHERE j.state = 'running' AND j.lease_until > orphaned_since AND j.lease_until < at
+            WHERE j.state = 'running' AND j.lease_until >= orphaned_since AND j.lease_until < at
               AND (rouse._not_paused(ARRAY[j.lane]))[1] IS NOT NULL
             ORDER BY j.lease_until LIMIT 1);
     ELSE
         orphans := EXISTS (
             SELECT FROM rouse.job AS j
-            WHERE j.state = 'running' AND j.lease_until > orphaned_since AND j.lease_until < at
+            WHERE j.state = 'running' AND j.lease_until >= orphaned_since AND j.lease_until < at
             ORDER BY j.lease_until LIMIT 1);
     END IF;
     SELECT j.available_at INTO next_at

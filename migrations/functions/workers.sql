@@ -72,7 +72,8 @@ BEGIN
 END
 $$;
 
--- Ends a life from outside: what it has claimed can be adopted at once, by whoever looks next.
+-- Ends a life from outside: what it has claimed can be adopted in a moment, by whoever looks next. Its leases end after this
+-- commits (50 ms), and not before it: a claim looks at the leases that have ended since the last one (rouse.claim).
 -- Its running jobs are found by job_lease, all of whose rows are read: it happens once in a life.
 CREATE OR REPLACE FUNCTION rouse._bury(p_worker bigint) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
@@ -85,10 +86,10 @@ BEGIN
     -- A row that somebody is changing at this moment keeps its lease, and nobody waits for it.
     WITH free AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j
-        WHERE j.state = 'running' AND j.lease_until > at AND j.worker = p_worker
+        WHERE j.state = 'running' AND j.lease_until > at + interval '50 ms' AND j.worker = p_worker
         FOR NO KEY UPDATE SKIP LOCKED),
     freed AS (
-        UPDATE rouse.job AS j SET lease_until = at FROM free WHERE j.id = ANY (ARRAY[free.id]) RETURNING j.lane)
+        UPDATE rouse.job AS j SET lease_until = at + interval '50 ms' FROM free WHERE j.id = ANY (ARRAY[free.id]) RETURNING j.lane)
     SELECT array_agg(DISTINCT l.queue) INTO queues
     FROM (SELECT DISTINCT freed.lane FROM freed) AS f
     CROSS JOIN LATERAL (SELECT l.queue FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;

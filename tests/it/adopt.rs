@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rouse::job::{Attempt, Fence, JobId, LaneId};
-use rouse::store::{Adopted, ClaimOrder, Locked, LostJob, Stats, Store, WorkerKey};
+use rouse::store::{Adopted, ClaimOrder, Claimed, Locked, LostJob, Stats, Store, WorkerKey};
 use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
@@ -253,6 +253,7 @@ async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
         lane: LaneId(job.lane.0 ^ 1),
         after: 0,
         lease_ms: 1000,
+        most: None,
     }];
     let adopted = store
         .adopt(Fence(1), &other, None, 10, 3, None)
@@ -309,4 +310,74 @@ async fn no_queued_job_is_claimed_before_the_orphans_that_a_cut_adoption_has_lef
     let order: Vec<String> = client.query_one(&sql, &[]).await.unwrap().get(0);
     assert_eq!(order[..3], ["wide", "wide", "wide"], "{order:?}");
     worker.drain().await;
+}
+
+#[tokio::test]
+async fn orphans_are_adopted_by_priority_and_then_by_age() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (dead, survivor) = (db.worker().await, db.worker().await);
+    let mut ids = Vec::new();
+    for priority in ["low", "normal", "high"] {
+        for _ in 0..2 {
+            let row = client
+                .query_one("SELECT rouse.enqueue('x', priority => $1)", &[&priority])
+                .await
+                .unwrap();
+            ids.push(row.get::<_, i64>(0));
+        }
+    }
+    assert_eq!(claim(&dead, 10).await.len(), 6);
+    // The leases end in another order: low before normal before high, and of each priority the younger job's first.
+    client
+        .execute(
+            "UPDATE rouse.job AS j SET lease_until = now() - interval '1 min' + n * interval '1 s'
+             FROM unnest($1::bigint[]) WITH ORDINALITY AS o(id, n) WHERE j.id = o.id",
+            &[&[ids[1], ids[0], ids[3], ids[2], ids[5], ids[4]].as_slice()],
+        )
+        .await
+        .unwrap();
+    let orders = orders(&survivor, 60_000).await;
+    let mut adopted = Vec::new();
+    for _ in 0..6 {
+        let one = survivor.adopt(Fence(rand()), &orders, None, 1, 3, None);
+        adopted.push(one.await.unwrap().claimed.remove(0).id.0);
+    }
+    let expected = [ids[4], ids[5], ids[2], ids[3], ids[0], ids[1]];
+    assert_eq!(adopted, expected, "{ids:?}");
+}
+
+#[tokio::test]
+async fn a_claim_gives_way_where_a_lease_has_ended_since_the_last_one() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (dead, store) = (db.worker().await, db.worker().await);
+    enqueue(&client, "x", json!({})).await;
+    let orphan = claim(&dead, 1).await.remove(0);
+    let queued = enqueue(&client, "x", json!({})).await;
+    let orders = orders(&store, 60_000).await;
+    let ask = async |since| store.claim(Fence(rand()), &orders, 1, since).await.unwrap();
+
+    expire(&client, orphan.id).await;
+    let ended = client
+        .query_one(
+            "SELECT lease_until FROM rouse.job WHERE id = $1",
+            &[&orphan.id.0],
+        )
+        .await
+        .unwrap()
+        .get(0);
+    let Claimed::Orphans(until) = ask(Some(ended)).await else {
+        panic!("its lease has ended at that time");
+    };
+    assert!(until > ended);
+    let waits = show(&client, queued).await;
+    assert_eq!((waits.state.as_str(), waits.attempt), ("queued", 0));
+    // Whoever has looked at it goes on: perhaps nobody here can adopt it.
+    let claimed = ask(Some(until)).await.jobs();
+    assert_eq!(claimed[0].id.0, queued);
+    assert!(
+        claimed[0].claimed_at > until,
+        "from there the next claim goes on"
+    );
 }

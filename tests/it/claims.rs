@@ -198,7 +198,11 @@ async fn a_lane_that_is_named_twice_brings_each_of_its_jobs_once() {
     let once = orders(&store, 60_000).await;
     let twice: Vec<ClaimOrder> = [&once[..], &once[..]].concat();
     let claim = async |wanted| {
-        let jobs = store.claim(Fence(rand()), &twice, wanted).await.unwrap();
+        let jobs = store
+            .claim(Fence(rand()), &twice, wanted, None)
+            .await
+            .unwrap()
+            .jobs();
         jobs.iter().map(|job| job.id.0).collect::<Vec<_>>()
     };
     let mut ids = claim(1).await;

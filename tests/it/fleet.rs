@@ -112,12 +112,13 @@ async fn the_dead_are_listed_until_they_are_forgotten_and_their_jobs_go_on_namin
         lane: lane.id,
         after: i64::MIN,
         lease_ms: 3_600_000,
+        most: None,
     };
     let claimed = store
-        .claim(rouse::job::Fence(7), &[order], 1)
+        .claim(rouse::job::Fence(7), &[order], 1, None)
         .await
         .unwrap();
-    assert_eq!(claimed.len(), 1);
+    assert_eq!(claimed.jobs().len(), 1);
 
     let living = rouse(&db, &["workers", "forget", "mail"]).await;
     living
@@ -188,9 +189,10 @@ async fn a_forgotten_worker_goes_for_good_once_nothing_that_is_kept_can_name_it(
                 lane: lane.id,
                 after: i64::MIN,
                 lease_ms: 3_600_000,
+                most: None,
             };
             store
-                .claim(rouse::job::Fence(7), &[order], 1)
+                .claim(rouse::job::Fence(7), &[order], 1, None)
                 .await
                 .unwrap();
         }

@@ -302,7 +302,12 @@ async fn leases_of_years_are_of_a_day() {
     };
     enqueue(&client, "x", json!({})).await;
     let years = orders(&worker, YEARS_MS).await;
-    let job = worker.claim(Fence(7), &years, 1).await.unwrap().remove(0);
+    let job = worker
+        .claim(Fence(7), &years, 1, None)
+        .await
+        .unwrap()
+        .jobs()
+        .remove(0);
     all_of_a_day().await;
     client
         .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s'")

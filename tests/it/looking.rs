@@ -1,6 +1,6 @@
 //! How a worker asks whether there is anything to do, and how rarely it does when there is not.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rouse::job::{Fence, LaneId};
 use rouse::store::{ClaimOrder, Looking, Peek, Store};
@@ -26,6 +26,7 @@ impl Looker {
             lane: lane.id,
             after: 0,
             lease_ms: 60_000,
+            most: None,
         });
         Self {
             lanes: lanes.collect(),
@@ -39,16 +40,24 @@ impl Looker {
             lanes: &self.lanes,
             catalog_after: 0,
             catalog_rows: self.rows,
-            orphaned_within: within,
+            orphaned_since: since(within),
             due_within: within,
             most: 10,
         };
-        self.store.peek(&looking).await.unwrap()
+        Peek {
+            looked_at: SystemTime::UNIX_EPOCH,
+            ..self.store.peek(&looking).await.unwrap()
+        }
     }
 
     async fn peek(&self) -> Peek {
         self.peek_within(None).await
     }
+}
+
+/// So long ago; the server's clock is this machine's.
+fn since(within: Option<Duration>) -> Option<SystemTime> {
+    within.map(|within| SystemTime::now() - within)
 }
 
 fn nothing() -> Peek {
@@ -58,6 +67,7 @@ fn nothing() -> Peek {
         orphans: false,
         due: false,
         next_due: None,
+        looked_at: SystemTime::UNIX_EPOCH,
     }
 }
 
@@ -154,7 +164,7 @@ async fn a_peek_says_that_a_lease_has_run_out() {
     enqueue(&client, "noop", json!({})).await;
     let looker = Looker::new(&db).await;
     let (store, lanes) = (&looker.store, &looker.lanes);
-    store.claim(Fence(1), lanes, 1).await.unwrap();
+    store.claim(Fence(1), lanes, 1, None).await.unwrap();
     assert_eq!(looker.peek().await, nothing(), "its lease is good");
     sql(
         &client,
@@ -165,11 +175,15 @@ async fn a_peek_says_that_a_lease_has_run_out() {
     // Who looked half a minute ago has seen it.
     let within = Some(Duration::from_secs(30));
     assert!(!looker.peek_within(within).await.orphans);
-    let adopted = store.adopt(Fence(2), lanes, None, 1, 3, within).await;
+    let adopted = store
+        .adopt(Fence(2), lanes, None, 1, 3, since(within))
+        .await;
     assert!(adopted.unwrap().claimed.is_empty());
     let within = Some(Duration::from_secs(90));
     assert!(looker.peek_within(within).await.orphans);
-    let adopted = store.adopt(Fence(2), lanes, None, 1, 3, within).await;
+    let adopted = store
+        .adopt(Fence(2), lanes, None, 1, 3, since(within))
+        .await;
     assert_eq!(adopted.unwrap().claimed.len(), 1);
     assert_eq!(looker.peek().await, nothing());
 }

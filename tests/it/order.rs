@@ -1,10 +1,11 @@
 //! In which order a worker takes the jobs that wait for it.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rouse::worker::Settings;
 use serde_json::json;
 
+use crate::support::claims::claim;
 use crate::support::worker::{PATIENCE, START_ORDER, TestWorker, enqueue, guests_dir, until_true};
 use crate::support::{Host, TestDb};
 
@@ -97,6 +98,83 @@ async fn an_orphan_goes_ahead_of_older_queued_jobs() {
     let order: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
     assert_eq!(order[0], orphan, "then {older:?}");
     assert_eq!(order[1..], older);
+}
+
+/// A worker with one slot that is never idle: its claims are filled, and sweeps are a second apart.
+#[tokio::test]
+async fn on_a_busy_worker_no_queued_job_is_claimed_before_the_orphans_that_wait() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let dead = db.worker().await;
+    let mut orphans = Vec::new();
+    for priority in ["low", "high", "normal", "low", "high"] {
+        let row = client
+            .query_one(
+                "SELECT rouse.enqueue('test.sleep', '{\"ms\": 20}', priority => $1)",
+                &[&priority],
+            )
+            .await
+            .unwrap();
+        orphans.push(row.get::<_, i64>(0));
+    }
+    assert_eq!(claim(&dead, 10).await.len(), 5);
+    flood(&client, "high", 400, 10).await;
+    let one = Settings {
+        slots: 1,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, one).await;
+    // Three times, at different places between two sweeps.
+    let mut overtaken = Vec::new();
+    let mut order = Vec::new();
+    for part in [&orphans[..1], &orphans[1..2], &orphans[2..]] {
+        let so_far = client
+            .query_one("SELECT count(*) FROM rouse.finished WHERE lost = 0", &[])
+            .await
+            .unwrap();
+        let so_far: i64 = so_far.get(0);
+        let goes_on = format!(
+            "SELECT count(*) > {} FROM rouse.finished WHERE lost = 0",
+            so_far + 20
+        );
+        until_true(&client, &goes_on).await;
+        let ended: SystemTime = client
+            .query_one(
+                "WITH ended AS (
+                     UPDATE rouse.job SET lease_until = clock_timestamp() + interval '20 ms' WHERE id = ANY ($1) RETURNING lease_until)
+                 SELECT max(lease_until) FROM ended",
+                &[&part],
+            )
+            .await
+            .unwrap()
+            .get(0);
+        let have_ended = format!(
+            "SELECT count(*) = {} FROM rouse.finished WHERE id = ANY ('{{{}}}')",
+            part.len(),
+            part.iter()
+                .map(i64::to_string)
+                .collect::<Vec<_>>()
+                .join(",")
+        );
+        until_true(&client, &have_ended).await;
+        let row = client
+            .query_one(
+                "WITH adopted AS (SELECT f.id, f.claimed_at FROM rouse.finished AS f WHERE id = ANY ($1))
+                 SELECT (SELECT array_agg(id ORDER BY claimed_at) FROM adopted),
+                        (SELECT count(*) FROM rouse.jobs WHERE lost = 0 AND claimed_at > $2 AND claimed_at < (SELECT max(claimed_at) FROM adopted))",
+                &[&part, &ended],
+            )
+            .await
+            .unwrap();
+        order.extend(row.get::<_, Vec<i64>>(0));
+        overtaken.push(row.get::<_, i64>(1));
+    }
+    worker.stop_now().await;
+    assert_eq!(overtaken, [0, 0, 0]);
+    let [first, second, normal, low, high] = orphans[..] else {
+        unreachable!("five were enqueued");
+    };
+    assert_eq!(order, [first, second, high, normal, low]);
 }
 
 /// Enqueues so many jobs of such a priority that take so long.

@@ -1,6 +1,6 @@
 //! What is done to jobs and queues from outside: completed, failed, retried, moved, deleted, paused, purged.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rouse::job::{Fence, JobId};
 use rouse::store::{ClaimOrder, Fate, JsonText, Locked, Looking, Renewal, Settlement, Store};
@@ -19,13 +19,18 @@ async fn orders(store: &Store) -> Vec<ClaimOrder> {
         lane: lane.id,
         after: i64::MIN,
         lease_ms: 60_000,
+        most: None,
     };
     lanes.into_iter().map(order).collect()
 }
 
 async fn claim(store: &Store, fence: i64) -> Vec<i64> {
     let orders = orders(store).await;
-    let claimed = store.claim(Fence(fence), &orders, 100).await.unwrap();
+    let claimed = store
+        .claim(Fence(fence), &orders, 100, None)
+        .await
+        .unwrap()
+        .jobs();
     claimed.iter().map(|job| job.id.0).collect()
 }
 
@@ -351,7 +356,7 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
         lanes: &orders,
         catalog_after: 0,
         catalog_rows: orders.len(),
-        orphaned_within: None,
+        orphaned_since: None,
         due_within: None,
         most: 10,
     };
@@ -369,15 +374,20 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
     assert!(!is(&client, "SELECT rouse.resume_queue('default')", &[]).await);
     assert!(!is(&client, "SELECT rouse.resume_queue('never')", &[]).await);
     // Also for one that looks only at what has run out a moment ago.
-    let within = Some(Duration::from_secs(5));
+    until_true(
+        &client,
+        "SELECT bool_and(lease_until < clock_timestamp()) FROM rouse.job WHERE state = 'running'",
+    )
+    .await;
+    let since = Some(SystemTime::now() - Duration::from_secs(5));
     let recent = Looking {
-        orphaned_within: within,
+        orphaned_since: since,
         ..looking
     };
     let peek = store.peek(&recent).await.unwrap();
     assert!(peek.orphans && peek.ready.len() == 1, "{peek:?}");
     let adopted = store
-        .adopt(Fence(8), &orders, None, 10, 3, within)
+        .adopt(Fence(8), &orders, None, 10, 3, since)
         .await
         .unwrap()
         .claimed;

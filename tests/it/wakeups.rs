@@ -382,8 +382,13 @@ async fn a_claim_that_is_given_back_wakes_whoever_sleeps() {
         lane,
         after: i64::MIN,
         lease_ms: 60_000,
+        most: None,
     };
-    let jobs = store.claim(Fence(7), &[order], 1).await.unwrap();
+    let jobs = store
+        .claim(Fence(7), &[order], 1, None)
+        .await
+        .unwrap()
+        .jobs();
     asleep(&db, &["*"]).await;
     let released = Settlement {
         id: jobs[0].id,

@@ -25,9 +25,14 @@ async fn claim(store: &Store) -> Vec<ClaimedJob> {
             lane: lane.id,
             after: i64::MIN,
             lease_ms: 3_600_000,
+            most: None,
         })
         .collect();
-    store.claim(Fence(7), &orders, 10).await.unwrap()
+    store
+        .claim(Fence(7), &orders, 10, None)
+        .await
+        .unwrap()
+        .jobs()
 }
 
 fn succeeded(job: &ClaimedJob) -> Settlement {
@@ -111,6 +116,7 @@ async fn whoever_has_the_key_takes_the_id_over_and_what_was_claimed_is_free() {
         lane: job.lane,
         after: 0,
         lease_ms: 60_000,
+        most: None,
     }];
     let adopted = restarted
         .adopt(Fence(8), &lanes, None, 10, 3, None)
@@ -231,6 +237,7 @@ async fn a_worker_that_is_not_heard_of_is_buried_by_the_others_and_its_jobs_are_
         lane: jobs[0].lane,
         after: 0,
         lease_ms: 60_000,
+        most: None,
     }];
     let adopted = lives
         .adopt(Fence(8), &lanes, None, 10, 3, None)

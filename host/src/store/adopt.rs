@@ -1,10 +1,10 @@
 //! Takes over jobs whose worker is gone.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio_postgres::types::Type;
 
-use super::{ClaimOrder, ClaimedJob, Store, StoreError, millis};
+use super::{ClaimOrder, ClaimedJob, Store, StoreError};
 use crate::job::{Attempt, Fence, JobId, LaneId, State};
 
 /// What has become of jobs whose worker is gone.
@@ -35,8 +35,9 @@ pub struct LostJob {
 
 impl Store {
     /// Claims up to `wanted` jobs of these lanes whose lease has run out. A job whose workers crashed before
-    /// waits instead, and one with `lost_max` crashes is failed. `within`: only leases that ran out in the last
-    /// so long by the database's clock are looked at; none: all. `sources`: only jobs of these; none: of any.
+    /// waits instead, and one with `lost_max` crashes is failed. They go by priority, then by id. `since`: only leases
+    /// that ended at this time or later, by the database's clock, are looked at; none: all. `sources`: only jobs of
+    /// these; none: of any.
     pub async fn adopt(
         &self,
         fence: Fence,
@@ -44,7 +45,7 @@ impl Store {
         sources: Option<&[String]>,
         wanted: usize,
         lost_max: u32,
-        within: Option<Duration>,
+        since: Option<SystemTime>,
     ) -> Result<Adopted, StoreError> {
         let me = self.me()?;
         let lanes: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
@@ -62,7 +63,7 @@ impl Store {
                     (&leases, Type::INT8_ARRAY),
                     (&wanted, Type::INT4),
                     (&lost_max, Type::INT4),
-                    (&within.map(millis), Type::INT8),
+                    (&since, Type::TIMESTAMPTZ),
                     (&sources, Type::TEXT_ARRAY),
                 ],
             )

@@ -28,6 +28,28 @@ pub struct ClaimOrder {
     pub after: i64,
     /// How long the claim is good for, milliseconds.
     pub lease_ms: i64,
+    /// At most so many jobs of it; none: as many as are wanted.
+    pub most: Option<i32>,
+}
+
+/// The answer to a claim.
+#[derive(Debug, Clone)]
+pub enum Claimed {
+    /// These jobs; fewer than wanted: the lanes had no more, or the answer ended because of its size.
+    Jobs(Vec<ClaimedJob>),
+    /// Nothing: a lease has ended, and orphans go first (SPEC row D4). Leases were looked at up to this time, by the
+    /// database's clock.
+    Orphans(SystemTime),
+}
+
+impl Claimed {
+    /// The jobs; none where there are orphans.
+    pub fn jobs(self) -> Vec<ClaimedJob> {
+        match self {
+            Self::Jobs(jobs) => jobs,
+            Self::Orphans(_) => Vec::new(),
+        }
+    }
 }
 
 /// A job that this host has claimed.
@@ -97,17 +119,20 @@ impl ClaimedJob {
 }
 
 impl Store {
-    /// Claims up to `wanted` jobs, from the lanes in the order given. One round trip, and a second one where the jobs are large.
+    /// Claims up to `wanted` jobs, from the lanes in the order given, unless a lease has ended at `checked_at` or later (none:
+    /// leases are not looked at). One round trip, and a second one where the jobs are large.
     pub async fn claim(
         &self,
         fence: Fence,
         orders: &[ClaimOrder],
         wanted: usize,
-    ) -> Result<Vec<ClaimedJob>, StoreError> {
+        checked_at: Option<SystemTime>,
+    ) -> Result<Claimed, StoreError> {
         let me = self.me()?;
         let lanes: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
         let cursors: Vec<i64> = orders.iter().map(|order| order.after).collect();
         let leases: Vec<i64> = orders.iter().map(|order| order.lease_ms).collect();
+        let most: Vec<Option<i32>> = orders.iter().map(|order| order.most).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
             .query(
@@ -120,16 +145,20 @@ impl Store {
                     (&cursors, Type::INT8_ARRAY),
                     (&leases, Type::INT8_ARRAY),
                     (&wanted, Type::INT4),
+                    (&most, Type::INT4_ARRAY),
+                    (&checked_at, Type::TIMESTAMPTZ),
                 ],
             )
             .await?;
-        match rows
-            .first()
-            .map(|row| row.try_get::<_, Option<Vec<i64>>>(13))
-        {
-            Some(Ok(Some(ids))) => self.claimed(fence, &ids).await,
-            Some(Err(error)) => Err(error.into()),
-            Some(Ok(None)) | None => jobs(&rows, fence),
+        let Some(first) = rows.first() else {
+            return Ok(Claimed::Jobs(Vec::new()));
+        };
+        if let Some(ids) = first.try_get::<_, Option<Vec<i64>>>(13)? {
+            return self.claimed(fence, &ids).await.map(Claimed::Jobs);
+        }
+        match first.try_get::<_, Option<i64>>(0)? {
+            Some(_) => jobs(&rows, fence).map(Claimed::Jobs),
+            None => Ok(Claimed::Orphans(first.try_get(9)?)),
         }
     }
 

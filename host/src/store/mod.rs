@@ -55,7 +55,7 @@ use crate::job::Incarnation;
 
 pub use adopt::{Adopted, LostJob};
 pub use challenge::Challenge;
-pub use claim::{CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, ClaimedJob, fills_an_answer};
+pub use claim::{CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, fills_an_answer};
 pub use enqueue::{Enqueue, Enqueued};
 pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::{LOOKED_AT_MAX, Listing};

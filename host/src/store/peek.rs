@@ -1,6 +1,6 @@
 //! Asks whether there is anything to do at all.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio_postgres::types::Type;
 
@@ -16,8 +16,8 @@ pub struct Looking<'a> {
     pub catalog_after: i64,
     /// How many of its rows from there on the worker has read.
     pub catalog_rows: usize,
-    /// Only leases that ran out in the last so long, by the database's clock; none: all.
-    pub orphaned_within: Option<Duration>,
+    /// Only leases that ended at this time or later, by the database's clock; none: all.
+    pub orphaned_since: Option<SystemTime>,
     /// Only jobs that became due in the last so long, by the database's clock; none: all.
     pub due_within: Option<Duration>,
     /// The most lanes to be named.
@@ -37,6 +37,8 @@ pub struct Peek {
     pub due: bool,
     /// Until the next scheduled job or retry is due, by the database's clock; none: none waits.
     pub next_due: Option<Duration>,
+    /// Leases were looked at up to this time, by the database's clock.
+    pub looked_at: SystemTime,
 }
 
 impl Store {
@@ -55,7 +57,7 @@ impl Store {
                         &i64::try_from(looking.catalog_rows).unwrap_or(i64::MAX),
                         Type::INT8,
                     ),
-                    (&looking.orphaned_within.map(millis), Type::INT8),
+                    (&looking.orphaned_since, Type::TIMESTAMPTZ),
                     (&looking.due_within.map(millis), Type::INT8),
                     (&i32::try_from(looking.most).unwrap_or(i32::MAX), Type::INT4),
                 ],
@@ -73,6 +75,7 @@ impl Store {
                 .get::<_, Option<i64>>(4)
                 .and_then(|ms| u64::try_from(ms).ok())
                 .map(Duration::from_millis),
+            looked_at: row.get(5),
         })
     }
 }

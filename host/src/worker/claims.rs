@@ -2,9 +2,10 @@
 
 use std::ops::AddAssign;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use metrics::counter;
+use tracing::error;
 
 use super::Shared;
 use super::ageing::{Half, KNOWN_MAX, Overdue};
@@ -18,7 +19,9 @@ use super::slots;
 use super::unbound::{Sorted, Unbound};
 use crate::job::{Fence, LaneId, RunEnd};
 use crate::sandbox::{BootTime, Handler, HandlerSet};
-use crate::store::{Adopted, ClaimOrder, ClaimedJob, Lane, LostJob, StoreError, fills_an_answer};
+use crate::store::{
+    Adopted, ClaimOrder, Claimed, ClaimedJob, Lane, LostJob, StoreError, fills_an_answer,
+};
 
 /// A search by source that finds nothing comes again after so many times what it has taken.
 const BY_SOURCE_SHARE: u32 = 20;
@@ -30,8 +33,11 @@ const BY_SOURCE_WITHIN: Duration = Duration::from_secs(30);
 pub(super) struct Found {
     /// Found jobs, without those that are given back because their handler is missing.
     pub(super) jobs: usize,
-    /// An answer ended because of its size: there may be more.
+    /// An answer ended because of its size, or an adoption found as many jobs as it asked for: there may be more.
     pub(super) is_cut: bool,
+    /// A claim found that a lease has ended, and claimed nothing. Leases were looked at up to this time, by the
+    /// database's clock.
+    orphans: Option<SystemTime>,
 }
 
 impl Found {
@@ -45,6 +51,7 @@ impl AddAssign for Found {
     fn add_assign(&mut self, other: Self) {
         self.jobs += other.jobs;
         self.is_cut |= other.is_cut;
+        self.orphans = other.orphans.or(self.orphans);
     }
 }
 
@@ -64,6 +71,10 @@ pub(super) struct Claims<'a> {
     half: Half,
     prefetch: Prefetch,
     overdue: Overdue,
+    /// What leases ended before, by the database's clock, was looked at: the next claim looks at those that have ended since.
+    checked_at: SystemTime,
+    /// An adoption was filled: there may be more orphans.
+    orphans_left: bool,
 }
 
 impl<'a> Claims<'a> {
@@ -78,7 +89,22 @@ impl<'a> Claims<'a> {
             half: Half::default(),
             prefetch: Prefetch::new(Instant::now()),
             overdue: Overdue::default(),
+            checked_at: SystemTime::UNIX_EPOCH,
+            orphans_left: false,
         }
+    }
+
+    /// After an error nothing that is remembered of the database may be trusted.
+    pub(super) fn start_over(&mut self) {
+        self.lanes.forget();
+        // Another server may have another clock.
+        self.checked_at = SystemTime::UNIX_EPOCH;
+    }
+
+    /// No lease had ended, by the database's clock at that time.
+    pub(super) fn without_orphans(&mut self, at: SystemTime) {
+        self.checked_at = at;
+        self.orphans_left = false;
     }
 
     /// Decides which lanes are served, where that may have changed: handlers that are loaded, queues
@@ -144,10 +170,12 @@ impl<'a> Claims<'a> {
         Ok(news.new)
     }
 
-    /// How many jobs to claim beyond the free slots.
+    /// How many jobs to claim beyond the free slots. None while orphans wait: queued jobs may not go before them,
+    /// and orphans do not wait in line ([`Self::adopt`]).
     pub(super) fn ahead(&mut self) -> usize {
         let ended = self.shared.slots.ended();
-        self.prefetch.jobs(ended, Instant::now())
+        let ahead = self.prefetch.jobs(ended, Instant::now());
+        if self.orphans_left { 0 } else { ahead }
     }
 
     /// The most that one claim is for.
@@ -155,21 +183,47 @@ impl<'a> Claims<'a> {
         self.prefetch.claim_max()
     }
 
-    /// Orphans go first (SPEC row D4): they are claimed before anything queued is looked at.
+    /// Adopts jobs whose lease has ended, at `since` or later by the database's clock. Leases were found to have ended up to
+    /// `until`: the next claims look at those that end after that.
+    ///
+    /// No more than can run are adopted: should one of them kill this host too, all that wait in line behind it would be
+    /// lost once more, and a job may be lost a few times only.
     pub(super) async fn adopt(
         &mut self,
         wanted: usize,
-        within: Option<Duration>,
+        since: Option<SystemTime>,
+        until: SystemTime,
     ) -> Result<Found, StoreError> {
-        let mut found = self
-            .adopt_from(&self.lanes.all(), None, wanted, within)
-            .await?;
-        if !found.fills(wanted) && self.finds_by_source() {
+        let wanted = wanted.min(self.shared.settings.slots);
+        let found = match self.adopt_from_all(wanted, since).await {
+            Ok(found) => found,
+            Err(error) if error.is_transient() => return Err(error),
+            // An orphan that cannot be adopted must not keep the others from being claimed.
+            Err(error) => {
+                error!(%error, "cannot adopt jobs whose worker is gone; trying again within seconds");
+                Found::default()
+            }
+        };
+        self.orphans_left = found.is_cut;
+        self.checked_at = match found.is_cut {
+            true => self.checked_at.min(since.unwrap_or(SystemTime::UNIX_EPOCH)),
+            false => until,
+        };
+        Ok(found)
+    }
+
+    async fn adopt_from_all(
+        &mut self,
+        wanted: usize,
+        since: Option<SystemTime>,
+    ) -> Result<Found, StoreError> {
+        let lanes = self.lanes.all();
+        let mut found = self.adopt_from(&lanes, None, wanted, since).await?;
+        if !found.is_cut && self.finds_by_source() {
             let lanes = self.lanes.all_by_source();
             let sources = self.sources.clone();
-            found += self
-                .adopt_from(&lanes, Some(&sources), wanted - found.jobs, within)
-                .await?;
+            let rest = wanted.saturating_sub(found.jobs);
+            found += self.adopt_from(&lanes, Some(&sources), rest, since).await?;
         }
         Ok(found)
     }
@@ -179,7 +233,7 @@ impl<'a> Claims<'a> {
         orders: &[ClaimOrder],
         sources: Option<&[String]>,
         wanted: usize,
-        within: Option<Duration>,
+        since: Option<SystemTime>,
     ) -> Result<Found, StoreError> {
         let fence = Fence(rand::random());
         let asked = BootTime::now();
@@ -188,16 +242,21 @@ impl<'a> Claims<'a> {
         let store = &shared.store;
         let under_way = shared.leases.claiming();
         let Adopted { claimed, lost } = store
-            .adopt(fence, orders, sources, wanted, lost_max, within)
+            .adopt(fence, orders, sources, wanted, lost_max, since)
             .await?;
         counter!("rouse_jobs_adopted_total").increment(claimed.len() as u64);
         for job in &lost {
             self.tell(job);
         }
         let bytes = claimed.iter().map(ClaimedJob::bytes).sum();
-        let is_cut = fills_an_answer(claimed.len(), bytes);
+        let is_filled = claimed.len() + lost.len() >= wanted;
+        let is_cut = is_filled || fills_an_answer(claimed.len(), bytes);
         let jobs = self.dispatch(under_way, claimed, asked, true).await;
-        Ok(Found { jobs, is_cut })
+        Ok(Found {
+            jobs,
+            is_cut,
+            orphans: None,
+        })
     }
 
     /// Tells of a job that was lost and that nobody claims now: no attempt of this worker will.
@@ -241,12 +300,40 @@ impl<'a> Claims<'a> {
         !self.sources.is_empty() && self.lanes.serves_by_source()
     }
 
-    /// Claims from the lanes, in their order; half of it from those that have waited too long, and half of the rest by source.
+    /// Claims from the lanes, orphans first: queued jobs follow where none is left.
     pub(super) async fn claim(&mut self, wanted: usize, after: After) -> Result<Found, StoreError> {
+        let mut found = self.claim_queued(wanted, after, true).await?;
+        if let Some(until) = found.orphans.take() {
+            let since = self.checked_at;
+            let rest = wanted.saturating_sub(found.jobs);
+            found += self.adopt(rest, Some(since), until).await?;
+            let rest = wanted.saturating_sub(found.jobs);
+            if !found.is_cut && rest > 0 {
+                // Leases that have ended since wait for the next claim: where they end all the time, and are others'
+                // to adopt, nothing else would ever be claimed.
+                found += self.claim_queued(rest, after, false).await?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Claims queued jobs, half of them from lanes that have waited too long, and half of the rest by source. With `check` the
+    /// claim ends where a lease has ended.
+    async fn claim_queued(
+        &mut self,
+        wanted: usize,
+        after: After,
+        check: bool,
+    ) -> Result<Found, StoreError> {
         let mut found = Found::default();
         if let Some((lane, share)) = self.overdue.share(wanted) {
             let orders = self.lanes.order_of(lane);
-            found = self.claim_from(orders.into_iter().collect(), share).await?;
+            found = self
+                .claim_from(orders.into_iter().collect(), share, check)
+                .await?;
+            if found.orphans.is_some() {
+                return Ok(found);
+            }
             self.overdue.claimed(found.jobs);
         }
         let share = match self.finds_by_source() {
@@ -257,10 +344,10 @@ impl<'a> Claims<'a> {
         found += by_source;
         if found.jobs < wanted {
             let orders = self.lanes.orders(after);
-            found += self.claim_from(orders, wanted - found.jobs).await?;
+            found += self.claim_from(orders, wanted - found.jobs, check).await?;
         }
         // There may be more of them than their share, and nothing else.
-        if by_source.jobs == share {
+        if by_source.jobs == share && found.orphans.is_none() {
             let rest = wanted.saturating_sub(found.jobs);
             found += self.claim_by_source(rest).await?;
         }
@@ -295,7 +382,11 @@ impl<'a> Claims<'a> {
         self.sources.rotate_left(1);
         let is_cut = self.weigh(&jobs);
         let jobs = self.dispatch(under_way, jobs, asked, false).await;
-        Ok(Found { jobs, is_cut })
+        Ok(Found {
+            jobs,
+            is_cut,
+            orphans: None,
+        })
     }
 
     /// Somebody says that there is a job in this lane. True where the lane is served.
@@ -311,6 +402,7 @@ impl<'a> Claims<'a> {
         &mut self,
         mut orders: Vec<ClaimOrder>,
         wanted: usize,
+        check: bool,
     ) -> Result<Found, StoreError> {
         let now = Instant::now();
         orders.retain(|order| !self.unbound.rests(order.lane, now));
@@ -321,12 +413,31 @@ impl<'a> Claims<'a> {
         let fence = Fence(rand::random());
         let asked = BootTime::now();
         let under_way = shared.leases.claiming();
-        let jobs = shared.store.claim(fence, &orders, wanted).await?;
+        let checked_at = check.then_some(self.checked_at);
+        let store = &shared.store;
+        let jobs = match store.claim(fence, &orders, wanted, checked_at).await? {
+            Claimed::Jobs(jobs) => jobs,
+            Claimed::Orphans(until) => {
+                return Ok(Found {
+                    orphans: Some(until),
+                    ..Found::default()
+                });
+            }
+        };
+        if check {
+            self.orphans_left = false;
+            // Without a job the time of the answer is not known.
+            self.checked_at = jobs.first().map_or(self.checked_at, |job| job.claimed_at);
+        }
         let is_cut = self.weigh(&jobs);
         self.lanes
             .claimed(&orders, &jobs, jobs.len() < wanted && !is_cut);
         let jobs = self.dispatch(under_way, jobs, asked, false).await;
-        Ok(Found { jobs, is_cut })
+        Ok(Found {
+            jobs,
+            is_cut,
+            orphans: None,
+        })
     }
 
     /// Updates the estimate of the size of jobs; true if the claim ended because of its size.

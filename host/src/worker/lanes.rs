@@ -92,6 +92,7 @@ impl Known {
                 After::Reached => self.reached,
             },
             lease_ms: serving.lease_ms,
+            most: None,
         })
     }
 
@@ -245,6 +246,7 @@ impl Lanes {
                     lane: known.lane.id,
                     after: i64::MIN,
                     lease_ms: known.serving?.lease_ms,
+                    most: None,
                 })
             })
             .collect()

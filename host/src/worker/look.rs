@@ -1,7 +1,7 @@
 //! Looks for jobs: what it asks the database, in which order.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tracing::error;
 
@@ -52,9 +52,10 @@ pub(super) struct Looks<'a> {
     /// From then on it is asked from the start of the lanes once.
     overdue_anew_at: Instant,
     due_at: Option<Instant>,
-    /// When nothing was due any more, and no lease had run out; none: not known.
+    /// When nothing was due any more; none: not known.
     none_due_since: Option<Instant>,
-    no_orphans_since: Option<Instant>,
+    /// When no lease had ended, by the database's clock; none: not known.
+    no_orphans_since: Option<SystemTime>,
 }
 
 impl<'a> Looks<'a> {
@@ -98,7 +99,7 @@ impl<'a> Looks<'a> {
 
     /// After an error nothing that is remembered of the database may be trusted.
     pub(super) fn start_over(&mut self) {
-        self.claims.lanes.forget();
+        self.claims.start_over();
         self.restart_now();
     }
 
@@ -228,7 +229,7 @@ impl<'a> Looks<'a> {
         let asked = Instant::now();
         let lanes = &self.claims.lanes;
         let looked_at = if known { lanes.idle() } else { lanes.all() };
-        let orphaned_within = window(self.no_orphans_since);
+        let orphaned_since = self.no_orphans_since.map(|then| then - WINDOW_MARGIN);
         let peek = self
             .shared
             .store
@@ -236,7 +237,7 @@ impl<'a> Looks<'a> {
                 lanes: &looked_at,
                 catalog_after: lanes.read_after(),
                 catalog_rows: lanes.read_rows(),
-                orphaned_within,
+                orphaned_since,
                 due_within: window(self.none_due_since),
                 most: PEEKED_MAX,
             })
@@ -259,25 +260,13 @@ impl<'a> Looks<'a> {
         }
         let mut found = Found::default();
         if peek.orphans {
-            // No more than can run: should one of them kill this host too, all that wait in line behind
-            // it are lost once more, and a job may be lost a few times only.
-            let orphans = wanted.min(self.shared.settings.slots);
-            // An orphan that cannot be adopted must not keep the others from being claimed.
-            match self.claims.adopt(orphans, orphaned_within).await {
-                Ok(adopted) => {
-                    found += adopted;
-                    if adopted.is_cut {
-                        // The next look takes the others.
-                        self.sweep_at = Instant::now();
-                    }
-                }
-                Err(error) if error.is_transient() => return Err(error),
-                Err(error) => {
-                    error!(%error, "cannot adopt jobs whose worker is gone; trying again with the next look")
-                }
-            }
+            found += self
+                .claims
+                .adopt(wanted, orphaned_since, peek.looked_at)
+                .await?;
         } else {
-            self.no_orphans_since = Some(asked);
+            self.no_orphans_since = Some(peek.looked_at);
+            self.claims.without_orphans(peek.looked_at);
         }
         // No queued jobs before the orphans that a cut adoption has left.
         if !found.is_cut && found.jobs < wanted {

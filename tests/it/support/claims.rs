@@ -30,6 +30,7 @@ pub(crate) async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
             lane: lane.id,
             after: i64::MIN,
             lease_ms,
+            most: None,
         })
         .collect()
 }
@@ -37,7 +38,11 @@ pub(crate) async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
 /// Claims, wherever the jobs are.
 pub(crate) async fn claim(store: &Store, wanted: usize) -> Vec<ClaimedJob> {
     let orders = orders(store, 60_000).await;
-    store.claim(Fence(rand()), &orders, wanted).await.unwrap()
+    store
+        .claim(Fence(rand()), &orders, wanted, None)
+        .await
+        .unwrap()
+        .jobs()
 }
 
 /// A number that nobody else draws.
