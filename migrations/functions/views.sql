@@ -11,7 +11,8 @@ $$;
 
 -- Every job that is kept, live or finished. `error` is the last failed attempt's; `progress` is what the
 -- attempt that runs has said last; `usage` is what the last attempt has used, or the one that runs so far;
--- `grants` is what the job leaves of those of its handler.
+-- `grants` is what the job leaves of those of its handler. `orphaned_at` is when the lease of a running job has ended: its worker is gone,
+-- and no other has taken it over yet.
 CREATE OR REPLACE VIEW rouse.jobs AS
 SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source, substr(j.unique_key, strpos(j.unique_key, '/') + 1) AS unique_key,
        j.attempt, j.lost, j.max_attempts, j.retried_from, j.worker,
@@ -22,7 +23,7 @@ SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source
         FROM rouse.progress AS p WHERE p.job = j.id AND p.fence = j.fence) AS progress,
        (SELECT rouse._usage(r.cpu_us, r.memory_bytes, r.host_calls, r.bytes_in, r.bytes_out, NULL)
         FROM rouse.running AS r WHERE r.job = j.id AND r.fence = j.fence) AS usage,
-       j.grants
+       j.grants, CASE WHEN j.lease_until < clock_timestamp() THEN j.lease_until END AS orphaned_at
 FROM rouse.job AS j
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
 UNION ALL
@@ -30,16 +31,16 @@ SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source
        f.attempt, f.lost, f.max_attempts, f.retried_from, f.worker,
        f.requested_at, f.available_at, f.claimed_at, f.started_at, f.finished_at,
        f.payload, f.result, f.error, NULL,
-       rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants
+       rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants, NULL
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 
 -- How many jobs each lane has: ready, waiting for their time (also one whose time has come, until a worker
--- has given it its turn), running. Ready and waiting ones are counted up to 10,000 for each lane, running ones up to
+-- has given it its turn), running, and of these `orphans`, whose lease has ended. Ready and waiting ones are counted up to 10,000 for each lane, running ones up to
 -- 100,000 in all; where there are more, `at_least` is true. Served by job_ready, job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.depth()
 RETURNS TABLE (queue text, handler text, priority rouse.priority, tags text[],
-               ready bigint, scheduled bigint, running bigint, at_least boolean, oldest_ready_at timestamptz)
+               ready bigint, scheduled bigint, running bigint, at_least boolean, oldest_ready_at timestamptz, orphans bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET jit = off AS $$
@@ -47,11 +48,14 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off 
 BEGIN
     RETURN QUERY
     WITH running AS MATERIALIZED (
-        SELECT r.lane, count(*) AS jobs, sum(count(*)) OVER () > 100000 AS at_least
-        FROM (SELECT j.lane FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' LIMIT 100001) AS r
+        SELECT r.lane, count(*) AS jobs, count(*) FILTER (WHERE r.lease_until < clock_timestamp()) AS orphans,
+               sum(count(*)) OVER () > 100000 AS at_least
+        FROM (SELECT j.lane, j.lease_until FROM rouse.job AS j
+              WHERE j.state = 'running' AND j.lease_until > '-infinity' LIMIT 100001) AS r
         GROUP BY r.lane)
     SELECT l.queue, l.handler, l.priority, l.tags, least(ready.jobs, 10000), least(waiting.jobs, 10000), coalesce(running.jobs, 0),
-           ready.jobs > 10000 OR waiting.jobs > 10000 OR coalesce((SELECT r.at_least FROM running AS r LIMIT 1), false), oldest.available_at
+           ready.jobs > 10000 OR waiting.jobs > 10000 OR coalesce((SELECT r.at_least FROM running AS r LIMIT 1), false), oldest.available_at,
+           coalesce(running.orphans, 0)
     FROM (SELECT DISTINCT ON (l.id) l.id, l.queue, l.handler, l.priority, l.tags FROM rouse.lane AS l ORDER BY l.id) AS l
     CROSS JOIN LATERAL (
         SELECT count(*) AS jobs FROM (
@@ -79,20 +83,21 @@ FULL JOIN (
     FROM rouse.depth() AS d GROUP BY d.queue) AS d ON d.queue = q.name;
 
 -- The backlog, for each (queue, handler, tags) that has jobs: for autoscalers, and for whoever wants to know what
--- waits in vain. `workers` and `slots` are those of the living workers that are not draining, have the handler
+-- waits in vain. `orphans`, of those that run, are jobs whose worker is gone. `workers` and `slots` are those of the living workers that are not draining, have the handler
 -- and all of the tags, and serve the queue. `known` is true where such a worker lives, or has lived within the last 7 days and is not
 -- forgotten: other jobs wait for a worker that nobody has seen, and another host would not help.
 CREATE OR REPLACE VIEW rouse.backlog AS
 SELECT d.queue, d.handler, d.tags, d.ready, d.scheduled, d.running, d.at_least,
        d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,
        EXISTS (SELECT FROM rouse.queue AS q WHERE q.name = d.queue AND q.paused_at IS NOT NULL) AS paused,
-       w.workers, w.slots,
+       w.workers, w.slots, d.orphans,
        EXISTS (SELECT FROM rouse.worker AS w
                WHERE w.forgotten_at IS NULL AND coalesce(w.stopped_at, w.dead_at, w.seen_at) > now() - interval '7 days'
                  AND d.handler = ANY (w.handlers) AND (w.queues = '{}' OR d.queue = ANY (w.queues)) AND w.tags @> d.tags) AS known
 FROM (
     SELECT d.queue, d.handler, d.tags, sum(d.ready)::bigint AS ready, sum(d.scheduled)::bigint AS scheduled,
-           sum(d.running)::bigint AS running, bool_or(d.at_least) AS at_least, min(d.oldest_ready_at) AS oldest_ready_at
+           sum(d.running)::bigint AS running, sum(d.orphans)::bigint AS orphans, bool_or(d.at_least) AS at_least,
+           min(d.oldest_ready_at) AS oldest_ready_at
     FROM rouse.depth() AS d
     WHERE d.ready > 0 OR d.scheduled > 0 OR d.running > 0
     GROUP BY d.queue, d.handler, d.tags) AS d

@@ -8,6 +8,7 @@ use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
+use crate::support::claims::claim;
 use crate::support::database::registration;
 use crate::support::worker::{TestWorker, enqueue, guests_dir, put, sandbox, until_true, watched};
 use crate::support::{Ran, TestDb, command, folder, rouse_in, scratch};
@@ -112,7 +113,7 @@ async fn the_dead_are_listed_until_they_are_forgotten_and_their_jobs_go_on_namin
         lane: lane.id,
         after: i64::MIN,
         lease_ms: 3_600_000,
-        most: None,
+        only: None,
     };
     let claimed = store
         .claim(rouse::job::Fence(7), &[order], 1, None)
@@ -189,7 +190,7 @@ async fn a_forgotten_worker_goes_for_good_once_nothing_that_is_kept_can_name_it(
                 lane: lane.id,
                 after: i64::MIN,
                 lease_ms: 3_600_000,
-                most: None,
+                only: None,
             };
             store
                 .claim(rouse::job::Fence(7), &[order], 1, None)
@@ -651,4 +652,44 @@ async fn whoever_looks_at_a_queued_job_hears_why_nobody_takes_it() {
         .says("queue mail is paused since");
     assert_eq!(listed.stderr.lines().count(), 4, "{}", listed.stderr);
     worker.drain().await;
+}
+
+#[tokio::test]
+async fn an_orphan_that_nobody_can_take_is_shown_as_that() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let dead = db.worker().await;
+    let id = enqueue(&client, "video.cut", json!({})).await;
+    assert_eq!(claim(&dead, 1).await.len(), 1);
+    let running = rouse(&db, &["job", &id.to_string(), "--json"]).await;
+    running.exits(0);
+    assert_eq!(running.json()["orphaned_at"], Value::Null);
+
+    let end = "UPDATE rouse.job SET lease_until = clock_timestamp() - interval '1 minute' WHERE state = 'running'";
+    client.execute(end, &[]).await.unwrap();
+    let nobody = "no worker that runs now has the handler video.cut";
+    rouse(&db, &["job", &id.to_string()])
+        .await
+        .exits(0)
+        .says("orphaned_at")
+        .says(nobody);
+    rouse(&db, &["job", "ls"])
+        .await
+        .exits(0)
+        .says("orphan")
+        .says(nobody);
+    let fleet = rouse(&db, &["handlers", "ls", "--json"]).await;
+    let waiting = &fleet.json()["waiting"][0];
+    assert_eq!(
+        (
+            &waiting["handler"],
+            &waiting["orphans"],
+            &waiting["running"]
+        ),
+        (&json!("video.cut"), &json!(1), &json!(1))
+    );
+    rouse(&db, &["handlers", "ls"])
+        .await
+        .says("no worker takes these:")
+        .says("orphans");
 }

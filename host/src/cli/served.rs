@@ -6,6 +6,11 @@ use super::nearest::{did_you_mean, nearest};
 use super::text::{plain, texts};
 use crate::store::{Store, StoreError};
 
+/// True for a row of `rouse.jobs` that some worker has to take: a queued job, or an orphan.
+pub(super) fn waits(job: &Value) -> bool {
+    job["state"] == "queued" || job["orphaned_at"].is_string()
+}
+
 /// What a job asks of its worker.
 pub(super) struct Wanted<'a> {
     pub(super) handler: &'a str,

@@ -8,15 +8,16 @@ SELECT to_jsonb(j) || CASE WHEN j.finished_at IS NULL AND j.attempt > 0 THEN jso
             ORDER BY a.attempt DESC LIMIT 1))) ELSE '{}' END
 FROM (
     SELECT w.id, w.state, l.handler, l.queue, l.priority, l.tags, w.tenant, w.source, w.attempt, w.lost, w.max_attempts,
-           w.requested_at, w.available_at, w.claimed_at, w.finished_at
+           w.requested_at, w.available_at, w.claimed_at, w.finished_at,
+           CASE WHEN w.lease_until < clock_timestamp() THEN w.lease_until END AS orphaned_at
     FROM (
         SELECT * FROM (
             SELECT j.id, j.lane, j.state, j.tenant, j.source, j.attempt, j.lost, j.max_attempts,
-                   j.requested_at, j.available_at, j.claimed_at, NULL::timestamptz AS finished_at
+                   j.requested_at, j.available_at, j.claimed_at, NULL::timestamptz AS finished_at, j.lease_until
             FROM rouse.job AS j
             UNION ALL
             SELECT f.id, f.lane, f.state, f.tenant, f.source, f.attempt, f.lost, f.max_attempts,
-                   f.requested_at, f.available_at, f.claimed_at, f.finished_at
+                   f.requested_at, f.available_at, f.claimed_at, f.finished_at, NULL
             FROM rouse.finished AS f) AS kept
         WHERE kept.id < coalesce($5, 9223372036854775807)
         ORDER BY kept.id DESC LIMIT $6) AS w

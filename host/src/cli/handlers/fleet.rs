@@ -76,7 +76,9 @@ async fn unknown(store: &Store) -> anyhow::Result<Vec<Value>> {
 }
 
 fn waits(row: &Value) -> bool {
-    row["ready"].as_i64() > Some(0) || row["scheduled"].as_i64() > Some(0)
+    ["ready", "scheduled", "orphans"]
+        .iter()
+        .any(|key| row[key].as_i64() > Some(0))
 }
 
 /// One line for each version of a handler.
@@ -123,10 +125,11 @@ pub(super) fn backlog(rows: &[Value], now: f64) -> String {
         "tags",
         "ready",
         "scheduled",
+        "orphans",
         ago::waits(screen),
         "workers",
     ]);
-    table.expendable(&["workers", "scheduled", "tags", "oldest waits"]);
+    table.expendable(&["workers", "scheduled", "orphans", "tags", "oldest waits"]);
     for row in rows {
         let text = |key: &str| plain(row[key].as_str().unwrap_or_default());
         let more = if row["at_least"] == true { "+" } else { "" };
@@ -136,6 +139,7 @@ pub(super) fn backlog(rows: &[Value], now: f64) -> String {
             words(&row["tags"]),
             format!("{}{more}", row["ready"]),
             format!("{}{more}", row["scheduled"]),
+            row["orphans"].to_string(),
             row["oldest_wait_s"]
                 .as_f64()
                 .map(|secs| ago::waited(secs, now, screen))

@@ -12,7 +12,7 @@ use crate::cli::ago;
 use crate::cli::list::{List, Shown};
 use crate::cli::number::{between, job_id};
 use crate::cli::screen::{Colour, Screen};
-use crate::cli::served::Wanted;
+use crate::cli::served::{Wanted, waits};
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::cli::used::{warn_of_unused_handler, warn_of_unused_queue};
@@ -119,9 +119,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says once for each kind of queued job that no worker takes why that is so.
+/// Says once for each kind of job that waits, and that no worker takes, why that is so.
 async fn tell_what_nobody_takes(store: &Store, jobs: &[Value]) -> anyhow::Result<()> {
-    let queued = || jobs.iter().filter(|job| job["state"] == "queued");
+    let queued = || jobs.iter().filter(|job| waits(job));
     if queued().next().is_none() {
         return Ok(());
     }
@@ -167,6 +167,7 @@ fn table(jobs: &[Value], now: f64) -> List {
         list.row(columns.map(|key| match &job[key] {
             Value::Null => Shown::default(),
             time if key.ends_with("_at") => ago::listed(time, now, screen).into(),
+            _ if key == "state" && !job["orphaned_at"].is_null() => "orphan".to_owned().into(),
             state if key == "state" => {
                 Shown::in_colour(cell(state), Colour::of_state(&cell(state)))
             }

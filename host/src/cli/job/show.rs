@@ -14,7 +14,7 @@ use crate::cli::duration::duration;
 use crate::cli::list::{List, Shown};
 use crate::cli::number::job_id;
 use crate::cli::screen::{Colour, Screen};
-use crate::cli::served::Wanted;
+use crate::cli::served::{Wanted, waits};
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::cli::top::bytes;
@@ -81,7 +81,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             eprintln!("rouse: {}", unknown(id));
             return Ok(ExitCode::from(EXIT_UNKNOWN));
         };
-        if job.state == "queued" && !told {
+        if waits(&job.record) && !told {
             told = true;
             Wanted::of(&job.record).tell_if_nobody(&store).await?;
         }
@@ -130,6 +130,7 @@ fn show(job: &JobView, now: f64) -> String {
         "requested_at",
         "available_at",
         "claimed_at",
+        "orphaned_at",
         "started_at",
         "finished_at",
     ] {
