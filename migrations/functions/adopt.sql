@@ -90,7 +90,8 @@ BEGIN
         -- Of the first loss it does not matter whose fault it was.
         crashes := CASE WHEN orphan.lost = 0 AND p_lost_max > 1 THEN 1 ELSE rouse._crashes(orphan.id, orphan.worker, orphan.claimed_at, orphan.lease_until) END;
         why := jsonb_build_object('kind', 'lost', 'message', format(
-            'worker %s (incarnation %s) did not renew its lease', coalesce(orphan.worker_id, 'unknown'), orphan.worker));
+            'worker %s (incarnation %s) did not renew its lease', coalesce(orphan.worker_id, 'unknown'), orphan.worker),
+            'lease_ended_at', orphan.lease_until);
         id := orphan.id;
         lane := orphan.lane;
         attempt := orphan.attempt;

@@ -66,6 +66,8 @@ const TABLES: [(&str, &str); 5] = [
             us!("claimed_at"),
             ", 'ended_us', ",
             us!("ended_at"),
+            ", 'lease_ended_us', ",
+            us!("(error->>'lease_ended_at')::timestamptz"),
             ")::text FROM rouse.attempt"
         ),
     ),

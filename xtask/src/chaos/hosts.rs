@@ -316,6 +316,11 @@ impl Hosts {
                 "DATABASE_URL",
                 format!("{}?application_name={worker}", self.url),
             )
+            // Each connection that does not open.
+            .env(
+                "ROUSE_LOG",
+                "info,wasmtime_wasi_http=error,rouse::store::connect::backoff=debug",
+            )
             .current_dir(&own)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

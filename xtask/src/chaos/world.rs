@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail};
 use serde::de::DeserializeOwned;
@@ -11,6 +12,9 @@ use serde_json::Value;
 
 use super::folder::Folder;
 use super::ledger::{Answer, Ask, Happened, Line, Run};
+
+/// What a host logs of a connection that did not open (`host/src/store/connect/backoff.rs`).
+const TRY: &str = "a connection did not open";
 
 /// A question with its answer. One that was never answered counts as unknown at the end of the run.
 #[derive(Clone, Debug)]
@@ -75,6 +79,9 @@ pub(super) struct Attempt {
     pub(super) sha256: Option<String>,
     pub(super) claimed_us: i64,
     pub(super) ended_us: i64,
+    /// Of one that was lost.
+    #[serde(default)]
+    pub(super) lease_ended_us: Option<i64>,
 }
 
 /// A row of rouse.record; renewals are left out.
@@ -117,6 +124,17 @@ pub(super) struct Worker {
     pub(super) worker_id: String,
 }
 
+/// A connection that did not open, as the host's log says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Try {
+    pub(super) worker: String,
+    pub(super) at_us: i64,
+    /// How many in a row, with this one.
+    pub(super) failures: u32,
+    /// False: it was under way when another one failed.
+    pub(super) counted: bool,
+}
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct World {
     pub(super) run: Run,
@@ -129,6 +147,7 @@ pub(super) struct World {
     pub(super) steps: Vec<Step>,
     pub(super) progress: Vec<Progress>,
     pub(super) workers: Vec<Worker>,
+    pub(super) tries: Vec<Try>,
     pub(super) dumped_us: i64,
 }
 
@@ -149,6 +168,7 @@ impl World {
             steps: rows(&folder.dump("steps"))?,
             progress: rows(&folder.dump("progress"))?,
             workers: rows(&folder.dump("workers"))?,
+            tries: tries(&folder.hosts())?,
             ..Self::default()
         };
         let dumped = folder.dump("dumped");
@@ -197,6 +217,41 @@ fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
         .map(|line| serde_json::from_str(line))
         .collect::<Result<_, _>>()
         .with_context(|| format!("read {}", path.display()))
+}
+
+/// The failed tries of all hosts, those of each in their order.
+fn tries(folder: &Path) -> Result<Vec<Try>> {
+    let mut found = Vec::new();
+    for host in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
+        let host = host?;
+        let worker = host.file_name().to_string_lossy().into_owned();
+        let log = fs::read(host.path().join("log"))
+            .with_context(|| format!("read the log of {worker}"))?;
+        for line in String::from_utf8_lossy(&log).lines() {
+            if line.contains(TRY) {
+                let one = failed_try(&worker, line)
+                    .with_context(|| format!("what {worker} has logged: {line}"))?;
+                found.push(one);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Reads `2026-01-01T00:00:00.123456Z DEBUG …: a connection did not open failures=2 counted=true …`.
+fn failed_try(worker: &str, line: &str) -> Result<Try> {
+    let field = |name: &str| {
+        let mut words = line.split_ascii_whitespace();
+        words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+    };
+    let at = line.split_ascii_whitespace().next().unwrap_or_default();
+    let at = humantime::parse_rfc3339(at)?.duration_since(SystemTime::UNIX_EPOCH)?;
+    Ok(Try {
+        worker: worker.to_owned(),
+        at_us: i64::try_from(at.as_micros())?,
+        failures: field("failures").context("no failures")?.parse()?,
+        counted: field("counted").context("no counted")?.parse()?,
+    })
 }
 
 /// The names of all files of all hosts.
@@ -280,6 +335,25 @@ mod tests {
         assert_eq!((found[1].attempt, found[1].ended_us), (2, None));
         fs::write(host.join("9.1.cc.100.end"), "").unwrap();
         assert!(evidence(dir.path()).is_err());
+    }
+
+    #[test]
+    fn failed_tries_are_read_from_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = dir.path().join("host-0");
+        fs::create_dir(&host).unwrap();
+        let log = "1970-01-01T00:00:01.000000Z  INFO rouse: serving\n\
+                   1970-01-01T00:00:02.000500Z DEBUG rouse::store::connect::backoff: a connection did not open failures=3 counted=true why=\"refused\"\n";
+        fs::write(host.join("log"), log).unwrap();
+        let expected = Try {
+            worker: "host-0".into(),
+            at_us: 2_000_500,
+            failures: 3,
+            counted: true,
+        };
+        assert_eq!(tries(dir.path()).unwrap(), [expected]);
+        fs::write(host.join("log"), "later: a connection did not open").unwrap();
+        assert!(tries(dir.path()).is_err());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+use tracing::debug;
 
 /// The longest wait, before jitter.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -104,7 +105,14 @@ impl Backoff {
             }
             opened
         });
-        trying.await.expect("nobody aborts a try")
+        match trying.await {
+            Ok(opened) => opened,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime ends, and this task with it.
+                Err(_) => std::future::pending().await,
+            },
+        }
     }
 
     /// Waits until the server is reached or the backoff has passed.
@@ -126,11 +134,12 @@ impl Backoff {
         }
     }
 
-    /// Ends the wait for the next try.
+    /// Ends the wait for the next try, also for the end of one that is under way: a server that does not answer it may be back.
     pub(super) fn try_now(&self) {
         self.reach.send_if_modified(|reach| {
-            let next_at = reach.away.as_mut().and_then(|away| away.next_at.as_mut());
-            next_at.map(|at| *at = Instant::now()).is_some()
+            let away = reach.away.as_mut();
+            away.map(|away| away.next_at = Some(Instant::now()))
+                .is_some()
         });
     }
 
@@ -184,14 +193,29 @@ impl Drop for Turn {
             match self.worked {
                 true => reach.away.take().is_some(),
                 // Of several concurrent failures, count one.
-                false if failures != self.failures => false,
+                false if failures != self.failures => {
+                    debug!(
+                        failures,
+                        counted = false,
+                        why = self.why,
+                        "a connection did not open"
+                    );
+                    false
+                }
                 false => {
+                    let failures = failures + 1;
+                    debug!(
+                        failures,
+                        counted = true,
+                        why = self.why,
+                        "a connection did not open"
+                    );
                     let now = Instant::now();
                     reach.away = Some(Away {
                         why: std::mem::take(&mut self.why),
                         since: reach.away().map_or(now, |away| away.since),
-                        failures: failures + 1,
-                        next_at: Some(now + backoff(failures, rand::random())),
+                        failures,
+                        next_at: Some(now + backoff(failures - 1, rand::random())),
                     });
                     true
                 }
@@ -265,6 +289,24 @@ mod tests {
         }
         assert_eq!(away(&backoff).map(|away| away.failures), Some(6));
         assert!(matches!(fails(&backoff).await, Err(NotOpened::Away(_))));
+    }
+
+    #[tokio::test]
+    async fn try_now_does_not_wait_for_a_try_that_gets_no_answer() {
+        let backoff = Arc::new(Backoff::new());
+        let _ = fails(&backoff).await;
+        backoff.try_now();
+        let hangs = backoff.turn().expect("it is time");
+        assert!(matches!(fails(&backoff).await, Err(NotOpened::Away(_))));
+        backoff.try_now();
+        let opening = ready(Ok::<_, &str>(()));
+        let opened = backoff.open(PATIENCE, opening, |_| String::new()).await;
+        assert!(opened.is_ok());
+        drop(hangs);
+        assert!(
+            away(&backoff).is_none(),
+            "the server was reached after that try began"
+        );
     }
 
     #[tokio::test]

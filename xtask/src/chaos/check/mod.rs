@@ -7,9 +7,11 @@ mod known;
 
 mod accepted;
 mod attempts;
+mod backoff;
 mod frozen;
 mod heard;
 mod keys;
+mod order;
 mod outside;
 mod recovery;
 mod settled;
@@ -111,7 +113,7 @@ enum Needs {
 }
 
 /// Every rule.
-pub(super) const RULES: [Rule; 27] = [
+pub(super) const RULES: [Rule; 29] = [
     Rule {
         name: "accepted_is_kept",
         promise: "a job whose enqueue was answered with its id is there",
@@ -243,6 +245,18 @@ pub(super) const RULES: [Rule; 27] = [
         promise: "from a kill to the job running again, while the server is up: p99 within the lease and 2 s",
         needs: Needs::AnyOf(&[Fault::KillHost]),
         check: recovery::taken_up_again,
+    },
+    Rule {
+        name: "orphans_first",
+        promise: "between the end of an orphan's lease and its adoption, who adopts it claims no queued job",
+        needs: Needs::For(5.0, &[Fault::KillHost]),
+        check: order::orphans_first,
+    },
+    Rule {
+        name: "one_backoff",
+        promise: "all that a host does on an outage tries to connect on one ladder: 1, 2, 4 … 60 s",
+        needs: Needs::For(10.0, &[Fault::CrashServer]),
+        check: backoff::one_backoff,
     },
     Rule {
         name: "frozen_claims_run",

@@ -6,7 +6,7 @@ use super::super::super::ledger::{Answer, Ask, Exit, Happened, Run, What};
 use super::super::super::load::{WORK, Wish};
 use super::super::super::plan::Fault;
 use super::super::super::world::{
-    Attempt, Call, Evidence, Job, Progress, Record, Step, Worker, World,
+    Attempt, Call, Evidence, Job, Progress, Record, Step, Try, Worker, World,
 };
 
 pub(super) const S: i64 = 1_000_000;
@@ -128,6 +128,7 @@ impl Builder {
             sha256: None,
             claimed_us: job.claimed_us.expect("it has begun"),
             ended_us,
+            lease_ended_us: lost.then_some(ended_us - 100_000),
         });
         let job = self.of(id);
         job.lost += i32::from(lost);
@@ -484,5 +485,22 @@ pub(super) fn healthy() -> World {
         clean: true,
     };
     b.happen(900 * S, 901 * S, stopped);
+
+    // Host C comes back to a server twice.
+    for (at_ms, failures, counted) in [
+        (300_000, 1, true),
+        (300_010, 1, false),
+        (300_700, 2, true),
+        (301_900, 3, true),
+        (320_000, 1, true),
+        (320_900, 2, true),
+    ] {
+        b.0.tries.push(Try {
+            worker: "host-3".into(),
+            at_us: at_ms * 1000,
+            failures,
+            counted,
+        });
+    }
     b.0
 }

@@ -342,6 +342,7 @@ fn goes_on(world: &mut World) {
         sha256: None,
         claimed_us: doomed.claimed_us.expect("it was claimed"),
         ended_us: 66 * S,
+        lease_ended_us: None,
     });
     let mut fourth = evidence(world, QUICK).clone();
     (fourth.job, fourth.attempt, fourth.nonce) = (DOOMED, 4, nonce(DOOMED, 4));
@@ -794,4 +795,34 @@ fn a_rule_without_a_case_fails_a_run_that_had_to_have_one() {
     assert!(rule("revoked").is_needed(&run(1.0, &[Fault::FreezeHost])));
     assert!(!rule("stop_burns_nothing").is_needed(&run(1.0, &[Fault::StopHost])));
     assert!(rule("stop_burns_nothing").is_needed(&run(5.0, &[Fault::StopHost])));
+}
+
+#[test]
+fn a_queued_job_that_is_claimed_before_an_orphan_is_found() {
+    breaks("orphans_first", |world| {
+        let lost = world.attempts.iter_mut().find(|a| a.job == ORPHAN);
+        // Whoever adopts it has claimed others since then.
+        lost.expect("it was lost").lease_ended_us = Some(10 * S);
+    });
+}
+
+#[test]
+fn a_host_that_tries_to_connect_before_its_time_is_found() {
+    breaks("one_backoff", |world| world.tries[3].at_us = 301_200_000);
+    breaks("one_backoff", |world| {
+        let concurrent = world.tries[1].clone();
+        world.tries.splice(2..2, vec![concurrent; 20]);
+    });
+}
+
+#[test]
+fn a_host_that_stops_may_hurry_to_connect() {
+    let mut world = healthy();
+    let mut hurried = world.tries[5].clone();
+    (hurried.at_us, hurried.failures) = (920_000_000, 3);
+    hurried.worker = "host-1".into();
+    world.tries.push(hurried.clone());
+    (hurried.at_us, hurried.failures) = (920_010_000, 4);
+    world.tries.push(hurried);
+    breaks_nothing(&world);
 }
