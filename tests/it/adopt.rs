@@ -229,6 +229,12 @@ async fn what_a_worker_loses_because_it_was_replaced_does_not_count_as_a_crash()
     for _ in 0..4 {
         let next = db.store();
         next.register(&mail()).await.unwrap();
+        // What the takeover frees ends in a moment.
+        until_true(
+            &client,
+            "SELECT bool_and(lease_until < clock_timestamp()) FROM rouse.job",
+        )
+        .await;
         job = adopt(&next).await.claimed.remove(0);
         holder.outlived().await.unwrap();
         // Else the next takeover would be refused.
@@ -253,7 +259,7 @@ async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
         lane: LaneId(job.lane.0 ^ 1),
         after: 0,
         lease_ms: 1000,
-        most: None,
+        only: None,
     }];
     let adopted = store
         .adopt(Fence(1), &other, None, 10, 3, None)

@@ -12,13 +12,10 @@ use crate::support::{Host, TestDb, scratch};
 /// A host that serves a database of the test's.
 fn serve(db: &TestDb, config: &Path, more: &[&str]) -> Host {
     let guests = guests_dir();
-    let mut args = vec![
-        "serve",
-        "--http",
-        "off",
-        "--handlers",
-        guests.to_str().unwrap(),
-    ];
+    let mut args = vec!["serve", "--handlers", guests.to_str().unwrap()];
+    if !more.contains(&"--http") {
+        args.extend(["--http", "off"]);
+    }
     args.extend(["--config", config.to_str().unwrap()]);
     args.extend(more);
     let log = ("ROUSE_LOG", "info,rouse::job=debug");
@@ -808,4 +805,35 @@ async fn numbers_and_depths_that_only_postgres_can_hold_are_shown_as_they_are() 
             assert!(output.contains(payload), "{output}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_host_that_cannot_claim_is_not_ready_however_often_it_renews() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let address = format!("127.0.0.1:{}", crate::support::free_port());
+    let config = config("[handlers.\"test.sleep\"]\nlease = \"2s\"\n");
+    let host = serve(&db, &config, &["--http", &address]);
+    let running = enqueue(&client, "test.sleep", json!({"ms": 600_000})).await;
+    until(&client, running, |job| job.state == "running").await;
+    let ready = async || {
+        let (head, _) = crate::http::get(address.parse().unwrap(), "/readyz").await;
+        head.contains("200")
+    };
+    assert!(ready().await);
+    let broken = "ALTER FUNCTION rouse.peek RENAME TO peek_away";
+    client.batch_execute(broken).await.unwrap();
+    let began = std::time::Instant::now();
+    while ready().await {
+        assert!(began.elapsed() < PATIENCE, "it cannot claim");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    for _ in 0..3 {
+        let lease = "SELECT lease_until::text FROM rouse.job";
+        let lease: String = client.query_one(lease, &[]).await.unwrap().get(0);
+        let renewed = format!("SELECT lease_until > '{lease}' FROM rouse.job");
+        until_true(&client, &renewed).await;
+        assert!(!ready().await);
+    }
+    host.signal(libc::SIGKILL);
 }

@@ -25,7 +25,7 @@ async fn claim(store: &Store) -> Vec<ClaimedJob> {
             lane: lane.id,
             after: i64::MIN,
             lease_ms: 3_600_000,
-            most: None,
+            only: None,
         })
         .collect();
     store
@@ -112,11 +112,14 @@ async fn whoever_has_the_key_takes_the_id_over_and_what_was_claimed_is_free() {
         .register(&registration("mail", key))
         .await
         .unwrap();
+    // What is freed ends in a moment.
+    let ended = "SELECT lease_until < clock_timestamp() FROM rouse.job";
+    until_true(&client, ended).await;
     let lanes = [ClaimOrder {
         lane: job.lane,
         after: 0,
         lease_ms: 60_000,
-        most: None,
+        only: None,
     }];
     let adopted = restarted
         .adopt(Fence(8), &lanes, None, 10, 3, None)
@@ -237,8 +240,11 @@ async fn a_worker_that_is_not_heard_of_is_buried_by_the_others_and_its_jobs_are_
         lane: jobs[0].lane,
         after: 0,
         lease_ms: 60_000,
-        most: None,
+        only: None,
     }];
+    // What is freed ends in a moment.
+    let ended = "SELECT count(*) = 2 FROM rouse.job WHERE lease_until < clock_timestamp()";
+    until_true(&client, ended).await;
     let adopted = lives
         .adopt(Fence(8), &lanes, None, 10, 3, None)
         .await

@@ -446,8 +446,10 @@ pub(super) async fn renew_forever(shared: Arc<Shared>) {
             // from happening.
             match shared.store.renew(&due).await {
                 Ok(answers) => {
-                    // With all slots taken, the next claim may be far away.
-                    shared.database_answers.store(true, Ordering::Relaxed);
+                    // With all slots taken, the next claim may be far away. Otherwise a host that cannot claim is not ready, whatever it renews.
+                    if shared.slots.are_taken() {
+                        shared.database_answers.store(true, Ordering::Relaxed);
+                    }
                     lost |= take_answers(&shared, &due, asked, answers);
                 }
                 Err(error) => {

@@ -90,6 +90,11 @@ impl Slots {
         !self.lock().waiting.is_empty()
     }
 
+    /// True while no slot is free.
+    pub(super) fn are_taken(&self) -> bool {
+        self.lock().in_hand() >= self.max
+    }
+
     /// Attempts ended so far.
     pub(super) fn ended(&self) -> usize {
         self.lock().ended
