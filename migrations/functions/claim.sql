@@ -28,12 +28,13 @@
 -- it is, nobody has looked. Null: leases are not looked at. The range starts where the last one ended, so that the dead entries of
 -- job_lease that an old transaction keeps are read once by each worker.
 --
---   most    of each lane, at most so many jobs; null: as many as are wanted
+--   most       of each lane, at most so many jobs; null: as many as are wanted
+--   waited_ms  of each lane, only those of its next `most` jobs that have waited for so long (as in rouse.overdue); null: any
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them.
 CREATE OR REPLACE FUNCTION rouse.claim(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_cursors bigint[], p_lease_ms bigint[], p_wanted integer,
-    p_most integer[] DEFAULT NULL, p_checked_at timestamptz DEFAULT NULL)
+    p_most integer[] DEFAULT NULL, p_waited_ms bigint[] DEFAULT NULL, p_checked_at timestamptz DEFAULT NULL)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text, unread bigint[])
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
@@ -70,12 +71,13 @@ BEGIN
     INTO ids, leases, is_small
     FROM (
         SELECT ready.*, wanted.lease_ms, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
-        FROM unnest(p_lanes, p_cursors, p_lease_ms, p_most) AS wanted(lane, after, lease_ms, most)
+        FROM unnest(p_lanes, p_cursors, p_lease_ms, p_most, p_waited_ms) AS wanted(lane, after, lease_ms, most, waited_ms)
         CROSS JOIN LATERAL (
-            SELECT j.id, 120 + j.bytes AS bytes
+            SELECT j.id, 120 + j.bytes AS bytes, j.available_at
             FROM rouse.job AS j
             WHERE j.lane = wanted.lane AND j.turn > wanted.after AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT least(p_wanted, wanted.most) FOR NO KEY UPDATE SKIP LOCKED) AS ready
+        WHERE wanted.waited_ms IS NULL OR ready.available_at <= at - wanted.waited_ms * interval '1 millisecond'
         LIMIT p_wanted) AS found
     WHERE found.bytes_so_far - found.bytes < 8388608;
     IF is_small THEN

@@ -111,31 +111,32 @@ BEGIN
 END
 $$;
 
--- Of these lanes, those whose next job has waited for `p_wait_ms`, the one that has waited longest first, and how
--- many of the next `p_most` jobs have. A job waits from its run_at on, and after a failure from its retry on.
--- One read: locks nothing. Served by job_ready.
-CREATE OR REPLACE FUNCTION rouse.overdue(p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_most integer)
-RETURNS TABLE (lane bigint, jobs integer)
+-- Of these lanes, those whose next job has waited for `p_wait_ms`, or will have within `p_ahead_ms`, the one that has waited longest
+-- first: in how many milliseconds it will have (none, or less: it has), and how many of the next `p_most` jobs have or will have. A job
+-- waits from its run_at on, and after a failure from its retry on. One read: locks nothing. Served by job_ready.
+CREATE OR REPLACE FUNCTION rouse.overdue(p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_ahead_ms bigint, p_most integer)
+RETURNS TABLE (lane bigint, in_ms bigint, jobs integer)
 LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 10
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     since timestamptz := clock_timestamp() - p_wait_ms * interval '1 millisecond';
+    until timestamptz := since + p_ahead_ms * interval '1 millisecond';
 BEGIN
     RETURN QUERY
-    SELECT asked.lane, (
+    SELECT asked.lane, ceil(extract(epoch FROM first.available_at - since) * 1000)::bigint, (
         SELECT count(*)::integer
         FROM (SELECT j.available_at FROM rouse.job AS j
               WHERE j.lane = asked.lane AND j.turn > asked.after AND j.state = 'queued' AND j.turn IS NOT NULL
               ORDER BY j.turn LIMIT p_most) AS next
-        WHERE next.available_at <= since)
+        WHERE next.available_at <= until)
     FROM unnest(p_lanes, p_cursors) AS asked(lane, after)
     CROSS JOIN LATERAL (
         SELECT j.available_at FROM rouse.job AS j
         WHERE j.lane = asked.lane AND j.turn > asked.after AND j.state = 'queued' AND j.turn IS NOT NULL
         ORDER BY j.turn LIMIT 1) AS first
-    WHERE first.available_at <= since
+    WHERE first.available_at <= until
     ORDER BY first.available_at;
 END
 $$;

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::support::claims::claim;
 use crate::support::worker::{PATIENCE, START_ORDER, TestWorker, enqueue, guests_dir, until_true};
-use crate::support::{Host, TestDb};
+use crate::support::{Host, TestDb, scratch};
 
 #[tokio::test]
 async fn high_priority_goes_first_and_within_a_lane_the_oldest() {
@@ -188,10 +188,8 @@ async fn flood(client: &tokio_postgres::Client, priority: &str, jobs: i32, ms: i
         .unwrap();
 }
 
-#[tokio::test]
-async fn a_steady_flood_of_high_jobs_does_not_keep_normal_and_low_ones_for_longer_than_the_setting()
-{
-    let db = TestDb::new().await;
+/// Runs 2,000 high jobs with 20 normal and 20 low ones behind them until those 40 have run, where a job goes ahead after two seconds.
+async fn flooded(db: &TestDb, promote_share: u8) -> Flooded {
     let client = db.client().await;
     flood(&client, "high", 2000, 20).await;
     flood(&client, "normal", 20, 1).await;
@@ -199,9 +197,10 @@ async fn a_steady_flood_of_high_jobs_does_not_keep_normal_and_low_ones_for_longe
     let patient = Settings {
         slots: 4,
         promote_after: Some(Duration::from_secs(2)),
+        promote_share,
         ..Settings::default()
     };
-    let worker = TestWorker::start(&db, patient).await;
+    let worker = TestWorker::start(db, patient).await;
     until_true(
         &client,
         "SELECT NOT EXISTS (SELECT FROM rouse.jobs WHERE priority <> 'high' AND finished_at IS NULL)",
@@ -211,24 +210,60 @@ async fn a_steady_flood_of_high_jobs_does_not_keep_normal_and_low_ones_for_longe
     let row = client
         .query_one(
             "WITH others AS (
-                 SELECT min(claimed_at) AS first, max(claimed_at) AS last, min(claimed_at - requested_at) AS waited
+                 SELECT min(claimed_at) AS first, max(claimed_at) AS last, min(claimed_at - requested_at) AS waited,
+                        min(requested_at) + interval '2 s' AS overdue
                  FROM rouse.jobs WHERE priority <> 'high')
              SELECT count(*) FILTER (WHERE state IN ('queued', 'running')),
                     count(*) FILTER (WHERE claimed_at > others.first AND claimed_at < others.last),
+                    count(*) FILTER (WHERE claimed_at > others.overdue AND claimed_at < others.first),
                     min(extract(epoch FROM others.waited))::float8
              FROM rouse.jobs, others WHERE priority = 'high'",
             &[],
         )
         .await
         .unwrap();
-    let (high_left, between, shortest): (i64, i64, f64) = (row.get(0), row.get(1), row.get(2));
+    let high_left: i64 = row.get(0);
     assert!(high_left > 0, "there was always one of higher priority");
+    let shortest: f64 = row.get(3);
     assert!(
         shortest >= 2.0,
         "none went ahead of the newer ones too early: {shortest}"
     );
+    Flooded {
+        between: row.get(1),
+        late: row.get(2),
+    }
+}
+
+struct Flooded {
+    /// High jobs that were claimed among the 40.
+    between: i64,
+    /// High jobs that were claimed after the first of the 40 had waited for two seconds, and before it.
+    late: i64,
+}
+
+#[tokio::test]
+async fn a_steady_flood_of_high_jobs_does_not_keep_normal_and_low_ones_for_longer_than_the_setting()
+{
+    let db = TestDb::new().await;
+    let Flooded { between, late } = flooded(&db, 100).await;
+    assert_eq!(
+        between, 0,
+        "all that is claimed goes to what has waited too long"
+    );
+    // No more than what two claims are for: a worker that asks once a second, and knows nothing beforehand, claims up to 200.
     assert!(
-        between <= 3 * 40,
+        late <= 60,
+        "{late} high ones went before the first that had waited too long"
+    );
+}
+
+#[tokio::test]
+async fn with_a_share_of_half_new_high_jobs_go_on_beside_what_has_waited_too_long() {
+    let db = TestDb::new().await;
+    let Flooded { between, .. } = flooded(&db, 50).await;
+    assert!(
+        (20..=3 * 40).contains(&between),
         "{between} high ones went between the 40 that had waited too long"
     );
 }
@@ -267,8 +302,9 @@ async fn where_it_cannot_be_asked_what_has_waited_too_long_the_worker_goes_on() 
     let client = db.client().await;
     client
         .batch_execute(
-            "CREATE OR REPLACE FUNCTION rouse.overdue(p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_most integer)
-             RETURNS TABLE (lane bigint, jobs integer) LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not now'; END $$",
+            "CREATE OR REPLACE FUNCTION rouse.overdue(
+                 p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_ahead_ms bigint, p_most integer)
+             RETURNS TABLE (lane bigint, in_ms bigint, jobs integer) LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not now'; END $$",
         )
         .await
         .unwrap();
@@ -322,6 +358,73 @@ async fn a_worker_serves_its_queues_in_order() {
         queues,
         ["first", "first", "second", "second", "third", "third"]
     );
+}
+
+/// Also what has waited too long goes ahead of jobs of its own queue only.
+#[tokio::test]
+async fn with_strict_queues_an_earlier_one_goes_first_whatever_the_priorities() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for (queue, priority, jobs) in [
+        ("second", "high", 20),
+        ("first", "low", 300),
+        ("first", "normal", 20),
+    ] {
+        client
+            .execute(
+                "SELECT rouse.enqueue_many('test.sleep', array_fill('{\"ms\": 5}'::jsonb, ARRAY[$3::int]), queue => $1, priority => $2)",
+                &[&queue, &priority, &jobs],
+            )
+            .await
+            .unwrap();
+    }
+    let folder = scratch("strict");
+    std::fs::write(folder.join("rouse.toml"), "promote_after = \"500ms\"\n").unwrap();
+    let (guests, url) = (guests_dir(), db.url());
+    let config = folder.join("rouse.toml");
+    let args = [
+        "serve", "--http", "off", "--slots", "1", "--queue", "first", "--queue", "second",
+    ];
+    let more = [
+        "--queue-order",
+        "strict",
+        "--config",
+        config.to_str().unwrap(),
+        "--handlers",
+    ];
+    let args: Vec<&str> = args
+        .into_iter()
+        .chain(more)
+        .chain(guests.to_str())
+        .collect();
+    let host = Host::rouse(&args, &[("DATABASE_URL", url.as_str())]);
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    host.signal(libc::SIGTERM);
+    host.exit(PATIENCE);
+    let row = client
+        .query_one(
+            "WITH first AS (SELECT max(claimed_at) FILTER (WHERE priority = 'normal') AS normal, max(claimed_at) AS last,
+                                   max(claimed_at - requested_at) AS waited
+                            FROM rouse.jobs WHERE queue = 'first')
+             SELECT count(*) FILTER (WHERE queue = 'second' AND claimed_at < first.last),
+                    count(*) FILTER (WHERE queue = 'first' AND priority = 'low' AND claimed_at < first.normal
+                                     AND claimed_at - requested_at < interval '500 ms'),
+                    bool_and(first.waited > interval '1 s')
+             FROM rouse.jobs, first",
+            &[],
+        )
+        .await
+        .unwrap();
+    let (overtaken, low_first, is_long): (i64, i64, bool) = (row.get(0), row.get(1), row.get(2));
+    assert!(
+        is_long,
+        "those of the second queue waited too long meanwhile"
+    );
+    assert_eq!(
+        overtaken, 0,
+        "none of the second queue before the last of the first"
+    );
+    assert_eq!(low_first, 0, "within a queue by priority");
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ async fn orders(store: &Store) -> Vec<ClaimOrder> {
         lane: lane.id,
         after: i64::MIN,
         lease_ms: 60_000,
-        most: None,
+        only: None,
     };
     lanes.into_iter().map(order).collect()
 }

@@ -37,7 +37,7 @@ async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
          NULL, NULL, NULL, NULL, NULL, NULL)";
     const PROMOTE: &str = "SELECT promoted::bigint FROM rouse.promote((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL)";
     const ADOPT: &str = "SELECT id FROM rouse.adopt((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3, $4, 3, NULL, NULL)";
-    const OVERDUE: &str = "SELECT lane FROM rouse.overdue($1, $2, 0, $3)";
+    const OVERDUE: &str = "SELECT lane FROM rouse.overdue($1, $2, 0, 1500, $3)";
     client.query(REGISTER, &[]).await.unwrap();
     let wanted = i32::try_from(JOBS).unwrap();
     let lanes = client

@@ -382,7 +382,7 @@ async fn a_claim_that_is_given_back_wakes_whoever_sleeps() {
         lane,
         after: i64::MIN,
         lease_ms: 60_000,
-        most: None,
+        only: None,
     };
     let jobs = store
         .claim(Fence(7), &[order], 1, None)

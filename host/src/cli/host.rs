@@ -27,7 +27,7 @@ use crate::invoke::{Invoker, Share};
 use crate::sandbox::{self, Catalog, HandlerSet, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
-use crate::worker::{self, Health, Parts, Stop};
+use crate::worker::{self, Health, Parts, QueueOrder, Stop};
 
 /// Connections of the pool: one each for claims, settlements and renewals, two for steps, two for state, and one for all that can wait. Heartbeats
 /// and other small things go between. Independent of how many attempts run.
@@ -50,6 +50,10 @@ pub(super) struct HostArgs {
     /// Serve only these queues (again for several); default: all
     #[arg(long = "queue", value_name = "NAME")]
     queues: Vec<String>,
+
+    /// `priority`: queues order jobs within a priority only; `strict`: an earlier queue goes first, whatever the priorities
+    #[arg(long, value_name = "ORDER", hide_possible_values = true)]
+    queue_order: Option<QueueOrder>,
 
     /// How many attempts run at the same time; default: 4 for each core
     #[arg(long, value_name = "N", value_parser = between(1_u16, 10_000))]
@@ -161,6 +165,9 @@ impl Host {
         let mut settings = file.worker(Environment.hostname());
         if !args.queues.is_empty() {
             settings.queues.clone_from(&args.queues);
+        }
+        if let Some(order) = args.queue_order {
+            settings.queue_order = order;
         }
         if let Some(slots) = args.slots {
             settings.slots = slots.into();

@@ -25,6 +25,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::sandbox::PublicKey;
+use crate::worker::QueueOrder;
 use handler_table::HandlerTable;
 use limits_table::LimitsTable;
 use modules::PinWord;
@@ -82,6 +83,8 @@ pub struct File {
     worker_key_file: Option<PathBuf>,
     /// The queues to serve; default: all.
     queues: Option<Vec<String>>,
+    /// What their order means; default: they are ordered within a priority.
+    queue_order: Option<QueueOrder>,
     /// The tags of this worker.
     tags: Option<Vec<String>>,
     /// Attempts at the same time; default: 4 × cores.
@@ -102,6 +105,8 @@ pub struct File {
     /// A job that has waited for so long goes ahead of newer ones; default 15 min, 0s: never.
     #[serde(default, deserialize_with = "duration::read")]
     promote_after: Option<Duration>,
+    /// How much of each claim goes to such jobs, percent; default 100.
+    promote_share: Option<u8>,
     /// A job that was lost with its worker this often fails; default 3.
     lost_max: Option<u32>,
     /// Memory of all attempts together in MiB; default: three quarters of the machine's.

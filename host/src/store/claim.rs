@@ -28,8 +28,17 @@ pub struct ClaimOrder {
     pub after: i64,
     /// How long the claim is good for, milliseconds.
     pub lease_ms: i64,
-    /// At most so many jobs of it; none: as many as are wanted.
-    pub most: Option<i32>,
+    /// Only some of its jobs; none: any.
+    pub only: Option<Only>,
+}
+
+/// The jobs of a lane that have waited too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Only {
+    /// Of its next so many jobs,
+    pub most: usize,
+    /// those that have waited for so long, by the database's clock.
+    pub waited: Duration,
 }
 
 /// The answer to a claim.
@@ -132,7 +141,10 @@ impl Store {
         let lanes: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
         let cursors: Vec<i64> = orders.iter().map(|order| order.after).collect();
         let leases: Vec<i64> = orders.iter().map(|order| order.lease_ms).collect();
-        let most: Vec<Option<i32>> = orders.iter().map(|order| order.most).collect();
+        let only = || orders.iter().map(|order| order.only);
+        let most = only().map(|only| Some(i32::try_from(only?.most).unwrap_or(i32::MAX)));
+        let most: Vec<Option<i32>> = most.collect();
+        let waited_ms: Vec<Option<i64>> = only().map(|only| Some(millis(only?.waited))).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
             .query(
@@ -146,6 +158,7 @@ impl Store {
                     (&leases, Type::INT8_ARRAY),
                     (&wanted, Type::INT4),
                     (&most, Type::INT4_ARRAY),
+                    (&waited_ms, Type::INT8_ARRAY),
                     (&checked_at, Type::TIMESTAMPTZ),
                 ],
             )

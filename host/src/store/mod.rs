@@ -55,7 +55,9 @@ use crate::job::Incarnation;
 
 pub use adopt::{Adopted, LostJob};
 pub use challenge::Challenge;
-pub use claim::{CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, fills_an_answer};
+pub use claim::{
+    CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, Only, fills_an_answer,
+};
 pub use enqueue::{Enqueue, Enqueued};
 pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::{LOOKED_AT_MAX, Listing};
@@ -64,6 +66,7 @@ pub use lanes::Lane;
 pub use listen::{ECHO_WITHIN, Heard, Listener, WAKE_CHANNEL, Wakeup};
 pub use log::{LogLine, LoggedLine};
 pub use outside::When;
+pub use overdue::OverdueLane;
 pub use peek::{Looking, Peek};
 pub use promote::Promotion;
 pub use read::JobView;

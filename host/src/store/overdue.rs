@@ -7,15 +7,27 @@ use tokio_postgres::types::Type;
 use super::{ClaimOrder, Store, StoreError, millis};
 use crate::job::LaneId;
 
+/// A lane whose next job has waited too long, or will have soon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OverdueLane {
+    /// The lane.
+    pub lane: LaneId,
+    /// From now until its next job will have waited too long, by the database's clock; zero: it has.
+    pub after: Duration,
+    /// How many of its next jobs have, or will have soon.
+    pub jobs: usize,
+}
+
 impl Store {
-    /// Of these lanes, those whose next job has waited for so long, the one that has waited longest first; with
-    /// how many of their next `most` jobs have. One read.
+    /// Of these lanes, those whose next job has waited for `wait`, or will have within `ahead`, the one that has waited
+    /// longest first. Of each lane no more than `most` jobs are counted. One read.
     pub async fn overdue(
         &self,
         lanes: &[ClaimOrder],
         wait: Duration,
+        ahead: Duration,
         most: usize,
-    ) -> Result<Vec<(LaneId, usize)>, StoreError> {
+    ) -> Result<Vec<OverdueLane>, StoreError> {
         let ids: Vec<i64> = lanes.iter().map(|order| order.lane.0).collect();
         let cursors: Vec<i64> = lanes.iter().map(|order| order.after).collect();
         let rows = self
@@ -25,6 +37,7 @@ impl Store {
                     (&ids, Type::INT8_ARRAY),
                     (&cursors, Type::INT8_ARRAY),
                     (&millis(wait), Type::INT8),
+                    (&millis(ahead), Type::INT8),
                     (&i32::try_from(most).unwrap_or(i32::MAX), Type::INT4),
                 ],
             )
@@ -32,8 +45,12 @@ impl Store {
         Ok(rows
             .iter()
             .map(|row| {
-                let jobs: i32 = row.get(1);
-                (LaneId(row.get(0)), usize::try_from(jobs).unwrap_or(0))
+                let (in_ms, jobs): (i64, i32) = (row.get(1), row.get(2));
+                OverdueLane {
+                    lane: LaneId(row.get(0)),
+                    after: Duration::from_millis(u64::try_from(in_ms).unwrap_or(0)),
+                    jobs: usize::try_from(jobs).unwrap_or(0),
+                }
             })
             .collect())
     }

@@ -1,2 +1,2 @@
--- Which lanes have waited too long; see rouse.overdue (migrations/functions/look.sql).
-SELECT lane, jobs FROM rouse.overdue($1, $2, $3, $4)
+-- Which lanes have waited too long, or will have soon; see rouse.overdue (migrations/functions/look.sql).
+SELECT lane, in_ms, jobs FROM rouse.overdue($1, $2, $3, $4, $5)

@@ -1,112 +1,131 @@
 //! Jobs that have waited too long go ahead of newer ones that would be first (SPEC row H5).
 //!
-//! They get half of what is claimed, and not all: where the backlog is older than the limit, jobs of high
-//! priority would otherwise wait behind all of it. (`docs/decisions/what-waits-too-long-gets-half.md`)
+//! By default all that is claimed goes to them while there are any; an operator can give them a share, so that a backlog which is
+//! older than the limit does not keep new jobs of high priority waiting. (`docs/decisions/what-waits-too-long-goes-first.md`)
 
-use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use crate::job::LaneId;
+use crate::store::{ClaimOrder, ClaimedJob, Only, OverdueLane};
 
 /// The most jobs of one lane that are known to have waited too long; it is asked again with each short sweep.
 pub(super) const KNOWN_MAX: usize = 500;
+/// Jobs that will have waited too long within this are known beforehand: until it is asked again.
+pub(super) const KNOWN_AHEAD: Duration = Duration::from_millis(1500);
+/// A lane that gave fewer jobs than were asked for is asked again after this: the next ones have not waited long enough.
+const AGAIN: Duration = Duration::from_millis(100);
 
-/// Half of each claim; of an odd number of jobs the larger half every other time.
-#[derive(Debug, Default)]
-pub(super) struct Half {
-    larger: bool,
+/// A share of each claim: of what cannot be divided, the rest goes over to the next one.
+#[derive(Debug)]
+pub(super) struct Share {
+    percent: usize,
+    /// Hundredths of a job.
+    rest: usize,
 }
 
-impl Half {
-    pub(super) fn of(&mut self, wanted: usize) -> usize {
-        // Where there is nothing to halve it stays whose turn it is: two of these may be asked in turn.
-        if wanted % 2 == 1 {
-            self.larger = !self.larger;
+impl Share {
+    /// `percent`: 1 to 100.
+    pub(super) fn new(percent: u8) -> Self {
+        Self {
+            percent: percent.into(),
+            rest: 50,
         }
-        (wanted + usize::from(self.larger)) / 2
+    }
+
+    /// How many of so many jobs.
+    pub(super) fn of(&mut self, wanted: usize) -> usize {
+        let hundredths = wanted * self.percent + self.rest;
+        self.rest = hundredths % 100;
+        hundredths / 100
     }
 }
 
 /// What has waited too long, as far as it was known a moment ago.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Overdue {
-    /// How many jobs of which lane, the one that has waited longest first.
-    lanes: VecDeque<(LaneId, usize)>,
-    half: Half,
+    /// The one whose next job has waited longest first.
+    lanes: Vec<Known>,
+    share: Share,
+}
+
+#[derive(Debug)]
+struct Known {
+    lane: LaneId,
+    /// From then on its next job has waited too long.
+    at: Instant,
+    /// How many of its next jobs have, or will have soon.
+    left: usize,
 }
 
 impl Overdue {
-    /// Takes in what the database says.
-    pub(super) fn learn(&mut self, lanes: Vec<(LaneId, usize)>) {
-        self.lanes = lanes.into();
+    pub(super) fn new(share: Share) -> Self {
+        Self {
+            lanes: Vec::new(),
+            share,
+        }
     }
 
-    /// Their share of a claim of so many jobs, with the lane to take it from: no more than have waited too long
-    /// there. None: there is nothing for them.
-    pub(super) fn share(&mut self, wanted: usize) -> Option<(LaneId, usize)> {
-        let (lane, jobs) = *self.lanes.front()?;
-        let half = self.half.of(wanted);
-        (half > 0).then_some((lane, half.min(jobs)))
+    /// Takes in what the database has said now.
+    pub(super) fn learn(&mut self, lanes: &[OverdueLane], now: Instant) {
+        let known = |lane: &OverdueLane| Known {
+            lane: lane.lane,
+            at: now + lane.after,
+            left: lane.jobs,
+        };
+        self.lanes = lanes.iter().map(known).collect();
     }
 
-    /// Takes in how many of them a claim from the first lane has found; none: somebody else has them.
-    pub(super) fn claimed(&mut self, found: usize) {
-        if let Some((_, left)) = self.lanes.front_mut() {
-            *left = left.saturating_sub(found);
-            if found == 0 || *left == 0 {
-                self.lanes.pop_front();
+    /// The lanes to take their share of a claim of so many jobs from, in order, and how many that is; a job may go ahead where
+    /// it has waited for `wait`. None: there is nothing for them.
+    pub(super) fn claim(
+        &mut self,
+        wanted: usize,
+        wait: Duration,
+        now: Instant,
+    ) -> (Vec<(LaneId, Only)>, usize) {
+        let due = self.lanes.iter().filter(|known| known.at <= now);
+        let due: Vec<(LaneId, Only)> = due
+            .map(|known| {
+                let most = known.left;
+                (known.lane, Only { most, waited: wait })
+            })
+            .collect();
+        let share = match due.is_empty() {
+            true => 0,
+            false => self.share.of(wanted),
+        };
+        (due, share)
+    }
+
+    /// Takes in what a claim from these lanes has found; `is_all`: all that there was.
+    pub(super) fn claimed(
+        &mut self,
+        orders: &[ClaimOrder],
+        jobs: &[ClaimedJob],
+        is_all: bool,
+        now: Instant,
+    ) {
+        let gave = |lane: LaneId| jobs.iter().filter(|job| job.lane == lane).count();
+        // A claim that was filled has not looked behind the last lane that gave something.
+        let last = orders.iter().rposition(|order| gave(order.lane) > 0);
+        for (place, order) in orders.iter().enumerate() {
+            let is_exhausted = is_all || Some(place) < last;
+            if order.only.is_none() || (!is_exhausted && Some(place) != last) {
+                continue;
+            }
+            let found = gave(order.lane);
+            if let Some(known) = self.lanes.iter_mut().find(|known| known.lane == order.lane) {
+                known.left = known.left.saturating_sub(found);
+                if is_exhausted {
+                    // Those that are left have not waited long enough, or somebody else has them.
+                    known.at = now + AGAIN;
+                    known.left = if found == 0 { 0 } else { known.left };
+                }
             }
         }
+        self.lanes.retain(|known| known.left > 0);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_has_waited_too_long_gets_half_of_each_claim_and_every_other_job() {
-        let mut overdue = Overdue::default();
-        assert_eq!(overdue.share(10), None);
-        overdue.learn(vec![(LaneId(1), 100), (LaneId(2), 3)]);
-        assert_eq!(overdue.share(10), Some((LaneId(1), 5)));
-        assert_eq!(overdue.share(10), Some((LaneId(1), 5)));
-        let ones: Vec<bool> = (0..4).map(|_| overdue.share(1).is_some()).collect();
-        assert_eq!(ones, [true, false, true, false]);
-        assert_eq!(overdue.share(1000), Some((LaneId(1), 100)), "no newer ones");
-    }
-
-    #[test]
-    fn of_an_odd_number_each_half_is_the_larger_one_every_other_time() {
-        let mut half = Half::default();
-        let halves: Vec<usize> = [7, 7, 1, 1, 8, 8, 0, 0]
-            .map(|wanted| half.of(wanted))
-            .into();
-        assert_eq!(halves, [4, 3, 1, 0, 4, 4, 0, 0]);
-    }
-
-    #[test]
-    fn one_at_a_time_what_waits_too_long_and_what_is_bound_and_the_rest_all_have_their_turns() {
-        let (mut overdue, mut bound) = (Half::default(), Half::default());
-        let mut turns = [0; 3];
-        for _ in 0..1000 {
-            let first = overdue.of(1);
-            let second = bound.of(1 - first);
-            turns[0] += first;
-            turns[1] += second;
-            turns[2] += 1 - first - second;
-        }
-        assert_eq!(turns, [500, 250, 250]);
-    }
-
-    #[test]
-    fn lanes_are_served_one_after_the_other_and_what_somebody_else_has_is_forgotten() {
-        let mut overdue = Overdue::default();
-        overdue.learn(vec![(LaneId(1), 3), (LaneId(2), 1), (LaneId(3), 1)]);
-        overdue.claimed(2);
-        assert_eq!(overdue.share(10), Some((LaneId(1), 1)));
-        overdue.claimed(1);
-        assert_eq!(overdue.share(10), Some((LaneId(2), 1)));
-        overdue.claimed(0);
-        assert_eq!(overdue.share(10), Some((LaneId(3), 1)));
-    }
-}
+mod tests;

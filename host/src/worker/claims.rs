@@ -8,7 +8,7 @@ use metrics::counter;
 use tracing::error;
 
 use super::Shared;
-use super::ageing::{Half, KNOWN_MAX, Overdue};
+use super::ageing::{KNOWN_AHEAD, KNOWN_MAX, Overdue, Share};
 use super::attempt::{self, Claim};
 use super::events::{self, Of, Since};
 use super::lanes::{After, Lanes, Serving};
@@ -68,7 +68,7 @@ pub(super) struct Claims<'a> {
     /// Before then nothing is looked for by source, because nothing was there, unless somebody says so.
     by_source_at: Instant,
     /// Of each claim, for jobs that are found by their source: neither they nor the others are to wait for the end of the others.
-    half: Half,
+    half: Share,
     prefetch: Prefetch,
     overdue: Overdue,
     /// What leases ended before, by the database's clock, was looked at: the next claim looks at those that have ended since.
@@ -81,14 +81,14 @@ impl<'a> Claims<'a> {
     pub(super) fn new(shared: &'a Arc<Shared>) -> Self {
         Self {
             shared,
-            lanes: Lanes::default(),
+            lanes: Lanes::new(shared.settings.queue_order),
             handlers: None,
             sources: Vec::new(),
             unbound: Unbound::default(),
             by_source_at: Instant::now(),
-            half: Half::default(),
+            half: Share::new(50),
             prefetch: Prefetch::new(Instant::now()),
-            overdue: Overdue::default(),
+            overdue: Overdue::new(Share::new(shared.settings.promote_share)),
             checked_at: SystemTime::UNIX_EPOCH,
             orphans_left: false,
         }
@@ -287,11 +287,12 @@ impl<'a> Claims<'a> {
             return Ok(());
         };
         let behind = self.lanes.behind(after);
+        let store = &self.shared.store;
         let overdue = match behind.is_empty() {
             true => Vec::new(),
-            false => self.shared.store.overdue(&behind, wait, KNOWN_MAX).await?,
+            false => store.overdue(&behind, wait, KNOWN_AHEAD, KNOWN_MAX).await?,
         };
-        self.overdue.learn(overdue);
+        self.overdue.learn(&overdue, Instant::now());
         Ok(())
     }
 
@@ -317,7 +318,7 @@ impl<'a> Claims<'a> {
         Ok(found)
     }
 
-    /// Claims queued jobs, half of them from lanes that have waited too long, and half of the rest by source. With `check` the
+    /// Claims queued jobs: those that have waited too long have their share, and half of the rest is claimed by source. With `check` the
     /// claim ends where a lease has ended.
     async fn claim_queued(
         &mut self,
@@ -326,15 +327,15 @@ impl<'a> Claims<'a> {
         check: bool,
     ) -> Result<Found, StoreError> {
         let mut found = Found::default();
-        if let Some((lane, share)) = self.overdue.share(wanted) {
-            let orders = self.lanes.order_of(lane);
-            found = self
-                .claim_from(orders.into_iter().collect(), share, check)
-                .await?;
+        if let Some(wait) = self.shared.settings.promote_after {
+            let (overdue, share) = self.overdue.claim(wanted, wait, Instant::now());
+            if share > 0 {
+                let orders = self.lanes.promoted(&overdue);
+                found = self.claim_from(orders, share, check).await?;
+            }
             if found.orphans.is_some() {
                 return Ok(found);
             }
-            self.overdue.claimed(found.jobs);
         }
         let share = match self.finds_by_source() {
             true => self.half.of(wanted.saturating_sub(found.jobs)),
@@ -430,8 +431,9 @@ impl<'a> Claims<'a> {
             self.checked_at = jobs.first().map_or(self.checked_at, |job| job.claimed_at);
         }
         let is_cut = self.weigh(&jobs);
-        self.lanes
-            .claimed(&orders, &jobs, jobs.len() < wanted && !is_cut);
+        let is_all = jobs.len() < wanted && !is_cut;
+        self.lanes.claimed(&orders, &jobs, is_all);
+        self.overdue.claimed(&orders, &jobs, is_all, Instant::now());
         let jobs = self.dispatch(under_way, jobs, asked, false).await;
         Ok(Found {
             jobs,

@@ -4,8 +4,9 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::job::{LaneId, Priority};
-use crate::store::{ClaimOrder, ClaimedJob, Lane};
+use super::QueueOrder;
+use crate::job::LaneId;
+use crate::store::{ClaimOrder, ClaimedJob, Lane, Only};
 
 /// The most lanes that one claim looks at: an empty lane costs it one look into the index. Where
 /// more are served, claims go to those that are known to have jobs.
@@ -28,6 +29,7 @@ pub(super) struct Lanes {
     /// The newest rows of the catalog that were read: those in the window.
     newest: BTreeSet<i64>,
     catalog_end: i64,
+    queue_order: QueueOrder,
 }
 
 /// From which turn on a lane is looked at.
@@ -92,26 +94,45 @@ impl Known {
                 After::Reached => self.reached,
             },
             lease_ms: serving.lease_ms,
-            most: None,
+            only: None,
         })
     }
 
-    /// The place in the order in which lanes are claimed from: by priority, then by queue, and of these the lane
+    /// The place in the order in which lanes are claimed from: by class, and of these the lane
     /// that has come least far first. Turns are numbered across lanes, so that one has the oldest jobs.
     /// Not by the cursor: after each sweep the lanes with the smallest ids would go first, and the
     /// others have to wait until those are empty.
-    fn place(&self) -> ((Priority, usize), i64, LaneId) {
-        (self.class(), self.reached, self.lane.id)
+    fn place(&self, order: QueueOrder) -> ([usize; 2], i64, LaneId) {
+        (self.class(order), self.reached, self.lane.id)
     }
 
     /// Lanes of one class take turns; those of a later one wait until the earlier ones are empty.
-    fn class(&self) -> (Priority, usize) {
+    fn class(&self, order: QueueOrder) -> [usize; 2] {
         let queue_place = self.serving.map_or(0, |serving| serving.queue_place);
-        (self.lane.priority, queue_place)
+        let priority = self.lane.priority as usize;
+        match order {
+            QueueOrder::Priority => [priority, queue_place],
+            QueueOrder::Strict => [queue_place, priority],
+        }
+    }
+
+    /// Lanes of a later tier wait until the earlier ones are empty, however long their jobs have waited.
+    fn tier(&self, order: QueueOrder) -> usize {
+        match order {
+            QueueOrder::Priority => 0,
+            QueueOrder::Strict => self.serving.map_or(0, |serving| serving.queue_place),
+        }
     }
 }
 
 impl Lanes {
+    pub(super) fn new(queue_order: QueueOrder) -> Self {
+        Self {
+            queue_order,
+            ..Self::default()
+        }
+    }
+
     /// From where to read the catalog next.
     pub(super) fn read_after(&self) -> i64 {
         self.catalog_end - CATALOG_WINDOW
@@ -233,7 +254,11 @@ impl Lanes {
             1
         };
         self.by_source.rotate_left(next.min(count));
-        lanes.sort_by_key(|id| self.known.get(id).map(Known::class));
+        lanes.sort_by_key(|id| {
+            self.known
+                .get(id)
+                .map(|known| known.class(self.queue_order))
+        });
         lanes
     }
 
@@ -246,7 +271,7 @@ impl Lanes {
                     lane: known.lane.id,
                     after: i64::MIN,
                     lease_ms: known.serving?.lease_ms,
-                    most: None,
+                    only: None,
                 })
             })
             .collect()
@@ -288,10 +313,10 @@ impl Lanes {
             known.filter(|lane| lane.is_ours()).collect()
         };
         if lanes.len() > LANES_PER_CLAIM {
-            lanes.select_nth_unstable_by_key(LANES_PER_CLAIM, |lane| lane.place());
+            lanes.select_nth_unstable_by_key(LANES_PER_CLAIM, |lane| lane.place(self.queue_order));
             lanes.truncate(LANES_PER_CLAIM);
         }
-        lanes.sort_unstable_by_key(|lane| lane.place());
+        lanes.sort_unstable_by_key(|lane| lane.place(self.queue_order));
         let orders = lanes.into_iter().filter_map(|lane| lane.order(after));
         orders.collect()
     }
@@ -311,7 +336,7 @@ impl Lanes {
             last.map_or(0, |last| last + 1)
         };
         for order in &orders[..looked_at] {
-            if !gave.contains(&order.lane) {
+            if order.only.is_none() && !gave.contains(&order.lane) {
                 self.active.remove(&order.lane);
             }
         }
@@ -321,17 +346,34 @@ impl Lanes {
     pub(super) fn behind(&self, after: After) -> Vec<ClaimOrder> {
         let known = &self.known;
         let active = || self.active.iter().filter_map(|id| known.get(id));
-        let first = active().map(Known::class).min();
+        let class = |lane: &Known| lane.class(self.queue_order);
+        let first = active().map(class).min();
         active()
-            .filter(|lane| Some(lane.class()) > first)
+            .filter(|lane| Some(class(lane)) > first)
             .filter_map(|lane| lane.order(after))
             .take(LANES_PER_CLAIM)
             .collect()
     }
 
-    /// The order for this lane, if it is served.
-    pub(super) fn order_of(&self, lane: LaneId) -> Option<ClaimOrder> {
-        self.known.get(&lane)?.order(After::Recent)
+    /// The orders for jobs that have waited too long, ahead of others of their tier: with more than one tier those of the
+    /// first, after the lanes of earlier tiers.
+    pub(super) fn promoted(&self, overdue: &[(LaneId, Only)]) -> Vec<ClaimOrder> {
+        let tier_of = |id: &LaneId| Some(self.known.get(id)?.tier(self.queue_order));
+        let Some(tier) = overdue.iter().filter_map(|(id, _)| tier_of(id)).min() else {
+            return Vec::new();
+        };
+        let mut orders = match tier {
+            0 => Vec::new(),
+            _ => self.orders(After::Recent),
+        };
+        orders.retain(|order| tier_of(&order.lane) < Some(tier));
+        let of_tier = overdue.iter().filter(|(id, _)| tier_of(id) == Some(tier));
+        orders.extend(of_tier.filter_map(|(id, only)| {
+            let order = self.known.get(id)?.order(After::Recent)?;
+            let only = Some(*only);
+            Some(ClaimOrder { only, ..order })
+        }));
+        orders
     }
 
     /// Every served lane, in the order in which to claim from them.
@@ -350,7 +392,7 @@ impl Lanes {
             .values()
             .filter(|known| wanted(known.lane.id))
             .collect();
-        lanes.sort_unstable_by_key(|lane| lane.place());
+        lanes.sort_unstable_by_key(|lane| lane.place(self.queue_order));
         let orders = lanes
             .into_iter()
             .filter_map(|lane| lane.order(After::Recent));

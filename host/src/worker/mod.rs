@@ -53,7 +53,7 @@ use tracing::{info, warn};
 pub use meters::{Became, Outcomes};
 pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
-pub use settings::Settings;
+pub use settings::{QueueOrder, Settings};
 
 use crate::job::{AbortReason, Incarnation};
 use crate::sandbox::{Catalog, Sandbox};

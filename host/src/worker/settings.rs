@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use super::Overrides;
 use crate::store::WorkerKey;
 
@@ -15,8 +17,10 @@ pub struct Settings {
     pub key: WorkerKey,
     /// The machine's name, for listings.
     pub hostname: String,
-    /// The queues that are served, in order: within a priority, jobs of the first go first; empty: all, as they come.
+    /// The queues that are served, in order; empty: all, as they come.
     pub queues: Vec<String>,
+    /// What the order of the queues means.
+    pub queue_order: QueueOrder,
     /// Jobs that require tags are claimed only when all of them are here.
     pub tags: Vec<String>,
     /// Attempts that run at the same time.
@@ -29,6 +33,8 @@ pub struct Settings {
     pub poll_max: Duration,
     /// A job that has waited for so long goes ahead of newer ones that would be first; none: never.
     pub promote_after: Option<Duration>,
+    /// How much of each claim goes to such jobs, percent: 1 to 100.
+    pub promote_share: u8,
     /// A job that was lost with its worker this often fails.
     pub lost_max: u32,
     /// Finished jobs are kept for this many days.
@@ -41,6 +47,17 @@ pub struct Settings {
     pub overrides: Overrides,
 }
 
+/// What the order of the queues means (SPEC row A4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum QueueOrder {
+    /// Within a priority, jobs of the first queue go first.
+    #[default]
+    Priority,
+    /// Nothing of a queue is claimed while an earlier one has ready jobs, whatever their priorities.
+    Strict,
+}
+
 impl Settings {
     /// The handler that runs a job: the one that the operator bound to its source, else the one that its producer named.
     pub fn handler_for<'a>(&'a self, source: Option<&str>, named: &'a str) -> &'a str {
@@ -50,7 +67,7 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// All queues, 4 slots a core, notifications on, polls from 5 ms up to 2 s, promotion after 15 minutes, 3 losses, 7 days,
+    /// All queues, 4 slots a core, notifications on, polls from 5 ms up to 2 s, all of a claim for what has waited 15 minutes, 3 losses, 7 days,
     /// 300 s to drain.
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
@@ -59,12 +76,14 @@ impl Default for Settings {
             key: WorkerKey::random(),
             hostname: "unknown".into(),
             queues: Vec::new(),
+            queue_order: QueueOrder::Priority,
             tags: Vec::new(),
             slots: 4 * cores,
             notify: true,
             poll_min: Duration::from_millis(5),
             poll_max: Duration::from_secs(2),
             promote_after: Some(Duration::from_secs(15 * 60)),
+            promote_share: 100,
             lost_max: 3,
             keep_days: 7,
             drain_timeout: Duration::from_secs(300),

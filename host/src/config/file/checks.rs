@@ -46,6 +46,13 @@ impl File {
             ));
         }
         within("keep_days", self.keep_days.map(u64::from), 1, 36_500, "")?;
+        within(
+            "promote_share",
+            self.promote_share.map(u64::from),
+            1,
+            100,
+            " percent",
+        )?;
         within("lost_max", self.lost_max.map(u64::from), 1, 1000, "")?;
         within(
             "memory_total_mb",

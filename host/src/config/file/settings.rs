@@ -20,6 +20,7 @@ impl File {
             key: default.key,
             hostname,
             queues: self.queues.clone().unwrap_or(default.queues),
+            queue_order: self.queue_order.unwrap_or(default.queue_order),
             tags: self.tags.clone().unwrap_or(default.tags),
             slots: self.slots.unwrap_or(default.slots),
             notify: self.notify.unwrap_or(default.notify),
@@ -31,6 +32,7 @@ impl File {
                 .promote_after
                 .or(default.promote_after)
                 .filter(|after| !after.is_zero()),
+            promote_share: self.promote_share.unwrap_or(default.promote_share),
             lost_max: self.lost_max.unwrap_or(default.lost_max),
             sources: self.sources.clone().into_iter().collect(),
             overrides: self.overrides(),

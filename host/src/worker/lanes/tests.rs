@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use super::*;
-use crate::job::{Attempt, Fence, JobId};
+use crate::job::{Attempt, Fence, JobId, Priority};
 use crate::store::JsonText;
 
 fn lane(seq: i64, id: i64, priority: Priority) -> Lane {
@@ -94,6 +94,44 @@ fn within_a_priority_queues_go_in_the_order_of_the_settings() {
         lanes.behind(After::Reached).is_empty(),
         "the others have no jobs"
     );
+}
+
+#[test]
+fn with_strict_queues_the_queue_counts_before_the_priority_and_what_is_promoted_stays_in_its_queue()
+{
+    let mut lanes = Lanes::new(QueueOrder::Strict);
+    lanes.learn(vec![
+        lane(1, 10, Priority::High),
+        lane(2, 20, Priority::Normal),
+        lane(3, 30, Priority::Low),
+        lane(4, 40, Priority::Low),
+    ]);
+    // The second queue is that of lanes 10 and 40.
+    lanes.serve(|lane| {
+        Some(Serving {
+            queue_place: usize::from([10, 40].contains(&lane.id.0)),
+            ..OURS
+        })
+    });
+    let ids = |orders: &[ClaimOrder]| orders.iter().map(|it| it.lane.0).collect::<Vec<_>>();
+    assert_eq!(ids(&lanes.orders(After::Cursor)), [20, 30, 10, 40]);
+    let only = Only {
+        most: 3,
+        waited: Duration::from_secs(1),
+    };
+    let promoted = |of: &[i64]| {
+        let of: Vec<_> = of.iter().map(|lane| (LaneId(*lane), only)).collect();
+        let orders = lanes.promoted(&of);
+        let limited = orders.iter().map(|order| order.only.is_some());
+        (ids(&orders), limited.collect::<Vec<_>>())
+    };
+    assert_eq!(promoted(&[40, 30]), (vec![30], vec![true]));
+    assert_eq!(
+        promoted(&[40]),
+        (vec![20, 30, 40], vec![false, false, true]),
+        "not before the first queue"
+    );
+    assert!(promoted(&[]).0.is_empty());
 }
 
 #[test]
