@@ -43,6 +43,8 @@ COMMENT ON FUNCTION rouse.challenge_answer IS
     'Returns the answer of a worker to a challenge, or null while there is none.';
 COMMENT ON FUNCTION rouse.forget_worker IS
     'Removes the ended incarnations of a worker from the listings and returns how many there were.';
+COMMENT ON FUNCTION rouse.clear_timeouts IS
+    'Clears the timeout flag of all incarnations of a worker and returns how many had it.';
 COMMENT ON FUNCTION rouse.put_state IS
     'Writes one key of the state of a handler, regardless of versions and quota.';
 COMMENT ON FUNCTION rouse.remove_state IS

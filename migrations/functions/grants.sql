@@ -29,7 +29,7 @@ GRANT EXECUTE ON FUNCTION rouse.cancel, rouse.job, rouse.result, rouse.history, 
 GRANT EXECUTE ON FUNCTION
     rouse.complete, rouse.fail, rouse.delete, rouse.retry, rouse.reschedule,
     rouse.pause_queue, rouse.resume_queue, rouse.purge_queue,
-    rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.put_state, rouse.remove_state
+    rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
     TO rouse_operator;
 
 -- Workers. Each function but the reads checks the worker's key.

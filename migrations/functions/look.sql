@@ -80,8 +80,10 @@ $$;
 -- many, and in how many milliseconds the next one is due (null: none waits). A job that is due and
 -- locked by somebody else is left to a later call: it does not count as the next one, because
 -- whoever waits for that would wait for no time at all. `within_ms`: only jobs that became due within
--- the last so many milliseconds are looked for; null: all. Served by job_due.
-CREATE OR REPLACE FUNCTION rouse.promote(p_worker bigint, p_key bytea, p_most integer, p_within_ms bigint, OUT promoted integer, OUT next_due_ms bigint)
+-- the last so many milliseconds are looked for; null: all. `ids`: of those that were promoted, where `p_tell` asks for them. Served by job_due.
+CREATE OR REPLACE FUNCTION rouse.promote(
+    p_worker bigint, p_key bytea, p_most integer, p_within_ms bigint, p_tell boolean DEFAULT false,
+    OUT promoted integer, OUT next_due_ms bigint, OUT ids bigint[])
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -98,8 +100,8 @@ BEGIN
         ORDER BY j.available_at LIMIT p_most FOR NO KEY UPDATE SKIP LOCKED),
     moved AS (
         UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq') FROM due
-        WHERE j.id = ANY (ARRAY[due.id]) RETURNING 1)
-    SELECT count(*) INTO promoted FROM moved;
+        WHERE j.id = ANY (ARRAY[due.id]) RETURNING j.id)
+    SELECT count(*), CASE WHEN p_tell THEN array_agg(moved.id) END INTO promoted, ids FROM moved;
     IF promoted = p_most THEN
         next_due_ms := 0;
         RETURN;

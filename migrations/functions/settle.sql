@@ -145,6 +145,9 @@ BEGIN
     IF cardinality(done) < cardinality(p_ids) THEN
         PERFORM rouse._count_refused(p_worker, ARRAY(SELECT a.id FROM unnest(p_ids) AS a(id) WHERE NOT a.id = ANY (done)));
     END IF;
+    IF 'timed_out' = ANY (p_states) OR 'queued' = ANY (p_states) THEN
+        PERFORM rouse._flag_timeouts(p_worker, p_ids, p_errors, done, p_skip_locked);
+    END IF;
     RETURN QUERY SELECT d.id, false FROM unnest(done) AS d(id);
 END
 $$;

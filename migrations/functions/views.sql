@@ -107,7 +107,8 @@ CROSS JOIN LATERAL (
     WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.draining_at IS NULL AND w.seen_at > now() - interval '90 seconds'
       AND d.handler = ANY (w.handlers) AND (w.queues = '{}' OR d.queue = ANY (w.queues)) AND w.tags @> d.tags) AS w;
 
--- Every life of every worker, the dead ones too, until they are forgotten. Stats are shown for 120 s (SPEC row A2).
+-- Every life of every worker, the dead ones too, until they are forgotten. `timeouts` and `timed_out_…` are its timeout flag: of that many
+-- attempts since then the run timeout has ended, the last one of that job (rouse.clear_timeouts). Stats are shown for 120 s (SPEC row A2).
 CREATE OR REPLACE VIEW rouse.workers AS
 SELECT w.worker_id, w.incarnation,
        CASE WHEN w.stopped_at IS NOT NULL THEN 'unregistered'
@@ -117,7 +118,7 @@ SELECT w.worker_id, w.incarnation,
        w.hostname, w.platform, w.version, w.slots, w.queues, w.tags, w.handlers, w.capabilities,
        w.registered_at, w.seen_at, w.draining_at, coalesce(w.stopped_at, w.dead_at) AS ended_at,
        CASE WHEN w.stats_at > now() - interval '120 seconds' THEN w.stats END AS stats, w.refused,
-       w.login, w.limited
+       w.login, w.limited, w.timeouts, w.timed_out_since, w.timed_out_at, w.timed_out_job, w.timed_out_handler
 FROM rouse.worker AS w
 WHERE w.forgotten_at IS NULL;
 

@@ -57,6 +57,40 @@ BEGIN
 END
 $$;
 
+-- Flags the worker with the attempts among these that ran into their run timeout (SPEC row A6), whose outcomes were accepted: one write
+-- for the batch, and none where there is no such attempt. With `skip_locked`, a row of rouse.worker that somebody holds is left as it
+-- is: an outcome does not wait for it twice.
+CREATE OR REPLACE FUNCTION rouse._flag_timeouts(p_worker bigint, p_ids bigint[], p_errors jsonb[], p_accepted bigint[], p_skip_locked boolean) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    at    timestamptz := clock_timestamp();
+    count bigint;
+    last  bigint;
+    lane  bigint;
+BEGIN
+    SELECT count(*), (array_agg(s.id ORDER BY s.ordinality DESC))[1] INTO count, last
+    FROM unnest(p_ids, p_errors) WITH ORDINALITY AS s(id, error)
+    WHERE s.error ->> 'kind' = 'timed_out' AND s.id = ANY (p_accepted);
+    IF count = 0 THEN
+        RETURN;
+    END IF;
+    IF p_skip_locked THEN
+        PERFORM FROM rouse.worker AS w WHERE w.incarnation = p_worker FOR NO KEY UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+    SELECT j.lane INTO lane FROM rouse.job AS j WHERE j.id = last;
+    IF NOT FOUND THEN
+        SELECT f.lane INTO lane FROM rouse.finished AS f WHERE f.id = last LIMIT 1;
+    END IF;
+    UPDATE rouse.worker AS w
+    SET timeouts = w.timeouts + count, timed_out_since = coalesce(w.timed_out_since, at), timed_out_at = at, timed_out_job = last,
+        timed_out_handler = (SELECT l.handler FROM rouse.lane AS l WHERE l.id = lane LIMIT 1)
+    WHERE w.incarnation = p_worker;
+END
+$$;
+
 -- A host serves 10,000 handlers at most (host/src/sandbox/catalog), with names of 128 characters and less than 400 bytes for each.
 CREATE OR REPLACE FUNCTION rouse._check_capabilities(p_capabilities jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -173,15 +207,16 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Says that the worker lives, what it can run (null: what it could run before), how it fares (SPEC row A2) and whether it takes no
--- more jobs; and buries those of whom nothing was heard for 90 s. Returns how many those were.
-CREATE OR REPLACE FUNCTION rouse.heartbeat(p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean)
-RETURNS integer
+-- more jobs; and buries those of whom nothing was heard for 90 s. Returns how many those were, and the worker's own timeout flag: how
+-- many attempts it is for.
+CREATE OR REPLACE FUNCTION rouse.heartbeat(
+    p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean, OUT buried integer, OUT timeouts bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     at     timestamptz := clock_timestamp();
     gone   bigint;
-    buried integer := 0;
 BEGIN
+    buried := 0;
     PERFORM rouse._known(p_worker, p_key);
     IF p_capabilities IS NOT NULL THEN
         PERFORM rouse._check_capabilities(p_capabilities);
@@ -193,7 +228,8 @@ BEGIN
         capabilities = coalesce(p_capabilities, w.capabilities),
         stats = p_stats, stats_at = at,
         draining_at = CASE WHEN p_draining THEN coalesce(w.draining_at, at) END
-    WHERE w.incarnation = p_worker;
+    WHERE w.incarnation = p_worker
+    RETURNING w.timeouts INTO timeouts;
     -- Whoever is being buried by another at this moment is left to that one. Served by worker_living.
     FOR gone IN
         SELECT w.incarnation FROM rouse.worker AS w
@@ -203,7 +239,6 @@ BEGIN
         PERFORM rouse._bury(gone);
         buried := buried + 1;
     END LOOP;
-    RETURN buried;
 END
 $$;
 
@@ -246,6 +281,7 @@ BEGIN
     END LOOP;
     UPDATE rouse.worker AS w
     SET forgotten_at = at, key_hash = NULL, hostname = '', platform = '', version = '', slots = 0, refused = 0,
+        timeouts = 0, timed_out_since = NULL, timed_out_at = NULL, timed_out_job = NULL, timed_out_handler = NULL,
         handlers = '{}', capabilities = '{}', queues = '{}', tags = '{}', stats = NULL, stats_at = NULL
     WHERE w.worker_id = forget_worker.worker_id AND w.forgotten_at IS NULL;
     GET DIAGNOSTICS forgotten = ROW_COUNT;
@@ -264,6 +300,38 @@ BEGIN
     WHERE w.forgotten_at < kept_from AND NOT EXISTS (
         SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.worker = w.incarnation);
     RETURN forgotten;
+END
+$$;
+
+-- Clears the timeout flag of all lives of a worker (SPEC row A6), and says how many had it. Leaves a record.
+CREATE OR REPLACE FUNCTION rouse.clear_timeouts(worker_id text) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    at      timestamptz := clock_timestamp();
+    cleared integer;
+    seen    bigint;
+BEGIN
+    PERFORM FROM rouse.worker AS w WHERE w.worker_id = clear_timeouts.worker_id AND w.forgotten_at IS NULL;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'rouse.clear_timeouts: there is no worker %', coalesce(quote_literal(left(clear_timeouts.worker_id, 80)), 'null')
+            USING ERRCODE = 'no_data_found';
+    END IF;
+    WITH flagged AS (
+        SELECT w.incarnation, w.timeouts FROM rouse.worker AS w
+        WHERE w.worker_id = clear_timeouts.worker_id AND w.timed_out_since IS NOT NULL FOR NO KEY UPDATE),
+    done AS (
+        UPDATE rouse.worker AS w
+        SET timeouts = 0, timed_out_since = NULL, timed_out_at = NULL, timed_out_job = NULL, timed_out_handler = NULL
+        FROM flagged AS f WHERE w.incarnation = f.incarnation)
+    SELECT count(*), sum(f.timeouts) INTO cleared, seen FROM flagged AS f;
+    IF cleared > 0 THEN
+        PERFORM rouse._have_partitions(at);
+        INSERT INTO rouse.record (at, event, who, detail)
+        VALUES (at, 'timeouts_cleared', session_user,
+                jsonb_build_object('worker_id', clear_timeouts.worker_id, 'lives', cleared, 'timeouts', seen));
+    END IF;
+    RETURN cleared;
 END
 $$;
 

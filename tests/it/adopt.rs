@@ -101,7 +101,7 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
         )
         .await
         .unwrap();
-    last.promote(None).await.unwrap();
+    last.promote(None, false).await.unwrap();
     let third = claim(&last, 1).await.remove(0);
     assert_eq!((third.attempt.0, third.lost), (3, 2));
 

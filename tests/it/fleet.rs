@@ -1,14 +1,16 @@
 //! The commands that look at the fleet, and ask it to prove itself.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use rouse::job::{Fence, State};
 use rouse::sandbox::{Catalog, Digest};
-use rouse::store::{Stats, Store, WorkerKey};
+use rouse::store::{Fate, JsonText, Locked, Stats, Store, WorkerKey};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-use crate::support::claims::claim;
+use crate::support::claims::{claim, settlement};
 use crate::support::database::registration;
 use crate::support::worker::{TestWorker, enqueue, guests_dir, put, sandbox, until_true, watched};
 use crate::support::{Ran, TestDb, command, folder, rouse_in, scratch};
@@ -692,4 +694,74 @@ async fn an_orphan_that_nobody_can_take_is_shown_as_that() {
         .await
         .says("no worker takes these:")
         .says("orphans");
+}
+
+/// A retry that is not the last attempt flags its worker too; one whose outcome is refused does not.
+#[tokio::test]
+async fn a_worker_keeps_the_flag_of_a_timeout_until_somebody_clears_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let store = db.store();
+    store
+        .register(&registration("mail", WorkerKey::random()))
+        .await
+        .unwrap();
+    for _ in 0..3 {
+        enqueue(&client, "video.cut", json!({})).await;
+    }
+    let jobs = claim(&store, 3).await;
+    let timed_out = || JsonText(r#"{"kind":"timed_out","message":"too long"}"#.into());
+    let retried = settlement(
+        &jobs[0],
+        Fate::Retry(Duration::from_secs(60).into(), timed_out()),
+    );
+    let ended = settlement(&jobs[1], Fate::Ended(State::TimedOut, timed_out()));
+    let mut refused = settlement(&jobs[2], Fate::Ended(State::TimedOut, timed_out()));
+    refused.fence = Fence(0);
+    let settled = store.settle(&[retried, ended, refused], Locked::Wait).await;
+    assert_eq!(settled.unwrap().accepted.len(), 2);
+    let answer = store.heartbeat(None, &Stats::default(), false).await;
+    assert_eq!(answer.unwrap().timeouts, 2, "for the metrics page");
+    store.unregister().await.unwrap();
+
+    let listed = rouse(&db, &["workers", "ls", "--all", "--json"]).await;
+    let life = &listed.json()["workers"][0];
+    assert_eq!(
+        (&life["state"], &life["timeouts"]),
+        (&json!("unregistered"), &json!(2))
+    );
+    assert_eq!(life["timed_out_handler"], "video.cut");
+    assert_eq!(life["timed_out_job"], jobs[1].id.0);
+    assert!(life["timed_out_since"].is_string());
+    rouse(&db, &["workers", "show", "mail"])
+        .await
+        .exits(0)
+        .says("2 since")
+        .says(&format!("last job {} (video.cut)", jobs[1].id));
+
+    let cleared = rouse(&db, &["workers", "clear", "mail"]).await;
+    cleared
+        .exits(0)
+        .says("the timeout flag of worker mail is cleared");
+    let again = rouse(&db, &["workers", "clear", "mail", "--json"]).await;
+    assert_eq!(again.json()["lives"], 0);
+    rouse(&db, &["workers", "clear", "nobody"])
+        .await
+        .exits(3)
+        .says("no worker nobody is listed");
+    let row = client
+        .query_one(
+            "SELECT r.who, r.detail ->> 'timeouts', w.timeouts, w.timed_out_since IS NULL
+             FROM rouse.record AS r, rouse.workers AS w WHERE r.event = 'timeouts_cleared'",
+            &[],
+        )
+        .await
+        .unwrap();
+    let me: String = client
+        .query_one("SELECT session_user::text", &[])
+        .await
+        .unwrap()
+        .get(0);
+    let got: (&str, &str, i64, bool) = (row.get(0), row.get(1), row.get(2), row.get(3));
+    assert_eq!(got, (me.as_str(), "2", 0, true));
 }

@@ -247,3 +247,35 @@ async fn names_that_no_handler_has_are_said_once() {
     assert_eq!(output.matches(source).count(), 1, "{output}");
     host.kill();
 }
+
+#[tokio::test]
+async fn jitter_and_the_delay_between_jobs_are_settings_like_the_others() {
+    let manifest = r#"{"handlers":[{"name":"my.busy","retry":{"jitter":0.5}}]}"#;
+    let busy = || guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
+    let shown = |config: &str| {
+        let dir = folder_of(config, &[("busy.wasm", busy())]);
+        rouse_without_database(&[&SHOW[..], &["--json"]].concat(), &dir)
+    };
+    let module = shown("").json();
+    assert_eq!(module["manifest"]["retry_jitter"], 0.5);
+    assert_eq!(module["manifest"]["from"]["retry_jitter"], "module");
+    assert_eq!(module["manifest"]["job_delay_ms"], 0);
+    let table = "[handlers.\"my.*\"]";
+    let set = shown(&format!(
+        "job_delay = \"1s\"\n{table}\nretry_jitter = 0\njob_delay = \"2s\"\n"
+    ))
+    .json();
+    assert_eq!(set["manifest"]["retry_jitter"], 0.0);
+    assert_eq!(set["manifest"]["from"]["retry_jitter"], table);
+    assert_eq!(set["manifest"]["job_delay_ms"], 2000);
+    assert_eq!(set["manifest"]["from"]["job_delay"], table);
+    for (wrong, says) in [
+        ("retry_jitter = 1.5", "retry_jitter must be between 0 and 1"),
+        (
+            "job_delay = \"2h\"",
+            "job_delay must be between 0 and 3600000 ms",
+        ),
+    ] {
+        shown(&format!("{table}\n{wrong}\n")).exits(2).says(says);
+    }
+}

@@ -150,10 +150,16 @@ async fn a_peek_says_when_the_next_job_is_due_and_whether_one_is_due_already() {
     // Who looked half a minute ago has seen it.
     let within = Some(Duration::from_secs(30));
     assert_eq!(looker.peek_within(within).await, nothing());
-    assert_eq!(looker.store.promote(within).await.unwrap().promoted, 0);
+    assert_eq!(
+        looker.store.promote(within, false).await.unwrap().promoted,
+        0
+    );
     let within = Some(Duration::from_secs(90));
     assert!(looker.peek_within(within).await.due);
-    assert_eq!(looker.store.promote(within).await.unwrap().promoted, 1);
+    assert_eq!(
+        looker.store.promote(within, false).await.unwrap().promoted,
+        1
+    );
     assert!(!looker.peek().await.due, "it has its turn");
 }
 

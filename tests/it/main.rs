@@ -24,6 +24,7 @@ mod in_line;
 mod middleware;
 mod names;
 mod narrowing;
+mod observed;
 mod order;
 mod outcomes;
 mod outside;

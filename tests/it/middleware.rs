@@ -1,5 +1,6 @@
 //! What happens around each attempt: middlewares, and the events of its transitions.
 
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use crate::support::worker::{
     PATIENCE, TestWorker, cancel, ended, enqueue, guests_dir, lease, until_true,
 };
-use crate::support::{Host, TestDb, folder, free_port, rouse_in};
+use crate::support::{Host, TestDb, code_cache, folder, free_port, rouse_in};
 
 /// What the middlewares have done, in order.
 type Notes = Arc<Mutex<Vec<String>>>;
@@ -388,4 +389,38 @@ async fn a_host_that_cannot_ask_what_was_done_from_outside_goes_on() {
     });
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
+}
+
+/// `examples/embed`: a middleware of its own, with the command line and the settings of the shipped binary.
+#[tokio::test]
+async fn a_program_of_twenty_lines_adds_a_middleware_to_the_rouse_command() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    let said = format!("job {id} (noop) took ");
+    let guests = guests_dir();
+    let program = || {
+        let mut command = Command::new(built("rouse-with-stopwatch"));
+        command
+            .env("ROUSE_CACHE_DIR", code_cache())
+            .env("DATABASE_URL", db.url());
+        command
+    };
+    let mut serve = program();
+    serve
+        .args(["serve", "--http", "off", "--handlers"])
+        .arg(&guests);
+    let host = Host::spawn(serve);
+    host.line(PATIENCE, |line| line.contains(&said));
+    host.signal(libc::SIGTERM);
+    assert!(host.exit(PATIENCE).0.success());
+
+    let id = enqueue(&client, "noop", json!({"n": 2})).await;
+    let said = format!("job {id} (noop) took ");
+    let mut drain = program();
+    drain
+        .args(["queue", "drain", "default", "--handlers"])
+        .arg(&guests);
+    let (status, output) = Host::spawn(drain).exit(PATIENCE);
+    assert!(status.success() && output.contains(&said), "{output}");
 }

@@ -109,7 +109,7 @@ async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
     assert_eq!((shown.state.as_str(), shown.attempt), ("queued", 1));
     assert_eq!(shown.error.unwrap()["message"], "no");
     assert!(claim(&store, 1).await.is_empty(), "its time has not come");
-    let promotion = store.promote(None).await.unwrap();
+    let promotion = store.promote(None, false).await.unwrap();
     assert_eq!(promotion.promoted, 0);
     let wait = promotion.next_due.expect("something waits");
     assert!(
@@ -124,7 +124,7 @@ async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
         )
         .await
         .unwrap();
-    assert_eq!(store.promote(None).await.unwrap().promoted, 1);
+    assert_eq!(store.promote(None, false).await.unwrap().promoted, 1);
     let second = claim(&store, 1).await.remove(0);
     assert_eq!((second.attempt.0, second.lost), (2, 0));
     assert!(second.turn > job.turn);
@@ -147,11 +147,11 @@ async fn a_due_job_that_somebody_has_locked_is_not_what_a_worker_waits_for() {
         .query("SELECT rouse.cancel($1)", &[&id])
         .await
         .unwrap();
-    let promotion = store.promote(None).await.unwrap();
+    let promotion = store.promote(None, false).await.unwrap();
     // Due in no time would make the worker ask again at once, for as long as the lock is held.
     assert_eq!((promotion.promoted, promotion.next_due), (0, None));
     transaction.rollback().await.unwrap();
-    assert_eq!(store.promote(None).await.unwrap().promoted, 1);
+    assert_eq!(store.promote(None, false).await.unwrap().promoted, 1);
 }
 
 #[tokio::test]
@@ -183,7 +183,7 @@ async fn a_scheduled_job_is_never_claimed_before_its_time() {
         )
         .await
         .unwrap();
-    assert_eq!(store.promote(None).await.unwrap().promoted, 0);
+    assert_eq!(store.promote(None, false).await.unwrap().promoted, 0);
     assert!(claim(&store, 1).await.is_empty());
     // A time that has passed is no schedule.
     client

@@ -103,7 +103,19 @@ async fn an_attempt_that_runs_too_long_is_stopped_and_the_job_ends_as_timed_out(
         assert_eq!(job.state, "timed_out", "{handler}");
         assert_eq!(job.error.unwrap()["kind"], "timed_out");
     }
-    // The worker is flagged, with its next heartbeat: somebody asks it whether it lives.
+    // The worker is flagged with the settlement, and counts them in its statistics.
+    let flag = client
+        .query_one(
+            "SELECT timeouts, timed_out_since < timed_out_at, timed_out_handler, timed_out_job = (SELECT max(id) FROM rouse.finished)
+             FROM rouse.workers",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!(flag.get::<_, i64>(0), 2);
+    assert!(flag.get::<_, bool>(1) && flag.get::<_, bool>(3));
+    assert_eq!(flag.get::<_, &str>(2), "test.ignore-abort");
+    // Somebody asks it whether it lives.
     client
         .batch_execute("SELECT pg_notify('rouse_worker_' || incarnation, '') FROM rouse.worker")
         .await

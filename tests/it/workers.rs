@@ -71,6 +71,7 @@ async fn heartbeat(store: &Store) -> Result<i32, rouse::store::StoreError> {
     store
         .heartbeat(Some(&json!({})), &Stats::default(), false)
         .await
+        .map(|heard| heard.buried)
 }
 
 #[tokio::test]
@@ -166,7 +167,7 @@ async fn nobody_writes_as_a_worker_without_its_key() {
         .get(0);
     assert!(kept);
     // A store through which nobody has registered does not even ask.
-    let error = db.store().promote(None).await.unwrap_err();
+    let error = db.store().promote(None, false).await.unwrap_err();
     assert!(!error.is_transient());
     assert_eq!(error.to_string(), "no worker has registered");
 }

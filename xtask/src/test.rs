@@ -37,6 +37,9 @@ const RUNS: [&[&str]; 3] = [&["--doc"], &["--lib", "--bins"], &["--test", "*"]];
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> {
     let guests = guests::build_test_guests(workspace)?;
     let rouse = workspace.build_rouse()?;
+    if options.wants("middleware") {
+        workspace.build_program("rouse-with-stopwatch")?;
+    }
     if options.wants("other_languages") {
         other_guests::build(workspace, &rouse, &guests)?;
     }

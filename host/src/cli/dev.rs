@@ -25,6 +25,7 @@ use super::text::{as_json, plain};
 use crate::config::{Environment, Queue};
 use crate::sandbox::{Handler, HandlerSet};
 use crate::store::connect::Connector;
+use crate::worker::Middleware;
 
 /// What is logged, besides the lines of [`Jobs`], where ROUSE_LOG says nothing.
 pub(super) const LOG_FILTER: &str = "info,wasmtime_wasi_http=error,rouse::job=off";
@@ -47,7 +48,11 @@ pub(super) struct Args {
 }
 
 /// Serves until a signal, then stops the private Postgres too.
-pub(super) async fn run(args: Args, jobs: &Jobs) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(
+    args: Args,
+    jobs: &Jobs,
+    middlewares: Vec<Arc<dyn Middleware>>,
+) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::install()?;
     // What cannot be read leaves nothing behind.
     let mut written = args.host.read()?;
@@ -64,7 +69,7 @@ pub(super) async fn run(args: Args, jobs: &Jobs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let done = tokio::select! {
-        done = serve(&args, &private, written, signals, jobs) => done,
+        done = serve(&args, &private, written, signals, jobs, middlewares) => done,
         error = private.died() => Err(error),
     };
     jobs.end();
@@ -81,6 +86,7 @@ async fn serve(
     written: Written,
     mut signals: Signals,
     jobs: &Jobs,
+    middlewares: Vec<Arc<dyn Middleware>>,
 ) -> anyhow::Result<()> {
     let prepare = Host::prepare(&args.host, written, &args.http, Tokenless::ThisMachine);
     let Some(host) = signals.unless(prepare).await else {
@@ -107,7 +113,7 @@ async fn serve(
         jobs.print(args.json)
             .context("start the thread that prints what jobs do")
     };
-    let mut working = pin!(host.work(Some(databases), signals));
+    let mut working = pin!(host.work(Some(databases), signals, middlewares));
     tokio::select! {
         done = &mut working => return done,
         ready = ready => ready?,

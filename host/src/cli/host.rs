@@ -27,7 +27,7 @@ use crate::invoke::{Invoker, Share};
 use crate::sandbox::{self, Catalog, HandlerSet, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, WorkerKey};
-use crate::worker::{self, Health, Parts, QueueOrder, Stop};
+use crate::worker::{self, Health, Middleware, Parts, QueueOrder, Stop};
 
 /// Connections of the pool: one each for claims, settlements and renewals, two for steps, two for state, and one for all that can wait. Heartbeats
 /// and other small things go between. Independent of how many attempts run.
@@ -288,6 +288,7 @@ impl Host {
         self,
         databases: Option<Databases>,
         signals: Signals,
+        middlewares: Vec<Arc<dyn Middleware>>,
     ) -> anyhow::Result<()> {
         let stop = self.stop;
         tokio::spawn(signals.stop(stop.clone()));
@@ -328,7 +329,7 @@ impl Host {
                     listen_at: databases.listen_at,
                     sandbox: self.sandbox,
                     catalog: self.catalog,
-                    middlewares: Vec::new(),
+                    middlewares,
                 };
                 // On a worker thread of the runtime: from the main thread, each claim would change threads twice.
                 let worker = worker::run(self.settings, parts, health, stop.child());

@@ -36,11 +36,13 @@ mod wit;
 mod workers;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 
 use crate::config::Environment;
 use crate::telemetry::{self, LogFormat};
+use crate::worker::Middleware;
 
 /// Runs Postgres jobs in WebAssembly sandboxes.
 ///
@@ -170,6 +172,13 @@ fn end_quietly_with_the_reader() {
 
 /// Parses the command line, runs one command, reports its error.
 pub fn main() -> ExitCode {
+    main_with(Vec::new())
+}
+
+/// The same, with these middlewares around each attempt that `dev`, `serve` and `queue drain` run, the first one outermost
+/// (SPEC row Q9; `examples/embed`). The process must be nothing but this command: it sets up logs and signals, and starts itself
+/// again to compile modules.
+pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
     let cli = Cli::parse();
     // Before anything else is done: it limits itself, and threads would count.
     if let Command::CompileModule(args) = &cli.command {
@@ -201,13 +210,13 @@ pub fn main() -> ExitCode {
     };
     let done = runtime.block_on(async {
         match cli.command {
-            Command::Dev(args) => dev::run(args, &jobs).await,
-            Command::Serve(args) => serve::run(args).await,
+            Command::Dev(args) => dev::run(args, &jobs, middlewares).await,
+            Command::Serve(args) => serve::run(args, middlewares).await,
             Command::Migrate(args) => migrate::run(args).await,
             Command::Enqueue(args) => enqueue::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,
             Command::Job(args) => job::run(args).await,
-            Command::Queue(args) => queue::run(args).await,
+            Command::Queue(args) => queue::run(args, middlewares).await,
             Command::State(args) => state::run(args).await,
             Command::Top(args) => top::run(args).await,
             Command::Workers(args) => workers::run(args).await,

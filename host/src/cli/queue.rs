@@ -4,6 +4,7 @@ mod drain;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Args as ClapArgs, Subcommand};
 use serde_json::{Value, json};
@@ -15,6 +16,7 @@ use super::screen::Screen;
 use super::target::Target;
 use super::text::{as_json, plain};
 use super::used::warn_of_unused_queue;
+use crate::worker::Middleware;
 
 /// Jobs in one statement of a purge: some tens of milliseconds, during which nobody waits.
 const PURGE_BATCH: i32 = 1_000;
@@ -114,11 +116,14 @@ impl Args {
 }
 
 /// Does what is asked.
-pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(
+    args: Args,
+    middlewares: Vec<Arc<dyn Middleware>>,
+) -> anyhow::Result<ExitCode> {
     match args.verb {
         None => ls(args.list).await,
         Some(Verb::Ls(args)) => ls(args).await,
-        Some(Verb::Drain(args)) => drain::run(args).await,
+        Some(Verb::Drain(args)) => drain::run(args, middlewares).await,
         Some(Verb::Purge(args)) => purge(args).await,
         Some(Verb::Pause(args)) => pause(args).await,
         Some(Verb::Resume(args)) => resume(args).await,

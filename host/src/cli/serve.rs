@@ -1,6 +1,7 @@
 //! `rouse serve`: a worker on somebody's database, or a host that only does what it is asked for directly.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
@@ -13,6 +14,7 @@ use super::target::{Target, warn_of_a_password};
 use crate::config::{Environment, Queue};
 use crate::store::connect::Connector;
 use crate::store::migrate;
+use crate::worker::Middleware;
 
 /// Options of `rouse serve`.
 #[derive(Debug, ClapArgs)]
@@ -37,14 +39,17 @@ pub(super) struct Args {
 }
 
 /// Serves until a signal.
-pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(
+    args: Args,
+    middlewares: Vec<Arc<dyn Middleware>>,
+) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::install()?;
     let Some(started) = signals.unless(start(&args)).await else {
         stopped_early();
         return Ok(ExitCode::SUCCESS);
     };
     let (host, databases) = started?;
-    host.work(databases, signals).await?;
+    host.work(databases, signals, middlewares).await?;
     Ok(ExitCode::SUCCESS)
 }
 

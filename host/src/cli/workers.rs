@@ -43,6 +43,8 @@ enum Verb {
     Show(show::Args),
     /// Take workers that have ended off the list; the history of their jobs goes on naming them
     Forget(Forget),
+    /// Clear the flag of workers whose attempts ran into their timeout
+    Clear(Clear),
     /// Ask a worker to prove that it has the module of a handler
     Verify(verify::Args),
 }
@@ -64,6 +66,25 @@ struct Forget {
     json: bool,
 }
 
+/// Options of `rouse workers clear`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+A worker on which an attempt ran into its run timeout keeps a flag: since when, how often, and which job and handler it was last \
+(`rouse workers show`). Dead lives keep it too, until it is cleared or they are forgotten. A record says who has cleared it.\n\
+Exit codes: 0 all done, also where there was no flag · 3 no such worker; of several the highest")]
+struct Clear {
+    #[command(flatten)]
+    target: Target,
+
+    /// The workers' ids
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<String>,
+
+    /// Print one JSON object for each worker, and one for the summary of several
+    #[arg(long)]
+    json: bool,
+}
+
 /// Does what is asked.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
@@ -71,6 +92,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Verb::Ls(args)) => list::run(args).await,
         Some(Verb::Show(args)) => show::run(args).await,
         Some(Verb::Forget(args)) => forget(args).await,
+        Some(Verb::Clear(args)) => clear(args).await,
         Some(Verb::Verify(args)) => verify::run(args).await,
     }
 }
@@ -112,6 +134,28 @@ async fn forget(args: Forget) -> anyhow::Result<ExitCode> {
             Err(error) => return Err(error.into()),
         };
         Ok(Err(refusal))
+    })
+    .await
+}
+
+async fn clear(args: Clear) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
+    each(&args.ids, "workers", args.json, async |id| {
+        match store.clear_timeouts(id).await {
+            Ok(lives) => {
+                let text = match lives {
+                    0 => format!("worker {} has no timeout flag", plain(id)),
+                    _ => format!("the timeout flag of worker {} is cleared", plain(id)),
+                };
+                let json = json!({"worker_id": id, "lives": lives});
+                Ok(Ok(Done { text, json }))
+            }
+            Err(error) if error.is_unknown_worker() => Ok(Err(Refusal {
+                code: EXIT_UNKNOWN,
+                why: unknown(&store, id).await,
+            })),
+            Err(error) => Err(error.into()),
+        }
     })
     .await
 }

@@ -100,6 +100,9 @@ pub struct File {
     /// How long running attempts may go on after a stop; default 300 s.
     #[serde(default, deserialize_with = "duration::read")]
     drain_timeout: Option<Duration>,
+    /// How long a slot waits after an attempt before it starts the next one; default 0.
+    #[serde(default, deserialize_with = "duration::read")]
+    job_delay: Option<Duration>,
     /// Days for which finished jobs are kept; default 7.
     keep_days: Option<u32>,
     /// A job that has waited for so long goes ahead of newer ones; default 15 min, 0s: never.

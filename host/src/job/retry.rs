@@ -30,7 +30,7 @@ impl From<Duration> for Again {
 }
 
 /// Exponential backoff: `initial × multiplier^(attempt − 1)`, capped at `max`, with jitter
-/// (SPEC row Q5). Each handler declares its own in its manifest; the operator may override it.
+/// (SPEC row Q5), which stays below the cap. Each handler declares its own in its manifest; the operator may override it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
     /// Attempts in all, the first included. Lost attempts do not count (SPEC row D5).
@@ -39,9 +39,10 @@ pub struct RetryPolicy {
     pub initial: Duration,
     /// By how much each further wait is longer.
     pub multiplier: f64,
-    /// The longest wait, before jitter.
+    /// The longest wait, with jitter.
     pub max: Duration,
-    /// Share of the wait that is random, 0 to 1: 0.2 gives 80 % to 120 % of it.
+    /// Share of the wait that is random, 0 to 1: 0.2 gives 80 % to 120 % of it. Near the cap the wait is made so much shorter that
+    /// the longest is `max`: waits at the cap are spread too.
     pub jitter: f64,
 }
 
@@ -64,9 +65,10 @@ impl RetryPolicy {
     pub fn delay(&self, failed: u32, random: f64) -> Duration {
         let exponent = i32::try_from(failed.saturating_sub(1)).unwrap_or(i32::MAX);
         let wanted = self.initial.as_secs_f64() * self.multiplier.powi(exponent);
+        let max = self.max.as_secs_f64();
         // `min` also turns the infinity of a huge exponent into the cap.
-        let capped = wanted.min(self.max.as_secs_f64());
+        let capped = wanted.min(max / (1.0 + self.jitter));
         let jittered = capped * (1.0 + self.jitter * (2.0 * random - 1.0));
-        Duration::try_from_secs_f64(jittered).unwrap_or(self.max)
+        Duration::try_from_secs_f64(jittered).map_or(self.max, |wait| wait.min(self.max))
     }
 }

@@ -98,7 +98,7 @@ proptest! {
     }
 
     #[test]
-    fn waits_grow_up_to_the_cap_and_jitter_stays_within_its_share(
+    fn waits_grow_up_to_the_cap_and_jitter_stays_within_its_share_and_below_the_cap(
         failed in 1_u32..2000, random in 0.0..1.0,
         initial_ms in 0_u64..100_000, max_ms in 0_u64..10_000_000, multiplier in 1.0..100.0, jitter in 0.0..1.0,
     ) {
@@ -112,9 +112,15 @@ proptest! {
         let exact = RetryPolicy { jitter: 0.0, ..policy.clone() };
         let (this, next) = (exact.delay(failed, random), exact.delay(failed + 1, random));
         prop_assert!(this <= next && next <= exact.max);
-        let delay = policy.delay(failed, random).as_secs_f64();
-        let (low, high) = (this.as_secs_f64() * (1.0 - jitter), this.as_secs_f64() * (1.0 + jitter));
+        let delay = policy.delay(failed, random);
+        prop_assert!(delay <= policy.max);
+        let delay = delay.as_secs_f64();
+        let middle = this.as_secs_f64().min(policy.max.as_secs_f64() / (1.0 + jitter));
+        let (low, high) = (middle * (1.0 - jitter), middle * (1.0 + jitter));
         prop_assert!(delay >= low - 1e-6 && delay <= high + 1e-6);
+        // At the cap, too, waits differ.
+        let span = policy.delay(failed, 1.0).as_secs_f64() - policy.delay(failed, 0.0).as_secs_f64();
+        prop_assert!((span - 2.0 * middle * jitter).abs() < 1e-6);
     }
 
     #[test]

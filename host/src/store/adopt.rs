@@ -83,7 +83,10 @@ impl Store {
                 }),
             }
         }
-        let claimed = self.claimed(fence, &ids).await?;
+        let mut claimed = self.claimed(fence, &ids).await?;
+        for job in &mut claimed {
+            job.ready_at = None;
+        }
         Ok(Adopted { claimed, lost })
     }
 }

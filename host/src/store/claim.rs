@@ -84,6 +84,8 @@ pub struct ClaimedJob {
     pub source: Option<String>,
     /// When it was enqueued, by the database's clock.
     pub requested_at: SystemTime,
+    /// When it became ready, by the database's clock: enqueued, due, or tried again. None: it was taken over from a worker that is gone.
+    pub ready_at: Option<SystemTime>,
     /// When it was claimed, by the database's clock.
     pub claimed_at: SystemTime,
     /// JSON.
@@ -117,12 +119,13 @@ impl ClaimedJob {
             tenant: row.try_get(6)?,
             source: row.try_get(7)?,
             requested_at: row.try_get(8)?,
-            claimed_at: row.try_get(9)?,
-            payload: row.try_get(10)?,
+            ready_at: row.try_get(9)?,
+            claimed_at: row.try_get(10)?,
+            payload: row.try_get(11)?,
             memory_bytes: row
-                .try_get::<_, Option<i64>>(11)?
+                .try_get::<_, Option<i64>>(12)?
                 .and_then(|bytes| u64::try_from(bytes).ok()),
-            grants: row.try_get(12)?,
+            grants: row.try_get(13)?,
         })
     }
 }
@@ -166,12 +169,12 @@ impl Store {
         let Some(first) = rows.first() else {
             return Ok(Claimed::Jobs(Vec::new()));
         };
-        if let Some(ids) = first.try_get::<_, Option<Vec<i64>>>(13)? {
+        if let Some(ids) = first.try_get::<_, Option<Vec<i64>>>(14)? {
             return self.claimed(fence, &ids).await.map(Claimed::Jobs);
         }
         match first.try_get::<_, Option<i64>>(0)? {
             Some(_) => jobs(&rows, fence).map(Claimed::Jobs),
-            None => Ok(Claimed::Orphans(first.try_get(9)?)),
+            None => Ok(Claimed::Orphans(first.try_get(10)?)),
         }
     }
 

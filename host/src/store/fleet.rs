@@ -77,6 +77,18 @@ impl Store {
         Ok(row.get(0))
     }
 
+    /// Clears the timeout flag of all lives of a worker; returns how many had it.
+    pub async fn clear_timeouts(&self, worker_id: &str) -> Result<i32, StoreError> {
+        let rows = self
+            .query(
+                "SELECT rouse.clear_timeouts($1)",
+                &[(&worker_id, Type::TEXT)],
+            )
+            .await?;
+        let row = rows.first().expect("a scalar function returns one row");
+        Ok(row.get(0))
+    }
+
     async fn look(
         &self,
         sql: &str,

@@ -70,7 +70,7 @@ pub use overdue::OverdueLane;
 pub use peek::{Looking, Peek};
 pub use promote::Promotion;
 pub use read::JobView;
-pub use registration::{Registration, Stats, WorkerKey};
+pub use registration::{Heartbeat, Registration, Stats, WorkerKey};
 pub use remaining::Remaining;
 pub use renew::{Refusal, Renewal};
 pub use report::Report;

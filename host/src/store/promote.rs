@@ -5,22 +5,30 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError, millis};
+use crate::job::JobId;
 
 /// How many jobs one call promotes at most: enough for bursts, and short enough to hold no lock for long.
 const PROMOTED_MAX: i32 = 1000;
 
 /// What a promotion found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Promotion {
     /// Jobs that can be claimed from now on.
     pub promoted: u32,
     /// Until the next one is due, by the database's clock; none: none waits.
     pub next_due: Option<Duration>,
+    /// Those jobs, where they were asked for.
+    pub ids: Vec<JobId>,
 }
 
 impl Store {
-    /// Promotes jobs whose time has come, `within` the last so long by the database's clock (none: all).
-    pub async fn promote(&self, within: Option<Duration>) -> Result<Promotion, StoreError> {
+    /// Promotes jobs whose time has come, `within` the last so long by the database's clock (none: all); with `tell` the answer has
+    /// their ids.
+    pub async fn promote(
+        &self,
+        within: Option<Duration>,
+        tell: bool,
+    ) -> Result<Promotion, StoreError> {
         let me = self.me()?;
         let within_ms = within.map(millis);
         let row = self
@@ -31,6 +39,7 @@ impl Store {
                     (&me.key(), Type::BYTEA),
                     (&PROMOTED_MAX, Type::INT4),
                     (&within_ms, Type::INT8),
+                    (&tell, Type::BOOL),
                 ],
             )
             .await?;
@@ -43,6 +52,12 @@ impl Store {
                 .get::<_, Option<i64>>(1)
                 .and_then(|ms| u64::try_from(ms).ok())
                 .map(Duration::from_millis),
+            ids: row
+                .get::<_, Option<Vec<i64>>>(2)
+                .into_iter()
+                .flatten()
+                .map(JobId)
+                .collect(),
         })
     }
 }

@@ -125,6 +125,15 @@ impl StoreError {
     }
 }
 
+/// The answer to a heartbeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heartbeat {
+    /// Workers that were found dead by the way.
+    pub buried: i32,
+    /// For how many attempts the worker has its timeout flag (SPEC row A6).
+    pub timeouts: i64,
+}
+
 impl Store {
     /// Registers one life of a worker; returns its number and the time between two heartbeats. From then on the
     /// store shows this identity with each write, and its clones do too.
@@ -164,7 +173,7 @@ impl Store {
     }
 
     /// Says that the worker lives, what it can run (none: what it could run before), how it fares, and whether it takes no more jobs.
-    /// Returns how many workers were found dead by the way.
+    /// Returns how many workers were found dead by the way, and for how many attempts the worker has its timeout flag.
     ///
     /// # Errors
     /// [`StoreError::is_about_data`] where the database does not take what the worker says of itself; nothing of it is kept then.
@@ -173,11 +182,11 @@ impl Store {
         capabilities: Option<&Value>,
         stats: &Stats,
         draining: bool,
-    ) -> Result<i32, StoreError> {
+    ) -> Result<Heartbeat, StoreError> {
         let me = self.me()?;
         let rows = self
             .query(
-                "SELECT rouse.heartbeat($1, $2, $3, $4, $5)",
+                "SELECT buried, timeouts FROM rouse.heartbeat($1, $2, $3, $4, $5)",
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
@@ -187,8 +196,13 @@ impl Store {
                 ],
             )
             .await?;
-        let row = rows.first().expect("a scalar function returns one row");
-        Ok(row.get(0))
+        let row = rows
+            .first()
+            .expect("a function with OUT parameters returns one row");
+        Ok(Heartbeat {
+            buried: row.get(0),
+            timeouts: row.get(1),
+        })
     }
 
     /// Says that this host lives although the life of its worker is over, so that the attempts that it has lost count as no crash of theirs.

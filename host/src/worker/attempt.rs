@@ -53,7 +53,15 @@ pub(super) async fn serve(shared: Arc<Shared>) {
     };
     while let Some(claim) = shared.slots.next(slot.runs.is_some()) {
         slot.runs = Some((claim.job.id, claim.job.fence));
-        run(&shared, claim).await;
+        let delay = run(&shared, claim).await;
+        if !delay.is_zero() {
+            // The slot is taken meanwhile: nothing is claimed for it.
+            let _ = shared
+                .stop
+                .drain
+                .run_until_cancelled(tokio::time::sleep(delay))
+                .await;
+        }
         // Jobs of a few microseconds would keep the thread from everything else.
         tokio::task::consume_budget().await;
     }
@@ -80,21 +88,23 @@ impl Drop for Slot<'_> {
     }
 }
 
-/// Takes one claimed job from its claim to its settlement.
-async fn run(shared: &Arc<Shared>, mut claim: Claim) {
+/// Takes one claimed job from its claim to its settlement. Returns how long its slot has to wait before the next one.
+async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
     let handlers = shared.catalog.current();
     let source = claim.job.source.as_deref();
     let name = shared.settings.handler_for(source, &claim.lane.handler);
     let Some(handler) = handlers.get(name).cloned() else {
         // It was withdrawn between the claim and now.
-        return end(shared, &claim, &claim.lane.handler, RunEnd::NoHandler).await;
+        end(shared, &claim, &claim.lane.handler, RunEnd::NoHandler).await;
+        return Duration::ZERO;
     };
     let mut policy = Policy::resolve(&handler.manifest, &shared.settings.overrides);
     let (handler, own) = match narrow(&handler, &claim.job, &mut policy) {
         Ok(narrowed) => narrowed.unwrap_or((handler, OwnLimits::default())),
         Err(why) => {
             let why = RunEnd::GrantsRefused(why);
-            return end(shared, &claim, &handler.manifest.name, why).await;
+            end(shared, &claim, &handler.manifest.name, why).await;
+            return Duration::ZERO;
         }
     };
     let journal = Arc::new(AttemptJournal::new(
@@ -110,7 +120,10 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) {
     let leases = &shared.leases;
     let abort = match leases.begin(claim.job.id, claim.job.fence, &begun).await {
         Ok(abort) => abort,
-        Err(why) => return end(shared, &claim, &handler.manifest.name, why).await,
+        Err(why) => {
+            end(shared, &claim, &handler.manifest.name, why).await;
+            return Duration::ZERO;
+        }
     };
     let meters = shared.meters.of(&handler.manifest.name);
     let started_after = claim.received.elapsed();
@@ -134,6 +147,7 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) {
         ran,
     });
     settle(shared, &claim, meters, started, outcome).await;
+    policy.job_delay.unwrap_or(shared.settings.job_delay)
 }
 
 /// Ends an attempt that never began.
@@ -212,6 +226,7 @@ async fn sandbox_run(
         attempt: job.attempt,
         max_attempts: input.max_attempts,
         requested_at: job.requested_at,
+        ready_at: job.ready_at,
         claimed_at: job.claimed_at,
         worker_id: &shared.settings.worker_id,
     };

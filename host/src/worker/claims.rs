@@ -17,7 +17,7 @@ use super::policy::Policy;
 use super::prefetch::Prefetch;
 use super::slots;
 use super::unbound::{Sorted, Unbound};
-use crate::job::{Fence, LaneId, RunEnd};
+use crate::job::{Attempt, Fence, LaneId, RunEnd};
 use crate::sandbox::{BootTime, Handler, HandlerSet};
 use crate::store::{
     Adopted, ClaimOrder, Claimed, ClaimedJob, Lane, LostJob, StoreError, fills_an_answer,
@@ -483,7 +483,12 @@ impl<'a> Claims<'a> {
                 let of = claim.of(self.shared, &claim.lane.handler);
                 match adopted {
                     true => events::adopted(of, claim.job.lost),
-                    false => events::claimed(of),
+                    false => {
+                        if claim.job.attempt == Attempt(1) {
+                            events::enqueued(of, &claim.lane.queue, claim.job.requested_at);
+                        }
+                        events::claimed(of);
+                    }
                 }
                 claim
             })

@@ -3,19 +3,21 @@
 //! docs/operating.md lists them.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::value::RawValue;
 use tracing::{debug, error, info, warn};
 
-use super::Shared;
 use super::settler::Unsettled;
+use super::{Settings, Shared};
 use crate::harmless::printable;
-use crate::job::{AbortReason, Attempt, JobId, RetryAt};
+use crate::job::{AbortReason, Attempt, Incarnation, JobId, RetryAt};
 use crate::sandbox::BootTime;
 use crate::store::{Done, Fate, JsonText};
 
 const TARGET: &str = "rouse::job";
+/// Of the worker itself.
+const WORKER_TARGET: &str = "rouse::worker";
 
 /// Of an error that is no JSON object.
 const ODD_BYTES_MAX: usize = 1 << 10;
@@ -54,7 +56,7 @@ macro_rules! event {
         $level!(
             target: TARGET,
             event = $name,
-            job.id = %$of.id,
+            job.id = $of.id.0,
             handler = $of.handler,
             attempt = $of.attempt.0,
             worker.id = $of.worker_id,
@@ -62,6 +64,34 @@ macro_rules! event {
             $($($field)+)?
         )
     };
+}
+
+/// A worker has started, is told to stop, or has stopped (SPEC row Q2).
+pub(super) fn worker(event: &str, settings: &Settings, incarnation: Incarnation) {
+    info!(
+        target: WORKER_TARGET,
+        event,
+        worker.id = settings.worker_id,
+        incarnation = incarnation.0,
+        slots = settings.slots,
+        "worker {event}"
+    );
+}
+
+/// Whether anybody hears of single jobs that nothing has gone wrong with.
+pub(super) fn all_are_heard() -> bool {
+    tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
+}
+
+/// Somebody has enqueued it. A worker hears of that with the claim: nobody is told of the enqueue itself.
+pub(super) fn enqueued(of: Of<'_>, queue: &str, at: SystemTime) {
+    let at = humantime::format_rfc3339_millis(at);
+    debug!(target: TARGET, event = "enqueued", job.id = of.id.0, handler = of.handler, queue, at = %at, worker.id = of.worker_id);
+}
+
+/// Its time has come: it has got its turn.
+pub(super) fn promoted(worker_id: &str, id: JobId) {
+    debug!(target: TARGET, event = "promoted", job.id = id.0, worker.id = worker_id);
 }
 
 pub(super) fn claimed(of: Of<'_>) {
@@ -157,7 +187,7 @@ pub(super) fn outside(worker_id: &str, done: &Done) {
     info!(
         target: TARGET,
         event = done.event,
-        job.id = done.job.map(tracing::field::display),
+        job.id = done.job.map(|job| job.0),
         handler = done.handler,
         queue = done.queue,
         attempt = done.attempt,

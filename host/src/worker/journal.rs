@@ -106,12 +106,16 @@ impl AttemptJournal {
             Err(error) if self.shared.doubted(&error) => pending().await,
             // Somebody else has it in hand: no fault of anybody, unless it lasts.
             Err(error) if error.is_locked() => {
-                debug!(job.id = %self.id, %error, "a step or the state is locked; trying again");
+                debug!(job.id = self.id.0, %error, "a step or the state is locked; trying again");
                 tokio::time::sleep(LOCKED_RETRY_AFTER).await;
                 None
             }
             Err(error) => {
-                warn_unless_unreachable!(error, job.id = %self.id, "could not read or write a step or the state; trying again");
+                warn_unless_unreachable!(
+                    error,
+                    job.id = self.id.0,
+                    "could not read or write a step or the state; trying again"
+                );
                 tokio::time::sleep(RETRY_AFTER).await;
                 None
             }

@@ -379,21 +379,25 @@ impl Leases {
         drop(inner);
         if !has_begun {
             // It is dropped when its turn comes.
-            debug!(job.id = %id, reason = reason.as_str(), "a claim was lost before its attempt began");
+            debug!(
+                job.id = id.0,
+                reason = reason.as_str(),
+                "a claim was lost before its attempt began"
+            );
             return;
         }
         let told = "lease lost; the attempt is told to stop";
         match reason {
             // Somebody has asked for it.
             AbortReason::AlreadyCompleted | AbortReason::Cancelled => {
-                info!(job.id = %id, reason = reason.as_str(), "{told}");
+                info!(job.id = id.0, reason = reason.as_str(), "{told}");
             }
             AbortReason::TakenByAnotherWorker
             | AbortReason::NotFound
             | AbortReason::Error
             | AbortReason::TimedOut
             | AbortReason::Shutdown => {
-                warn!(job.id = %id, reason = reason.as_str(), "{told}");
+                warn!(job.id = id.0, reason = reason.as_str(), "{told}");
             }
         }
     }
@@ -483,7 +487,7 @@ fn take_answers(
         };
         match refusal {
             None if shared.leases.extend(renewal, asked) => {
-                debug!(job.id = %id, "lease renewed");
+                debug!(job.id = id.0, "lease renewed");
             }
             None => shared.leases.lose(id, renewal.fence, AbortReason::Error),
             Some(Refusal::Busy) => shared.leases.unanswered(std::slice::from_ref(*renewal)),

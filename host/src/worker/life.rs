@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use metrics::gauge;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tracing::{error, info, warn};
@@ -14,7 +15,7 @@ use super::{Settings, Shared, challenges, outside, slots};
 use crate::job::AbortReason;
 use crate::sandbox::HandlerSet;
 use crate::store::connect::backoff;
-use crate::store::{Registration, Stats, StoreError};
+use crate::store::{Heartbeat, Registration, Stats, StoreError};
 
 /// What a worker says of itself.
 pub(super) fn registration(settings: &Settings, handlers: &HandlerSet) -> Registration {
@@ -168,9 +169,10 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
         draining = shared.stop.is_stopping();
         let news = capabilities.as_ref().filter(|_| capabilities != told);
         match shared.store.heartbeat(news, &stats, draining).await {
-            Ok(buried) => {
+            Ok(Heartbeat { buried, timeouts }) => {
                 failures = 0;
                 told = capabilities;
+                timeout_flag(timeouts);
                 if buried > 0 {
                     warn!(
                         buried,
@@ -204,6 +206,12 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     }
 }
 
+/// Shows for how many attempts this worker has its timeout flag.
+fn timeout_flag(timeouts: i64) {
+    #[expect(clippy::cast_precision_loss, reason = "timeouts are few")]
+    gauge!("rouse_worker_timeouts").set(timeouts as f64);
+}
+
 /// Everything that the worker had claimed is lost. Where it may, it goes on under a new incarnation.
 async fn begin_again(shared: &Arc<Shared>, why: &StoreError) {
     let ids = shared.leases.lose_all(AbortReason::Error);
@@ -229,7 +237,7 @@ async fn begin_again(shared: &Arc<Shared>, why: &StoreError) {
     let registration = registration(&shared.settings, &shared.catalog.current());
     match shared.store.register(&registration).await {
         Ok((incarnation, _)) => {
-            info!(worker.id = %registration.worker_id, %incarnation, "registered again");
+            info!(worker.id = %registration.worker_id, incarnation = incarnation.0, "registered again");
             shared.reborn.send_replace(incarnation);
         }
         Err(error) if error.is_taken() => {

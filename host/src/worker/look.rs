@@ -7,6 +7,7 @@ use tracing::error;
 
 use super::Shared;
 use super::claims::{Claims, Found};
+use super::events;
 use super::lanes::After;
 use crate::job::LaneId;
 use crate::store::{Looking, StoreError};
@@ -283,7 +284,11 @@ impl<'a> Looks<'a> {
     /// Gives due jobs their turn; true where there were any.
     async fn promote(&mut self) -> Result<bool, StoreError> {
         let within = window(self.none_due_since);
-        let promotion = self.shared.store.promote(within).await?;
+        let tell = events::all_are_heard();
+        let promotion = self.shared.store.promote(within, tell).await?;
+        for id in &promotion.ids {
+            events::promoted(&self.shared.settings.worker_id, *id);
+        }
         self.due_at = promotion.next_due.map(|wait| Instant::now() + wait);
         Ok(promotion.promoted > 0)
     }

@@ -9,6 +9,7 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use crate::job::ErrorKind;
 
 use super::middleware::{Metered, Middleware, Traced};
+use super::waits::Waits;
 
 /// What can become of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +78,6 @@ impl Outcomes {
 pub(super) struct Meters {
     pub(super) claimed: Counter,
     running: Gauge,
-    wait_seconds: Histogram,
     pub(super) settle_batch_jobs: Histogram,
     handlers: RwLock<HashMap<String, Arc<HandlerMeters>>>,
     all: Arc<Outcomes>,
@@ -97,7 +97,6 @@ impl Meters {
             all,
             claimed: counter!("rouse_jobs_claimed_total"),
             running: gauge!("rouse_attempts_running"),
-            wait_seconds: histogram!("rouse_wait_seconds"),
             settle_batch_jobs: histogram!("rouse_settle_batch_jobs"),
             handlers: RwLock::default(),
         }
@@ -107,7 +106,7 @@ impl Meters {
     pub(super) fn around(&self, inner: Vec<Arc<dyn Middleware>>) -> Vec<Arc<dyn Middleware>> {
         let metered = Metered {
             running: self.running.clone(),
-            wait_seconds: self.wait_seconds.clone(),
+            waits: Waits::default(),
         };
         let mut all: Vec<Arc<dyn Middleware>> = vec![Arc::new(Traced), Arc::new(metered)];
         all.extend(inner);

@@ -5,9 +5,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use metrics::{Gauge, Histogram};
+use metrics::Gauge;
 use tracing::Instrument as _;
 
+use super::waits::Waits;
 use crate::job::{Attempt, JobId, RunEnd};
 use crate::sandbox::Run;
 
@@ -66,6 +67,8 @@ pub struct AttemptInfo<'a> {
     pub max_attempts: u32,
     /// When the job was enqueued.
     pub requested_at: SystemTime,
+    /// When the job became ready: enqueued, due, or tried again; none: it was taken over from a worker that is gone.
+    pub ready_at: Option<SystemTime>,
     /// When this worker claimed it.
     pub claimed_at: SystemTime,
     /// The worker.
@@ -113,7 +116,7 @@ impl Middleware for Traced {
     fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
         let span = tracing::debug_span!(
             "attempt",
-            job.id = %attempt.id,
+            job.id = attempt.id.0,
             handler = attempt.handler,
             queue = attempt.queue,
             attempt = attempt.attempt.0,
@@ -129,7 +132,7 @@ impl Middleware for Traced {
 /// Counts the attempts that run, and how long their jobs have waited.
 pub(super) struct Metered {
     pub(super) running: Gauge,
-    pub(super) wait_seconds: Histogram,
+    pub(super) waits: Waits,
 }
 
 impl Middleware for Metered {
@@ -137,9 +140,7 @@ impl Middleware for Metered {
         Box::pin(async move {
             self.running.increment(1);
             let _decrements = Decrement(&self.running);
-            if let Ok(waited) = attempt.claimed_at.duration_since(attempt.requested_at) {
-                self.wait_seconds.record(waited.as_secs_f64());
-            }
+            self.waits.record(attempt);
             next.run().await
         })
     }

@@ -37,6 +37,7 @@ mod unbound;
 mod upkeep;
 mod usage;
 mod vitals;
+mod waits;
 mod wakeups;
 
 use std::pin::Pin;
@@ -207,7 +208,7 @@ pub async fn run(
         .register(&life::registration(&settings, &catalog.current()))
         .await
         .context("register the worker")?;
-    info!(worker.id = %settings.worker_id, incarnation = %incarnation, slots = settings.slots, "worker started");
+    events::worker("started", &settings, incarnation);
     health.database_answers.store(true, Ordering::Relaxed);
 
     let (settlements, ended) = mpsc::channel(settler::QUEUE_MAX);
@@ -268,6 +269,7 @@ pub async fn run(
             "the settler has ended before its time ({ended:?}); the jobs are taken over when their leases run out"
         ),
     }
+    events::worker("stopping", &shared.settings, *shared.reborn.borrow());
     slots::give_back_all(&shared).await;
     shared.attempts.close();
     wait_for_attempts(&shared).await;
@@ -290,7 +292,7 @@ pub async fn run(
     if let Err(error) = unregister(&shared).await {
         warn!(%error, "could not unregister; this worker is listed as dead in 90 s");
     }
-    info!(worker.id = %shared.settings.worker_id, "worker stopped");
+    events::worker("stopped", &shared.settings, *shared.reborn.borrow());
     Ok(())
 }
 

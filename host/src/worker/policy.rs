@@ -27,6 +27,10 @@ pub struct Override {
     pub retry_max: Option<Duration>,
     /// By how much each further wait is longer.
     pub retry_multiplier: Option<f64>,
+    /// The share of a wait that is random, 0 to 1.
+    pub retry_jitter: Option<f64>,
+    /// How long a slot waits after an attempt before it starts the next one.
+    pub job_delay: Option<Duration>,
 }
 
 /// The operator's settings by handler name or pattern (`image.*`). Of each setting the narrowest counts that says
@@ -53,6 +57,8 @@ impl Override {
             retry_initial: self.retry_initial.or(wider.retry_initial),
             retry_max: self.retry_max.or(wider.retry_max),
             retry_multiplier: self.retry_multiplier.or(wider.retry_multiplier),
+            retry_jitter: self.retry_jitter.or(wider.retry_jitter),
+            job_delay: self.job_delay.or(wider.job_delay),
         }
     }
 }
@@ -68,6 +74,8 @@ pub struct Policy {
     pub grace: Duration,
     /// When to try again.
     pub retry: RetryPolicy,
+    /// How long a slot waits after an attempt before it starts the next one; none: as the worker's settings say.
+    pub job_delay: Option<Duration>,
 }
 
 impl Policy {
@@ -84,8 +92,9 @@ impl Policy {
                 initial: set.retry_initial.unwrap_or(module.initial),
                 max: set.retry_max.unwrap_or(module.max),
                 multiplier: set.retry_multiplier.unwrap_or(module.multiplier),
-                jitter: module.jitter,
+                jitter: set.retry_jitter.unwrap_or(module.jitter),
             },
+            job_delay: set.job_delay,
         }
     }
 

@@ -39,6 +39,8 @@ pub struct Settings {
     pub lost_max: u32,
     /// Finished jobs are kept for this many days.
     pub keep_days: u32,
+    /// How long a slot waits after an attempt before it starts the next one.
+    pub job_delay: Duration,
     /// After a stop, how long running attempts may go on.
     pub drain_timeout: Duration,
     /// Jobs from this source run this handler, instead of the one that their producer named.
@@ -86,6 +88,7 @@ impl Default for Settings {
             promote_share: 100,
             lost_max: 3,
             keep_days: 7,
+            job_delay: Duration::ZERO,
             drain_timeout: Duration::from_secs(300),
             sources: HashMap::new(),
             overrides: Overrides::default(),

@@ -238,7 +238,7 @@ impl Settler<'_> {
                     } else if let Some(one) = part.pop() {
                         warn_unless_unreachable!(
                             error,
-                            job.id = %one.settlement.id,
+                            job.id = one.settlement.id.0,
                             handler = %one.meters.handler,
                             "cannot settle; trying it beside the others"
                         );
@@ -319,7 +319,7 @@ async fn settle_alone(
                 return None;
             }
             Err(error) if error.is_unanswered() => {
-                warn!(job.id = %id, handler = %one.meters.handler, %error, "cannot settle; trying until the lease runs out");
+                warn!(job.id = id.0, handler = %one.meters.handler, %error, "cannot settle; trying until the lease runs out");
                 shared.leases.give_up(id, fence);
             }
             Err(error) if shared.doubted(&error) => {
@@ -367,7 +367,7 @@ fn refused(
     };
     match what {
         Some(what) if error.is_about_data() && !one.replaced => {
-            warn!(job.id = %id, handler = %one.meters.handler, %error, "Postgres cannot store {what}; the job fails");
+            warn!(job.id = id.0, handler = %one.meters.handler, %error, "Postgres cannot store {what}; the job fails");
             let why = AttemptError::new(
                 ErrorKind::InvalidResult,
                 format!("Postgres cannot store {what}: {error}"),
@@ -377,7 +377,7 @@ fn refused(
             parts.push_front(vec![one]);
         }
         Some(_) | None => {
-            error!(job.id = %id, handler = %one.meters.handler, %error, "cannot settle; trying until the lease runs out");
+            error!(job.id = id.0, handler = %one.meters.handler, %error, "cannot settle; trying until the lease runs out");
             shared.leases.give_up(id, fence);
             later.push(one);
         }

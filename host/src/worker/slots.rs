@@ -218,6 +218,7 @@ pub(super) mod tests {
             tenant: None,
             source: None,
             requested_at: SystemTime::UNIX_EPOCH,
+            ready_at: None,
             claimed_at: SystemTime::UNIX_EPOCH,
             payload: JsonText("{}".into()),
             memory_bytes: None,

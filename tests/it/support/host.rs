@@ -13,13 +13,18 @@ use std::{
 
 /// The `rouse` that was built beside this test binary.
 pub(crate) fn rouse_binary() -> PathBuf {
+    built("rouse")
+}
+
+/// A program of the workspace that was built beside this test binary.
+pub(crate) fn built(name: &str) -> PathBuf {
     let own = env::current_exe().expect("the path of the test binary");
     // target/<profile>/deps/it-<hash>
     let profile = own.ancestors().nth(2).expect("the target directory");
-    let path = profile.join("rouse");
+    let path = profile.join(name);
     assert!(
         path.is_file(),
-        "{} is missing: run `cargo build -p rouse-host` first, or `cargo xtask test`, which does",
+        "{} is missing: run `cargo build --workspace --bin {name}` first, or `cargo xtask test`, which does",
         path.display()
     );
     path

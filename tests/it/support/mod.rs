@@ -14,7 +14,7 @@ pub(crate) mod worker;
 pub(crate) use attempt::attempt;
 pub(crate) use cluster::{code_cache, free_port, postgres_settings, scratch};
 pub(crate) use database::{TestDb, connect, cut_all_others};
-pub(crate) use host::{Host, rouse, rouse_binary};
+pub(crate) use host::{Host, built, rouse, rouse_binary};
 pub(crate) use ran::{
     Ran, command, command_without_database, folder, folder_of, rouse_in, rouse_without_database,
 };

@@ -142,7 +142,8 @@ impl Folder {
 
     /// What holds for a handler.
     pub(super) fn in_force(&self, handler: &Handler) -> Vec<Setting> {
-        let policy = Policy::resolve(&handler.manifest, &self.overrides);
+        let mut policy = Policy::resolve(&handler.manifest, &self.overrides);
+        policy.job_delay.get_or_insert(self.file.job_delay());
         in_force::settings(handler, &policy, &self.settings, &self.tables)
     }
 

@@ -27,6 +27,8 @@ pub(super) struct Setting {
 
 /// Where something is from that no table sets.
 const DEFAULT: &str = "default";
+/// Where something is from that its manifest says.
+const MODULE: &str = "module";
 
 /// All of them, in the order of the documentation, but for those that are grants (`fine_clocks`).
 pub(super) fn settings(
@@ -54,7 +56,7 @@ fn own(handler: &Handler, policy: &Policy, settings: &Settings, tables: &Tables)
             text,
             from: tables
                 .of_key(name, key)
-                .unwrap_or_else(|| if is_default { DEFAULT } else { "module" }.into()),
+                .unwrap_or_else(|| if is_default { DEFAULT } else { MODULE }.into()),
         };
     let time = |key: &'static str, json_name, time: Duration, default: Duration| {
         own(key, json_name, ms(time), quoted(time), time == default)
@@ -63,6 +65,16 @@ fn own(handler: &Handler, policy: &Policy, settings: &Settings, tables: &Tables)
         let text = value.to_string();
         own(key, key, value, text, is_default)
     };
+    let mut job_delay = time(
+        "job_delay",
+        "job_delay_ms",
+        policy.job_delay.unwrap_or_default(),
+        Duration::ZERO,
+    );
+    // No module says anything of it.
+    if job_delay.from == MODULE {
+        job_delay.from = "rouse.toml".into();
+    }
     vec![
         time("lease", "lease_ms", policy.lease, HandlerManifest::LEASE),
         time(
@@ -89,6 +101,12 @@ fn own(handler: &Handler, policy: &Policy, settings: &Settings, tables: &Tables)
             retry.multiplier.to_bits() == usual.multiplier.to_bits(),
         ),
         time("retry_max", "retry_max_ms", retry.max, usual.max),
+        number(
+            "retry_jitter",
+            json!(retry.jitter),
+            retry.jitter.to_bits() == usual.jitter.to_bits(),
+        ),
+        job_delay,
         instances(handler, settings, tables),
     ]
 }

@@ -28,7 +28,7 @@ use crate::config::{Environment, File};
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Remaining, Store, StoreError};
-use crate::worker::{self, Health, Parts, Settings, Stop};
+use crate::worker::{self, Health, Middleware, Parts, Settings, Stop};
 
 /// Connections of the pool, as of a host, and one to look.
 const POOL_SIZE: usize = 5;
@@ -97,9 +97,12 @@ fn lease(text: &str) -> Result<Duration, String> {
 }
 
 /// Drains, and says what came of it.
-pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(
+    args: Args,
+    middlewares: Vec<Arc<dyn Middleware>>,
+) -> anyhow::Result<ExitCode> {
     let signals = Signals::install()?;
-    match drain(&args, signals).await {
+    match drain(&args, signals, middlewares).await {
         Ok(code) => Ok(code),
         Err(error) => {
             eprintln!("rouse: {error:#}");
@@ -108,7 +111,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-async fn drain(args: &Args, mut signals: Signals) -> anyhow::Result<ExitCode> {
+async fn drain(
+    args: &Args,
+    mut signals: Signals,
+    middlewares: Vec<Arc<dyn Middleware>>,
+) -> anyhow::Result<ExitCode> {
     let Some(prepared) = signals.unless(prepare(args)).await else {
         return Ok(ExitCode::from(EXIT_INTERRUPTED));
     };
@@ -116,7 +123,7 @@ async fn drain(args: &Args, mut signals: Signals) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
     let done = match work {
-        Some(work) => work.until_empty(&mut summary, signals).await,
+        Some(work) => work.until_empty(&mut summary, signals, middlewares).await,
         None => Ok(()),
     };
     let text = match args.json {
@@ -236,7 +243,12 @@ struct Work {
 }
 
 impl Work {
-    async fn until_empty(self, summary: &mut Summary, signals: Signals) -> anyhow::Result<()> {
+    async fn until_empty(
+        self,
+        summary: &mut Summary,
+        signals: Signals,
+        middlewares: Vec<Arc<dyn Middleware>>,
+    ) -> anyhow::Result<()> {
         let (health, stop) = (Health::default(), Stop::default());
         tokio::spawn(signals.stop(stop.clone()));
         let parts = Parts {
@@ -244,7 +256,7 @@ impl Work {
             listen_at: self.connector.clone(),
             sandbox: self.sandbox.clone(),
             catalog: self.catalog.clone(),
-            middlewares: Vec::new(),
+            middlewares,
         };
         let mut worker = tokio::spawn(worker::run(
             self.settings.clone(),

@@ -14,7 +14,7 @@ use crate::cli::text::{as_json, plain, words};
 /// Options of `rouse workers ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Needs the role rouse_observer or rouse_worker. `running` is what a worker said with its last heartbeat.\n\
+Needs the role rouse_observer or rouse_worker. `running` is what a worker said with its last heartbeat; `timed out` counts the attempts that ran into their timeout, until `rouse workers clear ID`.\n\
 Exit code: 0, also where there is none")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -72,7 +72,7 @@ fn table(workers: &[Value], now: f64) -> List {
         let text = |key: &str| plain(worker[key].as_str().unwrap_or_default());
         let handlers = worker["handlers"].as_array().map_or(0, Vec::len);
         let running = worker["stats"]["active"].as_u64();
-        let timed_out = worker["stats"]["timed_out"].as_u64();
+        let timed_out = worker["timeouts"].as_u64();
         let state = text("state");
         let colour = Colour::of_state(&state);
         let none = || Shown::nothing("-");

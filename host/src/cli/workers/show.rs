@@ -78,6 +78,19 @@ fn show(worker: &Value, earlier: usize, now: f64) -> String {
     if worker["refused"].as_i64() > Some(0) {
         row("refused writes", cell(&worker["refused"]));
     }
+    if worker["timeouts"].as_i64() > Some(0) {
+        row(
+            "timed out",
+            format!(
+                "{} since {}; last job {} ({}), {}",
+                cell(&worker["timeouts"]),
+                at("timed_out_since"),
+                cell(&worker["timed_out_job"]),
+                cell(&worker["timed_out_handler"]),
+                at("timed_out_at"),
+            ),
+        );
+    }
     if earlier > 0 {
         row("earlier lives", earlier.to_string());
     }

@@ -45,6 +45,7 @@ impl File {
                 humantime::format_duration(poll_max)
             ));
         }
+        within("job_delay", ms(self.job_delay), 0, 3_600_000, " ms")?;
         within("keep_days", self.keep_days.map(u64::from), 1, 36_500, "")?;
         within(
             "promote_share",
@@ -169,6 +170,7 @@ impl File {
                 30 * 86_400_000,
                 " ms",
             )?;
+            within(&name("job_delay"), ms(table.job_delay), 0, 3_600_000, " ms")?;
             if table
                 .retry_multiplier
                 .is_some_and(|multiplier| !(1.0..=1000.0).contains(&multiplier))
@@ -177,6 +179,12 @@ impl File {
                     "{} must be between 1 and 1000",
                     name("retry_multiplier")
                 ));
+            }
+            if table
+                .retry_jitter
+                .is_some_and(|jitter| !(0.0..=1.0).contains(&jitter))
+            {
+                return Err(format!("{} must be between 0 and 1", name("retry_jitter")));
             }
         }
         check_together(&self.handlers, folder)?;

@@ -39,6 +39,11 @@ pub(super) struct HandlerTable {
     #[serde(default, deserialize_with = "super::duration::read")]
     pub(super) retry_max: Option<Duration>,
     pub(super) retry_multiplier: Option<f64>,
+    /// The share of a wait that is random.
+    pub(super) retry_jitter: Option<f64>,
+    /// How long a slot waits after an attempt.
+    #[serde(default, deserialize_with = "super::duration::read")]
+    pub(super) job_delay: Option<Duration>,
     /// `reuse` allows the instances of the handler to serve many jobs, if its module agrees.
     pub(super) instances: Option<Instances>,
     /// What its attempts may use.
@@ -80,6 +85,8 @@ impl HandlerTable {
             retry_initial: self.retry_initial,
             retry_max: self.retry_max,
             retry_multiplier: self.retry_multiplier,
+            retry_jitter: self.retry_jitter,
+            job_delay: self.job_delay,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use super::File;
 use super::dir_table::DirTable;
@@ -27,6 +28,7 @@ impl File {
             poll_min: self.poll_min.unwrap_or(default.poll_min),
             poll_max: self.poll_max.unwrap_or(default.poll_max),
             drain_timeout: self.drain_timeout.unwrap_or(default.drain_timeout),
+            job_delay: self.job_delay(),
             keep_days: self.keep_days.unwrap_or(default.keep_days),
             promote_after: self
                 .promote_after
@@ -42,6 +44,12 @@ impl File {
     /// What stands in the place of what modules say of their handlers.
     pub fn overrides(&self) -> Overrides {
         Overrides(self.of_handlers(|table| Some(table.over())))
+    }
+
+    /// How long a slot waits after an attempt, whatever its handler.
+    pub fn job_delay(&self) -> Duration {
+        self.job_delay
+            .unwrap_or(worker::Settings::default().job_delay)
     }
 
     /// The names and patterns of handlers that have settings.

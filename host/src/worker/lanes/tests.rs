@@ -36,6 +36,7 @@ fn job(lane: i64, turn: i64) -> ClaimedJob {
         tenant: None,
         source: None,
         requested_at: SystemTime::UNIX_EPOCH,
+        ready_at: None,
         claimed_at: SystemTime::UNIX_EPOCH,
         payload: JsonText("{}".into()),
         memory_bytes: None,

@@ -1,0 +1,204 @@
+//! What a host says of its work while it does it: waits, events.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rouse::worker::{Override, Overrides, Settings};
+use serde_json::{Value, json};
+
+use crate::support::worker::{
+    PATIENCE, START_ORDER, TestWorker, ended, enqueue, guests_dir, put, until_true,
+};
+use crate::support::{Host, TestDb, free_port};
+
+/// A host with a metrics page, whose log is JSON and has every event.
+fn serve(db: &TestDb) -> (Host, SocketAddr) {
+    let address = format!("127.0.0.1:{}", free_port());
+    let guests = guests_dir();
+    let args = [
+        "--log-format",
+        "json",
+        "serve",
+        "--http",
+        &address,
+        "--handlers",
+    ];
+    let args: Vec<&str> = args.into_iter().chain(guests.to_str()).collect();
+    let log = ("ROUSE_LOG", "info,rouse::job=debug");
+    let host = Host::rouse(&args, &[("DATABASE_URL", &db.url()), log]);
+    host.line(PATIENCE, |line| line.contains("worker started"));
+    (host, address.parse().unwrap())
+}
+
+/// The value of a metric on the page.
+fn metric(page: &str, name: &str) -> f64 {
+    let line = page.lines().find_map(|line| line.strip_prefix(name));
+    let line = line.unwrap_or_else(|| panic!("{name} is not there: {page}"));
+    line.trim().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_wait_begins_when_the_job_is_ready_and_the_delay_of_a_schedule_is_told_apart() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (host, address) = serve(&db);
+    let daily = "SELECT rouse.enqueue('noop', queue => 'daily', run_at => clock_timestamp() + interval '3 s')";
+    let daily = put(&client, daily).await;
+    ended(
+        &client,
+        put(&client, "SELECT rouse.enqueue('noop', queue => 'mail')").await,
+    )
+    .await;
+    ended(&client, daily).await;
+    // One whose worker is gone has waited for the end of a lease, and is no measure of the queue.
+    let _dead = db.worker().await;
+    let orphan = "INSERT INTO rouse.queue (name, paused_at) VALUES ('lost', now())";
+    client.batch_execute(orphan).await.unwrap();
+    let orphan = put(&client, "SELECT rouse.enqueue('noop', queue => 'lost')").await;
+    client
+        .execute(
+            "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = (SELECT max(incarnation) FROM rouse.worker),
+                 claimed_at = now(), lease_until = now() WHERE id = $1",
+            &[&orphan],
+        )
+        .await
+        .unwrap();
+    client
+        .batch_execute("SELECT rouse.resume_queue('lost')")
+        .await
+        .unwrap();
+    ended(&client, orphan).await;
+    let (_, page) = crate::http::get(address, "/metrics").await;
+    let count =
+        |name: &str, queue: &str| metric(&page, &format!("{name}_count{{queue=\"{queue}\"}}"));
+    let sum = |name: &str, queue: &str| metric(&page, &format!("{name}_sum{{queue=\"{queue}\"}}"));
+    for queue in ["mail", "daily"] {
+        assert!((count("rouse_wait_seconds", queue) - 1.0).abs() < 0.1);
+        assert!(
+            sum("rouse_wait_seconds", queue) < 2.9,
+            "{queue}: not from the request on"
+        );
+    }
+    let delayed = sum("rouse_scheduled_delay_seconds", "daily");
+    assert!((2.9..3.1).contains(&delayed), "{delayed}");
+    assert!(!page.contains("rouse_scheduled_delay_seconds_count{queue=\"mail\"}"));
+    assert!(!page.contains("rouse_wait_seconds_count{queue=\"lost\"}"));
+    host.signal(libc::SIGTERM);
+    host.exit(PATIENCE);
+}
+
+#[tokio::test]
+async fn each_transition_is_an_event_whose_ids_are_numbers() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (host, _) = serve(&db);
+    let at_once = enqueue(&client, "noop", json!({})).await;
+    ended(&client, at_once).await;
+    let later = "SELECT rouse.enqueue('noop', run_at => clock_timestamp() + interval '0.2 s')";
+    let later = put(&client, later).await;
+    ended(&client, later).await;
+    let cancelled = "SELECT rouse.enqueue('noop', queue => 'a', run_at => now() + interval '1 h')";
+    let cancelled = put(&client, cancelled).await;
+    client
+        .execute("SELECT rouse.cancel($1)", &[&cancelled])
+        .await
+        .unwrap();
+    host.signal(libc::SIGTERM);
+    let (_, output) = host.exit(PATIENCE);
+    let events: Vec<Value> = output
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .filter(|line: &Value| line["event"].is_string())
+        .collect();
+    let of_job = |id: i64| -> Vec<&str> {
+        let of_it = events.iter().filter(|event| event["job.id"] == id);
+        of_it.filter_map(|event| event["event"].as_str()).collect()
+    };
+    let run = ["enqueued", "claimed", "started", "succeeded"];
+    assert_eq!(of_job(at_once), run, "{output}");
+    assert_eq!(of_job(later)[0], "promoted");
+    assert_eq!(of_job(later)[1..], run);
+    let of_worker: Vec<(&str, bool)> = events
+        .iter()
+        .filter(|event| event["target"] == "rouse::worker")
+        .map(|event| {
+            (
+                event["event"].as_str().unwrap(),
+                event["incarnation"].is_i64(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        of_worker,
+        [("started", true), ("stopping", true), ("stopped", true)]
+    );
+}
+
+/// One slot, three jobs of one handler and three of another, whose delay is set to none.
+#[tokio::test]
+async fn a_slot_waits_between_jobs_as_the_worker_or_the_handler_is_told() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for handler in ["noop", "test.sleep"] {
+        for _ in 0..3 {
+            enqueue(&client, handler, json!({"ms": 1})).await;
+        }
+    }
+    let none = Override {
+        job_delay: Some(Duration::ZERO),
+        ..Override::default()
+    };
+    let settings = Settings {
+        slots: 1,
+        job_delay: Duration::from_millis(400),
+        overrides: Overrides([("test.*".to_owned(), none)].into()),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
+    // It need not wait for the delay after the last one.
+    let began = Instant::now();
+    worker.drain().await;
+    assert!(began.elapsed() < PATIENCE);
+    let rows = client
+        .query(
+            &format!(
+                "SELECT handler, extract(epoch FROM lead(started_at) OVER all_jobs - finished_at)::float8
+                 FROM rouse.jobs WINDOW all_jobs AS (ORDER BY {START_ORDER}) ORDER BY {START_ORDER}"
+            ),
+            &[],
+        )
+        .await
+        .unwrap();
+    let mut short = 0;
+    for row in &rows[..5] {
+        let (handler, gap): (&str, f64) = (row.get(0), row.get(1));
+        // The end of an attempt is written a moment after it.
+        match handler {
+            "noop" => assert!(gap > 0.3, "{handler}: {gap}"),
+            _ => short += usize::from(gap < 0.3),
+        }
+    }
+    assert!(short > 0, "the other handler waits for nothing");
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_does_not_wait_for_the_delay_between_jobs() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let id = enqueue(&client, "noop", json!({})).await;
+    let settings = Settings {
+        slots: 1,
+        job_delay: Duration::from_secs(3600),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    ended(&client, id).await;
+    let waits = enqueue(&client, "noop", json!({})).await;
+    tokio::time::timeout(PATIENCE, worker.drain())
+        .await
+        .expect("it stops at once");
+    let state = "SELECT state::text FROM rouse.jobs WHERE id = $1";
+    let state: String = client.query_one(state, &[&waits]).await.unwrap().get(0);
+    assert_eq!(state, "queued", "its slot was taken");
+}
