@@ -18,7 +18,9 @@ CREATE TABLE rouse.queue (
     payload_bytes_max integer NOT NULL DEFAULT 262144 CHECK (payload_bytes_max BETWEEN 1024 AND 67108864),
     created_at        timestamptz NOT NULL DEFAULT now(),
     -- Null: the queue goes on. Else nothing of it is claimed since then.
-    paused_at         timestamptz
+    paused_at         timestamptz,
+    -- Of a queue whose lanes are gone, when one was used last, as rouse.maintain_lanes has seen it; null: never, or its lanes say so.
+    used_at           timestamptz
 );
 -- Served to every claim: empty where nothing is paused.
 CREATE INDEX queue_paused ON rouse.queue (name) WHERE paused_at IS NOT NULL;
@@ -121,7 +123,7 @@ CREATE TABLE rouse.worker_login (
     maintenance boolean NOT NULL DEFAULT false,
     CONSTRAINT worker_ids_are_patterns CHECK (array_to_string(worker_ids, ',', '!') ~ '^([A-Za-z0-9_-]{1,64}[*]?|[*])(,([A-Za-z0-9_-]{1,64}[*]?|[*]))*$'),
     CONSTRAINT queues_are_patterns CHECK (array_to_string(queues, ',', '!') ~ '^([A-Za-z0-9][A-Za-z0-9_.:-]{0,127}[*]?|[*])(,([A-Za-z0-9][A-Za-z0-9_.:-]{0,127}[*]?|[*]))*$'),
-    CONSTRAINT tags_are_patterns CHECK (array_to_string(tags, ',', '!') ~ '^(([A-Za-z0-9][A-Za-z0-9_.:-]{0,127}[*]?|[*])(,([A-Za-z0-9][A-Za-z0-9_.:-]{0,127}[*]?|[*]))*)?$'),
+    CONSTRAINT tags_are_patterns CHECK (array_to_string(tags, ',', '!') ~ '^(([A-Za-z0-9][A-Za-z0-9_.:=/-]{0,127}[*]?|[*])(,([A-Za-z0-9][A-Za-z0-9_.:=/-]{0,127}[*]?|[*]))*)?$'),
     CONSTRAINT handlers_are_patterns CHECK (array_to_string(handlers, ',', '!') ~ '^([a-z0-9][a-z0-9_.-]{0,127}[*]?|[*])(,([a-z0-9][a-z0-9_.-]{0,127}[*]?|[*]))*$'),
     CONSTRAINT lists_are_short CHECK (greatest(cardinality(worker_ids), cardinality(queues), cardinality(tags), cardinality(handlers)) <= 1000)
 );
@@ -246,10 +248,14 @@ CREATE TABLE rouse.finished (
     -- The SHA-256 of the module that ran.
     digest            bytea CHECK (length(digest) = 32),
     grants            jsonb,
+    -- The handler that ran in the last attempt, where its worker has bound the job's source to one; null: the lane's.
+    handler           text,
     CHECK ((state = 'succeeded') = (result IS NOT NULL)),
     CHECK ((state IN ('failed', 'timed_out')) = (error IS NOT NULL))
 ) PARTITION BY RANGE (finished_at);
 CREATE INDEX finished_id ON rouse.finished (id);
+-- Serves rouse.audit: what ended since. A range of pages, which inserts do not pay for.
+CREATE INDEX finished_at ON rouse.finished USING brin (finished_at);
 
 -- Attempts that ended without finishing their job: failed ones that were retried, and lost ones.
 -- Insert-only, one partition a day.
@@ -271,17 +277,19 @@ CREATE TABLE rouse.attempt (
     host_calls        integer,
     bytes_in          bigint,
     bytes_out         bigint,
-    digest            bytea CHECK (length(digest) = 32)
+    digest            bytea CHECK (length(digest) = 32),
+    handler           text
 ) PARTITION BY RANGE (ended_at);
 CREATE INDEX attempt_job ON rouse.attempt (job);
+CREATE INDEX attempt_ended ON rouse.attempt USING brin (ended_at);
 
 -- What was done to jobs and queues besides their attempts. Insert-only, one partition a day.
 CREATE TABLE rouse.record (
     at      timestamptz NOT NULL,
     job     bigint,
     queue   text,
-    -- released, renewed, cancelled, completed, failed, retried, rescheduled, deleted; purged, paused, resumed; forgotten;
-    -- state_put, state_removed.
+    -- released, renewed, cancelled, completed, failed, retried, rescheduled, deleted, purged (of a job, and of a queue); paused,
+    -- resumed; forgotten, timeouts_cleared; state_put, state_removed; history_unlocked.
     event   text NOT NULL,
     attempt integer,
     worker  bigint,
@@ -290,6 +298,7 @@ CREATE TABLE rouse.record (
     detail  jsonb
 ) PARTITION BY RANGE (at);
 CREATE INDEX record_job ON rouse.record (job) WHERE job IS NOT NULL;
+CREATE INDEX record_at ON rouse.record USING brin (at);
 
 -- Admin actions that no host has logged yet. Unlogged: a crash of the server keeps some of it out of logs, and nothing out of
 -- rouse.record.

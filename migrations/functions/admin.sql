@@ -340,7 +340,7 @@ $$;
 
 -- Cancels up to `most` ready jobs of a queue, the oldest of each lane first, and says how many. Neither
 -- running jobs nor those that wait for their time, and none that somebody else is claiming at this moment.
--- One record says how many they were. Served by job_ready, after one read of the catalog of lanes.
+-- One record says how many they were, and each job has one of its own. Served by job_ready, after one read of the catalog of lanes.
 CREATE OR REPLACE FUNCTION rouse.purge_queue(queue text, most integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -369,7 +369,9 @@ BEGIN
                                         attempt, lost, max_attempts, state, tenant, source, unique_key, payload, grants)
             SELECT g.id, g.lane, g.retried_from, g.requested_at, g.available_at, at,
                    g.attempt, g.lost, g.max_attempts, 'cancelled', g.tenant, g.source, g.unique_key, g.payload, g.grants
-            FROM gone AS g RETURNING 1)
+            FROM gone AS g RETURNING id),
+        recorded AS (
+            INSERT INTO rouse.record (at, job, event, who) SELECT at, k.id, 'purged', session_user FROM kept AS k)
         SELECT count(*) INTO taken FROM kept;
         purged := purged + taken;
         EXIT WHEN purged >= most;
@@ -396,7 +398,8 @@ DO $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.record'::regclass AND tgname = 'record_is_told') THEN
         CREATE TRIGGER record_is_told AFTER INSERT ON rouse.record
-            FOR EACH ROW WHEN (NEW.who IS NOT NULL) EXECUTE FUNCTION rouse._note_for_a_host();
+            -- Of a purge, that of the queue.
+            FOR EACH ROW WHEN (NEW.who IS NOT NULL AND (NEW.job IS NULL OR NEW.event <> 'purged')) EXECUTE FUNCTION rouse._note_for_a_host();
     END IF;
 END
 $$;

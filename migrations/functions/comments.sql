@@ -50,6 +50,11 @@ COMMENT ON FUNCTION rouse.put_state IS
 COMMENT ON FUNCTION rouse.remove_state IS
     'Deletes one key, or with a null key all keys, of the state of a handler for one tenant; returns how many.';
 
+COMMENT ON FUNCTION rouse.audit IS
+    'Lists what has happened since a time, the newest first: ended jobs and attempts, and records with the login that made them.';
+COMMENT ON FUNCTION rouse.unlock_history IS
+    'Allows this transaction to change history, and records who did that and why.';
+
 -- Workers.
 COMMENT ON FUNCTION rouse.register IS
     'Registers one incarnation of a worker id with its key and capabilities.';

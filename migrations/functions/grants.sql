@@ -45,7 +45,7 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
 
 -- Observers, and operators.
-GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.history, rouse.job_log, rouse.depth, rouse.remaining, rouse.remaining_bound
+GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.history, rouse.audit, rouse.job_log, rouse.depth, rouse.remaining, rouse.remaining_bound
     TO rouse_observer, rouse_operator;
 -- The views read with the rights of whoever made them; this one is called with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage TO rouse_observer, rouse_operator;

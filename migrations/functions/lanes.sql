@@ -58,11 +58,10 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'Queue names start with a letter or digit and have letters, digits and _ . : - ; at most 128 characters. Leave it out for the queue default.';
     END IF;
-    IF array_ndims(p_tags) > 1 OR cardinality(p_tags) > 16 OR array_position(p_tags, NULL) IS NOT NULL
-       OR EXISTS (SELECT FROM unnest(p_tags) AS tag WHERE tag !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$') THEN
+    IF NOT rouse._are_tags(p_tags, 16) THEN
         RAISE EXCEPTION 'rouse.enqueue: tags is a list of at most 16 words, not %', left(p_tags::text, 140)
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'A tag has letters, digits and _ . : - ; at most 64 characters.';
+                  HINT = 'A tag has letters, digits and _ . : - ; or is key=value; at most 128 characters.';
     END IF;
     required := p_tags;
     IF cardinality(p_tags) > 1 THEN
@@ -177,7 +176,7 @@ END
 $$;
 
 -- Closes lanes in which the calls of this function have seen no job for a day, opens closed ones again in which a job has appeared, and
--- removes rows that nothing refers to; returns how many rows of each. Neither producers nor workers wait for it. One call at a time:
+-- removes rows that nothing refers to; returns how many rows of each. The queues of those stay in rouse.queue, with their last use. Neither producers nor workers wait for it. One call at a time:
 -- another one returns at once. Reads the whole catalog, and of each lane whether it has jobs: served by job_ready, job_waiting and
 -- job_lease.
 CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
@@ -229,10 +228,17 @@ BEGIN
         SELECT c.relname FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
         WHERE i.inhparent IN ('rouse.finished'::regclass, 'rouse.attempt'::regclass))
     SELECT min(to_date(right(p.relname, 8), 'YYYYMMDD'))::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM partition AS p;
+    WITH gone AS (
     DELETE FROM rouse.lane AS l
     WHERE l.closed_at IS NOT NULL
       AND (EXISTS (SELECT FROM rouse.lane AS o WHERE o.id = l.id AND o.closed_at IS NULL)
-           OR l.closed_at < kept_from - interval '2 days' AND age(l.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid));
-    GET DIAGNOSTICS removed = ROW_COUNT;
+           OR l.closed_at < kept_from - interval '2 days' AND age(l.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid))
+    RETURNING l.queue, l.used_at),
+    -- The queue stays in the catalog, with its last use (SPEC row H1).
+    kept AS (
+        INSERT INTO rouse.queue AS q (name, used_at)
+        SELECT g.queue, max(g.used_at) FROM gone AS g GROUP BY g.queue
+        ON CONFLICT (name) DO UPDATE SET used_at = greatest(q.used_at, excluded.used_at))
+    SELECT count(*) INTO removed FROM gone;
 END
 $$;

@@ -127,12 +127,12 @@ CREATE OR REPLACE FUNCTION rouse._check_worker(
 LANGUAGE plpgsql AS $$
 DECLARE
     wrong text := CASE
-        WHEN p_hostname IS NULL OR length(p_hostname) > 255 THEN 'hostname must have at most 255 characters'
-        WHEN p_platform IS NULL OR length(p_platform) > 255 THEN 'platform must have at most 255 characters'
-        WHEN p_version IS NULL OR length(p_version) > 255 THEN 'version must have at most 255 characters'
-        WHEN p_slots IS NULL OR p_slots NOT BETWEEN 0 AND 10000 THEN 'slots must be 0 to 10000'
-        WHEN p_queues IS NULL OR NOT rouse._are_words(p_queues) THEN 'queues must be a list of at most 1000 queue names'
-        WHEN p_tags IS NULL OR NOT rouse._are_words(p_tags) THEN 'tags must be a list of at most 1000 tags' END;
+        WHEN NOT rouse._is_line(p_hostname) THEN 'hostname must have 1 to 255 characters and no control characters'
+        WHEN NOT rouse._is_line(p_platform) THEN 'platform must have 1 to 255 characters and no control characters'
+        WHEN NOT rouse._is_line(p_version) THEN 'version must have 1 to 255 characters and no control characters'
+        WHEN p_slots IS NULL OR p_slots NOT BETWEEN 1 AND 10000 THEN format('slots must be 1 to 10000, not %s', coalesce(p_slots::text, 'null'))
+        WHEN p_queues IS NULL OR NOT rouse._are_words(p_queues) THEN 'queues must be a list of at most 1000 queue names (letters, digits and _ . : - ; at most 128 characters)'
+        WHEN p_tags IS NULL OR NOT rouse._are_tags(p_tags, 1000) THEN 'tags must be a list of at most 1000 tags (letters, digits and _ . : - ; key=value too; at most 128 characters)' END;
 BEGIN
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION 'rouse.register: %', wrong USING ERRCODE = 'invalid_parameter_value';
@@ -140,7 +140,23 @@ BEGIN
 END
 $$;
 
--- Whether these are at most 1,000 valid names of queues or tags. In plpgsql, which keeps its plan for the session: a SQL function that
+-- Whether a text can stand in a listing.
+CREATE OR REPLACE FUNCTION rouse._is_line(p_text text) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(length(p_text) BETWEEN 1 AND 255 AND p_text !~ '[[:cntrl:]]', false)
+$$;
+
+-- Whether these are at most so many valid tags: a word, or key=value.
+CREATE OR REPLACE FUNCTION rouse._are_tags(p_tags text[], p_most integer) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN cardinality(p_tags) <= p_most AND coalesce(array_ndims(p_tags), 1) = 1 AND array_position(p_tags, NULL) IS NULL
+       AND NOT EXISTS (SELECT FROM unnest(p_tags) AS tag
+                       WHERE length(tag) > 128 OR tag !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]*(=[A-Za-z0-9_.:/-]+)?$');
+END
+$$;
+
+-- Whether these are at most 1,000 valid names of queues. In plpgsql, which keeps its plan for the session: a SQL function that
 -- Postgres cannot inline is planned in each transaction.
 CREATE OR REPLACE FUNCTION rouse._are_words(p_words text[]) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$

@@ -34,6 +34,9 @@ BEGIN
                 EXECUTE format('GRANT SELECT ON rouse.%I TO rouse_observer, rouse_operator', name);
                 EXECUTE format('ALTER TABLE rouse.%I ATTACH PARTITION rouse.%I FOR VALUES FROM (%L) TO (%L)',
                     parent, name, day::timestamp AT TIME ZONE 'UTC', (day + 1)::timestamp AT TIME ZONE 'UTC');
+                IF parent <> 'log' THEN
+                    EXECUTE format('CREATE TRIGGER keep_table BEFORE TRUNCATE ON rouse.%I EXECUTE FUNCTION rouse._keep_history()', name);
+                END IF;
                 made := made + 1;
             END IF;
         END LOOP;

@@ -13,6 +13,7 @@
 --   p_memory      bytes for the next attempt; null: as they were
 --   p_started_us  microseconds from the claim to the real start; null: it never started
 --   p_cpu_us … p_digests   what the attempt has used, and the SHA-256 of the module that ran; null: nothing ran
+--   p_handlers    the handler that ran, where that is not the one that the job names; null: it is
 --
 -- The time of each end is read once its row is locked: a renewal that was waited for came before.
 --
@@ -21,7 +22,7 @@ CREATE OR REPLACE FUNCTION rouse._settle(
     p_worker bigint, p_ids bigint[], p_fences bigint[], p_states rouse.state[], p_started_us bigint[],
     p_results jsonb[], p_errors jsonb[], p_delays_ms bigint[], p_retry_at timestamptz[], p_memory bigint[],
     p_cpu_us bigint[] DEFAULT NULL, p_memory_peaks bigint[] DEFAULT NULL, p_host_calls integer[] DEFAULT NULL,
-    p_bytes_in bigint[] DEFAULT NULL, p_bytes_out bigint[] DEFAULT NULL, p_digests bytea[] DEFAULT NULL)
+    p_bytes_in bigint[] DEFAULT NULL, p_bytes_out bigint[] DEFAULT NULL, p_digests bytea[] DEFAULT NULL, p_handlers text[] DEFAULT NULL)
 RETURNS SETOF bigint
 LANGUAGE plpgsql ROWS 100 AS $$
 DECLARE
@@ -32,20 +33,21 @@ BEGIN
     RETURN QUERY
     WITH gone AS (
         DELETE FROM rouse.job AS j
-        USING unnest(p_ids, p_fences, p_states, p_started_us, p_results, p_errors, p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests)
-                  AS s(id, fence, state, started_us, result, error, cpu_us, memory_peak, host_calls, bytes_in, bytes_out, digest)
+        USING unnest(p_ids, p_fences, p_states, p_started_us, p_results, p_errors, p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests,
+                     p_handlers)
+                  AS s(id, fence, state, started_us, result, error, cpu_us, memory_peak, host_calls, bytes_in, bytes_out, digest, handler)
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state <> 'queued' AND (p_worker IS NULL OR j.worker = p_worker)
         RETURNING j.id, j.lane, j.worker, j.retried_from, j.requested_at, j.available_at, j.claimed_at,
                   CASE WHEN s.started_us IS NOT NULL THEN least(at, j.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
                   j.attempt, j.lost, j.max_attempts, s.state, j.tenant, j.source, j.unique_key, j.payload, s.result, s.error,
                   abs(s.cpu_us) AS cpu_us, abs(s.memory_peak) AS memory_peak, abs(s.host_calls) AS host_calls,
-                  abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, j.grants)
+                  abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, j.grants, left(s.handler, 128) AS handler)
     INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, requested_at, available_at, claimed_at, started_at, finished_at,
                                 attempt, lost, max_attempts, state, tenant, source, unique_key, payload, result, error,
-                                cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants)
+                                cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants, handler)
     SELECT g.id, g.lane, g.worker, g.retried_from, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
            g.attempt, g.lost, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.result, g.error,
-           g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants
+           g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler
     FROM gone AS g
     RETURNING f.id;
 
@@ -63,19 +65,20 @@ BEGIN
                                  at + interval '366 days'),
             memory_bytes = nullif(least(coalesce(s.memory, j.memory_bytes, 0), 1099511627776), 0)
         FROM unnest(p_ids, p_fences, p_states, p_started_us, p_errors, p_delays_ms, p_retry_at, p_memory,
-                    p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests)
-                 AS s(id, fence, state, started_us, error, delay_ms, retry_at, memory, cpu_us, memory_peak, host_calls, bytes_in, bytes_out, digest),
+                    p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests, p_handlers)
+                 AS s(id, fence, state, started_us, error, delay_ms, retry_at, memory, cpu_us, memory_peak, host_calls, bytes_in, bytes_out, digest,
+                      handler),
              rouse.job AS was
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NOT NULL
           AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])
         RETURNING j.id, j.attempt, j.lane, j.tenant, was.worker, was.claimed_at,
                   CASE WHEN s.started_us IS NOT NULL THEN least(at, was.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
                   s.error, abs(s.cpu_us) AS cpu_us, abs(s.memory_peak) AS memory_peak, abs(s.host_calls) AS host_calls,
-                  abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest)
+                  abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, left(s.handler, 128) AS handler)
     INSERT INTO rouse.attempt AS a (job, attempt, lost, worker, claimed_at, started_at, ended_at, error, lane, tenant,
-                                    cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest)
+                                    cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, handler)
     SELECT b.id, b.attempt, false, b.worker, b.claimed_at, b.started_at, clock_timestamp(), b.error, b.lane, b.tenant,
-           b.cpu_us, b.memory_peak, b.host_calls, b.bytes_in, b.bytes_out, b.digest
+           b.cpu_us, b.memory_peak, b.host_calls, b.bytes_in, b.bytes_out, b.digest, b.handler
     FROM back AS b
     RETURNING a.job;
 
@@ -88,10 +91,10 @@ BEGIN
         FROM unnest(p_ids, p_fences, p_states, p_errors) AS s(id, fence, state, error), rouse.job AS was
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NULL
           AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])
-        RETURNING j.id, j.lane, was.attempt, was.worker),
+        RETURNING j.id, j.lane, was.attempt, was.worker, was.claimed_at),
     kept AS (
-        INSERT INTO rouse.record (at, job, event, attempt, worker)
-        SELECT clock_timestamp(), b.id, 'released', b.attempt, b.worker FROM back AS b)
+        INSERT INTO rouse.record (at, job, event, attempt, worker, detail)
+        SELECT clock_timestamp(), b.id, 'released', b.attempt, b.worker, jsonb_build_object('claimed_at', b.claimed_at) FROM back AS b)
     SELECT array_agg(b.id), array_agg(DISTINCT b.lane) INTO released, lanes FROM back AS b;
     -- The lock by which commits spare each other the same notification is one for each lane, and the server
     -- has room for some thousands of locks: for many lanes none is taken.
@@ -110,7 +113,8 @@ CREATE OR REPLACE FUNCTION rouse.settle(
     p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_states rouse.state[], p_started_us bigint[],
     p_results jsonb[], p_errors jsonb[], p_delays_ms bigint[], p_retry_at timestamptz[],
     p_memory bigint[], p_skip_locked boolean,
-    p_cpu_us bigint[], p_memory_peaks bigint[], p_host_calls integer[], p_bytes_in bigint[], p_bytes_out bigint[], p_digests bytea[])
+    p_cpu_us bigint[], p_memory_peaks bigint[], p_host_calls integer[], p_bytes_in bigint[], p_bytes_out bigint[], p_digests bytea[],
+    p_handlers text[] DEFAULT NULL)
 RETURNS TABLE (id bigint, locked boolean)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
@@ -141,7 +145,7 @@ BEGIN
     END IF;
     done := ARRAY(SELECT s.id FROM rouse._settle(
         p_worker, p_ids, p_fences, p_states, p_started_us, p_results, p_errors, p_delays_ms, p_retry_at, p_memory,
-        p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests) AS s(id));
+        p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests, p_handlers) AS s(id));
     IF cardinality(done) < cardinality(p_ids) THEN
         PERFORM rouse._count_refused(p_worker, ARRAY(SELECT a.id FROM unnest(p_ids) AS a(id) WHERE NOT a.id = ANY (done)));
     END IF;

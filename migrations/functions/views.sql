@@ -12,7 +12,7 @@ $$;
 -- Every job that is kept, live or finished. `error` is the last failed attempt's; `progress` is what the
 -- attempt that runs has said last; `usage` is what the last attempt has used, or the one that runs so far;
 -- `grants` is what the job leaves of those of its handler. `orphaned_at` is when the lease of a running job has ended: its worker is gone,
--- and no other has taken it over yet.
+-- and no other has taken it over yet. `ran` is the handler that ran, where that is another one: its worker has bound the job's source.
 CREATE OR REPLACE VIEW rouse.jobs AS
 SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source, substr(j.unique_key, strpos(j.unique_key, '/') + 1) AS unique_key,
        j.attempt, j.lost, j.max_attempts, j.retried_from, j.worker,
@@ -23,7 +23,8 @@ SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source
         FROM rouse.progress AS p WHERE p.job = j.id AND p.fence = j.fence) AS progress,
        (SELECT rouse._usage(r.cpu_us, r.memory_bytes, r.host_calls, r.bytes_in, r.bytes_out, NULL)
         FROM rouse.running AS r WHERE r.job = j.id AND r.fence = j.fence) AS usage,
-       j.grants, CASE WHEN j.lease_until < clock_timestamp() THEN j.lease_until END AS orphaned_at
+       j.grants, CASE WHEN j.lease_until < clock_timestamp() THEN j.lease_until END AS orphaned_at,
+       NULL::text AS ran
 FROM rouse.job AS j
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
 UNION ALL
@@ -31,7 +32,7 @@ SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source
        f.attempt, f.lost, f.max_attempts, f.retried_from, f.worker,
        f.requested_at, f.available_at, f.claimed_at, f.started_at, f.finished_at,
        f.payload, f.result, f.error, NULL,
-       rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants, NULL
+       rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants, NULL, f.handler
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 
@@ -71,11 +72,12 @@ BEGIN
 END
 $$;
 
--- Every queue that has settings or lanes, and how many jobs it has.
+-- Every queue that has settings, or was ever used, and how many jobs it has. `last_used_at` is when it last had a job, to the hour; null: never.
 CREATE OR REPLACE VIEW rouse.queues AS
 SELECT coalesce(q.name, d.queue) AS name, coalesce(q.payload_bytes_max, 262144) AS payload_bytes_max, q.created_at, q.paused_at,
        coalesce(d.ready, 0)::bigint AS ready, coalesce(d.scheduled, 0)::bigint AS scheduled, coalesce(d.running, 0)::bigint AS running,
-       coalesce(d.at_least, false) AS at_least, d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait
+       coalesce(d.at_least, false) AS at_least, d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,
+       greatest(q.used_at, (SELECT max(l.used_at) FROM rouse.lane AS l WHERE l.queue = coalesce(q.name, d.queue))) AS last_used_at
 FROM rouse.queue AS q
 FULL JOIN (
     SELECT d.queue, sum(d.ready) AS ready, sum(d.scheduled) AS scheduled, sum(d.running) AS running,
@@ -197,7 +199,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                                                     'retried_from', j.retried_from, 'grants', j.grants)) AS detail
         FROM rouse.jobs AS j WHERE j.id = history.id
         UNION ALL
-        SELECT 2 * a.attempt, coalesce(a.started_at, a.claimed_at), CASE WHEN a.lost THEN 'claimed' ELSE 'started' END, a.attempt, a.worker, NULL
+        SELECT 2 * a.attempt, coalesce(a.started_at, a.claimed_at), CASE WHEN a.lost THEN 'claimed' ELSE 'started' END, a.attempt, a.worker,
+               CASE WHEN a.handler IS NOT NULL THEN jsonb_build_object('handler', a.handler) END
         FROM rouse.attempt AS a WHERE a.job = history.id
         UNION ALL
         SELECT 2 * a.attempt + 1, a.ended_at, CASE WHEN a.lost THEN 'lost' ELSE 'failed' END, a.attempt, a.worker,
@@ -209,7 +212,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         FROM rouse.job AS j WHERE j.id = history.id AND j.claimed_at IS NOT NULL
         UNION ALL
         SELECT 2 * f.attempt, coalesce(f.started_at, f.claimed_at), CASE WHEN f.started_at IS NULL THEN 'claimed' ELSE 'started' END,
-               f.attempt, f.worker, NULL
+               f.attempt, f.worker, CASE WHEN f.handler IS NOT NULL THEN jsonb_build_object('handler', f.handler) END
         FROM rouse.finished AS f WHERE f.id = history.id AND f.claimed_at IS NOT NULL
         UNION ALL
         SELECT 2147483646, f.finished_at, f.state::text, nullif(f.attempt, 0), f.worker,
@@ -217,7 +220,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                       || jsonb_strip_nulls(jsonb_build_object('usage', rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest)))
                       || coalesce((
                    SELECT jsonb_build_object('by', r.who) FROM rouse.record AS r
-                   WHERE r.job = f.id AND r.event IN ('cancelled', 'completed', 'failed', 'deleted') LIMIT 1), '{}'), '{}')
+                   WHERE r.job = f.id AND r.event IN ('cancelled', 'completed', 'failed', 'deleted', 'purged') LIMIT 1), '{}'), '{}')
         FROM rouse.finished AS f WHERE f.id = history.id
         UNION ALL
         SELECT 2 * s.attempt, s.at, 'step', s.attempt, s.worker, jsonb_build_object('name', s.name)
@@ -230,7 +233,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                nullif(coalesce(r.detail, '{}') || CASE WHEN r.who IS NULL THEN '{}' ELSE jsonb_build_object('by', r.who) END, '{}')
         FROM rouse.record AS r
         -- The end itself says the same as these.
-        WHERE r.job = history.id AND r.event NOT IN ('cancelled', 'completed', 'failed')
+        WHERE r.job = history.id AND r.event NOT IN ('cancelled', 'completed', 'failed', 'purged')
     ) AS e
     LEFT JOIN rouse.worker AS w ON w.incarnation = e.worker
     ORDER BY e.place, e.at

@@ -94,6 +94,8 @@ $$;
 -- A host serves 10,000 handlers at most (host/src/sandbox/catalog), with names of 128 characters and less than 400 bytes for each.
 CREATE OR REPLACE FUNCTION rouse._check_capabilities(p_capabilities jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    wrong text;
 BEGIN
     IF p_capabilities IS NULL OR jsonb_typeof(p_capabilities) <> 'object'
        OR EXISTS (SELECT FROM jsonb_each(p_capabilities) AS c
@@ -103,6 +105,37 @@ BEGIN
             coalesce(left(p_capabilities::text, 140), 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM rouse._check_size('register', pg_column_size(p_capabilities), 8388608);
+    SELECT format('capabilities: %s of handler %s', CASE
+               WHEN jsonb_typeof(c.value -> 'version') NOT IN ('string', 'null') OR length(c.value ->> 'version') > 255
+                   THEN 'version must be a text of at most 255 characters,'
+               WHEN jsonb_typeof(c.value -> 'sha256') <> 'string' OR c.value ->> 'sha256' !~ '^(sha256:)?[0-9a-f]{64}$'
+                   THEN 'sha256 must be 64 hexadecimal digits,'
+               WHEN jsonb_typeof(c.value -> 'grants') <> 'array' OR jsonb_path_exists(c.value, '$.grants[*] ? (@.type() != "string")')
+                   THEN 'grants must be a list of texts,'
+               WHEN jsonb_typeof(c.value -> 'max_attempts') NOT IN ('number', 'null') THEN 'max_attempts must be a number,'
+               WHEN jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null') THEN 'payload_keys must be a list,' END, c.key)
+    INTO wrong
+    FROM jsonb_each(p_capabilities) AS c
+    WHERE jsonb_typeof(c.value -> 'version') NOT IN ('string', 'null') OR length(c.value ->> 'version') > 255
+       OR jsonb_typeof(c.value -> 'sha256') <> 'string' OR c.value ->> 'sha256' !~ '^(sha256:)?[0-9a-f]{64}$'
+       OR jsonb_typeof(c.value -> 'grants') <> 'array' OR jsonb_path_exists(c.value, '$.grants[*] ? (@.type() != "string")')
+       OR jsonb_typeof(c.value -> 'max_attempts') NOT IN ('number', 'null')
+       OR jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null')
+    LIMIT 1;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'rouse.register: %', wrong USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+
+-- How a worker fares is an object of at most 64 KiB.
+CREATE OR REPLACE FUNCTION rouse._check_stats(p_name text, p_stats jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF jsonb_typeof(p_stats) <> 'object' THEN
+        RAISE EXCEPTION 'rouse.%: stats must be an object, not %', p_name, left(p_stats::text, 140) USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM rouse._check_size(p_name, pg_column_size(p_stats), 65536);
 END
 $$;
 
@@ -145,10 +178,11 @@ $$;
 --   capabilities  {"handler": {"version": …, "grants": […]}, …}
 --   slots         attempts at the same time
 --   queues        the queues that it serves, in order; none: all
---   tags          jobs that require others are not for it
+--   tags          jobs that require others are not for it; a word, or key=value
+--   stats         as with a heartbeat; null: none yet
 CREATE OR REPLACE FUNCTION rouse.register(
     p_worker_id text, p_key bytea, p_hostname text, p_platform text, p_version text,
-    p_capabilities jsonb, p_slots integer, p_queues text[], p_tags text[],
+    p_capabilities jsonb, p_slots integer, p_queues text[], p_tags text[], p_stats jsonb DEFAULT NULL,
     OUT incarnation bigint, OUT heartbeat_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -167,6 +201,7 @@ BEGIN
     END IF;
     PERFORM rouse._check_worker(p_hostname, p_platform, p_version, p_slots, p_queues, p_tags);
     PERFORM rouse._check_capabilities(p_capabilities);
+    PERFORM rouse._check_stats('register', p_stats);
     is_limited := rouse._admit(p_worker_id, p_queues, p_tags);
     -- One at a time for each id.
     PERFORM rouse._lock('register', p_worker_id);
@@ -190,9 +225,11 @@ BEGIN
         PERFORM rouse._bury(holder.incarnation);
         UPDATE rouse.worker AS w SET replaced_at = at WHERE w.incarnation = holder.incarnation;
     END IF;
-    INSERT INTO rouse.worker AS w (worker_id, key_hash, hostname, platform, version, handlers, capabilities, slots, queues, tags, limited)
+    INSERT INTO rouse.worker AS w (worker_id, key_hash, hostname, platform, version, handlers, capabilities, slots, queues, tags, limited,
+                                   stats, stats_at)
     VALUES (p_worker_id, sha256(p_key), p_hostname, p_platform, p_version,
-            ARRAY(SELECT jsonb_object_keys(p_capabilities)), p_capabilities, p_slots, p_queues, p_tags, is_limited)
+            ARRAY(SELECT jsonb_object_keys(p_capabilities)), p_capabilities, p_slots, p_queues, p_tags, is_limited,
+            p_stats, CASE WHEN p_stats IS NOT NULL THEN at END)
     RETURNING w.incarnation INTO incarnation;
     heartbeat_ms := 30000;
 END
@@ -221,7 +258,7 @@ BEGIN
     IF p_capabilities IS NOT NULL THEN
         PERFORM rouse._check_capabilities(p_capabilities);
     END IF;
-    PERFORM rouse._check_size('heartbeat', pg_column_size(p_stats), 65536);
+    PERFORM rouse._check_stats('heartbeat', p_stats);
     UPDATE rouse.worker AS w
     SET seen_at = at,
         handlers = CASE WHEN p_capabilities IS NULL THEN w.handlers ELSE ARRAY(SELECT jsonb_object_keys(p_capabilities)) END,

@@ -246,3 +246,44 @@ async fn the_catalog_is_maintained_by_one_at_a_time_and_nobody_waits() {
     transaction.commit().await.unwrap();
     assert_eq!(maintain(&store).await, (1, 0, 0));
 }
+
+#[tokio::test]
+async fn a_queue_that_was_used_stays_in_the_catalog_with_its_last_use() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let store = db.worker().await;
+    let id = put(&client, "SELECT rouse.enqueue('x', queue => 'once')").await;
+    let used =
+        "SELECT last_used_at > now() - interval '1 minute' FROM rouse.queues WHERE name = 'once'";
+    assert!(client.query_one(used, &[]).await.unwrap().get::<_, bool>(0));
+    cancel(&client, id).await;
+    client
+        .batch_execute(
+            "UPDATE rouse.lane SET closed_at = now() - interval '3 days', used_at = now() - interval '4 days'",
+        )
+        .await
+        .unwrap();
+    let removed = async { while maintain(&store).await != (0, 0, 1) {} };
+    tokio::time::timeout(PATIENCE, removed).await.unwrap();
+    let row = client
+        .query_one(
+            "SELECT ready, last_used_at BETWEEN now() - interval '5 days' AND now() - interval '3 days' FROM rouse.queues WHERE name = 'once'",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!((row.get(0), row.get(1)), (0_i64, true));
+    let (code, listed) = crate::commands::run(&db, &["queue", "ls"]);
+    assert!(
+        code == 0 && listed.contains("once") && listed.contains("last used"),
+        "{listed}"
+    );
+    let never = "SELECT last_used_at IS NULL FROM rouse.queues WHERE name = 'default'";
+    assert!(
+        client
+            .query_one(never, &[])
+            .await
+            .unwrap()
+            .get::<_, bool>(0)
+    );
+}

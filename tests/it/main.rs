@@ -3,6 +3,7 @@
 mod support;
 
 mod adopt;
+mod audit;
 mod enqueue;
 mod lanes;
 mod logins;

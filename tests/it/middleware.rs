@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::support::worker::{
     PATIENCE, TestWorker, cancel, ended, enqueue, guests_dir, lease, until_true,
 };
-use crate::support::{Host, TestDb, code_cache, folder, free_port, rouse_in};
+use crate::support::{Host, TestDb, built, code_cache, folder, free_port, rouse_in};
 
 /// What the middlewares have done, in order.
 type Notes = Arc<Mutex<Vec<String>>>;
@@ -133,7 +133,7 @@ async fn every_transition_is_an_event_with_the_same_fields() {
     ended(&client, failing).await;
     let cancelled = enqueue(&client, "test.wait-abort", json!({})).await;
     host.line(PATIENCE, |line| {
-        line.contains("started") && line.contains(&format!("\"job.id\":\"{cancelled}\""))
+        line.contains("started") && line.contains(&format!("\"job.id\":{cancelled},"))
     });
     cancel(&client, cancelled).await;
     host.line(PATIENCE, |line| line.contains("\"dropped\""));
@@ -144,9 +144,7 @@ async fn every_transition_is_an_event_with_the_same_fields() {
         output
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-            .filter(|line| {
-                line["target"] == "rouse::job" && line["job.id"].as_str() == Some(&id.to_string())
-            })
+            .filter(|line| line["target"] == "rouse::job" && line["job.id"] == id)
             // The cancellation itself was done from outside, and is an event of the audit feed.
             .filter(|line| line["by"].is_null())
             .map(|line| {
@@ -162,6 +160,7 @@ async fn every_transition_is_an_event_with_the_same_fields() {
     assert_eq!(
         events(id),
         [
+            event("enqueued", 1),
             event("claimed", 1),
             event("started", 1),
             event("retried", 1),
@@ -170,9 +169,15 @@ async fn every_transition_is_an_event_with_the_same_fields() {
             event("succeeded", 2),
         ]
     );
-    let told = [event("claimed", 1), event("started", 1), event("failed", 1)];
+    let told = [
+        event("enqueued", 1),
+        event("claimed", 1),
+        event("started", 1),
+        event("failed", 1),
+    ];
     assert_eq!(events(failing), told);
     let told = [
+        event("enqueued", 1),
         event("claimed", 1),
         event("started", 1),
         event("aborted", 1),
@@ -232,7 +237,7 @@ async fn what_is_lost_and_what_is_given_up_is_an_event_and_is_counted() {
     let event = |name: &str, id: i64| -> Value {
         let line = host.line(PATIENCE, |line| {
             line.contains(&format!("\"event\":\"{name}\""))
-                && line.contains(&format!("\"job.id\":\"{id}\""))
+                && line.contains(&format!("\"job.id\":{id},"))
         });
         let event: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(event["target"], "rouse::job");
@@ -341,7 +346,7 @@ async fn what_is_done_from_outside_is_told_once_whoever_is_there() {
     assert_eq!(paused["queue"], "mail");
     assert!(paused.get("job.id").is_none() && paused.get("handler").is_none());
     let cancelled = one("cancelled");
-    assert_eq!(cancelled["job.id"], id.to_string());
+    assert_eq!(cancelled["job.id"], id);
     assert_eq!(
         (&cancelled["handler"], &cancelled["queue"]),
         (&json!("noop"), &json!("mail"))

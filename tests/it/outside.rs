@@ -196,6 +196,7 @@ fn succeeded(id: i64) -> Settlement {
         fence: Fence(7),
         started_after: None,
         ran: None,
+        handler: None,
         fate: Fate::Succeeded(JsonText("\"its own\"".into())),
     }
 }
@@ -640,6 +641,7 @@ async fn release(store: &Store, id: i64, fence: i64) {
         fence: Fence(fence),
         started_after: None,
         ran: None,
+        handler: None,
         fate: Fate::Released,
     };
     let settled = store.settle(&[settlement], Locked::Wait).await.unwrap();

@@ -395,6 +395,7 @@ async fn a_claim_that_is_given_back_wakes_whoever_sleeps() {
         fence: jobs[0].fence,
         started_after: None,
         ran: None,
+        handler: None,
         fate: Fate::Released,
     };
     store.settle(&[released], Locked::Wait).await.unwrap();

@@ -14,7 +14,7 @@ use crate::support::TestDb;
 use crate::support::database::registration;
 use crate::support::proxy::{ECHO, Proxy, Side};
 use crate::support::worker::{
-    TestWorker, cancel, catalog, ended, enqueue, show, until, until_true,
+    TestWorker, cancel, catalog, ended, enqueue, show, tries, until, until_true,
 };
 
 async fn claim(store: &Store) -> Vec<ClaimedJob> {
@@ -41,6 +41,7 @@ fn succeeded(job: &ClaimedJob) -> Settlement {
         fence: job.fence,
         started_after: Some(Duration::ZERO),
         ran: None,
+        handler: None,
         fate: Fate::Succeeded(JsonText("1".into())),
     }
 }
@@ -292,6 +293,44 @@ async fn what_is_no_worker_is_refused() {
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": 1}'",
             "capabilities must be an object",
         ),
+        ("'a', sha256('k'), '', 'p', 'v', '{}'", "hostname must have"),
+        (
+            "'a', sha256('k'), E'h\\x1b', 'p', 'v', '{}'",
+            "hostname must have",
+        ),
+        (
+            "'a', sha256('k'), NULL, 'p', 'v', '{}'",
+            "hostname must have",
+        ),
+        ("'a', sha256('k'), 'h', '', 'v', '{}'", "platform must have"),
+        (
+            "'a', sha256('k'), 'h', 'p', repeat('v', 256), '{}'",
+            "version must have",
+        ),
+        (
+            "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"version\": 1}}'",
+            "capabilities: version must be a text of at most 255 characters, of handler x",
+        ),
+        (
+            "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"grants\": [1]}}'",
+            "capabilities: grants must be a list of texts, of handler x",
+        ),
+        (
+            "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"grants\": \"http\"}}'",
+            "grants must be a list of texts",
+        ),
+        (
+            "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"sha256\": \"12\"}}'",
+            "sha256 must be 64 hexadecimal digits",
+        ),
+        (
+            "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"max_attempts\": \"5\"}}'",
+            "max_attempts must be a number",
+        ),
+        (
+            "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"payload_keys\": {}}}'",
+            "payload_keys must be a list",
+        ),
     ] {
         let call = format!("SELECT rouse.register({arguments}, 1, '{{}}', '{{}}')");
         let error = client.query(&call, &[]).await.unwrap_err();
@@ -300,7 +339,94 @@ async fn what_is_no_worker_is_refused() {
             .unwrap_or_else(|| panic!("{call}: {error}"));
         assert!(db_error.message().contains(says), "{call}: {db_error}");
     }
+    for (arguments, says) in [
+        ("0, '{}', '{}'", "slots must be 1 to 10000, not 0"),
+        ("NULL, '{}', '{}'", "slots must be 1 to 10000, not null"),
+        ("10001, '{}', '{}'", "slots must be 1 to 10000, not 10001"),
+        ("1, '{a b}', '{}'", "queues must be a list of"),
+        ("1, '{zone=eu}', '{}'", "queues must be a list of"),
+        ("1, '{}', '{a b}'", "tags must be a list of"),
+        ("1, '{}', '{=eu}'", "tags must be a list of"),
+        ("1, '{}', '{zone=a=b}'", "tags must be a list of"),
+        ("1, '{}', NULL", "tags must be a list of"),
+        ("1, '{}', '{}', '[]'", "stats must be an object"),
+    ] {
+        let call =
+            format!("SELECT rouse.register('a', sha256('k'), 'h', 'p', 'v', '{{}}', {arguments})");
+        let error = client.query(&call, &[]).await.unwrap_err();
+        let message = error.as_db_error().unwrap().message().to_owned();
+        assert!(message.contains(says), "{call}: {message}");
+    }
     assert!(states(&client).await.is_empty());
+}
+
+/// A tag is a word or key=value, at the worker and at the job alike.
+#[tokio::test]
+async fn a_job_that_requires_key_and_value_runs_where_both_are() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let long = format!("zone={}", "x".repeat(123));
+    let settings = |tag: &str| Settings {
+        tags: vec![tag.into(), long.clone()],
+        worker_id: tag.replace('=', "-"),
+        ..Settings::default()
+    };
+    let workers = [
+        TestWorker::start(&db, settings("zone=eu")).await,
+        TestWorker::start(&db, settings("zone=us")).await,
+    ];
+    let sql = "SELECT rouse.enqueue('noop', tags => ARRAY['zone=eu', $1])";
+    let id: i64 = client.query_one(sql, &[&long]).await.unwrap().get(0);
+    ended(&client, id).await;
+    let ran = "SELECT w.worker_id FROM rouse.finished AS f JOIN rouse.workers AS w ON w.incarnation = f.worker";
+    let ran: String = client.query_one(ran, &[]).await.unwrap().get(0);
+    assert_eq!(ran, "zone-eu");
+    let too_long = format!("{long}x");
+    let refused = client.query_one(sql, &[&too_long]).await.unwrap_err();
+    assert!(
+        refused
+            .as_db_error()
+            .unwrap()
+            .message()
+            .contains("tags is a list")
+    );
+    for worker in workers {
+        worker.drain().await;
+    }
+}
+
+/// Its statistics are there with its registration, and tell jobs that failed from attempts that did.
+#[tokio::test]
+async fn failed_jobs_and_failed_attempts_are_two_counters_and_both_are_there_from_the_start() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let settings = Settings {
+        overrides: tries("test.*", 2, Duration::from_millis(1)),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    let stats = "SELECT stats -> 'failed' = '0' AND stats -> 'attempts_failed' = '0' AND stats -> 'memory_bytes' > '0'
+                 FROM rouse.workers WHERE stats_at = registered_at";
+    let stats = stats.replace("WHERE stats_at = registered_at", "");
+    assert!(
+        client
+            .query_one(&stats, &[])
+            .await
+            .unwrap()
+            .get::<_, bool>(0)
+    );
+    let id = enqueue(&client, "test.fail", json!({})).await;
+    assert_eq!(ended(&client, id).await.state, "failed");
+    client
+        .batch_execute("SELECT pg_notify('rouse_worker_' || incarnation, '') FROM rouse.worker")
+        .await
+        .unwrap();
+    until_true(
+        &client,
+        "SELECT stats -> 'failed' = '1' AND stats -> 'attempts_failed' = '2' FROM rouse.workers",
+    )
+    .await;
+    worker.drain().await;
 }
 
 #[tokio::test]

@@ -75,7 +75,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// That there is no such job.
-fn unknown(id: i64) -> String {
+pub(super) fn unknown(id: i64) -> String {
     format!(
         "no job {id}: it was never enqueued (or its transaction is not committed), or it finished so long ago that it is not kept any more"
     )

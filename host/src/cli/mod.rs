@@ -2,6 +2,7 @@
 
 mod ago;
 mod attempt_error;
+mod audit;
 mod compile_module;
 mod dev;
 mod duration;
@@ -91,6 +92,8 @@ enum Command {
     Invoke(invoke::Args),
     /// Show, list and change jobs
     Job(job::Args),
+    /// Show what has happened, who did it, and when
+    Audit(audit::Args),
     /// List, drain, pause, resume and purge queues
     Queue(queue::Args),
     /// List, read and change what handlers keep between their jobs
@@ -126,6 +129,7 @@ impl Command {
             Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
+            | Self::Audit(_)
             | Self::Queue(_)
             | Self::State(_)
             | Self::Top(_)
@@ -146,6 +150,7 @@ impl Command {
             | Self::Migrate(_)
             | Self::Enqueue(_)
             | Self::Job(_)
+            | Self::Audit(_)
             | Self::State(_)
             | Self::Top(_)
             | Self::Workers(_)
@@ -216,6 +221,7 @@ pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
             Command::Enqueue(args) => enqueue::run(args).await,
             Command::Invoke(args) => invoke::run(args).await,
             Command::Job(args) => job::run(args).await,
+            Command::Audit(args) => audit::run(args).await,
             Command::Queue(args) => queue::run(args, middlewares).await,
             Command::State(args) => state::run(args).await,
             Command::Top(args) => top::run(args).await,

@@ -149,8 +149,10 @@ fn table(queues: &[Value], now: f64) -> List {
         "scheduled",
         "running",
         ago::waits(screen),
+        "last used",
         "paused since",
     ]);
+    list.expendable(&["last used"]);
     for queue in queues {
         let at_least = queue["at_least"] == true;
         let jobs = |key: &str| match queue[key].as_u64() {
@@ -165,6 +167,7 @@ fn table(queues: &[Value], now: f64) -> List {
             jobs("scheduled"),
             jobs("running"),
             wait.unwrap_or_default(),
+            ago::listed(&queue["last_used_at"], now, screen),
             ago::listed(&queue["paused_at"], now, screen),
         ]);
     }

@@ -49,7 +49,7 @@ pub use abort::AbortHandle;
 pub use binding::{ModuleBinding, Origin, Withheld};
 pub use boottime::BootTime;
 pub use capability::{Addresses, HttpSettings, Resolver, SystemResolver};
-pub use catalog::{Catalog, Handler, HandlerSet, Loads, Refusal};
+pub use catalog::{Catalog, GRANTS, Handler, HandlerSet, Loads, Refusal};
 pub use compile::{CompilerLimits, compile_stdin};
 pub use engine::Sandbox;
 pub use grants::{

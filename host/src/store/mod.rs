@@ -8,6 +8,7 @@ pub mod connect;
 pub mod migrate;
 
 mod adopt;
+mod audit;
 mod challenge;
 mod claim;
 mod enqueue;
@@ -54,6 +55,7 @@ use crate::harmless::printable;
 use crate::job::Incarnation;
 
 pub use adopt::{Adopted, LostJob};
+pub use audit::Audit;
 pub use challenge::Challenge;
 pub use claim::{
     CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, Only, fills_an_answer,

@@ -55,6 +55,8 @@ pub struct Registration {
     pub queues: Vec<String>,
     /// What jobs may require of it.
     pub tags: Vec<String>,
+    /// How it fares; none: that is not known yet.
+    pub stats: Option<Stats>,
 }
 
 /// How a worker fares (SPEC row A2).
@@ -64,8 +66,10 @@ pub struct Stats {
     pub active: usize,
     /// Jobs that have succeeded in this life.
     pub completed: u64,
-    /// Attempts that have not, in this life.
+    /// Jobs that have ended otherwise in this life.
     pub failed: u64,
+    /// Attempts that have failed in this life, the last one of each failed job included.
+    pub attempts_failed: u64,
     /// Attempts that ran into their run timeout, in this life: where there are many, the worker may be what is slow.
     pub timed_out: u64,
     /// Of an attempt in this life, milliseconds; none before the first.
@@ -143,7 +147,7 @@ impl Store {
     ) -> Result<(Incarnation, Duration), StoreError> {
         let rows = self
             .query(
-                "SELECT incarnation, heartbeat_ms FROM rouse.register($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+                "SELECT incarnation, heartbeat_ms FROM rouse.register($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
                 &[
                     (&worker.worker_id, Type::TEXT),
                     (&&worker.key.0[..], Type::BYTEA),
@@ -157,6 +161,7 @@ impl Store {
                     ),
                     (&worker.queues, Type::TEXT_ARRAY),
                     (&worker.tags, Type::TEXT_ARRAY),
+                    (&worker.stats.as_ref().map(Json), Type::JSONB),
                 ],
             )
             .await?;

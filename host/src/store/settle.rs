@@ -20,6 +20,8 @@ pub struct Settlement {
     pub started_after: Option<Duration>,
     /// What the attempt has used, and the SHA-256 of the module that ran; none: nothing ran.
     pub ran: Option<Ran>,
+    /// The handler that ran, where that is not the one that the job names.
+    pub handler: Option<String>,
     /// What is to become of it.
     pub fate: Fate,
 }
@@ -82,6 +84,11 @@ impl Store {
         let mut times: Vec<Option<SystemTime>> = Vec::with_capacity(batch.len());
         let mut memory: Vec<Option<i64>> = Vec::with_capacity(batch.len());
         let mut used = UsageColumns::default();
+        let handlers = || batch.iter().map(|one| one.borrow().handler.as_deref());
+        // No list at all where there is none.
+        let handlers: Option<Vec<Option<&str>>> = handlers()
+            .any(|one| one.is_some())
+            .then(|| handlers().collect());
         for one in batch.iter().map(Borrow::borrow) {
             used.push(one.ran.as_ref());
             ids.push(one.id.0);
@@ -131,6 +138,7 @@ impl Store {
                     (&used.bytes_in, Type::INT8_ARRAY),
                     (&used.bytes_out, Type::INT8_ARRAY),
                     (&used.digests, Type::BYTEA_ARRAY),
+                    (&handlers, Type::TEXT_ARRAY),
                 ],
             )
             .await?;

@@ -307,12 +307,14 @@ async fn settle(
             return;
         }
     };
+    let is_bound = started.is_some() && meters.handler != claim.lane.handler;
     let unsettled = Unsettled {
         settlement: Settlement {
             id: job.id,
             fence: job.fence,
             started_after: started.as_ref().map(|started| started.after),
             ran: started.and_then(|started| started.ran),
+            handler: is_bound.then(|| meters.handler.clone()),
             fate,
         },
         meters,

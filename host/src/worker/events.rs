@@ -86,7 +86,7 @@ pub(super) fn all_are_heard() -> bool {
 /// Somebody has enqueued it. A worker hears of that with the claim: nobody is told of the enqueue itself.
 pub(super) fn enqueued(of: Of<'_>, queue: &str, at: SystemTime) {
     let at = humantime::format_rfc3339_millis(at);
-    debug!(target: TARGET, event = "enqueued", job.id = of.id.0, handler = of.handler, queue, at = %at, worker.id = of.worker_id);
+    event!(debug, "enqueued", of, queue, at = %at);
 }
 
 /// Its time has come: it has got its turn.

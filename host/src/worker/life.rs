@@ -12,13 +12,17 @@ use tracing::{error, info, warn};
 use super::policy::Policy;
 use super::reach::warn_unless_unreachable;
 use super::{Settings, Shared, challenges, outside, slots};
-use crate::job::AbortReason;
-use crate::sandbox::HandlerSet;
+use crate::job::{AbortReason, State};
+use crate::sandbox::{Catalog, HandlerSet};
 use crate::store::connect::backoff;
-use crate::store::{Heartbeat, Registration, Stats, StoreError};
+use crate::store::{Fate, Heartbeat, Registration, Stats, StoreError};
 
 /// What a worker says of itself.
-pub(super) fn registration(settings: &Settings, handlers: &HandlerSet) -> Registration {
+pub(super) fn registration(
+    settings: &Settings,
+    handlers: &HandlerSet,
+    stats: Stats,
+) -> Registration {
     Registration {
         worker_id: settings.worker_id.clone(),
         key: settings.key.clone(),
@@ -29,6 +33,7 @@ pub(super) fn registration(settings: &Settings, handlers: &HandlerSet) -> Regist
         slots: settings.slots,
         queues: settings.queues.clone(),
         tags: settings.tags.clone(),
+        stats: Some(stats),
     }
 }
 
@@ -63,6 +68,7 @@ pub(super) struct Tally {
     born: Instant,
     completed: AtomicU64,
     failed: AtomicU64,
+    attempts_failed: AtomicU64,
     timed_out: AtomicU64,
     attempts: AtomicU64,
     attempts_us: AtomicU64,
@@ -74,6 +80,7 @@ impl Tally {
             born: Instant::now(),
             completed: AtomicU64::new(0),
             failed: AtomicU64::new(0),
+            attempts_failed: AtomicU64::new(0),
             timed_out: AtomicU64::new(0),
             attempts: AtomicU64::new(0),
             attempts_us: AtomicU64::new(0),
@@ -93,13 +100,27 @@ impl Tally {
     }
 
     /// An outcome was accepted.
-    pub(super) fn settled(&self, succeeded: bool) {
-        let count = if succeeded {
-            &self.completed
-        } else {
-            &self.failed
+    pub(super) fn settled(&self, fate: &Fate) {
+        let counts: &[&AtomicU64] = match fate {
+            Fate::Succeeded(_) => &[&self.completed],
+            Fate::Ended(State::Cancelled, _) => &[&self.failed],
+            Fate::Ended(..) => &[&self.failed, &self.attempts_failed],
+            Fate::Retry(..) => &[&self.attempts_failed],
+            Fate::Released => &[],
         };
-        count.fetch_add(1, Ordering::Relaxed);
+        for count in counts {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Of a worker that is about to register for the first time.
+    pub(super) fn at_start(catalog: &Catalog) -> Stats {
+        Stats {
+            memory_bytes: resident_bytes(),
+            disk_free_bytes: catalog.disk_free_bytes(),
+            loading: catalog.current().is_loading(),
+            ..Stats::default()
+        }
     }
 
     fn stats(&self, shared: &Shared, used: Option<f64>) -> Stats {
@@ -109,6 +130,7 @@ impl Tally {
             active: shared.slots.running(),
             completed: self.completed.load(Ordering::Relaxed),
             failed: self.failed.load(Ordering::Relaxed),
+            attempts_failed: self.attempts_failed.load(Ordering::Relaxed),
             timed_out: self.timed_out.load(Ordering::Relaxed),
             average_ms: (attempts > 0).then(|| us as f64 / attempts as f64 / 1000.0),
             cpu_cores: used,
@@ -234,7 +256,8 @@ async fn begin_again(shared: &Arc<Shared>, why: &StoreError) {
         shared.stop.now();
         return;
     }
-    let registration = registration(&shared.settings, &shared.catalog.current());
+    let stats = shared.tally.stats(shared, None);
+    let registration = registration(&shared.settings, &shared.catalog.current(), stats);
     match shared.store.register(&registration).await {
         Ok((incarnation, _)) => {
             info!(worker.id = %registration.worker_id, incarnation = incarnation.0, "registered again");

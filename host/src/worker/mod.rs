@@ -205,7 +205,11 @@ pub async fn run(
         .await
         .context("make the partitions of the history")?;
     let (incarnation, heartbeat) = store
-        .register(&life::registration(&settings, &catalog.current()))
+        .register(&life::registration(
+            &settings,
+            &catalog.current(),
+            life::Tally::at_start(&catalog),
+        ))
         .await
         .context("register the worker")?;
     events::worker("started", &settings, incarnation);

@@ -413,11 +413,7 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         return;
     }
     one.meters.count(became(fate));
-    match fate {
-        Fate::Succeeded(_) => shared.tally.settled(true),
-        Fate::Ended(..) | Fate::Retry(..) => shared.tally.settled(false),
-        Fate::Released => {}
-    }
+    shared.tally.settled(fate);
     events::settled(one.of(shared), fate);
     if let Fate::Retry(..) = fate {
         // The claimer's sleep has to end when this job is due.

@@ -17,6 +17,7 @@ pub(crate) fn settlement(job: &ClaimedJob, fate: Fate) -> Settlement {
         fence: job.fence,
         started_after: Some(Duration::from_millis(1)),
         ran: None,
+        handler: None,
         fate,
     }
 }

@@ -114,6 +114,7 @@ pub(crate) fn registration(worker_id: &str, key: WorkerKey) -> Registration {
         slots: 1,
         queues: Vec::new(),
         tags: Vec::new(),
+        stats: None,
     }
 }
 

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::job::{is_pattern, pattern_covers};
+use crate::sandbox::GRANTS;
 
 /// One condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub(super) enum Filter {
     Tag(String),
     /// Its worker's id.
     Worker(String),
+    /// What its operator has granted to it.
+    Grant(String),
 }
 
 impl std::str::FromStr for Filter {
@@ -24,7 +27,7 @@ impl std::str::FromStr for Filter {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
-            "it is no condition such as handler=image.*, version=1.2.0, queue=mail, tag=gpu or worker=mail-1".to_string()
+            "it is no condition such as handler=image.*, version=1.2.0, queue=mail, tag=gpu, worker=mail-1 or grant=http".to_string()
         };
         let (key, value) = text.split_once('=').ok_or_else(wrong)?;
         let value = value.to_string();
@@ -37,6 +40,11 @@ impl std::str::FromStr for Filter {
             "queue" => Ok(Self::Queue(value)),
             "tag" => Ok(Self::Tag(value)),
             "worker" => Ok(Self::Worker(value)),
+            "grant" if GRANTS.contains(&value.as_str()) => Ok(Self::Grant(value)),
+            "grant" => Err(format!(
+                "{value:?} is not a capability; there are {}",
+                GRANTS.join(", ")
+            )),
             _ => Err(wrong()),
         }
     }
@@ -60,6 +68,7 @@ impl Filter {
             }
             Self::Tag(tag) => has("tags", tag),
             Self::Worker(id) => row["worker_id"] == **id,
+            Self::Grant(grant) => has("grants", grant),
         }
     }
 
@@ -69,7 +78,7 @@ impl Filter {
         match self {
             Self::Queue(queue) => row["queue"] == **queue,
             Self::Handler(_) | Self::Tag(_) => self.passes(row),
-            Self::Version(_) | Self::Worker(_) => false,
+            Self::Version(_) | Self::Worker(_) | Self::Grant(_) => false,
         }
     }
 }
@@ -84,6 +93,7 @@ mod tests {
     fn each_condition_looks_at_its_own_column() {
         let row = json!({
             "handler": "image.crop", "version": "1.2.0", "worker_id": "a", "queues": ["mail"], "tags": ["gpu"],
+            "grants": ["http", "state"],
         });
         for (text, passes) in [
             ("handler=image.*", true),
@@ -97,6 +107,8 @@ mod tests {
             ("tag=big", false),
             ("worker=a", true),
             ("worker=b", false),
+            ("grant=http", true),
+            ("grant=files", false),
         ] {
             let filter: Filter = text.parse().unwrap();
             assert_eq!(filter.passes(&row), passes, "{text}");
@@ -107,6 +119,12 @@ mod tests {
 
     #[test]
     fn what_is_no_condition_is_told_what_one_looks_like() {
+        assert!(
+            "grant=net"
+                .parse::<Filter>()
+                .unwrap_err()
+                .contains("files, http")
+        );
         for text in ["image.*", "color=red", "handler=Image"] {
             let error = text.parse::<Filter>().unwrap_err();
             assert!(error.contains("such as"), "{error}");

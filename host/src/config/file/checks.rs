@@ -20,12 +20,16 @@ impl File {
             for word in words.iter().flatten() {
                 let fits = (1..=128).contains(&word.len())
                     && word.starts_with(|c: char| c.is_ascii_alphanumeric())
-                    && word
-                        .bytes()
-                        .all(|b| b.is_ascii_alphanumeric() || b"_.:-".contains(&b));
+                    && match word.split_once('=') {
+                        Some((name, value)) if key == "tags" => {
+                            is_word(name, b"_.:-") && is_word(value, b"_.:/-")
+                        }
+                        _ => is_word(word, b"_.:-"),
+                    };
                 if !fits {
+                    let or_pair = if key == "tags" { ", or key=value" } else { "" };
                     return Err(format!(
-                        "{key}: {word:?} is no name: letters, digits and _ . : - ; at most 128 characters"
+                        "{key}: {word:?} is not a name: letters, digits and _ . : -{or_pair}; at most 128 characters"
                     ));
                 }
             }
@@ -190,6 +194,12 @@ impl File {
         check_together(&self.handlers, folder)?;
         self.check_cache(folder)
     }
+}
+
+/// Letters, digits and these.
+fn is_word(text: &str, more: &[u8]) -> bool {
+    let mut bytes = text.bytes();
+    !text.is_empty() && bytes.all(|b| b.is_ascii_alphanumeric() || more.contains(&b))
 }
 
 /// Says which key is not between these bounds.

@@ -55,22 +55,36 @@ pub struct Handler {
     pub withheld: Vec<Withheld>,
 }
 
+/// The kinds of capabilities that an operator can grant, as [`Handler::granted`] names them.
+pub const GRANTS: [&str; 8] = [
+    "files",
+    "http",
+    "secrets",
+    "sign",
+    "state",
+    "env",
+    "settings",
+    "fine_clocks",
+];
+
 impl Handler {
     /// The kinds of capabilities that the operator has granted to it.
     pub fn granted(&self) -> Vec<&'static str> {
-        [
-            ("files", !self.granted.dirs.is_empty()),
-            ("http", self.http.sends()),
-            ("secrets", !self.http.sent_names().is_empty()),
-            ("sign", !self.http.signing_names().is_empty()),
-            ("state", self.state.is_some()),
-            ("env", !self.granted.env.is_empty()),
-            ("settings", self.granted.settings.is_some()),
-            ("fine_clocks", self.granted.fine_clocks),
-        ]
-        .into_iter()
-        .filter_map(|(word, granted)| granted.then_some(word))
-        .collect()
+        let granted = [
+            !self.granted.dirs.is_empty(),
+            self.http.sends(),
+            !self.http.sent_names().is_empty(),
+            !self.http.signing_names().is_empty(),
+            self.state.is_some(),
+            !self.granted.env.is_empty(),
+            self.granted.settings.is_some(),
+            self.granted.fine_clocks,
+        ];
+        GRANTS
+            .into_iter()
+            .zip(granted)
+            .filter_map(|(word, granted)| granted.then_some(word))
+            .collect()
     }
 
     /// All that the operator has granted to it, in the words of manifests.

@@ -90,6 +90,7 @@ macro_rules! sources {
 pub const ALL: Sources<'static> = Sources {
     migrations: &[migration!(1, "0001_schema", breaking: true)],
     functions: sources!(
+        "history",
         "partitions",
         "locks",
         "logins",

@@ -202,7 +202,9 @@ impl Decay<'_> {
     async fn clear(&self) -> Result<()> {
         self.server
             .client
-            .batch_execute("TRUNCATE rouse.job, rouse.finished")
+            .batch_execute(
+                "SELECT rouse.unlock_history('bench'); TRUNCATE rouse.job, rouse.finished",
+            )
             .await
             .context("remove all jobs")?;
         self.server.settle_disk().await

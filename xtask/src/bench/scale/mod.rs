@@ -88,7 +88,9 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
             // What a failed part leaves must not be the next one's.
             server
                 .client
-                .batch_execute("TRUNCATE rouse.job, rouse.finished")
+                .batch_execute(
+                    "SELECT rouse.unlock_history('bench'); TRUNCATE rouse.job, rouse.finished",
+                )
                 .await?;
         }
         Ok(scale.report)

@@ -1,0 +1,134 @@
+//! `rouse audit`: what has happened, who did it, and when.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+use serde_json::{Value, json};
+
+use super::attempt_error::cell;
+use super::duration::some_time;
+use super::list::{List, Shown};
+use super::number::between;
+use super::screen::Colour;
+use super::target::{Target, seen};
+use super::text::{as_json, plain};
+use crate::job::JobId;
+use crate::store::Audit;
+
+/// There is no such job.
+const EXIT_UNKNOWN: u8 = 3;
+
+/// Options of `rouse audit`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+With a job: all that is known of it, from its request to its end, the oldest first. Without one: what has happened since a time, the newest \
+first: jobs and attempts that ended, claims that were given back, renewals, and admin actions with the login. What ended is not rewritten, not \
+even by the owner of the schema (rouse.unlock_history leaves a record).\n\
+It reads what ended since then, and nothing older; a long time on a busy database is many rows.\n\
+Needs the role rouse_observer or rouse_operator.\n\
+Exit codes: 0 found, also where nothing has happened · 3 no such job")]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// The job's id; default: all jobs and queues
+    #[arg(value_name = "JOB", conflicts_with_all = ["since", "before", "queue", "handler", "who", "limit"])]
+    job: Option<i64>,
+
+    /// How far back, for instance 90s or 2h
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = some_time)]
+    since: Duration,
+
+    /// Only what happened before this time, as it was listed: the next page
+    #[arg(long, value_name = "AT")]
+    before: Option<String>,
+
+    /// Only of this queue
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+
+    /// Only of this handler
+    #[arg(long, value_name = "NAME")]
+    handler: Option<String>,
+
+    /// Only what this login has done: admin actions
+    #[arg(long, value_name = "LOGIN")]
+    who: Option<String>,
+
+    /// At most so many rows
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = between(1_i32, 100_000))]
+    limit: i32,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
+    let rows = match args.job {
+        Some(id) => {
+            let rows = seen(store.audit_job(JobId(id)).await?)?;
+            if rows.is_empty() {
+                eprintln!("rouse: {}", super::job::unknown(id));
+                return Ok(ExitCode::from(EXIT_UNKNOWN));
+            }
+            rows
+        }
+        None => {
+            let audit = Audit {
+                since: args.since,
+                before: args.before,
+                queue: args.queue,
+                handler: args.handler,
+                who: args.who,
+                most: args.limit,
+            };
+            seen(store.audit(&audit).await?)?
+        }
+    };
+    match args.json {
+        true => println!("{}", as_json(json!({"audit": rows}))),
+        false => table(&rows).print("nothing has happened since then"),
+    }
+    let is_full = i32::try_from(rows.len()).unwrap_or(i32::MAX) >= args.limit;
+    if let (None, true, Some(last)) = (args.job, is_full, rows.last()) {
+        eprintln!(
+            "rouse: there may be more; --before {} goes on from there",
+            cell(&last["at"])
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(rows: &[Value]) -> List {
+    let mut list = List::new([
+        "at", "event", "job", "handler", "queue", "attempt", "worker", "by", "detail",
+    ]);
+    list.expendable(&["queue", "attempt", "worker"]);
+    for row in rows {
+        let text = |key: &str| match &row[key] {
+            Value::Null => Shown::default(),
+            value => Shown::from(cell(value)),
+        };
+        let event = cell(&row["event"]);
+        let colour = Colour::of_state(&event);
+        list.row([
+            text("at"),
+            Shown::in_colour(event, colour),
+            text("job"),
+            text("handler"),
+            text("queue"),
+            text("attempt"),
+            text("worker"),
+            text("by"),
+            match &row["detail"] {
+                Value::Null => Shown::default(),
+                detail => plain(&detail.to_string()).into(),
+            },
+        ]);
+    }
+    list
+}

@@ -1,0 +1,107 @@
+-- What has ended is not rewritten (SPEC row H7): triggers refuse UPDATE, DELETE and TRUNCATE on rouse.finished, rouse.attempt, rouse.step and
+-- rouse.record, also to their owner. Old partitions are dropped (partitions.sql), which no trigger sees. Inserts pay nothing.
+
+-- Refuses to change history, unless this transaction has called rouse.unlock_history. The record of that call stays whatever else goes:
+-- it can neither be changed nor deleted, and rouse.record is never truncated.
+CREATE OR REPLACE FUNCTION rouse._keep_history() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    is_record boolean := TG_TABLE_NAME = 'record' OR TG_TABLE_NAME LIKE 'record\_%';
+BEGIN
+    IF is_record AND (TG_OP = 'TRUNCATE' OR to_jsonb(OLD) ->> 'event' = 'history_unlocked') THEN
+        RAISE EXCEPTION 'rouse: % on rouse.% is refused: who unlocked the history stays on record', TG_OP, TG_TABLE_NAME
+            USING ERRCODE = 'object_not_in_prerequisite_state';
+    END IF;
+    IF nullif(current_setting('rouse.history_unlocked', true), '') IS DISTINCT FROM pg_current_xact_id()::text THEN
+        RAISE EXCEPTION 'rouse: % on rouse.% is refused: what has ended is not rewritten', TG_OP, TG_TABLE_NAME
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'SELECT rouse.unlock_history(''why'') allows it until the end of the transaction, and leaves a record. '
+                         'Old days go by themselves (keep_days), or with rouse.drop_partitions.';
+    END IF;
+    RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
+END
+$$;
+
+-- Allows this transaction to change history, and says on record who did that and why. For the owner: everybody else lacks the rights to
+-- the tables anyway.
+CREATE OR REPLACE FUNCTION rouse.unlock_history(reason text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at timestamptz := clock_timestamp();
+BEGIN
+    IF length(trim(coalesce(reason, ''))) NOT BETWEEN 1 AND 1000 THEN
+        RAISE EXCEPTION 'rouse.unlock_history: reason must have 1 to 1000 characters' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM rouse._have_partitions(at);
+    INSERT INTO rouse.record (at, event, who, detail)
+    VALUES (at, 'history_unlocked', session_user, jsonb_build_object('reason', trim(reason)));
+    PERFORM set_config('rouse.history_unlocked', pg_current_xact_id()::text, true);
+END
+$$;
+
+-- Triggers for rows are copied to each partition, those for TRUNCATE are not: rouse.prepare_partitions makes them.
+DO $$
+DECLARE
+    parent text;
+BEGIN
+    FOREACH parent IN ARRAY ARRAY['finished', 'attempt', 'step', 'record'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = format('rouse.%I', parent)::regclass AND tgname = 'keep_rows') THEN
+            EXECUTE format('CREATE TRIGGER keep_rows BEFORE UPDATE OR DELETE ON rouse.%I FOR EACH ROW EXECUTE FUNCTION rouse._keep_history()', parent);
+            EXECUTE format('CREATE TRIGGER keep_table BEFORE TRUNCATE ON rouse.%I EXECUTE FUNCTION rouse._keep_history()', parent);
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- What has happened since a time, the newest first, `most` rows and those of the same time as the last: what ended (jobs and attempts), what was done besides (records),
+-- and what was enqueued and is live or has ended. Of one queue, handler or login where these are given; a login has done only admin actions.
+-- Rows of `before` (a time) and later are left out, for the next page.
+--
+-- Reads what ended since then, by day and by brin; and of the live jobs those that were enqueued last, as far as that. A row of
+-- rouse.finished is read once for its end: its enqueue is listed with it, as requested_at.
+CREATE OR REPLACE FUNCTION rouse.audit(
+    since timestamptz, before timestamptz DEFAULT 'infinity', queue text DEFAULT NULL, handler text DEFAULT NULL, who text DEFAULT NULL,
+    most integer DEFAULT 1000)
+RETURNS TABLE (at timestamptz, event text, job bigint, queue_name text, handler_name text, attempt integer, worker text, by text, detail jsonb)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+#variable_conflict use_column
+BEGIN
+    IF audit.since IS NULL THEN
+        RAISE EXCEPTION 'rouse.audit: since must not be null' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF audit.most IS NULL OR audit.most NOT BETWEEN 1 AND 100000 THEN
+        RAISE EXCEPTION 'rouse.audit: most must be 1 to 100000, not %', coalesce(audit.most::text, 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN QUERY
+    SELECT e.at, e.event, e.job, coalesce(e.queue, l.queue), coalesce(e.handler, l.handler), e.attempt, w.worker_id, e.who, e.detail
+    FROM (
+        SELECT f.finished_at AS at, f.state::text AS event, f.id AS job, f.lane, NULL::text AS queue, f.handler, nullif(f.attempt, 0) AS attempt, f.worker, NULL::text AS who,
+               jsonb_strip_nulls(jsonb_build_object(
+                   'requested_at', f.requested_at, 'claimed_at', f.claimed_at, 'started_at', f.started_at, 'tenant', f.tenant, 'source', f.source,
+                   'payload_bytes', octet_length(f.payload::text), 'sha256', encode(f.digest, 'hex'),
+                   'kind', f.error -> 'kind', 'message', left(f.error ->> 'message', 200))) AS detail
+        FROM rouse.finished AS f
+        WHERE f.finished_at >= audit.since AND f.finished_at < audit.before AND audit.who IS NULL
+        UNION ALL
+        SELECT a.ended_at, CASE WHEN a.lost THEN 'lost' ELSE 'retried' END, a.job, a.lane, NULL, a.handler, a.attempt, a.worker, NULL,
+               jsonb_strip_nulls(jsonb_build_object('claimed_at', a.claimed_at, 'started_at', a.started_at, 'sha256', encode(a.digest, 'hex'),
+                   'kind', a.error -> 'kind', 'message', left(a.error ->> 'message', 200)))
+        FROM rouse.attempt AS a
+        WHERE a.ended_at >= audit.since AND a.ended_at < audit.before AND audit.who IS NULL
+        UNION ALL
+        SELECT r.at, r.event, r.job, NULL, r.queue, NULL, nullif(r.attempt, 0), r.worker, r.who, r.detail
+        FROM rouse.record AS r
+        -- The end itself says the same as these.
+        WHERE r.at >= audit.since AND r.at < audit.before AND (audit.who IS NULL OR r.who = audit.who)) AS e
+    LEFT JOIN LATERAL (
+        SELECT j.lane FROM rouse.job AS j WHERE j.id = e.job AND e.lane IS NULL
+        UNION ALL
+        SELECT f.lane FROM rouse.finished AS f WHERE f.id = e.job AND e.lane IS NULL
+        LIMIT 1) AS of_job ON audit.queue IS NOT NULL OR audit.handler IS NOT NULL OR e.lane IS NULL
+    LEFT JOIN LATERAL (SELECT l.queue, l.handler FROM rouse.lane AS l WHERE l.id = coalesce(e.lane, of_job.lane) LIMIT 1) AS l ON true
+    LEFT JOIN rouse.worker AS w ON w.incarnation = e.worker
+    WHERE (audit.queue IS NULL OR coalesce(e.queue, l.queue) = audit.queue)
+      AND (audit.handler IS NULL OR coalesce(e.handler, l.handler) = audit.handler)
+    ORDER BY e.at DESC FETCH FIRST audit.most ROWS WITH TIES;
+END
+$$;

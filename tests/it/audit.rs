@@ -1,0 +1,307 @@
+//! What has ended is kept as it was, and can be audited.
+
+use rouse::worker::Settings;
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::claims::claim;
+use crate::support::worker::{TestWorker, cancel, ended, enqueue, put, tries};
+use crate::support::{Ran, rouse_in, scratch};
+
+async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
+    rouse_in(db, args, &scratch("audit")).await
+}
+
+async fn refused(client: &Client, sql: &str) -> String {
+    let error = client.batch_execute(sql).await.expect_err(sql);
+    // A transaction of several statements is over.
+    let error = error.as_db_error().expect("the database says so");
+    format!("{} / {}", error.message(), error.hint().unwrap_or_default())
+}
+
+/// A row in each of the four tables.
+async fn history(db: &TestDb) -> Client {
+    let client = db.client().await;
+    let overrides = tries("test.*", 2, std::time::Duration::from_millis(1));
+    let settings = Settings {
+        overrides,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(db, settings).await;
+    ended(&client, enqueue(&client, "test.fail", json!({})).await).await;
+    ended(&client, enqueue(&client, "test.steps", json!({})).await).await;
+    worker.drain().await;
+    cancel(&client, enqueue(&client, "noop", json!({})).await).await;
+    for table in ["finished", "attempt", "step", "record"] {
+        let there = format!("SELECT count(*) > 0 FROM rouse.{table}");
+        let there: bool = client.query_one(&there, &[]).await.unwrap().get(0);
+        assert!(there, "{table}");
+    }
+    client
+}
+
+#[tokio::test]
+async fn what_has_ended_is_not_rewritten_even_by_the_owner() {
+    let db = TestDb::new().await;
+    let client = history(&db).await;
+    let day: String = client
+        .query_one("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')", &[])
+        .await
+        .unwrap()
+        .get(0);
+    for table in ["finished", "attempt", "step", "record"] {
+        let column = match table {
+            "finished" => "attempt = 7",
+            "attempt" => "lost = true",
+            "step" => "name = 'x'",
+            _ => "event = 'x'",
+        };
+        let before =
+            format!("SELECT jsonb_agg(to_jsonb(t) ORDER BY to_jsonb(t)) FROM rouse.{table} AS t");
+        let was: Value = client.query_one(&before, &[]).await.unwrap().get(0);
+        for name in [table.to_owned(), format!("{table}_{day}")] {
+            for sql in [
+                format!("UPDATE rouse.{name} SET {column}"),
+                format!("DELETE FROM rouse.{name}"),
+                format!("TRUNCATE rouse.{name}"),
+            ] {
+                let why = refused(&client, &sql).await;
+                assert!(why.contains("is refused"), "{sql}: {why}");
+            }
+        }
+        let is: Value = client.query_one(&before, &[]).await.unwrap().get(0);
+        assert_eq!(was, is, "{table}");
+    }
+    let why = refused(&client, "DELETE FROM rouse.finished").await;
+    assert!(why.contains("rouse.unlock_history('why')"), "{why}");
+    // Partitions of later days are kept as well, and old ones still go.
+    client
+        .batch_execute("SELECT rouse.prepare_partitions(9)")
+        .await
+        .unwrap();
+    let later =
+        "SELECT relname::text FROM pg_class WHERE relname LIKE 'step\\_2%' ORDER BY 1 DESC LIMIT 1";
+    let later: String = client.query_one(later, &[]).await.unwrap().get(0);
+    let why = refused(&client, &format!("TRUNCATE rouse.{later}")).await;
+    assert!(why.contains("is refused"), "{why}");
+    client
+        .batch_execute(
+            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+             SELECT rouse.drop_partitions('7 days')",
+        )
+        .await
+        .unwrap();
+    let gone = "SELECT to_regclass('rouse.finished_20200101') IS NULL";
+    assert!(client.query_one(gone, &[]).await.unwrap().get::<_, bool>(0));
+}
+
+#[tokio::test]
+async fn the_way_out_is_for_one_transaction_and_leaves_a_record_that_stays() {
+    let db = TestDb::new().await;
+    let client = history(&db).await;
+    let why = refused(&client, "SELECT rouse.unlock_history(' ')").await;
+    assert!(why.contains("reason must have"), "{why}");
+    client
+        .batch_execute(
+            "BEGIN; SELECT rouse.unlock_history('a payload had a password');
+             UPDATE rouse.finished SET payload = '{}'; DELETE FROM rouse.attempt; COMMIT",
+        )
+        .await
+        .unwrap();
+    let why = refused(&client, "UPDATE rouse.finished SET payload = '1'").await;
+    assert!(why.contains("is refused"), "after the transaction: {why}");
+    for sql in [
+        "BEGIN; SELECT rouse.unlock_history('x'); DELETE FROM rouse.record",
+        "BEGIN; SELECT rouse.unlock_history('x'); UPDATE rouse.record SET who = 'nobody'",
+        "BEGIN; SELECT rouse.unlock_history('x'); TRUNCATE rouse.record",
+    ] {
+        let why = refused(&client, sql).await;
+        assert!(
+            why.contains("who unlocked the history stays on record"),
+            "{sql}: {why}"
+        );
+        client.batch_execute("ROLLBACK").await.unwrap();
+    }
+    let row = client
+        .query_one(
+            "SELECT who = session_user, detail ->> 'reason' FROM rouse.record WHERE event = 'history_unlocked'",
+            &[],
+        )
+        .await
+        .unwrap();
+    let (is_me, reason): (bool, &str) = (row.get(0), row.get(1));
+    assert!(is_me);
+    assert_eq!(reason, "a payload had a password");
+}
+
+#[tokio::test]
+async fn a_claim_that_was_given_back_keeps_its_time_and_a_purge_says_who_of_each_job() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let store = db.worker().await;
+    let id = enqueue(&client, "x", json!({})).await;
+    let job = claim(&store, 1).await.remove(0);
+    store.unregister().await.unwrap();
+    let back = db.worker().await;
+    // As a host gives back what it has claimed and not started.
+    crate::support::worker::until_true(
+        &client,
+        "SELECT lease_until < clock_timestamp() FROM rouse.job",
+    )
+    .await;
+    let mine = {
+        let orders = crate::support::claims::orders(&back, 60_000).await;
+        let fence = rouse::job::Fence(crate::support::claims::rand());
+        let adopted = back.adopt(fence, &orders, None, 1, 3, None).await.unwrap();
+        adopted.claimed.into_iter().next().unwrap()
+    };
+    let released = crate::support::claims::settlement(&mine, rouse::store::Fate::Released);
+    back.settle(&[released], rouse::store::Locked::Wait)
+        .await
+        .unwrap();
+    let kept =
+        "SELECT (detail ->> 'claimed_at')::timestamptz FROM rouse.record WHERE event = 'released'";
+    let kept: std::time::SystemTime = client.query_one(kept, &[]).await.unwrap().get(0);
+    assert_eq!(kept, mine.claimed_at);
+    assert_ne!(kept, job.claimed_at);
+
+    let purged = "SELECT rouse.purge_queue('default')";
+    assert_eq!(
+        client
+            .query_one(purged, &[])
+            .await
+            .unwrap()
+            .get::<_, i32>(0),
+        1
+    );
+    let shown = rouse(&db, &["audit", &id.to_string(), "--json"]).await;
+    let rows = shown.json()["audit"].clone();
+    let me: String = client
+        .query_one("SELECT session_user::text", &[])
+        .await
+        .unwrap()
+        .get(0);
+    let end = rows.as_array().unwrap().last().unwrap();
+    assert_eq!(
+        (&end["event"], &end["by"]),
+        (&json!("cancelled"), &json!(me))
+    );
+    // A host tells of the purge once, not of each job.
+    let told = "SELECT count(*) FROM rouse.untold WHERE event = 'purged'";
+    assert_eq!(
+        client.query_one(told, &[]).await.unwrap().get::<_, i64>(0),
+        1
+    );
+}
+
+#[tokio::test]
+async fn the_handler_that_ran_is_on_record_where_its_source_was_bound() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let settings = Settings {
+        sources: [
+            ("cron".to_owned(), "test.fail".to_owned()),
+            ("ping".to_owned(), "noop".to_owned()),
+        ]
+        .into(),
+        overrides: tries("test.*", 2, std::time::Duration::from_millis(1)),
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    let bound = put(
+        &client,
+        "SELECT rouse.enqueue('text.stats', source => 'cron')",
+    )
+    .await;
+    let own = put(&client, "SELECT rouse.enqueue('noop', source => 'ping')").await;
+    assert_eq!(ended(&client, bound).await.state, "failed");
+    ended(&client, own).await;
+    worker.drain().await;
+    let ran = async |id: i64| -> (Option<String>, Vec<Option<String>>) {
+        let job = client
+            .query_one("SELECT ran FROM rouse.job($1)", &[&id])
+            .await
+            .unwrap();
+        let started = "SELECT detail ->> 'handler' FROM rouse.history($1) WHERE event = 'started'";
+        let started = client.query(started, &[&id]).await.unwrap();
+        (job.get(0), started.iter().map(|row| row.get(0)).collect())
+    };
+    let fail = || Some("test.fail".to_owned());
+    assert_eq!(ran(bound).await, (fail(), vec![fail(), fail()]));
+    assert_eq!(
+        ran(own).await,
+        (None, vec![None]),
+        "the one that the job names"
+    );
+}
+
+#[tokio::test]
+async fn an_audit_lists_what_has_happened_and_who_did_it_page_by_page() {
+    let db = TestDb::new().await;
+    let client = history(&db).await;
+    let other = put(&client, "SELECT rouse.enqueue('noop', queue => 'other')").await;
+    client
+        .execute("SELECT rouse.delete($1)", &[&other])
+        .await
+        .unwrap();
+    let audit = async |args: &[&str]| -> Vec<Value> {
+        let ran = rouse(&db, &[&["audit", "--json"], args].concat()).await;
+        ran.exits(0);
+        ran.json()["audit"].as_array().unwrap().clone()
+    };
+    let all = audit(&[]).await;
+    let events: Vec<&str> = all.iter().filter_map(|row| row["event"].as_str()).collect();
+    for event in ["failed", "retried", "succeeded", "cancelled", "deleted"] {
+        assert!(events.contains(&event), "{event}: {events:?}");
+    }
+    let times: Vec<&str> = all.iter().filter_map(|row| row["at"].as_str()).collect();
+    assert!(times.is_sorted_by(|one, next| one >= next), "{times:?}");
+    // Page by page the same.
+    let mut paged = Vec::new();
+    let mut before: Option<String> = None;
+    loop {
+        let mut args = vec!["--limit", "2"];
+        if let Some(at) = before.as_deref() {
+            args.extend(["--before", at]);
+        }
+        let page = audit(&args).await;
+        let Some(last) = page.last() else { break };
+        before = last["at"].as_str().map(str::to_owned);
+        paged.extend(page);
+    }
+    let distinct = |rows: &[Value]| rows.iter().map(|row| row["at"].clone()).collect::<Vec<_>>();
+    let mut expected = distinct(&all);
+    expected.dedup();
+    let mut got = distinct(&paged);
+    got.dedup();
+    assert_eq!(got, expected);
+    let of_other = audit(&["--queue", "other"]).await;
+    assert!(
+        of_other.iter().all(|row| row["job"] == other) && of_other.len() == 2,
+        "{of_other:?}"
+    );
+    let of_handler = audit(&["--handler", "test.fail"]).await;
+    assert_eq!(
+        of_handler.len(),
+        2,
+        "an attempt that was retried, and the end"
+    );
+    let me: String = client
+        .query_one("SELECT session_user::text", &[])
+        .await
+        .unwrap()
+        .get(0);
+    let mine = audit(&["--who", &me]).await;
+    assert!(
+        mine.iter().all(|row| row["by"] == json!(me)) && mine.len() == 2,
+        "{mine:?}"
+    );
+    assert!(audit(&["--who", "nobody"]).await.is_empty());
+    rouse(&db, &["audit", "999999"])
+        .await
+        .exits(3)
+        .says("no job 999999");
+    rouse(&db, &["audit", "--since", "soon"]).await.exits(2);
+    rouse(&db, &["audit"]).await.exits(0).says("deleted");
+}
