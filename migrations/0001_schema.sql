@@ -179,6 +179,9 @@ CREATE TABLE rouse.job (
     memory_bytes bigint CHECK (memory_bytes > 0),
     -- What the job leaves of the grants of its handler; null: all.
     grants       jsonb,
+    -- The lease of its claims and the run timeout of its attempts; null: the handler's own. rouse._time_ms has their bounds.
+    lease_ms     bigint,
+    timeout_ms   bigint,
     -- Postgres reads the text of each CHECK again for every statement that writes, which was more than
     -- half the price of an insert: one short constraint says what six long ones would. Left out, because
     -- nothing but the functions can write: that max_attempts is at most 1000 (rouse._lane), and that a
@@ -250,12 +253,16 @@ CREATE TABLE rouse.finished (
     grants            jsonb,
     -- The handler that ran in the last attempt, where its worker has bound the job's source to one; null: the lane's.
     handler           text,
+    lease_ms          bigint,
+    timeout_ms        bigint,
     CHECK ((state = 'succeeded') = (result IS NOT NULL)),
     CHECK ((state IN ('failed', 'timed_out')) = (error IS NOT NULL))
 ) PARTITION BY RANGE (finished_at);
 CREATE INDEX finished_id ON rouse.finished (id);
 -- Serves rouse.audit: what ended since. A range of pages, which inserts do not pay for.
 CREATE INDEX finished_at ON rouse.finished USING brin (finished_at);
+-- Serves the search for jobs that did not succeed, which are few.
+CREATE INDEX finished_unsuccessful ON rouse.finished (id) WHERE state <> 'succeeded';
 
 -- Attempts that ended without finishing their job: failed ones that were retried, and lost ones.
 -- Insert-only, one partition a day.

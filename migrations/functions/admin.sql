@@ -38,9 +38,11 @@ BEGIN
     ELSE
         WITH gone AS (DELETE FROM rouse.job AS j WHERE j.id = p_id RETURNING j.*)
         INSERT INTO rouse.finished (id, lane, retried_from, requested_at, available_at, finished_at,
-                                    attempt, lost, max_attempts, state, tenant, source, unique_key, payload, result, error, grants)
+                                    attempt, lost, max_attempts, state, tenant, source, unique_key, payload, result, error, grants,
+                                    lease_ms, timeout_ms)
         SELECT g.id, g.lane, g.retried_from, g.requested_at, g.available_at, at,
-               g.attempt, g.lost, g.max_attempts, p_state, g.tenant, g.source, g.unique_key, g.payload, p_result, p_error, g.grants
+               g.attempt, g.lost, g.max_attempts, p_state, g.tenant, g.source, g.unique_key, g.payload, p_result, p_error, g.grants,
+               g.lease_ms, g.timeout_ms
         FROM gone AS g;
     END IF;
     INSERT INTO rouse.record (at, job, event, attempt, who) VALUES (at, p_id, p_event, live.attempt, session_user);
@@ -172,19 +174,55 @@ BEGIN
 END
 $$;
 
--- Makes a new job of one that has ended, with the same lane, payload, tenant, source, max_attempts,
--- grants and unique key, and returns its id. While a retry of it is live, that one's id is returned. Served
--- by the primary key, finished_id and job_retry; wakes as an enqueue does.
+-- Makes a new job of one that has ended, `p_was`, with the same lane, payload, tenant, source, max_attempts, grants, lease, timeout and
+-- unique key. Returns its id; or, where nothing is made, the live job that stands in its place, with `is_retry`: true where that one is
+-- its retry, false where it only has its unique key. Served by job_retry and job_unique_key; wakes as an enqueue does.
+CREATE OR REPLACE FUNCTION rouse._retry(p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean)
+LANGUAGE plpgsql AS $$
+DECLARE
+    fresh bigint := nextval('rouse.turn_seq');
+BEGIN
+    PERFORM rouse._open_lane(p_was.lane);
+    FOR try IN 1 .. 10 LOOP
+        INSERT INTO rouse.job AS j (id, lane, turn, retried_from, requested_at, available_at, max_attempts, bytes, tenant, source,
+                                    unique_key, payload, wake, grants, lease_ms, timeout_ms)
+        VALUES (fresh, p_was.lane, fresh, p_was.id, p_at, p_at, p_was.max_attempts,
+                octet_length(p_was.payload::text) + rouse._other_bytes(p_was.tenant, p_was.source, p_was.grants),
+                p_was.tenant, p_was.source, p_was.unique_key, p_was.payload, true, p_was.grants, p_was.lease_ms, p_was.timeout_ms)
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            INSERT INTO rouse.record (at, job, event, who, detail)
+            VALUES (p_at, p_was.id, 'retried', session_user, jsonb_build_object('as', fresh));
+            made := fresh;
+            RETURN;
+        END IF;
+        SELECT j.id, true INTO live, is_retry FROM rouse.job AS j WHERE j.retried_from = p_was.id;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        SELECT j.id, false INTO live, is_retry FROM rouse.job AS j
+        WHERE j.unique_key = p_was.unique_key AND coalesce(j.tenant, '') = coalesce(p_was.tenant, '');
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        -- The other one finished between the statements.
+    END LOOP;
+    RAISE EXCEPTION 'rouse: job % cannot be retried: its place is taken and freed faster than it can be read', p_was.id
+        USING ERRCODE = 'serialization_failure', HINT = 'Try again.';
+END
+$$;
+
+-- Makes a new job of one that has ended (rouse._retry) and returns its id. While a retry of it is live, that one's id is returned. Served
+-- by the primary key, finished_id and job_retry.
 CREATE OR REPLACE FUNCTION rouse.retry(id bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    at    timestamptz := clock_timestamp();
-    live  rouse.state;
-    was   rouse.finished;
-    fresh bigint := nextval('rouse.turn_seq');
-    their bigint;
+    at   timestamptz := clock_timestamp();
+    live rouse.state;
+    was  rouse.finished;
+    done record;
 BEGIN
     PERFORM rouse._check_id('retry', retry.id);
     SELECT j.state INTO live FROM rouse.job AS j WHERE j.id = retry.id;
@@ -196,33 +234,13 @@ BEGIN
     END IF;
     was := rouse._ended(retry.id);
     PERFORM rouse._have_partitions(at);
-    PERFORM rouse._open_lane(was.lane);
-    FOR try IN 1 .. 10 LOOP
-        INSERT INTO rouse.job AS j (id, lane, turn, retried_from, requested_at, available_at, max_attempts, bytes, tenant, source,
-                                    unique_key, payload, wake, grants)
-        VALUES (fresh, was.lane, fresh, was.id, at, at, was.max_attempts,
-                octet_length(was.payload::text) + rouse._other_bytes(was.tenant, was.source, was.grants), was.tenant, was.source, was.unique_key, was.payload, true, was.grants)
-        ON CONFLICT DO NOTHING;
-        IF FOUND THEN
-            INSERT INTO rouse.record (at, job, event, who, detail)
-            VALUES (at, was.id, 'retried', session_user, jsonb_build_object('as', fresh));
-            RETURN fresh;
-        END IF;
-        SELECT j.id INTO their FROM rouse.job AS j WHERE j.retried_from = was.id;
-        IF FOUND THEN
-            RETURN their;
-        END IF;
-        SELECT j.id INTO their FROM rouse.job AS j
-        WHERE j.unique_key = was.unique_key AND coalesce(j.tenant, '') = coalesce(was.tenant, '');
-        IF FOUND THEN
-            RAISE EXCEPTION 'rouse: job % cannot be retried: job %, which is live, has its unique key %',
-                was.id, their, quote_literal(substr(was.unique_key, strpos(was.unique_key, '/') + 1))
-                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Wait for the end of that one, or cancel it first.';
-        END IF;
-        -- The other one finished between the statements.
-    END LOOP;
-    RAISE EXCEPTION 'rouse: job % cannot be retried: its place is taken and freed faster than it can be read', was.id
-        USING ERRCODE = 'serialization_failure', HINT = 'Try again.';
+    SELECT * INTO done FROM rouse._retry(was, at);
+    IF done.is_retry = false THEN
+        RAISE EXCEPTION 'rouse: job % cannot be retried: job %, which is live, has its unique key %',
+            was.id, done.live, quote_literal(substr(was.unique_key, strpos(was.unique_key, '/') + 1))
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Wait for the end of that one, or cancel it first.';
+    END IF;
+    RETURN coalesce(done.made, done.live);
 END
 $$;
 
@@ -366,9 +384,11 @@ BEGIN
             DELETE FROM rouse.job AS j USING ready WHERE j.id = ANY (ARRAY[ready.id]) RETURNING j.*),
         kept AS (
             INSERT INTO rouse.finished (id, lane, retried_from, requested_at, available_at, finished_at,
-                                        attempt, lost, max_attempts, state, tenant, source, unique_key, payload, grants)
+                                        attempt, lost, max_attempts, state, tenant, source, unique_key, payload, grants,
+                                        lease_ms, timeout_ms)
             SELECT g.id, g.lane, g.retried_from, g.requested_at, g.available_at, at,
-                   g.attempt, g.lost, g.max_attempts, 'cancelled', g.tenant, g.source, g.unique_key, g.payload, g.grants
+                   g.attempt, g.lost, g.max_attempts, 'cancelled', g.tenant, g.source, g.unique_key, g.payload, g.grants,
+                   g.lease_ms, g.timeout_ms
             FROM gone AS g RETURNING id),
         recorded AS (
             INSERT INTO rouse.record (at, job, event, who) SELECT at, k.id, 'purged', session_user FROM kept AS k)

@@ -115,7 +115,7 @@ BEGIN
                 taken := taken + orphan.bytes;
                 UPDATE rouse.job AS j
                 SET attempt = j.attempt + 1, lost = j.lost + 1, fence = p_fence, worker = p_worker, claimed_at = at,
-                    lease_until = at + least(greatest(orphan.lease_ms, 1), 86400000) * interval '1 millisecond', turn = nextval('rouse.turn_seq')
+                    lease_until = at + coalesce(j.lease_ms, least(greatest(orphan.lease_ms, 1), 86400000)) * interval '1 millisecond', turn = nextval('rouse.turn_seq')
                 WHERE j.id = orphan.id;
             ELSE
                 became := 'queued';

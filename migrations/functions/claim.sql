@@ -37,7 +37,7 @@ CREATE OR REPLACE FUNCTION rouse.claim(
     p_most integer[] DEFAULT NULL, p_waited_ms bigint[] DEFAULT NULL, p_checked_at timestamptz DEFAULT NULL)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
-               unread bigint[])
+               lease_ms bigint, timeout_ms bigint, unread bigint[])
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -85,15 +85,15 @@ BEGIN
         RETURN QUERY
         UPDATE rouse.job AS j
         SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
-            claimed_at = at, lease_until = at + picked.lease_ms * interval '1 millisecond'
+            claimed_at = at, lease_until = at + coalesce(j.lease_ms, picked.lease_ms) * interval '1 millisecond'
         FROM unnest(ids, leases) AS picked(id, lease_ms) WHERE j.id = ANY (ARRAY[picked.id])
         RETURNING j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
-                  j.payload::text, j.memory_bytes, j.grants::text, NULL::bigint[];
+                  j.payload::text, j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms, NULL::bigint[];
     ELSIF ids IS NOT NULL THEN
         WITH claimed AS (
             UPDATE rouse.job AS j
             SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
-                claimed_at = at, lease_until = at + picked.lease_ms * interval '1 millisecond'
+                claimed_at = at, lease_until = at + coalesce(j.lease_ms, picked.lease_ms) * interval '1 millisecond'
             FROM unnest(ids, leases) AS picked(id, lease_ms) WHERE j.id = ANY (ARRAY[picked.id])
             RETURNING j.id)
         SELECT array_agg(c.id) INTO unread FROM claimed AS c;
@@ -142,7 +142,7 @@ BEGIN
         WHERE found.bytes_so_far - found.bytes < 8388608)
     UPDATE rouse.job AS j
     SET state = 'running', attempt = j.attempt + 1, fence = p_fence, worker = p_worker,
-        claimed_at = at, lease_until = at + least(greatest(p_lease_ms, 1), 86400000) * interval '1 millisecond'
+        claimed_at = at, lease_until = at + coalesce(j.lease_ms, least(greatest(p_lease_ms, 1), 86400000)) * interval '1 millisecond'
     FROM picked WHERE j.id = ANY (ARRAY[picked.id])
     RETURNING j.id;
 END
@@ -152,7 +152,8 @@ $$;
 -- nothing and locks nothing, so that a client that does not read holds nobody up. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[])
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
-               requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload jsonb, memory_bytes bigint, grants text)
+               requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload jsonb, memory_bytes bigint, grants text,
+               lease_ms bigint, timeout_ms bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 100
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -162,7 +163,7 @@ BEGIN
     -- The payload as jsonb: what is large stays where it is until it is sent.
     RETURN QUERY
     SELECT j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
-           j.payload, j.memory_bytes, j.grants::text
+           j.payload, j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms
     FROM unnest(p_ids) AS asked(id)
     JOIN rouse.job AS j ON j.id = ANY (ARRAY[asked.id])
     -- No state: a job that has a fence runs, and a plan that knows it would read all running jobs for each id (job_lease).

@@ -29,6 +29,8 @@ COMMENT ON FUNCTION rouse.delete IS
     'Removes a queued job: it counts as cancelled, and its history records the deletion. A running job is refused.';
 COMMENT ON FUNCTION rouse.retry IS
     'Enqueues a copy of a job that has ended and returns the id of the copy.';
+COMMENT ON FUNCTION rouse.retry_jobs IS
+    'Retries one batch of ended jobs that fit a filter and were never retried; returns them, the new jobs, and where to go on.';
 COMMENT ON FUNCTION rouse.reschedule IS
     'Changes when a queued job runs; a null time makes it ready at once.';
 COMMENT ON FUNCTION rouse.pause_queue IS
@@ -120,6 +122,10 @@ COMMENT ON FUNCTION rouse.prepare_partitions IS
     'Creates the daily partitions of today and the next days; returns how many.';
 
 -- Observers.
+COMMENT ON FUNCTION rouse.search_jobs IS
+    'Returns the ids of jobs that fit a filter, the newest first, of a bounded number of jobs, and where to go on.';
+COMMENT ON FUNCTION rouse.find_jobs IS
+    'Returns jobs that fit a filter, the newest first, of a bounded number of jobs.';
 COMMENT ON FUNCTION rouse.depth IS
     'Counts the jobs of each lane: ready, scheduled, running.';
 COMMENT ON FUNCTION rouse.remaining IS

@@ -100,6 +100,27 @@ BEGIN
 END
 $$;
 
+-- A lease or a run timeout of a job, `p_name`, in milliseconds; refuses one that no host would keep to. A lease that is shorter
+-- than two seconds could not be renewed in time.
+CREATE OR REPLACE FUNCTION rouse._time_ms(p_name text, p_time interval) RETURNS bigint
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    least_ms bigint := CASE p_name WHEN 'lease' THEN 2000 ELSE 1 END;
+    most_ms  bigint := CASE p_name WHEN 'lease' THEN 86400000 ELSE 2592000000 END;
+BEGIN
+    IF p_time IS NULL THEN
+        RETURN NULL;
+    END IF;
+    IF p_time < least_ms * interval '1 millisecond' OR p_time > most_ms * interval '1 millisecond' THEN
+        RAISE EXCEPTION 'rouse.enqueue: % must be between % and %, not %', p_name,
+            CASE p_name WHEN 'lease' THEN '2 seconds' ELSE '1 millisecond' END,
+            CASE p_name WHEN 'lease' THEN '1 day' ELSE '30 days' END, p_time
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out for the handler''s own.';
+    END IF;
+    RETURN (extract(epoch FROM p_time) * 1000)::bigint;
+END
+$$;
+
 -- Enqueues one job and returns its id. Part of the caller's transaction: a rollback leaves
 -- nothing, and no worker sees the job before the commit. A null argument means its default.
 --
@@ -114,6 +135,9 @@ $$;
 --   tags          only workers that have all of these take the job
 --   grants        less than the handler may do: {"http": hosts, "secrets": names, "dirs": paths, "env": names, "memory_mb": …,
 --                 "cpu": …, "timeout": …}; of a list that is there, what it does not name is taken away
+--   lease         how long a claim is good for without renewal, 2 seconds to 1 day; null: the handler's own
+--   timeout       how long an attempt may run, 1 millisecond to 30 days; null: the handler's own. Where rouse.toml sets one for the
+--                 handler, the shorter of the two counts
 CREATE OR REPLACE FUNCTION rouse.enqueue(
     handler      text,
     payload      jsonb       DEFAULT '{}',
@@ -125,7 +149,9 @@ CREATE OR REPLACE FUNCTION rouse.enqueue(
     max_attempts integer     DEFAULT NULL,
     unique_key   text        DEFAULT NULL,
     tags         text[]      DEFAULT '{}',
-    grants       jsonb       DEFAULT NULL
+    grants       jsonb       DEFAULT NULL,
+    lease        interval    DEFAULT NULL,
+    timeout      interval    DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_variable
@@ -142,7 +168,8 @@ BEGIN
     -- not. So one that most calls do not need stands in a branch that they do not enter.
     IF unique_key IS NOT NULL THEN
         RETURN (SELECT u.id FROM rouse._enqueue_unique(
-            job_id, handler, payload, bytes, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants) AS u);
+            job_id, handler, payload, bytes, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants,
+            lease, timeout) AS u);
     END IF;
     IF bytes > bytes_max THEN
         bytes_max := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = queue), 262144);
@@ -156,6 +183,10 @@ BEGIN
             AND (max_attempts IS NULL OR max_attempts BETWEEN 1 AND 1000)
             AND (tenant IS NULL OR length(tenant) BETWEEN 1 AND 200)
             AND (source IS NULL OR length(source) BETWEEN 1 AND 200);
+    END IF;
+    -- Rare: the statement below does not have them, so that it is no dearer for all other jobs.
+    IF coalesce(lease, timeout) IS NOT NULL THEN
+        valid := false;
     END IF;
     -- What the catalog has is valid: where the lane is known, its parts need no checks of their own. Null parts find no lane.
     IF valid AND bytes <= bytes_max AND priority IN ('high', 'normal', 'low') THEN
@@ -171,13 +202,15 @@ BEGIN
         END IF;
     END IF;
 
-    -- Something is new, null, or wrong: all checks, in their order.
+    -- Something is new, null, rare, or wrong: all checks, in their order.
     lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags, payload);
     bytes := coalesce(bytes, octet_length('{}'));
     PERFORM rouse._check_payload(bytes, coalesce(queue, 'default'));
-    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants)
+    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants,
+                                lease_ms, timeout_ms)
     VALUES (job_id, lane_id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-            max_attempts, bytes + rouse._other_bytes(tenant, source, grants), tenant, source, coalesce(payload, '{}'), true, grants);
+            max_attempts, bytes + rouse._other_bytes(tenant, source, grants), tenant, source, coalesce(payload, '{}'), true, grants,
+            rouse._time_ms('lease', lease), rouse._time_ms('timeout', timeout));
     RETURN job_id;
 END
 $$;
@@ -186,7 +219,7 @@ $$;
 -- settings; p_bytes is the size of the payload's text. Waits for a transaction that is enqueuing the same key at this moment. Served by job_unique_key.
 CREATE OR REPLACE FUNCTION rouse._enqueue_unique(
     p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
-    p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb,
+    p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval,
     OUT id bigint, OUT created boolean, OUT differs text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -194,7 +227,13 @@ DECLARE
     at      timestamptz := clock_timestamp();
     lane_id bigint := rouse._lane(p_handler, p_queue, p_tenant, p_source, p_priority, p_run_at, p_max_attempts, p_tags, p_payload);
     key     text := p_handler || '/' || p_unique_key;
+    lease   bigint;
+    timeout bigint;
 BEGIN
+    IF coalesce(p_lease, p_timeout) IS NOT NULL THEN
+        lease := rouse._time_ms('lease', p_lease);
+        timeout := rouse._time_ms('timeout', p_timeout);
+    END IF;
     IF p_payload IS NULL THEN
         p_payload := '{}';
         p_bytes := octet_length('{}');
@@ -212,9 +251,10 @@ BEGIN
     END IF;
     FOR try IN 1 .. 10 LOOP
         INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, unique_key,
-                                    payload, wake, grants)
+                                    payload, wake, grants, lease_ms, timeout_ms)
         VALUES (p_id, lane_id, CASE WHEN p_run_at > at THEN NULL ELSE p_id END, at, coalesce(p_run_at, at),
-                p_max_attempts, p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants), p_tenant, p_source, key, p_payload, true, p_grants)
+                p_max_attempts, p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants), p_tenant, p_source, key, p_payload, true, p_grants,
+                lease, timeout)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             _enqueue_unique.id := p_id;
@@ -229,7 +269,9 @@ BEGIN
                    CASE WHEN theirs.priority <> mine.priority THEN 'priority' END,
                    CASE WHEN j.max_attempts IS DISTINCT FROM p_max_attempts THEN 'max_attempts' END,
                    CASE WHEN theirs.tags <> mine.tags THEN 'tags' END,
-                   CASE WHEN j.grants IS DISTINCT FROM p_grants THEN 'grants' END], NULL)
+                   CASE WHEN j.grants IS DISTINCT FROM p_grants THEN 'grants' END,
+                   CASE WHEN j.lease_ms IS DISTINCT FROM lease THEN 'lease' END,
+                   CASE WHEN j.timeout_ms IS DISTINCT FROM timeout THEN 'timeout' END], NULL)
         INTO _enqueue_unique.id, created, differs
         FROM rouse.job AS j
         CROSS JOIN LATERAL (SELECT l.queue, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS theirs
@@ -249,8 +291,8 @@ $$;
 --
 --   id       the job that has the key now
 --   created  true: this call has enqueued it; false: it was live before, and nothing was added or changed
---   differs  which arguments of this call the live job does not have, of payload, queue, source, priority, max_attempts, tags
---            and grants; not run_at, which each retry changes
+--   differs  which arguments of this call the live job does not have, of payload, queue, source, priority, max_attempts, tags,
+--            grants, lease and timeout; not run_at, which each retry changes
 CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
     handler      text,
     unique_key   text,
@@ -263,6 +305,8 @@ CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
     max_attempts integer     DEFAULT NULL,
     tags         text[]      DEFAULT '{}',
     grants       jsonb       DEFAULT NULL,
+    lease        interval    DEFAULT NULL,
+    timeout      interval    DEFAULT NULL,
     OUT id       bigint,
     OUT created  boolean,
     OUT differs  text[]
@@ -276,7 +320,7 @@ BEGIN
     END IF;
     SELECT u.id, u.created, u.differs INTO id, created, differs
     FROM rouse._enqueue_unique(nextval('rouse.turn_seq'), handler, payload, octet_length(payload::text), queue, tenant, source, priority,
-                               run_at, max_attempts, unique_key, tags, grants) AS u;
+                               run_at, max_attempts, unique_key, tags, grants, lease, timeout) AS u;
 END
 $$;
 
@@ -292,7 +336,9 @@ CREATE OR REPLACE FUNCTION rouse.enqueue_many(
     run_at       timestamptz DEFAULT NULL,
     max_attempts integer     DEFAULT NULL,
     tags         text[]      DEFAULT '{}',
-    grants       jsonb       DEFAULT NULL
+    grants       jsonb       DEFAULT NULL,
+    lease        interval    DEFAULT NULL,
+    timeout      interval    DEFAULT NULL
 ) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_variable
@@ -301,6 +347,8 @@ DECLARE
     at        timestamptz := clock_timestamp();
     bytes_max integer := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = coalesce(queue, 'default')), 262144);
     others    integer := rouse._other_bytes(tenant, source, grants);
+    lease_ms  bigint;
+    run_ms    bigint;
     sizes     integer[];
     wrong     bigint;
 BEGIN
@@ -326,10 +374,16 @@ BEGIN
     IF grants IS NOT NULL THEN
         PERFORM rouse._check_grants(grants);
     END IF;
+    IF coalesce(lease, timeout) IS NOT NULL THEN
+        lease_ms := rouse._time_ms('lease', lease);
+        run_ms := rouse._time_ms('timeout', timeout);
+    END IF;
     RETURN QUERY
-    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants)
+    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants,
+                                lease_ms, timeout_ms)
     SELECT p.id, lane_id, CASE WHEN run_at > at THEN NULL ELSE p.id END, at, coalesce(run_at, at),
-           max_attempts, p.bytes + others, tenant, source, p.payload, CASE WHEN p.place = cardinality(payloads) THEN true END, grants
+           max_attempts, p.bytes + others, tenant, source, p.payload, CASE WHEN p.place = cardinality(payloads) THEN true END, grants,
+           lease_ms, run_ms
     FROM (SELECT nextval('rouse.turn_seq') AS id, u.payload, u.bytes, u.place
           FROM unnest(payloads, sizes) WITH ORDINALITY AS u(payload, bytes, place)) AS p
     RETURNING j.id;

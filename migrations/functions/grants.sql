@@ -27,7 +27,7 @@ GRANT EXECUTE ON FUNCTION rouse.cancel, rouse.job, rouse.result, rouse.history, 
 
 -- Operators.
 GRANT EXECUTE ON FUNCTION
-    rouse.complete, rouse.fail, rouse.delete, rouse.retry, rouse.reschedule,
+    rouse.complete, rouse.fail, rouse.delete, rouse.retry, rouse.retry_jobs, rouse.reschedule,
     rouse.pause_queue, rouse.resume_queue, rouse.purge_queue,
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
     TO rouse_operator;
@@ -45,7 +45,8 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
 
 -- Observers, and operators.
-GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.history, rouse.audit, rouse.job_log, rouse.depth, rouse.remaining, rouse.remaining_bound
+GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.history, rouse.audit, rouse.job_log, rouse.search_jobs, rouse.find_jobs,
+    rouse.depth, rouse.remaining, rouse.remaining_bound
     TO rouse_observer, rouse_operator;
 -- The views read with the rights of whoever made them; this one is called with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage TO rouse_observer, rouse_operator;

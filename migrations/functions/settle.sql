@@ -41,13 +41,16 @@ BEGIN
                   CASE WHEN s.started_us IS NOT NULL THEN least(at, j.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
                   j.attempt, j.lost, j.max_attempts, s.state, j.tenant, j.source, j.unique_key, j.payload, s.result, s.error,
                   abs(s.cpu_us) AS cpu_us, abs(s.memory_peak) AS memory_peak, abs(s.host_calls) AS host_calls,
-                  abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, j.grants, left(s.handler, 128) AS handler)
+                  abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, j.grants, left(s.handler, 128) AS handler,
+                  j.lease_ms, j.timeout_ms)
     INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, requested_at, available_at, claimed_at, started_at, finished_at,
                                 attempt, lost, max_attempts, state, tenant, source, unique_key, payload, result, error,
-                                cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants, handler)
+                                cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants, handler,
+                                lease_ms, timeout_ms)
     SELECT g.id, g.lane, g.worker, g.retried_from, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
            g.attempt, g.lost, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.result, g.error,
-           g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler
+           g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler,
+           g.lease_ms, g.timeout_ms
     FROM gone AS g
     RETURNING f.id;
 

@@ -11,8 +11,9 @@ $$;
 
 -- Every job that is kept, live or finished. `error` is the last failed attempt's; `progress` is what the
 -- attempt that runs has said last; `usage` is what the last attempt has used, or the one that runs so far;
--- `grants` is what the job leaves of those of its handler. `orphaned_at` is when the lease of a running job has ended: its worker is gone,
--- and no other has taken it over yet. `ran` is the handler that ran, where that is another one: its worker has bound the job's source.
+-- `grants` is what the job leaves of those of its handler; `lease_ms` and `timeout_ms` are its own, null: the handler's. `orphaned_at` is when the lease of a running job has
+-- ended: its worker is gone, and no other has taken it over yet. `ran` is the handler that ran, where that is another one: its worker has
+-- bound the job's source.
 CREATE OR REPLACE VIEW rouse.jobs AS
 SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source, substr(j.unique_key, strpos(j.unique_key, '/') + 1) AS unique_key,
        j.attempt, j.lost, j.max_attempts, j.retried_from, j.worker,
@@ -24,7 +25,7 @@ SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source
        (SELECT rouse._usage(r.cpu_us, r.memory_bytes, r.host_calls, r.bytes_in, r.bytes_out, NULL)
         FROM rouse.running AS r WHERE r.job = j.id AND r.fence = j.fence) AS usage,
        j.grants, CASE WHEN j.lease_until < clock_timestamp() THEN j.lease_until END AS orphaned_at,
-       NULL::text AS ran
+       NULL::text AS ran, j.lease_ms, j.timeout_ms
 FROM rouse.job AS j
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS l
 UNION ALL
@@ -32,7 +33,7 @@ SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source
        f.attempt, f.lost, f.max_attempts, f.retried_from, f.worker,
        f.requested_at, f.available_at, f.claimed_at, f.started_at, f.finished_at,
        f.payload, f.result, f.error, NULL,
-       rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants, NULL, f.handler
+       rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants, NULL, f.handler, f.lease_ms, f.timeout_ms
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 

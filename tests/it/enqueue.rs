@@ -138,6 +138,22 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
             "max_attempts must be between 1 and 1000, not -1",
         ),
         (
+            "rouse.enqueue('x', lease => '1 second')",
+            "lease must be between 2 seconds and 1 day, not 00:00:01 (22023)",
+        ),
+        (
+            "rouse.enqueue('x', lease => '25 hours', unique_key => 'k')",
+            "lease must be between 2 seconds and 1 day, not 25:00:00",
+        ),
+        (
+            "rouse.enqueue_many('x', '{1}', timeout => '0')",
+            "timeout must be between 1 millisecond and 30 days, not 00:00:00",
+        ),
+        (
+            "rouse.enqueue_unique('x', 'k', timeout => '31 days')",
+            "timeout must be between 1 millisecond and 30 days, not 31 days",
+        ),
+        (
             "rouse.enqueue('x', tenant => '')",
             "tenant and source have 1 to 200 characters",
         ),
@@ -399,7 +415,8 @@ async fn enqueue_unique_says_whether_it_has_created_the_job_and_what_differs_fro
     // The same tags in another order are the same lane.
     let same = unique("'{\"n\": 1.0}', tags => '{b,a}', run_at => now() + interval '1 day'").await;
     assert_eq!(same, (id, false, vec![]));
-    let other = "'{\"n\": 2}', queue => 'q', source => 's', priority => 'low', max_attempts => 2, grants => '{\"memory_mb\": 9}'";
+    let other = "'{\"n\": 2}', queue => 'q', source => 's', priority => 'low', max_attempts => 2, grants => '{\"memory_mb\": 9}',
+                 lease => '1 minute', timeout => '1 minute'";
     let all = [
         "payload",
         "queue",
@@ -408,6 +425,8 @@ async fn enqueue_unique_says_whether_it_has_created_the_job_and_what_differs_fro
         "max_attempts",
         "tags",
         "grants",
+        "lease",
+        "timeout",
     ];
     assert_eq!(
         unique(other).await,

@@ -70,6 +70,9 @@ const FAIL: &str = "SELECT rouse.fail((SELECT rouse.enqueue('x')), 'why')";
 const DELETE: &str = "SELECT rouse.delete((SELECT rouse.enqueue('x')))";
 const RESCHEDULE: &str = "SELECT rouse.reschedule((SELECT rouse.enqueue('x')))";
 const RETRY: &str = "SELECT rouse.retry(1)";
+const SEARCH: &str = "SELECT rouse.search_jobs()";
+const FIND: &str = "SELECT * FROM rouse.find_jobs()";
+const RETRY_JOBS: &str = "SELECT rouse.retry_jobs('{\"state\": \"failed\"}')";
 const RESUME: &str = "SELECT rouse.resume_queue('roles')";
 const CHALLENGE: &str = "SELECT rouse.challenge('nobody', 'x')";
 const ANSWER: &str = "SELECT rouse.challenge_answer(gen_random_uuid())";
@@ -84,12 +87,14 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
     let producer = &[CANCEL, JOB, RESULT, HISTORY, JOB_LOG][..];
     let observer = &[
         TABLE, VIEW, JOB, RESULT, HISTORY, JOB_LOG, WORKERS, QUEUES, BACKLOG, STATE, LIMITS,
+        SEARCH, FIND,
     ][..];
     let operator = &[
         COMPLETE,
         FAIL,
         DELETE,
         RETRY,
+        RETRY_JOBS,
         RESCHEDULE,
         PAUSE,
         RESUME,
@@ -169,6 +174,9 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
             DELETE,
             RESCHEDULE,
             RETRY,
+            RETRY_JOBS,
+            SEARCH,
+            FIND,
             RESUME,
             CHALLENGE,
             ANSWER,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 use serde_json::json;
 
-use super::duration::duration;
+use super::duration::{duration, some_time};
 use super::number::between;
 use super::payload;
 use super::served::Wanted;
@@ -55,6 +55,15 @@ pub(super) struct Args {
     #[arg(long, value_name = "KEY")]
     unique_key: Option<String>,
 
+    /// How long a claim of it is good for without renewal, 2s to 1d; default: the handler's own
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    lease: Option<Duration>,
+
+    /// How long an attempt may run, at most 30d; default: the handler's own. Where rouse.toml sets a timeout for the handler, the
+    /// shorter of the two counts
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    timeout: Option<Duration>,
+
     /// A tag that its worker must have (again for several)
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
@@ -94,6 +103,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             unique_key: args.unique_key,
             tags: args.tags,
             grants: args.grants,
+            lease_secs: args.lease.map(|lease| lease.as_secs_f64()),
+            timeout_secs: args.timeout.map(|timeout| timeout.as_secs_f64()),
         })
         .await?;
     if created && !is_bound {

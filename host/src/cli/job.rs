@@ -1,8 +1,10 @@
 //! `rouse job`: looks at jobs, and changes them from outside.
 
 mod change;
+mod filter;
 mod list;
 mod logs;
+mod retry;
 mod show;
 mod tries;
 
@@ -43,8 +45,8 @@ enum Verb {
     Logs(logs::Args),
     /// Cancel jobs, queued or running; what runs is stopped
     Cancel(change::Args),
-    /// Make a new job of each that has ended, and print its id
-    Retry(change::Args),
+    /// Make new jobs of ended ones: of those that are named, or of all that fit filters
+    Retry(retry::Args),
     /// Let a job succeed with a result, without a worker
     Complete(change::Complete),
     /// Let a job fail for good, with a message
@@ -66,7 +68,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Verb::Ls(args)) => list::run(args).await,
         Some(Verb::Logs(args)) => logs::run(args).await,
         Some(Verb::Cancel(args)) => change::cancel(args).await,
-        Some(Verb::Retry(args)) => change::retry(args).await,
+        Some(Verb::Retry(args)) => retry::run(args).await,
         Some(Verb::Complete(args)) => change::complete(args).await,
         Some(Verb::Fail(args)) => change::fail(args).await,
         Some(Verb::Reschedule(args)) => change::reschedule(args).await,

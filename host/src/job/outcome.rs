@@ -135,6 +135,8 @@ pub struct OwnLimits {
     pub cpu: bool,
     /// Its run timeout.
     pub timeout: bool,
+    /// Its run timeout is the one that it was enqueued with, longer or shorter than that of its handler.
+    pub enqueued_timeout: bool,
 }
 
 /// Decides what becomes of a job whose attempt ended like this. `random` is uniform in
@@ -224,9 +226,12 @@ fn judge(end: RunEnd, tries: Tries) -> Judged {
         RunEnd::Aborted(AbortReason::TimedOut) => Judged::Failed(
             AttemptError::new(
                 ErrorKind::TimedOut,
-                match tries.own.timeout {
-                    false => "the attempt ran longer than its run timeout (`timeout` of the handler; rouse.toml can change it)".into(),
-                    true => format!("the attempt ran longer than its run timeout{}", left("timeout")),
+                match (tries.own.timeout, tries.own.enqueued_timeout) {
+                    (false, false) => "the attempt ran longer than its run timeout (`timeout` of the handler; rouse.toml can change it)".into(),
+                    (false, true) => "the attempt ran longer than the run timeout that the job was enqueued with; \
+                                      enqueue it with a longer `timeout`, or without one"
+                        .into(),
+                    (true, _) => format!("the attempt ran longer than its run timeout{}", left("timeout")),
                 },
             ),
             Verdict {

@@ -95,6 +95,10 @@ pub struct ClaimedJob {
     pub memory_bytes: Option<u64>,
     /// What the job leaves of the grants of its handler, JSON; none: all.
     pub grants: Option<JsonText>,
+    /// How long its claims are good for without renewal; none: as long as those of its lane.
+    pub lease: Option<Duration>,
+    /// How long its attempts may run; none: the handler's own.
+    pub timeout: Option<Duration>,
 }
 
 impl ClaimedJob {
@@ -106,6 +110,12 @@ impl ClaimedJob {
     }
 
     fn from_row(row: &Row, fence: Fence) -> Result<Self, StoreError> {
+        let time = |column: usize| -> Result<Option<Duration>, StoreError> {
+            let ms: Option<i64> = row.try_get(column)?;
+            Ok(ms
+                .and_then(|ms| u64::try_from(ms).ok())
+                .map(Duration::from_millis))
+        };
         Ok(Self {
             id: JobId(row.try_get(0)?),
             fence,
@@ -126,6 +136,8 @@ impl ClaimedJob {
                 .try_get::<_, Option<i64>>(12)?
                 .and_then(|bytes| u64::try_from(bytes).ok()),
             grants: row.try_get(13)?,
+            lease: time(14)?,
+            timeout: time(15)?,
         })
     }
 }
@@ -169,7 +181,7 @@ impl Store {
         let Some(first) = rows.first() else {
             return Ok(Claimed::Jobs(Vec::new()));
         };
-        if let Some(ids) = first.try_get::<_, Option<Vec<i64>>>(14)? {
+        if let Some(ids) = first.try_get::<_, Option<Vec<i64>>>(16)? {
             return self.claimed(fence, &ids).await.map(Claimed::Jobs);
         }
         match first.try_get::<_, Option<i64>>(0)? {

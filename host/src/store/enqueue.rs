@@ -30,6 +30,10 @@ pub struct Enqueue {
     pub tags: Vec<String>,
     /// What it leaves of the grants of its handler, JSON; none: all.
     pub grants: Option<String>,
+    /// How long its claims are good for without renewal, seconds; none: the handler's own.
+    pub lease_secs: Option<f64>,
+    /// How long its attempts may run, seconds; none: the handler's own.
+    pub timeout_secs: Option<f64>,
 }
 
 /// What an enqueue has done.
@@ -50,7 +54,7 @@ impl Store {
             JsonText(job.payload.clone()),
             job.grants.clone().map(JsonText),
         );
-        let args: [(&(dyn ToSql + Sync), Type); 11] = [
+        let args: [(&(dyn ToSql + Sync), Type); 13] = [
             (&job.handler, Type::TEXT),
             (&payload, Type::JSONB),
             (&job.queue, Type::TEXT),
@@ -61,10 +65,12 @@ impl Store {
             (&job.max_attempts, Type::INT4),
             (&job.tags, Type::TEXT_ARRAY),
             (&grants, Type::JSONB),
+            (&job.lease_secs, Type::FLOAT8),
+            (&job.timeout_secs, Type::FLOAT8),
             (&job.unique_key, Type::TEXT),
         ];
         let rows = match job.unique_key {
-            None => self.query(include_str!("enqueue.sql"), &args[..10]).await?,
+            None => self.query(include_str!("enqueue.sql"), &args[..12]).await?,
             Some(_) => {
                 self.query(include_str!("enqueue_unique.sql"), &args)
                     .await?

@@ -5,55 +5,52 @@ use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
 
-/// The most jobs that one listing looks at: filters that match little would read all that is kept.
-pub const LOOKED_AT_MAX: i64 = 100_000;
+/// The most jobs that one search looks at: filters that match little would read all that is kept.
+pub const LOOKED_AT_MAX: i32 = 100_000;
 
 /// Which jobs.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Listing {
-    /// Of this queue; none: of any.
-    pub queue: Option<String>,
-    /// For this handler; none: for any.
-    pub handler: Option<String>,
-    /// In this state, a word of SPEC row D1; none: in any.
-    pub state: Option<String>,
+    /// As `rouse.search_jobs` reads it (`migrations/functions/find.sql`).
+    pub filter: Value,
     /// Only jobs with a smaller id; none: all.
     pub before: Option<i64>,
     /// At most so many, the newest.
-    pub limit: i64,
+    pub limit: i32,
+}
+
+/// Jobs, and where the search for them ended.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    /// The newest first.
+    pub jobs: Vec<Value>,
+    /// The last of the jobs that were looked at, where there are more that were not.
+    pub looked_back_to: Option<i64>,
 }
 
 impl Store {
     /// The newest jobs that fit, live or finished, of the [`LOOKED_AT_MAX`] newest.
-    pub async fn jobs(&self, listing: &Listing) -> Result<Vec<Value>, StoreError> {
-        let rows = self
-            .query(
-                include_str!("jobs.sql"),
-                &[
-                    (&listing.queue, Type::TEXT),
-                    (&listing.handler, Type::TEXT),
-                    (&listing.state, Type::TEXT),
-                    (&listing.limit, Type::INT8),
-                    (&listing.before, Type::INT8),
-                    (&LOOKED_AT_MAX, Type::INT8),
-                ],
-            )
+    pub async fn jobs(&self, listing: &Listing) -> Result<Listed, StoreError> {
+        let found = self
+            .search_jobs(&listing.filter, listing.before, listing.limit)
             .await?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
+        let rows = self
+            .query(include_str!("jobs.sql"), &[(&found.ids, Type::INT8_ARRAY)])
+            .await?;
+        Ok(Listed {
+            jobs: rows.iter().map(|row| row.get(0)).collect(),
+            looked_back_to: found.looked_back_to,
+        })
     }
 
-    /// The last of the jobs below this id that a listing looks at, where it does not look at all of them, and when that job was
-    /// requested.
-    pub async fn last_looked_at(
-        &self,
-        before: Option<i64>,
-    ) -> Result<Option<(i64, String)>, StoreError> {
+    /// When this job was requested, for people; none where there is no such job (any more).
+    pub async fn requested_at(&self, id: i64) -> Result<Option<String>, StoreError> {
         let rows = self
             .query(
-                include_str!("jobs_end.sql"),
-                &[(&before, Type::INT8), (&LOOKED_AT_MAX, Type::INT8)],
+                "SELECT to_char(requested_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') FROM rouse.job($1)",
+                &[(&id, Type::INT8)],
             )
             .await?;
-        Ok(rows.first().map(|row| (row.get(0), row.get(1))))
+        Ok(rows.first().map(|row| row.get(0)))
     }
 }

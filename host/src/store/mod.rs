@@ -12,6 +12,7 @@ mod audit;
 mod challenge;
 mod claim;
 mod enqueue;
+mod find;
 mod fleet;
 mod handler_state;
 mod jobs;
@@ -61,8 +62,9 @@ pub use claim::{
     CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, Only, fills_an_answer,
 };
 pub use enqueue::{Enqueue, Enqueued};
+pub use find::{FoundJobs, RetriedJobs};
 pub use handler_state::{StateOf, StateSet, StateWrite};
-pub use jobs::{LOOKED_AT_MAX, Listing};
+pub use jobs::{LOOKED_AT_MAX, Listed, Listing};
 pub use json::JsonText;
 pub use lanes::Lane;
 pub use listen::{ECHO_WITHIN, Heard, Listener, WAKE_CHANNEL, Wakeup};

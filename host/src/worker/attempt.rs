@@ -98,8 +98,16 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
         end(shared, &claim, &claim.lane.handler, RunEnd::NoHandler).await;
         return Duration::ZERO;
     };
-    let mut policy = Policy::resolve(&handler.manifest, &shared.settings.overrides);
-    let (handler, own) = match narrow(&handler, &claim.job, &mut policy) {
+    let overrides = &shared.settings.overrides;
+    let policy = Policy::resolve(&handler.manifest, overrides);
+    let mut policy = match claim.job.lease.or(claim.job.timeout) {
+        None => policy,
+        Some(_) => {
+            let operator_timeout = overrides.of(&handler.manifest.name).timeout;
+            policy.of_job(claim.job.lease, claim.job.timeout, operator_timeout)
+        }
+    };
+    let (handler, mut own) = match narrow(&handler, &claim.job, &mut policy) {
         Ok(narrowed) => narrowed.unwrap_or((handler, OwnLimits::default())),
         Err(why) => {
             let why = RunEnd::GrantsRefused(why);
@@ -107,6 +115,7 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
             return Duration::ZERO;
         }
     };
+    own.enqueued_timeout = claim.job.timeout == Some(policy.timeout);
     let journal = Arc::new(AttemptJournal::new(
         shared.clone(),
         &claim.job,
@@ -194,6 +203,7 @@ fn narrow(
         memory: memory(&narrowed) < memory(handler),
         cpu: narrowed.limits.cpu < handler.limits.cpu,
         timeout: timeout < policy.timeout,
+        enqueued_timeout: false,
     };
     policy.timeout = timeout;
     Ok(Some((narrowed, own)))

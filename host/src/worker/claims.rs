@@ -472,13 +472,15 @@ impl<'a> Claims<'a> {
                     .lanes
                     .get(job.lane)
                     .expect("claims are made from lanes that are served");
+                // As in rouse.claim: the job's own goes before that of its lane.
+                let job_lease = job.lease;
                 let claim = Claim {
                     payload_bytes: job.payload.0.len(),
                     job,
                     lane,
                     asked,
                     received,
-                    lease,
+                    lease: job_lease.unwrap_or(lease),
                 };
                 let of = claim.of(self.shared, &claim.lane.handler);
                 match adopted {

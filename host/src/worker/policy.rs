@@ -98,6 +98,25 @@ impl Policy {
         }
     }
 
+    /// With the lease and the run timeout of a job, where it has its own. The timeout is never longer than what the operator has
+    /// set for the handler; that of the module, or the default, is only a proposal.
+    pub(super) fn of_job(
+        self,
+        lease: Option<Duration>,
+        timeout: Option<Duration>,
+        operator_timeout: Option<Duration>,
+    ) -> Self {
+        Self {
+            lease: lease.unwrap_or(self.lease).max(LEASE_MIN),
+            timeout: match (timeout, operator_timeout) {
+                (Some(own), Some(most)) => own.min(most),
+                (Some(own), None) => own,
+                (None, _) => self.timeout,
+            },
+            ..self
+        }
+    }
+
     /// The run, which is told to stop when its time is over.
     pub async fn within(&self, run: impl Future<Output = Run>, abort: &AbortHandle) -> Run {
         let mut run = pin!(run);
@@ -115,6 +134,33 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_timeout_of_a_job_exceeds_that_of_the_module_and_never_that_of_the_operator() {
+        let secs = Duration::from_secs;
+        let handler = Policy {
+            lease: secs(60),
+            timeout: secs(10),
+            grace: secs(5),
+            retry: RetryPolicy::default(),
+        };
+        for (own, operator, timeout) in [
+            (None, None, 10),
+            (None, Some(10), 10),
+            (Some(3), None, 3),
+            (Some(30), None, 30),
+            (Some(3), Some(10), 3),
+            (Some(30), Some(10), 10),
+        ] {
+            let found = handler
+                .clone()
+                .of_job(None, own.map(secs), operator.map(secs));
+            assert_eq!(found.timeout, secs(timeout), "{own:?}, {operator:?}");
+            assert_eq!(found.lease, secs(60));
+        }
+        let found = handler.of_job(Some(secs(300)), None, None);
+        assert_eq!((found.lease, found.timeout), (secs(300), secs(10)));
+    }
 
     #[test]
     fn of_each_setting_the_narrowest_counts_that_says_something_of_it() {

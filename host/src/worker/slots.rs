@@ -223,6 +223,8 @@ pub(super) mod tests {
             payload: JsonText("{}".into()),
             memory_bytes: None,
             grants: None,
+            lease: None,
+            timeout: None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! `rouse job cancel`, `retry`, `complete`, `fail`, `reschedule`, `delete`.
+//! `rouse job cancel`, `retry ID`, `complete`, `fail`, `reschedule`, `delete`.
 
 use std::io::Read as _;
 use std::process::ExitCode;
@@ -14,10 +14,10 @@ use crate::cli::each::{Done, Refusal, each};
 use crate::cli::number::job_id;
 use crate::cli::target::Target;
 use crate::job::JobId;
-use crate::store::{JsonText, StoreError, When};
+use crate::store::{JsonText, Store, StoreError, When};
 
 /// The job is not in a state for that.
-const EXIT_REFUSED: u8 = 6;
+pub(super) const EXIT_REFUSED: u8 = 6;
 
 /// What the verbs are for, in summaries.
 const JOBS: &str = "jobs";
@@ -132,10 +132,13 @@ pub(super) async fn cancel(args: Args) -> anyhow::Result<ExitCode> {
     .await
 }
 
-/// `rouse job retry`.
-pub(super) async fn retry(args: Args) -> anyhow::Result<ExitCode> {
-    let store = args.target.checked_store().await?;
-    each(&args.ids, JOBS, args.json, async |&id| {
+/// `rouse job retry` of jobs that are named.
+pub(super) async fn retry_each(
+    store: &Store,
+    ids: &[i64],
+    in_json: bool,
+) -> anyhow::Result<ExitCode> {
+    each(ids, JOBS, in_json, async |&id| {
         answer(id, store.retry(JobId(id)).await, |new| Done {
             text: new.to_string(),
             json: json!({"id": new.0, "retried_from": id}),

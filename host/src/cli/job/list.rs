@@ -7,6 +7,7 @@ use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 
 use super::cell;
+use super::filter::Filter;
 use super::tries::tries;
 use crate::cli::ago;
 use crate::cli::list::{List, Shown};
@@ -15,42 +16,33 @@ use crate::cli::screen::{Colour, Screen};
 use crate::cli::served::{Wanted, waits};
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
-use crate::cli::used::{warn_of_unused_handler, warn_of_unused_queue};
-use crate::store::{LOOKED_AT_MAX, Listing, Store};
+use crate::store::{LOOKED_AT_MAX, Listed, Listing, Store};
 
 /// How many are listed where nobody says how many.
-const NEWEST: i64 = 20;
+const NEWEST: i32 = 20;
 
 /// Options of `rouse job ls`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Needs the role rouse_observer. What has ended is listed for as long as it is kept (keep_days). \
-One listing looks at the newest 100,000 jobs, whatever their queue, handler and state are, and says so where \
-it did not find enough among them; --before ID goes on from there.\n\
+One listing looks at the newest 100,000 jobs, whatever their queue, handler and so on are, and says so where \
+it did not find enough among them; --before ID goes on from there. --since and --until leave out whole days (UTC) of what has \
+ended. Where only jobs are wanted that did not succeed (by --state, --error or --kind), only those are looked at.\n\
 Exit code: 0, also where there is none")]
 pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// Only jobs of this queue
-    #[arg(long, value_name = "NAME")]
-    queue: Option<String>,
-
-    /// Only jobs for this handler
-    #[arg(long, value_name = "NAME")]
-    handler: Option<String>,
-
-    /// Only jobs in this state
-    #[arg(long, value_parser = ["queued", "running", "succeeded", "failed", "timed_out", "cancelled"])]
-    state: Option<String>,
+    #[command(flatten)]
+    filter: Filter,
 
     /// Only jobs with a smaller id: goes on where a listing ended
     #[arg(long, value_name = "ID", value_parser = job_id)]
     before: Option<i64>,
 
     /// At most so many
-    #[arg(long, value_name = "N", default_value_t = NEWEST, value_parser = between(1_i64, 10_000))]
-    limit: i64,
+    #[arg(long, value_name = "N", default_value_t = NEWEST, value_parser = between(1_i32, 10_000))]
+    limit: i32,
 
     /// Print one JSON object
     #[arg(long)]
@@ -62,9 +54,7 @@ impl Args {
     pub(super) fn newest(target: Target, json: bool) -> Self {
         Self {
             target,
-            queue: None,
-            handler: None,
-            state: None,
+            filter: Filter::default(),
             before: None,
             limit: NEWEST,
             json,
@@ -75,11 +65,12 @@ impl Args {
 /// Lists.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    let mut jobs = store
+    let Listed {
+        mut jobs,
+        looked_back_to,
+    } = store
         .jobs(&Listing {
-            queue: args.queue.clone(),
-            handler: args.handler.clone(),
-            state: args.state,
+            filter: args.filter.at(store.now().await?),
             before: args.before,
             // One more tells whether there are more.
             limit: args.limit + 1,
@@ -88,30 +79,21 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let most = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let more = jobs.len() > most;
     jobs.truncate(most);
-    let end = match more {
-        true => None,
-        false => store.last_looked_at(args.before).await?,
-    };
     if args.json {
-        let looked_back_to = end.map(|(id, _)| id);
         let listing = json!({"jobs": jobs, "more": more, "looked_back_to": looked_back_to});
         println!("{}", as_json(listing));
         return Ok(ExitCode::SUCCESS);
     }
     table(&jobs, store.now().await?).print("no jobs");
     if jobs.is_empty() {
-        if let Some(queue) = &args.queue {
-            warn_of_unused_queue(&store, queue).await?;
-        }
-        if let Some(handler) = &args.handler {
-            warn_of_unused_handler(&store, handler).await?;
-        }
+        args.filter.warn_of_unused_names(&store).await?;
     }
     tell_what_nobody_takes(&store, &jobs).await?;
     if more {
         eprintln!("rouse: there are more; --limit N lists more of them");
     }
-    if let Some((id, at)) = end {
+    if let Some(id) = looked_back_to {
+        let at = store.requested_at(id).await?.unwrap_or_default();
         eprintln!(
             "rouse: there may be more: only the newest {LOOKED_AT_MAX} jobs were looked at, back to {id}, requested at {at}; --before {id} goes on from there"
         );

@@ -126,6 +126,8 @@ fn show(job: &JobView, now: f64) -> String {
         "attempt",
         "lost",
         "max_attempts",
+        "lease_ms",
+        "timeout_ms",
         "grants",
         "requested_at",
         "available_at",
@@ -145,10 +147,15 @@ fn show(job: &JobView, now: f64) -> String {
         let value = match (key, value.as_str()) {
             ("state", Some(word)) => Shown::in_colour(plain(word), Colour::of_state(word)),
             ("attempt", _) => tries(record, max_attempts(record), now).into(),
+            ("lease_ms" | "timeout_ms", _) => {
+                let time = Duration::from_millis(value.as_u64().unwrap_or_default());
+                humantime::format_duration(time).to_string().into()
+            }
             (key, Some(time)) if key.ends_with("_at") => ago::shown(time, now, screen).into(),
             _ => cell(value).into(),
         };
-        list.row([Shown::from(key.to_string()), value]);
+        let name = key.strip_suffix("_ms").unwrap_or(key);
+        list.row([Shown::from(name.to_string()), value]);
     }
     if let Some(progress) = record.get("progress").filter(|said| !said.is_null()) {
         let said = |key: &str| progress.get(key).map(cell).unwrap_or_default();

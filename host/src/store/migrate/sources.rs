@@ -105,7 +105,8 @@ pub const ALL: Sources<'static> = Sources {
         "steps",
         "state",
         "admin",
-        "views"
+        "views",
+        "find"
     ),
     rights: sources!("comments", "grants"),
 };

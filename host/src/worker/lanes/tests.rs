@@ -41,6 +41,8 @@ fn job(lane: i64, turn: i64) -> ClaimedJob {
         payload: JsonText("{}".into()),
         memory_bytes: None,
         grants: None,
+        lease: None,
+        timeout: None,
     }
 }
 

@@ -1,0 +1,208 @@
+//! Which jobs `rouse job ls` and `rouse job retry` are about.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use clap::Args as ClapArgs;
+use serde_json::{Map, Value, json};
+
+use crate::cli::used::{warn_of_unused_handler, warn_of_unused_queue};
+use crate::store::{Store, StoreError};
+
+/// Options that say what a job is; one fits that fits all of them.
+#[derive(Debug, Clone, Default, ClapArgs)]
+pub(super) struct Filter {
+    /// Only jobs of this queue
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+
+    /// Only jobs for this handler
+    #[arg(long, value_name = "NAME")]
+    handler: Option<String>,
+
+    /// Only jobs in this state (again, or with commas, for several)
+    #[arg(long = "state", value_name = "STATE", value_delimiter = ',',
+          value_parser = ["queued", "running", "succeeded", "failed", "timed_out", "cancelled"])]
+    states: Vec<String>,
+
+    /// Only jobs of this tenant
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+
+    /// Only jobs of this source
+    #[arg(long, value_name = "NAME")]
+    source: Option<String>,
+
+    /// Only jobs that ended with an error whose message has this text in it, in capitals or not
+    #[arg(long, value_name = "TEXT")]
+    error: Option<String>,
+
+    /// Only jobs that ended with an error of this kind, for instance timed_out or denied
+    #[arg(long, value_name = "KIND")]
+    kind: Option<String>,
+
+    /// Only jobs whose payload has this value at this JSON pointer, for instance /customer/id=42; a value that is not
+    /// JSON is a text
+    #[arg(long, value_name = "POINTER=VALUE", value_parser = pointer)]
+    payload: Vec<(String, Value)>,
+
+    /// Only jobs that ended (live ones: were enqueued) since then: a time such as 2027-01-31T08:00Z, or how long ago,
+    /// such as 2h
+    #[arg(long, value_name = "TIME", value_parser = Since::read)]
+    since: Option<Since>,
+
+    /// Only jobs that ended (live ones: were enqueued) before then, the same
+    #[arg(long, value_name = "TIME", value_parser = Since::read)]
+    until: Option<Since>,
+}
+
+/// A point in time.
+#[derive(Debug, Clone)]
+enum Since {
+    Ago(Duration),
+    /// As Postgres reads it.
+    At(String),
+}
+
+impl Since {
+    /// Never fails: what is neither is refused by the database, which knows more ways to write a time.
+    #[expect(clippy::unnecessary_wraps, reason = "clap wants a Result")]
+    fn read(text: &str) -> Result<Self, String> {
+        Ok(match humantime::parse_duration(text) {
+            Ok(ago) => Self::Ago(ago),
+            Err(_) => Self::At(text.to_owned()),
+        })
+    }
+
+    /// A fixed time, so that a search of several calls is one search. `now`: the database's clock.
+    fn at(&self, now: Duration) -> String {
+        match self {
+            Self::Ago(ago) => timestamp(now.saturating_sub(*ago)),
+            Self::At(text) => text.clone(),
+        }
+    }
+}
+
+/// `since_1970` as Postgres reads it.
+fn timestamp(since_1970: Duration) -> String {
+    humantime::format_rfc3339_micros(UNIX_EPOCH + since_1970).to_string()
+}
+
+fn pointer(text: &str) -> Result<(String, Value), String> {
+    let wanted = "expected a JSON pointer and a value, such as /customer/id=42";
+    let (pointer, value) = text.split_once('=').ok_or(wanted)?;
+    if !pointer.is_empty() && !pointer.starts_with('/') {
+        return Err(wanted.to_owned());
+    }
+    let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+    Ok((pointer.to_owned(), value))
+}
+
+impl Filter {
+    /// True where nothing is asked for in particular.
+    pub(super) fn is_empty(&self) -> bool {
+        self.json(Duration::ZERO) == json!({})
+    }
+
+    /// True where it names states.
+    pub(super) fn names_states(&self) -> bool {
+        !self.states.is_empty()
+    }
+
+    /// True where it names a state of a job that has not ended.
+    pub(super) fn names_live_states(&self) -> bool {
+        self.states
+            .iter()
+            .any(|state| ["queued", "running"].contains(&state.as_str()))
+    }
+
+    /// The filter of `rouse.search_jobs`. `now_secs`: the database's clock.
+    pub(super) fn at(&self, now_secs: f64) -> Value {
+        self.json(Duration::try_from_secs_f64(now_secs).unwrap_or_default())
+    }
+
+    /// The same for a search of a fixed set of jobs: those that have ended by now. What ends later is not among them.
+    pub(super) fn until_now(&self, now_secs: f64) -> Value {
+        let now = Duration::try_from_secs_f64(now_secs).unwrap_or_default();
+        let mut filter = self.json(now);
+        if self.until.is_none() {
+            filter["until"] = timestamp(now).into();
+        }
+        filter
+    }
+
+    fn json(&self, now: Duration) -> Value {
+        let mut filter = Map::new();
+        for (key, name) in [
+            ("queue", &self.queue),
+            ("handler", &self.handler),
+            ("tenant", &self.tenant),
+            ("source", &self.source),
+            ("error", &self.error),
+            ("kind", &self.kind),
+        ] {
+            if let Some(name) = name {
+                filter.insert(key.to_owned(), name.as_str().into());
+            }
+        }
+        if self.names_states() {
+            filter.insert("state".to_owned(), json!(self.states));
+        }
+        if !self.payload.is_empty() {
+            let payload: Map<String, Value> = self.payload.iter().cloned().collect();
+            filter.insert("payload".to_owned(), payload.into());
+        }
+        for (key, time) in [("since", &self.since), ("until", &self.until)] {
+            if let Some(time) = time {
+                filter.insert(key.to_owned(), time.at(now).into());
+            }
+        }
+        filter.into()
+    }
+
+    /// Warns of names that no lane has, where nothing was found.
+    pub(super) async fn warn_of_unused_names(&self, store: &Store) -> Result<(), StoreError> {
+        if let Some(queue) = &self.queue {
+            warn_of_unused_queue(store, queue).await?;
+        }
+        if let Some(handler) = &self.handler {
+            warn_of_unused_handler(store, handler).await?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_is_not_json_is_a_text_and_a_pointer_begins_with_a_slash() {
+        for (text, value) in [
+            ("/id=42", json!(42)),
+            ("/id=\"42\"", json!("42")),
+            ("/id=a=b", json!("a=b")),
+            ("/id=", json!("")),
+        ] {
+            assert_eq!(pointer(text), Ok(("/id".to_owned(), value)), "{text}");
+        }
+        for text in ["id=42", "/id", ""] {
+            assert!(pointer(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_duration_is_so_long_ago_and_everything_else_is_for_the_database_to_read() {
+        let filter = Filter {
+            since: Since::read("2h").ok(),
+            until: Since::read("yesterday").ok(),
+            ..Filter::default()
+        };
+        let expected = json!({"since": "1970-01-01T01:00:00.000000Z", "until": "yesterday"});
+        assert_eq!(filter.at(10_800.0), expected);
+        assert_eq!(filter.until_now(10_800.0), expected);
+        let all = Filter::default();
+        assert!(all.is_empty());
+        let until = json!({"until": "1970-01-01T03:00:00.000000Z"});
+        assert_eq!(all.until_now(10_800.0), until);
+    }
+}

@@ -1,0 +1,222 @@
+//! `rouse job retry`: jobs that are named, or all that fit a filter, in batches.
+
+use std::future::ready;
+use std::io::{IsTerminal as _, Write as _};
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+use serde_json::{Value, json};
+
+use super::change::{EXIT_REFUSED, retry_each};
+use super::filter::Filter;
+use crate::cli::number::job_id;
+use crate::cli::signals::Signals;
+use crate::cli::target::Target;
+use crate::cli::text::as_json;
+use crate::store::Store;
+
+/// Jobs in one transaction: some hundreds of milliseconds.
+const BATCH: i32 = 500;
+/// Jobs that one statement of the count finds at most.
+const COUNTED: i32 = 10_000;
+/// How many of the refused jobs are named.
+const REFUSED_NAMED: usize = 20;
+
+/// Nothing was done, because it was not confirmed.
+const EXIT_UNCONFIRMED: u8 = 2;
+/// It was stopped by a signal.
+const EXIT_STOPPED: u8 = 130;
+
+/// Options of `rouse job retry`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+With ids: makes a new job of each that has ended, and prints its id. A refused one does not keep the others from \
+being done.\n\
+With filters: makes a new job of each that fits and was never retried, for instance\n\n  \
+rouse job retry --state failed,timed_out --handler email.send --since 2h\n\n\
+counts them, and --confirm retries them: the newest first, 500 in each transaction. It can be stopped at any time; \
+the same command goes on then, because what was retried once is left out. Each leaves a record with the login. Jobs \
+that end while this runs are left alone.\n\
+Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
+6 a job is not in a state for that, or its unique key belongs to a live job · 130 stopped by a signal")]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// The jobs' ids
+    #[arg(value_name = "ID", value_parser = job_id)]
+    ids: Vec<i64>,
+
+    #[command(flatten)]
+    filter: Filter,
+
+    /// With filters: really do it
+    #[arg(long, visible_alias = "yes")]
+    confirm: bool,
+
+    /// Print one JSON object for each job that is named and one for the summary; with filters one for all
+    #[arg(long)]
+    json: bool,
+}
+
+/// Retries.
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match (args.ids.as_slice(), args.filter.is_empty()) {
+        ([], true) => anyhow::bail!(
+            "which jobs? name their ids, or filters such as --state failed --handler NAME --since 2h"
+        ),
+        ([], false) => {}
+        (ids, true) => {
+            return retry_each(&args.target.checked_store().await?, ids, args.json).await;
+        }
+        (_, false) => anyhow::bail!("name ids, or filters: not both"),
+    }
+    anyhow::ensure!(
+        args.filter.names_states(),
+        "say of which states: --state failed,timed_out for instance"
+    );
+    anyhow::ensure!(
+        !args.filter.names_live_states(),
+        "only jobs that have ended are retried: --state takes succeeded, failed, timed_out and cancelled here"
+    );
+    let store = args.target.checked_store().await?;
+    let signals = Signals::install()?;
+    // From here on a fixed set of jobs.
+    let mut filter = args.filter.until_now(store.now().await?);
+    let mut work = Work {
+        store: &store,
+        signals,
+        done: 0,
+        looked_at: 0,
+        refused: Vec::new(),
+    };
+    let verb = if args.confirm { "retried" } else { "found" };
+    let ended = match args.confirm {
+        true => work.retry(&filter).await,
+        false => {
+            filter["retried"] = false.into();
+            work.count(&filter).await
+        }
+    };
+    work.end_progress();
+    let complete = match ended {
+        Ok(complete) => complete,
+        Err(error) => {
+            if args.confirm && work.done > 0 {
+                eprintln!(
+                    "rouse: {} jobs were retried before this; the same command goes on",
+                    work.done
+                );
+            }
+            return Err(error);
+        }
+    };
+    if work.done == 0 && work.refused.is_empty() && complete {
+        args.filter.warn_of_unused_names(&store).await?;
+    }
+    if args.json {
+        println!(
+            "{}",
+            as_json(json!({
+                "fit": if args.confirm { Value::Null } else { work.done.into() },
+                "retried": if args.confirm { work.done } else { 0 },
+                "refused": work.refused,
+                "looked_at": work.looked_at,
+                "complete": complete,
+            }))
+        );
+    } else {
+        println!(
+            "{verb} {} of the {} jobs that were looked at",
+            work.done, work.looked_at
+        );
+    }
+    if !complete {
+        eprintln!("rouse: stopped by a signal before the end; the same command goes on");
+        return Ok(ExitCode::from(EXIT_STOPPED));
+    }
+    if !args.confirm && work.done > 0 {
+        eprintln!("rouse: nothing was done; --confirm retries them");
+        return Ok(ExitCode::from(EXIT_UNCONFIRMED));
+    }
+    if !work.refused.is_empty() {
+        eprintln!("rouse: {}", work.refusals());
+        return Ok(ExitCode::from(EXIT_REFUSED));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A walk through all jobs that fit, and how far it is.
+struct Work<'a> {
+    store: &'a Store,
+    signals: Signals,
+    /// Jobs that were counted, or retried.
+    done: usize,
+    looked_at: i64,
+    refused: Vec<i64>,
+}
+
+impl Work<'_> {
+    /// False where a signal came before the end.
+    async fn count(&mut self, filter: &Value) -> anyhow::Result<bool> {
+        let mut before = None;
+        loop {
+            let found = self.store.search_jobs(filter, before, COUNTED).await?;
+            self.done += found.ids.len();
+            self.looked_at += i64::from(found.looked_at);
+            before = found.next_before;
+            if before.is_none() || self.is_stopped("found").await {
+                return Ok(before.is_none());
+            }
+        }
+    }
+
+    /// The same.
+    async fn retry(&mut self, filter: &Value) -> anyhow::Result<bool> {
+        let mut before = None;
+        loop {
+            let batch = self.store.retry_jobs(filter, before, BATCH).await?;
+            self.done += batch.retried.len();
+            self.looked_at += i64::from(batch.looked_at);
+            self.refused.extend(batch.refused);
+            before = batch.next_before;
+            if before.is_none() || self.is_stopped("retried").await {
+                return Ok(before.is_none());
+            }
+        }
+    }
+
+    /// Says how far it is. True where a signal has come: not in the middle of a batch.
+    async fn is_stopped(&mut self, verb: &str) -> bool {
+        if std::io::stderr().is_terminal() {
+            eprint!("\r{verb} {}, looked at {}", self.done, self.looked_at);
+            // It is only a hint that it goes on.
+            let _ = std::io::stderr().flush();
+        }
+        self.signals.unless(ready(())).await.is_none()
+    }
+
+    fn end_progress(&self) {
+        if std::io::stderr().is_terminal() && self.looked_at > 0 {
+            eprintln!();
+        }
+    }
+
+    fn refusals(&self) -> String {
+        let named: Vec<String> = self
+            .refused
+            .iter()
+            .take(REFUSED_NAMED)
+            .map(ToString::to_string)
+            .collect();
+        let more = match self.refused.len() > REFUSED_NAMED {
+            true => ", …",
+            false => "",
+        };
+        format!(
+            "{} were refused, because a live job has their unique key: {}{more}",
+            self.refused.len(),
+            named.join(", ")
+        )
+    }
+}

@@ -1,0 +1,313 @@
+-- Finds jobs by what they are, and retries those that were found.
+--
+-- A filter is an object; a job fits that fits every key of it:
+--
+--   state            a state, or a list of states
+--   handler, queue, tenant, source   the name
+--   error            text that the message of the error has in it, in capitals or not
+--   kind             the kind of the error, such as timed_out or denied
+--   payload          {"/customer/id": 42}: at this JSON pointer the payload has this value
+--   since, until     a time, or how long ago ("2 hours"): when the job ended; of a live one, when it was enqueued
+--   retried          true: only jobs that were retried; false: only those that never were
+--
+-- A search goes through the jobs from the newest id on, and never through more than `look_at` of them in one call: it
+-- says where it stopped, and the next call goes on from there (`before`). `since` and `until` leave out whole days of
+-- history, and a search for jobs that did not succeed goes through those alone (finished_unsuccessful).
+
+-- A time of a filter: a point in time, or how long ago.
+CREATE OR REPLACE FUNCTION rouse._filter_time(p_name text, p_key text, p_value jsonb) RETURNS timestamptz
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    written text := p_value #>> '{}';
+    at      timestamptz;
+BEGIN
+    IF jsonb_typeof(p_value) = 'string' THEN
+        BEGIN
+            at := now() - written::interval;
+        EXCEPTION
+            WHEN data_exception THEN
+                BEGIN
+                    at := written::timestamptz;
+                EXCEPTION
+                    WHEN data_exception THEN
+                        NULL;
+                END;
+        END;
+    END IF;
+    IF at IS NULL OR NOT isfinite(at) THEN
+        RAISE EXCEPTION 'rouse.%: % of the filter must be a time or how long ago, not %',
+            p_name, p_key, left(p_value::text, 140)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance "2027-01-31T08:00Z" or "2 hours".';
+    END IF;
+    RETURN at;
+END
+$$;
+
+-- The path of a JSON pointer (RFC 6901).
+CREATE OR REPLACE FUNCTION rouse._pointer(p_name text, p_pointer text) RETURNS text[]
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF p_pointer = '' THEN
+        RETURN '{}';
+    END IF;
+    IF p_pointer !~ '^/' OR p_pointer ~ '~([^01]|$)' THEN
+        RAISE EXCEPTION 'rouse.%: payload of the filter has %, which is not a JSON pointer',
+            p_name, quote_literal(left(p_pointer, 140))
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'For instance {"/customer/id": 42}; ~1 stands for a slash in a key, ~0 for a tilde.';
+    END IF;
+    RETURN ARRAY(
+        SELECT replace(replace(part.key, '~1', '/'), '~0', '~')
+        FROM regexp_split_to_table(substr(p_pointer, 2), '/') WITH ORDINALITY AS part(key, place) ORDER BY part.place);
+END
+$$;
+
+-- Checks a filter for function `p_name`, and returns it as SQL: which tables it is about, and a condition on a row `k`
+-- of them.
+CREATE OR REPLACE FUNCTION rouse._read_filter(
+    p_name text, p_filter jsonb, OUT is_live boolean, OUT is_ended boolean, OUT is_unsuccessful boolean,
+    OUT since timestamptz, OUT until timestamptz, OUT retried boolean, OUT condition text)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    entry  record;
+    states text[];
+    wrong  text;
+    lanes  text[] := '{}';
+    among  text;
+BEGIN
+    IF jsonb_typeof(p_filter) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'rouse.%: filter must be an object, not %', p_name, coalesce(left(p_filter::text, 140), 'null')
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'For instance {"state": "failed", "handler": "email.send", "since": "2 hours"}.';
+    END IF;
+    condition := 'true';
+    FOR entry IN SELECT f.key, f.value, f.value #>> '{}' AS word FROM jsonb_each(p_filter) AS f LOOP
+        IF entry.key NOT IN ('state', 'handler', 'queue', 'tenant', 'source', 'error', 'kind', 'payload', 'since',
+                             'until', 'retried') THEN
+            RAISE EXCEPTION 'rouse.%: a filter has no key %', p_name, quote_literal(left(entry.key, 140))
+                USING ERRCODE = 'invalid_parameter_value',
+                      HINT = 'The keys are state, handler, queue, tenant, source, error, kind, payload, since, until '
+                             'and retried.';
+        END IF;
+        IF entry.key IN ('handler', 'queue', 'tenant', 'source', 'error', 'kind')
+           AND (jsonb_typeof(entry.value) <> 'string' OR entry.word = '') THEN
+            wrong := 'a text';
+        ELSIF entry.key = 'state' THEN
+            states := ARRAY(SELECT s #>> '{}' FROM jsonb_array_elements(CASE jsonb_typeof(entry.value)
+                WHEN 'array' THEN entry.value ELSE jsonb_build_array(entry.value) END) AS s);
+            IF states = '{}' OR array_position(states, NULL) IS NOT NULL
+               OR NOT states <@ ARRAY['queued', 'running', 'succeeded', 'failed', 'timed_out', 'cancelled'] THEN
+                wrong := 'queued, running, succeeded, failed, timed_out or cancelled, or a list of these';
+            END IF;
+        ELSIF entry.key = 'payload' AND (jsonb_typeof(entry.value) <> 'object' OR entry.value = '{}') THEN
+            wrong := 'an object of JSON pointers and values, such as {"/customer/id": 42}';
+        ELSIF entry.key = 'retried' AND jsonb_typeof(entry.value) <> 'boolean' THEN
+            wrong := 'true or false';
+        END IF;
+        IF wrong IS NOT NULL THEN
+            RAISE EXCEPTION 'rouse.%: % of the filter must be %, not %',
+                p_name, entry.key, wrong, left(entry.value::text, 140)
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        -- Names belong to lanes; the rest belongs to the job.
+        IF entry.key IN ('handler', 'queue') THEN
+            lanes := lanes || format('l.%I = %L', entry.key, entry.word);
+        ELSIF entry.key IN ('tenant', 'source') THEN
+            condition := condition || format(' AND k.%I = %L', entry.key, entry.word);
+        ELSIF entry.key = 'kind' THEN
+            condition := condition || format(' AND k.error->>''kind'' = %L', entry.word);
+        ELSIF entry.key = 'error' THEN
+            condition := condition || format(' AND strpos(lower(k.error->>''message''), lower(%L)) > 0', entry.word);
+        ELSIF entry.key = 'payload' THEN
+            SELECT condition || string_agg(
+                format(' AND k.payload #> %L = %L', rouse._pointer(p_name, p.key), p.value), '')
+            INTO condition FROM jsonb_each(entry.value) AS p;
+        ELSIF entry.key = 'since' THEN
+            since := rouse._filter_time(p_name, 'since', entry.value);
+            condition := condition || format(' AND k.at >= %L', since);
+        ELSIF entry.key = 'until' THEN
+            until := rouse._filter_time(p_name, 'until', entry.value);
+            condition := condition || format(' AND k.at < %L', until);
+        ELSIF entry.key = 'retried' THEN
+            retried := entry.value::boolean;
+        ELSE
+            condition := condition || format(' AND k.state = ANY (%L::rouse.state[])', states);
+        END IF;
+    END LOOP;
+    IF lanes <> '{}' THEN
+        EXECUTE 'SELECT format('' AND k.lane = ANY (%L::bigint[])'', coalesce(array_agg(DISTINCT l.id), ''{}''))
+                 FROM rouse.lane AS l WHERE ' || array_to_string(lanes, ' AND ') INTO among;
+        -- First: it is the cheapest.
+        condition := 'true' || among || substr(condition, 5);
+    END IF;
+    -- Errors are those of jobs that have ended, and only these can have been retried.
+    is_ended := states IS NULL OR states && ARRAY['succeeded', 'failed', 'timed_out', 'cancelled'];
+    is_live := (states IS NULL OR states && ARRAY['queued', 'running']) AND NOT p_filter ?| ARRAY['error', 'kind']
+        AND retried IS NOT TRUE;
+    is_unsuccessful := NOT 'succeeded' = ANY (states) OR p_filter ?| ARRAY['error', 'kind'];
+END
+$$;
+
+-- The ids of up to `most` jobs that fit a filter, the newest first, of those below `before` (null: of all).
+-- `next_before`: the search has stopped there, because it has found as many or looked at `look_at` jobs, and goes on
+-- with it; null: there are no more. `looked_back_to` is the same where it has stopped because of `look_at`. Reads
+-- rouse.job and the partitions of rouse.finished in the order of their ids, served by the primary key, and finished_id
+-- or finished_unsuccessful; sorts nothing.
+CREATE OR REPLACE FUNCTION rouse.search_jobs(
+    filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, most integer DEFAULT 100, look_at integer DEFAULT 100000,
+    OUT ids bigint[], OUT looked_at integer, OUT next_before bigint, OUT looked_back_to bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO'
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
+#variable_conflict use_variable
+DECLARE
+    f     record;
+    parts text[] := '{}';
+    among text := 'k.id < $1';
+    one   record;
+    last  bigint;
+BEGIN
+    IF most IS NULL OR most NOT BETWEEN 1 AND 100000 THEN
+        RAISE EXCEPTION 'rouse.search_jobs: most must be between 1 and 100000, not %', coalesce(most::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF look_at IS NULL OR look_at NOT BETWEEN 1 AND 1000000 THEN
+        RAISE EXCEPTION 'rouse.search_jobs: look_at must be between 1 and 1000000, not %',
+            coalesce(look_at::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    f := rouse._read_filter('search_jobs', filter);
+    -- Whole days, by columns that only jobs that have ended have: every row that is read counts as looked at, also one
+    -- that ended before `since` on the same day, and a live one.
+    IF f.since IS NOT NULL THEN
+        among := among || format(' AND k.not_before >= %L',
+            date_trunc('day', f.since AT TIME ZONE 'UTC') AT TIME ZONE 'UTC');
+    END IF;
+    IF f.until IS NOT NULL THEN
+        among := among || format(' AND k.not_after < %L',
+            (date_trunc('day', f.until AT TIME ZONE 'UTC') + interval '1 day') AT TIME ZONE 'UTC');
+    END IF;
+    IF f.is_unsuccessful THEN
+        among := among || ' AND k.state <> ''succeeded''';
+    END IF;
+    IF f.is_live THEN
+        parts := parts || 'SELECT j.id, j.lane, j.state, j.tenant, j.source, j.payload, NULL::jsonb AS error,
+                                  j.requested_at AS at, timestamptz ''infinity'' AS not_before,
+                                  timestamptz ''-infinity'' AS not_after
+                           FROM rouse.job AS j'::text;
+    END IF;
+    IF f.is_ended THEN
+        parts := parts || 'SELECT f.id, f.lane, f.state, f.tenant, f.source, f.payload, f.error, f.finished_at AS at,
+                                  f.finished_at AS not_before, f.finished_at AS not_after
+                           FROM rouse.finished AS f'::text;
+    END IF;
+    ids := '{}';
+    looked_at := 0;
+    IF parts = '{}' THEN
+        RETURN;
+    END IF;
+    -- Conditions stand outside: a part that has one of its own is not merged in the order of the ids, but sorted.
+    FOR one IN EXECUTE format('SELECT k.id, (%s) AS fits FROM (%s) AS k WHERE %s ORDER BY k.id DESC LIMIT $2',
+                              f.condition, array_to_string(parts, ' UNION ALL '), among)
+        USING coalesce(before, 9223372036854775807), look_at
+    LOOP
+        looked_at := looked_at + 1;
+        last := one.id;
+        IF one.fits AND f.retried IS NOT NULL THEN
+            PERFORM FROM rouse.record AS r WHERE r.job = one.id AND r.event = 'retried' LIMIT 1;
+            one.fits := FOUND = f.retried;
+        END IF;
+        IF one.fits THEN
+            ids := ids || one.id;
+        END IF;
+        IF cardinality(ids) = most THEN
+            next_before := one.id;
+            RETURN;
+        END IF;
+    END LOOP;
+    IF looked_at = look_at THEN
+        next_before := last;
+        looked_back_to := last;
+    END IF;
+END
+$$;
+
+-- The rows of the view rouse.jobs that fit a filter, the newest first, as rouse.search_jobs finds them. Where the
+-- search has stopped because of `look_at`, a notice says so, and how to go on.
+CREATE OR REPLACE FUNCTION rouse.find_jobs(
+    filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, most integer DEFAULT 100, look_at integer DEFAULT 100000)
+RETURNS SETOF rouse.jobs
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_variable
+DECLARE
+    batch record;
+    one   bigint;
+BEGIN
+    batch := rouse.search_jobs(filter, before, most, look_at);
+    FOREACH one IN ARRAY batch.ids LOOP
+        RETURN QUERY SELECT * FROM rouse.jobs AS j WHERE j.id = one;
+    END LOOP;
+    IF batch.looked_back_to IS NOT NULL THEN
+        RAISE NOTICE 'rouse.find_jobs: there may be more: % jobs were looked at, back to %',
+            batch.looked_at, batch.looked_back_to
+            USING HINT = format('before => %s goes on from there; since in the filter narrows the search.',
+                                batch.looked_back_to);
+    END IF;
+END
+$$;
+
+-- Retries jobs that have ended, fit a filter and were never retried: one batch, the newest first. A batch is as
+-- rouse.search_jobs finds it; where `next_before` is not null, the next call goes on with it. Each job becomes a new
+-- job and leaves a record, as with rouse.retry. A batch that is repeated finds nothing to do: what was retried was
+-- retried. The filter has to name states.
+--
+--   retried, made   the jobs, and the new job of each
+--   refused         jobs whose unique key a live job has
+CREATE OR REPLACE FUNCTION rouse.retry_jobs(
+    filter jsonb, before bigint DEFAULT NULL, most integer DEFAULT 100, look_at integer DEFAULT 100000,
+    OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT looked_at integer, OUT next_before bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_variable
+DECLARE
+    at    timestamptz := clock_timestamp();
+    batch record;
+    one   bigint;
+    was   rouse.finished;
+    done  record;
+BEGIN
+    IF most IS NULL OR most NOT BETWEEN 1 AND 1000 THEN
+        RAISE EXCEPTION 'rouse.retry_jobs: most must be between 1 and 1000, not %', coalesce(most::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    batch := rouse._read_filter('retry_jobs', filter);
+    IF NOT filter ? 'state' OR batch.is_live THEN
+        RAISE EXCEPTION 'rouse.retry_jobs: state of the filter must name states of jobs that have ended'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance {"state": ["failed", "timed_out"]}.';
+    END IF;
+    IF filter -> 'retried' = 'true' THEN
+        RAISE EXCEPTION 'rouse.retry_jobs: only jobs that were never retried are retried'
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Leave retried out of the filter. SELECT rouse.retry(id) retries one job again.';
+    END IF;
+    batch := rouse.search_jobs(filter || '{"retried": false}', before, most, look_at);
+    PERFORM rouse._have_partitions(at);
+    retried := '{}';
+    made := '{}';
+    refused := '{}';
+    looked_at := batch.looked_at;
+    next_before := batch.next_before;
+    FOREACH one IN ARRAY batch.ids LOOP
+        SELECT * INTO was FROM rouse.finished AS f WHERE f.id = one LIMIT 1;
+        -- Its partition may have been dropped meanwhile.
+        CONTINUE WHEN NOT FOUND;
+        done := rouse._retry(was, at);
+        IF done.made IS NOT NULL THEN
+            retried := retried || one;
+            made := made || done.made;
+        ELSIF NOT done.is_retry THEN
+            refused := refused || one;
+        END IF;
+    END LOOP;
+END
+$$;

@@ -1,0 +1,465 @@
+//! Jobs that are found by what they are, and retried in batches.
+
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::commands::run;
+use crate::support::worker::{PATIENCE, put, until_true};
+use crate::support::{Host, TestDb};
+
+const SEARCH: &str =
+    "SELECT ids, looked_at, next_before, looked_back_to FROM rouse.search_jobs($1, $2, $3, $4)";
+const RETRY: &str =
+    "SELECT retried, made, refused, next_before FROM rouse.retry_jobs($1, $2, $3, $4)";
+
+/// The ids that fit.
+async fn find(client: &Client, filter: &Value) -> Vec<i64> {
+    let row = client
+        .query_one(SEARCH, &[filter, &None::<i64>, &100, &1000])
+        .await
+        .unwrap_or_else(|error| panic!("{filter}: {error:?}"));
+    row.get(0)
+}
+
+/// Enqueues and fails a job.
+async fn failed(client: &Client, arguments: &str, message: &str) -> i64 {
+    let id = put(client, arguments).await;
+    let fail = "SELECT rouse.fail($1, $2)";
+    client.query(fail, &[&id, &message]).await.unwrap();
+    id
+}
+
+/// History of so many days ago: jobs of handler x in this state, with these ids.
+async fn kept(client: &Client, days_ago: i32, state: &str, ids: std::ops::RangeInclusive<i64>) {
+    let (result, error) = match state {
+        "succeeded" => ("'1'", "NULL"),
+        _ => ("NULL", r#"'{"kind": "timed_out", "message": "late"}'"#),
+    };
+    client
+        .batch_execute(&format!(
+            "DO $$
+             DECLARE
+                 lane_id bigint := rouse._lane('x', 'default', NULL, NULL, 'normal', NULL, NULL, '{{}}', '{{}}');
+                 day     timestamptz := (date_trunc('day', now() AT TIME ZONE 'UTC') - interval '{days_ago} days') AT TIME ZONE 'UTC';
+             BEGIN
+                 IF to_regclass('rouse.finished_ago_{days_ago}') IS NULL AND {days_ago} > 0 THEN
+                     EXECUTE format('CREATE TABLE rouse.finished_ago_{days_ago} PARTITION OF rouse.finished FOR VALUES FROM (%L) TO (%L)',
+                                    day, day + interval '1 day');
+                 END IF;
+                 INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload, result, error)
+                 SELECT n, lane_id, day, day, day, 0, 0, '{state}', '{{}}', {result}, {error}
+                 FROM generate_series({}, {}) AS n;
+             END $$",
+            ids.start(),
+            ids.end()
+        ))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn each_key_of_a_filter_narrows_a_search() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let deep = r#"'{"customer": {"id": 42}, "lines": ["a", {"b/c": null}]}'"#;
+    let a = failed(
+        &client,
+        &format!("'mail.send', {deep}, queue => 'q', tenant => 't'"),
+        "Connection REFUSED by 'host'",
+    )
+    .await;
+    let b = failed(
+        &client,
+        r#"'mail.send', '{"customer": {"id": "42"}}'"#,
+        "other",
+    )
+    .await;
+    let c = put(&client, r#"'x', '{"customer": {"id": 42.0}}'"#).await;
+    client
+        .query("SELECT rouse.complete($1)", &[&c])
+        .await
+        .unwrap();
+    let d = put(&client, "'x', source => 's', queue => 'q'").await;
+    let sql = "SELECT nextval('rouse.turn_seq')";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    let e: i64 = row.get(0);
+    kept(&client, 3, "timed_out", e..=e).await;
+    let again: i64 = client
+        .query_one("SELECT rouse.retry($1)", &[&b])
+        .await
+        .unwrap()
+        .get(0);
+
+    for (filter, ids) in [
+        (json!({"state": "failed"}), vec![b, a]),
+        (json!({"state": ["timed_out", "failed"]}), vec![e, b, a]),
+        (json!({"state": "queued"}), vec![again, d]),
+        (json!({"handler": "mail.send"}), vec![again, b, a]),
+        (json!({"handler": "mail.send", "queue": "q"}), vec![a]),
+        (json!({"handler": "no.such"}), vec![]),
+        (json!({"queue": "q"}), vec![d, a]),
+        (json!({"tenant": "t"}), vec![a]),
+        (json!({"source": "s"}), vec![d]),
+        (json!({"error": "refused by 'H"}), vec![a]),
+        (json!({"error": "%"}), vec![]),
+        (json!({"kind": "timed_out"}), vec![e]),
+        (json!({"payload": {"/customer/id": 42}}), vec![c, a]),
+        (json!({"payload": {"/customer/id": "42"}}), vec![again, b]),
+        (
+            json!({"payload": {"/lines/1/b~1c": null, "/lines/0": "a"}}),
+            vec![a],
+        ),
+        (json!({"payload": {"/customer": {"id": 42}}}), vec![c, a]),
+        (
+            json!({"since": "1 hour", "state": ["failed", "timed_out"]}),
+            vec![b, a],
+        ),
+        (
+            json!({"until": "1 day", "state": ["failed", "timed_out"]}),
+            vec![e],
+        ),
+        (json!({"since": "30 days", "until": "1 day"}), vec![e]),
+        (
+            json!({"since": "2020-01-01", "handler": "mail.send"}),
+            vec![again, b, a],
+        ),
+        (json!({}), vec![again, e, d, c, b, a]),
+        (json!({"retried": true}), vec![b]),
+        (json!({"retried": false, "state": "failed"}), vec![a]),
+    ] {
+        let found = find(&client, &filter).await;
+        assert_eq!(found, ids, "{filter}");
+    }
+    let rows = client
+        .query(
+            r#"SELECT id, handler FROM rouse.find_jobs('{"tenant": "t"}')"#,
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        (rows.len(), rows[0].get(0), rows[0].get(1)),
+        (1, a, "mail.send")
+    );
+}
+
+#[tokio::test]
+async fn a_filter_that_is_wrong_is_refused_with_what_it_may_be() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for (filter, says) in [
+        ("null", "filter must be an object, not null"),
+        ("[]", "filter must be an object, not []"),
+        (r#"{"stat": "failed"}"#, "a filter has no key 'stat'"),
+        (
+            r#"{"state": "broken"}"#,
+            "state of the filter must be queued, running, succeeded",
+        ),
+        (r#"{"state": []}"#, "state of the filter must be"),
+        (
+            r#"{"handler": 7}"#,
+            "handler of the filter must be a text, not 7",
+        ),
+        (r#"{"tenant": ""}"#, "tenant of the filter must be a text"),
+        (
+            r#"{"payload": "x"}"#,
+            "payload of the filter must be an object of JSON pointers",
+        ),
+        (
+            r#"{"payload": {"a": 1}}"#,
+            "payload of the filter has 'a', which is not a JSON pointer",
+        ),
+        (
+            r#"{"since": "soon"}"#,
+            "since of the filter must be a time or how long ago, not \"soon\"",
+        ),
+        (
+            r#"{"until": "infinity"}"#,
+            "until of the filter must be a time",
+        ),
+        (
+            r#"{"retried": 1}"#,
+            "retried of the filter must be true or false",
+        ),
+    ] {
+        let filter: Value = serde_json::from_str(filter).unwrap();
+        for sql in [SEARCH, RETRY] {
+            let error = client
+                .query(sql, &[&filter, &None::<i64>, &10, &10])
+                .await
+                .expect_err(says);
+            let error = error.as_db_error().expect("the database refuses it");
+            assert!(error.message().contains(says), "{filter}: {error}");
+            assert_eq!(error.code().code(), "22023", "{filter}");
+        }
+    }
+    for (filter, says) in [
+        (json!({"handler": "x"}), "must name states"),
+        (json!({"state": ["failed", "queued"]}), "must name states"),
+        (json!({"state": "failed", "retried": true}), "never retried"),
+    ] {
+        let error = client
+            .query(RETRY, &[&filter, &None::<i64>, &10, &10])
+            .await
+            .expect_err(says);
+        let error = error.as_db_error().expect("the database refuses it");
+        assert!(error.message().contains(says), "{filter}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_search_looks_at_a_bounded_number_of_jobs_and_says_where_to_go_on() {
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    kept(&client, 3, "timed_out", 1_000_001..=1_000_005).await;
+    kept(&client, 0, "succeeded", 2_000_001..=2_005_000).await;
+    kept(&client, 0, "timed_out", 2_005_001..=2_005_003).await;
+    let search =
+        async |client: &Client, filter: Value, before: Option<i64>, most: i32, look_at: i32| {
+            let row = client
+                .query_one(SEARCH, &[&filter, &before, &most, &look_at])
+                .await;
+            let row = row.unwrap();
+            (
+                row.get::<_, Vec<i64>>(0),
+                row.get::<_, i32>(1),
+                row.get::<_, Option<i64>>(2),
+                row.get::<_, Option<i64>>(3),
+            )
+        };
+    // Those that succeeded are not looked at.
+    let late = json!({"state": "timed_out"});
+    let found = search(&client, late.clone(), None, 100, 4).await;
+    let at = Some(1_000_005);
+    assert_eq!(
+        found,
+        (vec![2_005_003, 2_005_002, 2_005_001, 1_000_005], 4, at, at)
+    );
+    let found = search(&client, late.clone(), at, 100, 100).await;
+    assert_eq!(
+        found,
+        ((1_000_001..=1_000_004).rev().collect(), 4, None, None)
+    );
+    // As many as were asked for: it need not look further.
+    let found = search(&client, late.clone(), None, 2, 100).await;
+    assert_eq!(
+        found,
+        (vec![2_005_003, 2_005_002], 2, Some(2_005_002), None)
+    );
+    // Days before are left out.
+    let since = json!({"state": "timed_out", "since": "2 days"});
+    let found = search(&client, since, None, 100, 100).await;
+    assert_eq!((found.0.len(), found.1, found.2), (3, 3, None));
+    let rare = json!({"handler": "x", "state": "succeeded", "payload": {"/no": 1}});
+    let found = search(&client, rare, None, 100, 50).await;
+    assert_eq!(found, (vec![], 50, Some(2_004_954), Some(2_004_954)));
+
+    // Live jobs count too, also those that were enqueued before.
+    client
+        .batch_execute(
+            "SELECT rouse.enqueue_many('x', array_fill('1'::jsonb, ARRAY[5]));
+             UPDATE rouse.job SET requested_at = now() - interval '3 days'",
+        )
+        .await
+        .unwrap();
+    let since = json!({"state": "queued", "since": "1 hour"});
+    let found = search(&client, since, None, 100, 3).await;
+    assert_eq!((found.0.len(), found.1), (0, 3));
+    assert!(found.3.is_some());
+
+    // And that is what is read. The statistics are those of empty tables.
+    const READ: &str =
+        "SELECT coalesce(sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)), 0)::bigint
+         FROM pg_stat_xact_user_tables WHERE relname LIKE 'finished_%'";
+    for (filter, most) in [
+        (&late, 100),
+        (&json!({}), 10),
+        (&json!({"since": "2 days"}), 10),
+    ] {
+        let transaction = client.transaction().await.unwrap();
+        let before: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+        transaction
+            .query(SEARCH, &[filter, &None::<i64>, &most, &1000])
+            .await
+            .unwrap();
+        let after: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+        transaction.commit().await.unwrap();
+        assert!(
+            after - before <= 100,
+            "{filter} has read {} rows",
+            after - before
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_fits_is_retried_once_in_batches_with_a_record_for_each() {
+    let db = TestDb::new().await;
+    let (client, other) = (db.client().await, db.client().await);
+    let mut ids = Vec::new();
+    for n in 1..=5 {
+        ids.push(failed(&client, &format!("'x', '{n}', tenant => 't'"), "why").await);
+    }
+    let keyed = failed(&client, "'x', tenant => 't', unique_key => 'k'", "why").await;
+    put(&client, "'x', tenant => 't', unique_key => 'k'").await;
+    failed(&client, "'x', tenant => 'u'", "why").await;
+    let filter = json!({"state": "failed", "tenant": "t"});
+
+    let row = client
+        .query_one(RETRY, &[&filter, &None::<i64>, &2, &1000])
+        .await
+        .unwrap();
+    let (retried, made): (Vec<i64>, Vec<i64>) = (row.get(0), row.get(1));
+    assert_eq!(retried, [ids[4]], "the newest first");
+    assert_eq!(row.get::<_, Vec<i64>>(2), [keyed]);
+    assert_eq!(row.get::<_, Option<i64>>(3), Some(ids[4]));
+    let row = client
+        .query_one(
+            "SELECT (a.payload, a.tenant, a.retried_from) = (b.payload, b.tenant, b.id)
+             FROM rouse.job($1) AS a, rouse.job($2) AS b",
+            &[&made[0], &retried[0]],
+        )
+        .await
+        .unwrap();
+    assert!(row.get::<_, bool>(0), "it is the same job anew");
+
+    // Two at once, from the start: each job is retried once.
+    let args: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+        [&filter, &None::<i64>, &100, &1000];
+    let (mine, theirs) = tokio::join!(
+        client.query_one(RETRY, &args),
+        other.query_one(RETRY, &args)
+    );
+    let (mine, theirs): (Vec<i64>, Vec<i64>) = (mine.unwrap().get(0), theirs.unwrap().get(0));
+    assert_eq!(mine.len() + theirs.len(), 4, "{mine:?}, {theirs:?}");
+    let row = client
+        .query_one(
+            "SELECT count(*), count(DISTINCT retried_from),
+                    (SELECT count(*) FROM rouse.record WHERE event = 'retried' AND who = session_user AND job = ANY ($1))
+             FROM rouse.job WHERE retried_from IS NOT NULL",
+            &[&ids],
+        )
+        .await
+        .unwrap();
+    assert_eq!((row.get(0), row.get(1), row.get(2)), (5_i64, 5_i64, 5_i64));
+
+    // What was retried stays retried, also once its retry has ended; what has failed anew is another job.
+    let fail = "SELECT rouse.fail($1, 'again')";
+    client.query(fail, &[&made[0]]).await.unwrap();
+    let row = client.query_one(RETRY, &args).await.unwrap();
+    assert_eq!(row.get::<_, Vec<i64>>(0), [made[0]]);
+    let row = client.query_one(RETRY, &args).await.unwrap();
+    assert_eq!(row.get::<_, Vec<i64>>(0), Vec::<i64>::new());
+    assert_eq!(row.get::<_, Option<i64>>(3), None);
+}
+
+#[tokio::test]
+async fn the_command_line_finds_counts_and_retries() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let wanted = failed(&client, r#"'x', '{"n": 1}'"#, "connection refused").await;
+    let other = failed(&client, r#"'x', '{"n": 2}'"#, "something else").await;
+    let filter = [
+        "--error",
+        "REFUSED",
+        "--payload",
+        "/n=1",
+        "--since",
+        "2h",
+        "--handler",
+        "x",
+    ];
+    let (code, said) = run(&db, &[&["job", "ls", "--json"][..], &filter].concat());
+    assert_eq!(code, 0, "{said}");
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(said["jobs"].as_array().map(Vec::len), Some(1));
+    assert_eq!(said["jobs"][0]["id"], wanted);
+
+    let retry = [
+        &["job", "retry", "--state", "failed,timed_out"][..],
+        &filter,
+    ]
+    .concat();
+    let (code, said) = run(&db, &retry);
+    assert_eq!(code, 2, "{said}");
+    assert!(
+        said.contains("found 1 of the 2 jobs that were looked at") && said.contains("--confirm"),
+        "{said}"
+    );
+    let live = "SELECT count(*) = 1 FROM rouse.job WHERE retried_from = ";
+    let row = client
+        .query_one("SELECT count(*) FROM rouse.job", &[])
+        .await;
+    assert_eq!(row.unwrap().get::<_, i64>(0), 0, "nothing was done");
+    let (code, said) = run(&db, &[&retry[..], &["--confirm", "--json"]].concat());
+    assert_eq!(code, 0, "{said}");
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(
+        (&said["retried"], &said["complete"]),
+        (&json!(1), &json!(true))
+    );
+    until_true(&client, &format!("{live}{wanted}")).await;
+    let (code, said) = run(&db, &retry);
+    assert_eq!(code, 0, "there is nothing left: {said}");
+    let (code, said) = run(&db, &["job", "retry", &other.to_string()]);
+    assert_eq!(code, 0, "by its id, as before: {said}");
+
+    for (args, says) in [
+        (&["retry"][..], "which jobs? name their ids, or filters"),
+        (&["retry", "1", "--state", "failed"], "not both"),
+        (&["retry", "--handler", "x"], "say of which states"),
+        (
+            &["retry", "--state", "queued"],
+            "only jobs that have ended are retried",
+        ),
+        (&["ls", "--payload", "n=1"], "such as /customer/id=42"),
+        (
+            &["ls", "--since", "soon"],
+            "since of the filter must be a time",
+        ),
+        (&["ls", "--colour", "red"], "unexpected argument '--colour'"),
+    ] {
+        let (code, said) = run(&db, &[&["job"][..], args].concat());
+        assert_ne!(code, 0, "{args:?}: {said}");
+        assert!(said.contains(says), "{args:?}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn a_retry_of_many_that_is_stopped_ends_with_a_whole_batch_and_the_same_command_goes_on() {
+    let db = TestDb::new().await;
+    let (mut client, watcher) = (db.client().await, db.client().await);
+    kept(&client, 0, "timed_out", 1_000_001..=1_000_600).await;
+    // Somebody else is retrying the oldest job of the first batch.
+    let transaction = client.transaction().await.unwrap();
+    transaction
+        .query("SELECT rouse.retry(1000101)", &[])
+        .await
+        .unwrap();
+    let args = ["job", "retry", "--state", "timed_out", "--yes"];
+    let variables = [("DATABASE_URL", db.url()), ("ROUSE_LOG", "off".to_owned())];
+    let variables: Vec<(&str, &str)> = variables
+        .iter()
+        .map(|(key, value)| (*key, value.as_str()))
+        .collect();
+    let host = Host::rouse(&args, &variables);
+    until_true(
+        &watcher,
+        "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+    )
+    .await;
+    host.signal(libc::SIGINT);
+    transaction.rollback().await.unwrap();
+    let (status, said) = host.exit(PATIENCE);
+    assert_eq!(status.code(), Some(130), "{said}");
+    assert!(said.contains("the same command goes on"), "{said}");
+    let retried =
+        "SELECT count(DISTINCT retried_from) FROM rouse.job WHERE retried_from IS NOT NULL";
+    let row = watcher.query_one(retried, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 500, "a whole batch");
+    let (code, said) = run(&db, &args);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("retried 100 of the 600 jobs"), "{said}");
+    let row = watcher.query_one(retried, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 600);
+}
