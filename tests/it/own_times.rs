@@ -18,6 +18,7 @@ async fn orders(store: &Store) -> Vec<ClaimOrder> {
         lane: lane.id,
         after: i64::MIN,
         lease_ms: 60_000,
+        only: None,
     };
     lanes.into_iter().map(order).collect()
 }
@@ -50,7 +51,11 @@ async fn each_claim_lasts_as_long_as_the_lease_of_its_job_and_the_host_knows_it(
         let orders = orders(&store).await;
         let lanes: Vec<_> = orders.iter().map(|order| order.lane).collect();
 
-        let claimed = store.claim(Fence(1), &orders, 10).await.unwrap();
+        let claimed = store
+            .claim(Fence(1), &orders, 10, None)
+            .await
+            .unwrap()
+            .jobs();
         let told: Vec<_> = claimed.iter().map(|job| (job.id.0, job.lease)).collect();
         assert_eq!(told, [(own, Some(5 * MINUTE)), (usual, None)], "{payload}");
         assert_eq!(leases(&client, &ids).await, [300.0, 60.0], "{payload}");

@@ -143,6 +143,7 @@ mod tests {
             timeout: secs(10),
             grace: secs(5),
             retry: RetryPolicy::default(),
+            job_delay: None,
         };
         for (own, operator, timeout) in [
             (None, None, 10),
