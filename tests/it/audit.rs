@@ -29,8 +29,18 @@ async fn history(db: &TestDb) -> Client {
         ..Settings::default()
     };
     let worker = TestWorker::start(db, settings).await;
-    ended(&client, enqueue(&client, "test.fail", json!({})).await).await;
-    ended(&client, enqueue(&client, "test.steps", json!({})).await).await;
+    let flaky = json!({"fail_until": 1});
+    ended(&client, enqueue(&client, "test.flaky", flaky).await).await;
+    ended(
+        &client,
+        enqueue(&client, "test.fail", json!({"as": "permanent"})).await,
+    )
+    .await;
+    ended(
+        &client,
+        enqueue(&client, "test.steps", json!({"between": "nothing"})).await,
+    )
+    .await;
     worker.drain().await;
     cancel(&client, enqueue(&client, "noop", json!({})).await).await;
     for table in ["finished", "attempt", "step", "record"] {
@@ -80,8 +90,7 @@ async fn what_has_ended_is_not_rewritten_even_by_the_owner() {
         .batch_execute("SELECT rouse.prepare_partitions(9)")
         .await
         .unwrap();
-    let later =
-        "SELECT relname::text FROM pg_class WHERE relname LIKE 'step\\_2%' ORDER BY 1 DESC LIMIT 1";
+    let later = "SELECT relname::text FROM pg_class WHERE relname LIKE 'step\\_2%' AND relkind = 'r' ORDER BY 1 DESC LIMIT 1";
     let later: String = client.query_one(later, &[]).await.unwrap().get(0);
     let why = refused(&client, &format!("TRUNCATE rouse.{later}")).await;
     assert!(why.contains("is refused"), "{why}");
@@ -201,7 +210,7 @@ async fn the_handler_that_ran_is_on_record_where_its_source_was_bound() {
     let client = db.client().await;
     let settings = Settings {
         sources: [
-            ("cron".to_owned(), "test.fail".to_owned()),
+            ("cron".to_owned(), "test.flaky".to_owned()),
             ("ping".to_owned(), "noop".to_owned()),
         ]
         .into(),
@@ -211,11 +220,13 @@ async fn the_handler_that_ran_is_on_record_where_its_source_was_bound() {
     let worker = TestWorker::start(&db, settings).await;
     let bound = put(
         &client,
-        "SELECT rouse.enqueue('text.stats', source => 'cron')",
+        "'text.stats', '{\"fail_until\": 9}', source => 'cron'",
     )
     .await;
-    let own = put(&client, "SELECT rouse.enqueue('noop', source => 'ping')").await;
-    assert_eq!(ended(&client, bound).await.state, "failed");
+    let own = put(&client, "'noop', source => 'ping'").await;
+    let shown = ended(&client, bound).await;
+    assert_eq!(shown.state, "failed");
+    assert_eq!(shown.error.unwrap()["kind"], "guest_error");
     ended(&client, own).await;
     worker.drain().await;
     let ran = async |id: i64| -> (Option<String>, Vec<Option<String>>) {
@@ -227,7 +238,7 @@ async fn the_handler_that_ran_is_on_record_where_its_source_was_bound() {
         let started = client.query(started, &[&id]).await.unwrap();
         (job.get(0), started.iter().map(|row| row.get(0)).collect())
     };
-    let fail = || Some("test.fail".to_owned());
+    let fail = || Some("test.flaky".to_owned());
     assert_eq!(ran(bound).await, (fail(), vec![fail(), fail()]));
     assert_eq!(
         ran(own).await,
@@ -240,7 +251,7 @@ async fn the_handler_that_ran_is_on_record_where_its_source_was_bound() {
 async fn an_audit_lists_what_has_happened_and_who_did_it_page_by_page() {
     let db = TestDb::new().await;
     let client = history(&db).await;
-    let other = put(&client, "SELECT rouse.enqueue('noop', queue => 'other')").await;
+    let other = put(&client, "'noop', queue => 'other'").await;
     client
         .execute("SELECT rouse.delete($1)", &[&other])
         .await
@@ -281,7 +292,7 @@ async fn an_audit_lists_what_has_happened_and_who_did_it_page_by_page() {
         of_other.iter().all(|row| row["job"] == other) && of_other.len() == 2,
         "{of_other:?}"
     );
-    let of_handler = audit(&["--handler", "test.fail"]).await;
+    let of_handler = audit(&["--handler", "test.flaky"]).await;
     assert_eq!(
         of_handler.len(),
         2,

@@ -276,6 +276,6 @@ async fn jitter_and_the_delay_between_jobs_are_settings_like_the_others() {
             "job_delay must be between 0 and 3600000 ms",
         ),
     ] {
-        shown(&format!("{table}\n{wrong}\n")).exits(2).says(says);
+        shown(&format!("{table}\n{wrong}\n")).exits(1).says(says);
     }
 }

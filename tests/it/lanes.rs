@@ -252,7 +252,7 @@ async fn a_queue_that_was_used_stays_in_the_catalog_with_its_last_use() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let store = db.worker().await;
-    let id = put(&client, "SELECT rouse.enqueue('x', queue => 'once')").await;
+    let id = put(&client, "'x', queue => 'once'").await;
     let used =
         "SELECT last_used_at > now() - interval '1 minute' FROM rouse.queues WHERE name = 'once'";
     assert!(client.query_one(used, &[]).await.unwrap().get::<_, bool>(0));

@@ -554,7 +554,10 @@ async fn every_function_that_others_may_call_has_a_comment_and_none_is_for_every
                       SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a WHERE a.grantee <> p.proowner)";
     assert_eq!(
         list(unused).await,
-        ["rouse.drop_partitions(interval)"],
+        [
+            "rouse.drop_partitions(interval)",
+            "rouse.unlock_history(text)"
+        ],
         "for the owner alone"
     );
 }

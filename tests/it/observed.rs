@@ -42,19 +42,15 @@ async fn a_wait_begins_when_the_job_is_ready_and_the_delay_of_a_schedule_is_told
     let db = TestDb::new().await;
     let client = db.client().await;
     let (host, address) = serve(&db);
-    let daily = "SELECT rouse.enqueue('noop', queue => 'daily', run_at => clock_timestamp() + interval '3 s')";
+    let daily = "'noop', queue => 'daily', run_at => clock_timestamp() + interval '3 s'";
     let daily = put(&client, daily).await;
-    ended(
-        &client,
-        put(&client, "SELECT rouse.enqueue('noop', queue => 'mail')").await,
-    )
-    .await;
+    ended(&client, put(&client, "'noop', queue => 'mail'").await).await;
     ended(&client, daily).await;
     // One whose worker is gone has waited for the end of a lease, and is no measure of the queue.
     let _dead = db.worker().await;
     let orphan = "INSERT INTO rouse.queue (name, paused_at) VALUES ('lost', now())";
     client.batch_execute(orphan).await.unwrap();
-    let orphan = put(&client, "SELECT rouse.enqueue('noop', queue => 'lost')").await;
+    let orphan = put(&client, "'noop', queue => 'lost'").await;
     client
         .execute(
             "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = (SELECT max(incarnation) FROM rouse.worker),
@@ -81,7 +77,7 @@ async fn a_wait_begins_when_the_job_is_ready_and_the_delay_of_a_schedule_is_told
     }
     let delayed = sum("rouse_scheduled_delay_seconds", "daily");
     assert!((2.9..3.1).contains(&delayed), "{delayed}");
-    assert!(!page.contains("rouse_scheduled_delay_seconds_count{queue=\"mail\"}"));
+    assert!(count("rouse_scheduled_delay_seconds", "mail") < 0.1);
     assert!(!page.contains("rouse_wait_seconds_count{queue=\"lost\"}"));
     host.signal(libc::SIGTERM);
     host.exit(PATIENCE);
@@ -94,10 +90,10 @@ async fn each_transition_is_an_event_whose_ids_are_numbers() {
     let (host, _) = serve(&db);
     let at_once = enqueue(&client, "noop", json!({})).await;
     ended(&client, at_once).await;
-    let later = "SELECT rouse.enqueue('noop', run_at => clock_timestamp() + interval '0.2 s')";
+    let later = "'noop', run_at => clock_timestamp() + interval '0.2 s'";
     let later = put(&client, later).await;
     ended(&client, later).await;
-    let cancelled = "SELECT rouse.enqueue('noop', queue => 'a', run_at => now() + interval '1 h')";
+    let cancelled = "'noop', queue => 'a', run_at => now() + interval '1 h'";
     let cancelled = put(&client, cancelled).await;
     client
         .execute("SELECT rouse.cancel($1)", &[&cancelled])

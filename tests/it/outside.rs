@@ -491,7 +491,7 @@ async fn a_purge_takes_ready_jobs_in_batches_and_nothing_else() {
     let row = transaction
         .query_one(
             "SELECT (SELECT count(*) FROM rouse.job), (SELECT count(*) FROM rouse.finished WHERE state = 'cancelled'),
-                    (SELECT array_agg((detail->>'jobs')::integer ORDER BY at) FROM rouse.record WHERE event = 'purged')",
+                    (SELECT array_agg((detail->>'jobs')::integer ORDER BY at) FROM rouse.record WHERE event = 'purged' AND job IS NULL)",
             &[],
         )
         .await

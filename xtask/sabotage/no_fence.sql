@@ -16,7 +16,8 @@ BEGIN
     LOOP
         now := replace(f.was, 'j.fence = s.fence', 'true');
         now := replace(now, '(p_worker IS NULL OR j.worker = p_worker)', 'true');
-        now := replace(now, 'picked.lease_ms * interval ''1 millisecond''', 'picked.lease_ms * interval ''0.1 millisecond''');
+        now := replace(now, 'coalesce(j.lease_ms, picked.lease_ms) * interval ''1 millisecond''',
+                       'coalesce(j.lease_ms, picked.lease_ms) * interval ''0.1 millisecond''');
         IF now = f.was THEN
             RAISE EXCEPTION 'rouse.% is written in other words than expected here', f.proname;
         END IF;

@@ -163,7 +163,9 @@ fn the_default_backoff_is_ten_seconds_doubled_up_to_five_minutes() {
     let waits: Vec<u64> = (1..=7)
         .map(|failed| policy.delay(failed, 0.5).as_secs())
         .collect();
-    assert_eq!(waits, [10, 20, 40, 80, 160, 300, 300]);
+    // Around the cap, with jitter, no wait is longer than it.
+    assert_eq!(waits, [10, 20, 40, 80, 160, 250, 250]);
+    assert_eq!(policy.delay(9, 1.0), Duration::from_secs(300));
     assert_eq!(policy.max_attempts, 5);
 }
 

@@ -60,6 +60,10 @@ impl Claimer<'_> {
             let Some(wanted) = stop.run_until_cancelled(self.wait_for_room()).await else {
                 return;
             };
+            // Of room and stop that come together, the room is told.
+            if stop.is_cancelled() {
+                return;
+            }
             // An order to stop at once cuts off the look too: the database may be what hangs.
             let now = &self.shared.stop.now;
             let Some(found) = now.run_until_cancelled(self.looks.look(wanted, why)).await else {

@@ -75,6 +75,8 @@ pub(super) struct Claims<'a> {
     checked_at: SystemTime,
     /// An adoption was filled: there may be more orphans.
     orphans_left: bool,
+    /// After some attempts slots wait: what was claimed ahead would have to be given back.
+    slots_wait: bool,
 }
 
 impl<'a> Claims<'a> {
@@ -91,6 +93,7 @@ impl<'a> Claims<'a> {
             overdue: Overdue::new(Share::new(shared.settings.promote_share)),
             checked_at: SystemTime::UNIX_EPOCH,
             orphans_left: false,
+            slots_wait: shared.settings.has_job_delay(),
         }
     }
 
@@ -171,11 +174,14 @@ impl<'a> Claims<'a> {
     }
 
     /// How many jobs to claim beyond the free slots. None while orphans wait: queued jobs may not go before them,
-    /// and orphans do not wait in line ([`Self::adopt`]).
+    /// and orphans do not wait in line ([`Self::adopt`]). None either where slots wait between jobs.
     pub(super) fn ahead(&mut self) -> usize {
         let ended = self.shared.slots.ended();
         let ahead = self.prefetch.jobs(ended, Instant::now());
-        if self.orphans_left { 0 } else { ahead }
+        match self.orphans_left || self.slots_wait {
+            true => 0,
+            false => ahead,
+        }
     }
 
     /// The most that one claim is for.

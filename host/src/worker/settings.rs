@@ -61,6 +61,14 @@ pub enum QueueOrder {
 }
 
 impl Settings {
+    /// Whether slots wait after some attempts.
+    pub fn has_job_delay(&self) -> bool {
+        let of_handlers = self.overrides.0.values().filter_map(|set| set.job_delay);
+        of_handlers
+            .chain([self.job_delay])
+            .any(|delay| !delay.is_zero())
+    }
+
     /// The handler that runs a job: the one that the operator bound to its source, else the one that its producer named.
     pub fn handler_for<'a>(&'a self, source: Option<&str>, named: &'a str) -> &'a str {
         let bound = source.and_then(|source| self.sources.get(source));

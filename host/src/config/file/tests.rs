@@ -406,7 +406,7 @@ fn a_mistake_is_named_with_its_key() {
         ("invoke_max = 10001", "invoke_max"),
         ("invoke_payload_bytes_max = 1", "invoke_payload_bytes_max"),
         ("queues = [\"a b\"]", "\"a b\" is not a name"),
-        ("tags = [\"\"]", "\"\" is no name"),
+        ("tags = [\"\"]", "\"\" is not a name"),
         ("compilations_max = 0", "compilations_max"),
         ("compile_cpu = \"500ms\"", "compile_cpu"),
         ("compile_memory_mb = 10", "compile_memory_mb"),
