@@ -293,11 +293,13 @@ async fn an_audit_lists_what_has_happened_and_who_did_it_page_by_page() {
         "{of_other:?}"
     );
     let of_handler = audit(&["--handler", "test.flaky"]).await;
-    assert_eq!(
-        of_handler.len(),
-        2,
-        "an attempt that was retried, and the end"
-    );
+    // A claim may have waited in line for so long that it was given back.
+    let ends: Vec<&str> = of_handler
+        .iter()
+        .filter_map(|row| row["event"].as_str())
+        .filter(|event| *event != "released")
+        .collect();
+    assert_eq!(ends, ["succeeded", "retried"]);
     let me: String = client
         .query_one("SELECT session_user::text", &[])
         .await
