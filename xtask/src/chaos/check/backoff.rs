@@ -22,6 +22,8 @@ pub(super) fn one_backoff(known: &Known<'_>) -> Found {
     for one in &known.world.tries {
         of_hosts.entry(&one.worker).or_default().push(one);
     }
+    // Two hosts with one id write to one log.
+    of_hosts.retain(|worker, _| !known.is_shared(worker));
     for (worker, tries) in of_hosts {
         let stops = stops(known, worker);
         let mut last: Option<&Try> = None;
