@@ -293,11 +293,12 @@ async fn an_audit_lists_what_has_happened_and_who_did_it_page_by_page() {
         "{of_other:?}"
     );
     let of_handler = audit(&["--handler", "test.flaky"]).await;
-    // A claim may have waited in line for so long that it was given back.
+    // A claim may have waited in line for so long that it was given back, and a lease that was taken before the listener had heard
+    // itself is renewed at once.
     let ends: Vec<&str> = of_handler
         .iter()
         .filter_map(|row| row["event"].as_str())
-        .filter(|event| *event != "released")
+        .filter(|event| !["released", "renewed"].contains(event))
         .collect();
     assert_eq!(ends, ["succeeded", "retried"]);
     let me: String = client

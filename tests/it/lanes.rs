@@ -6,7 +6,7 @@ use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
-use crate::support::worker::{PATIENCE, TestWorker, cancel, enqueue, put, until, until_true};
+use crate::support::worker::{PATIENCE, TestWorker, cancel, enqueue, put, until};
 
 /// Every lane has been without jobs for two days, as far as anybody has seen.
 const UNUSED: &str = "UPDATE rouse.lane SET used_at = now() - interval '2 days'";
@@ -170,12 +170,14 @@ async fn a_job_that_appears_in_a_retired_lane_runs_after_the_next_maintenance() 
     let other = put(&client, "'noop', queue => 'other'").await;
     until(&client, other, |job| job.state == "succeeded").await;
     transaction.commit().await.unwrap();
-    // Unless the worker has just done it.
-    let reopened = maintain(&store).await.1;
-    assert!(reopened <= 1);
+    // The worker may be at it, and have looked before that was committed: whoever finds another at it does nothing.
+    let reopened = async {
+        while rows(&client).await.0 < 2 {
+            maintain(&store).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, reopened).await.unwrap();
     until(&client, late, |job| job.state == "succeeded").await;
-    let open = "SELECT count(*) = 2 FROM rouse.lane WHERE closed_at IS NULL";
-    until_true(&client, open).await;
     worker.drain().await;
 }
 
