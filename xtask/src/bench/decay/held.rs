@@ -9,7 +9,7 @@ use crate::bench::report::Unit;
 use crate::database;
 
 /// It has a snapshot, a transaction id, and locks on all that it has read.
-const HOLD: &str = "\
+pub(super) const HOLD: &str = "\
     BEGIN ISOLATION LEVEL REPEATABLE READ;
     SELECT pg_current_xact_id();
     SELECT (SELECT count(*) FROM rouse.job), (SELECT count(*) FROM rouse.finished), (SELECT count(*) FROM rouse.attempt)";

@@ -2,6 +2,7 @@
 
 mod finished;
 mod held;
+mod old;
 mod partitions;
 
 use anyhow::{Context as _, Result};
@@ -38,8 +39,11 @@ pub(super) struct Options {
     /// How many of those are the first ones, and how many the last ones
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(i64).range(100..))]
     pub(super) window: i64,
+    /// How long the transaction of `old` stays open, minutes; one drain a minute
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=1440))]
+    pub(super) minutes: u64,
     /// Only these
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = State::value_variants().to_vec())]
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = State::SHORT)]
     pub(super) only: Vec<State>,
 }
 
@@ -58,6 +62,20 @@ pub(super) enum State {
     Held,
     /// Partitions are made and dropped meanwhile
     Partitions,
+    /// All at once: jobs are pending with low priority, jobs have finished, and a transaction is open for `--minutes`
+    Old,
+}
+
+impl State {
+    /// All but `old`, which takes as long as it is told to.
+    const SHORT: [Self; 6] = [
+        Self::PendingUnknown,
+        Self::PendingUnserved,
+        Self::PendingLow,
+        Self::Finished,
+        Self::Held,
+        Self::Partitions,
+    ];
 }
 
 struct Decay<'a> {
@@ -136,6 +154,7 @@ impl Decay<'_> {
             }
             State::Held => held::measure(self).await,
             State::Partitions => partitions::measure(self).await,
+            State::Old => old::measure(self).await,
         }
     }
 
