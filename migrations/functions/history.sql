@@ -53,18 +53,25 @@ BEGIN
 END
 $$;
 
--- What has happened since a time, the newest first, `most` rows and those of the same time as the last: what ended (jobs and attempts), what was done besides (records),
--- and what was enqueued and is live or has ended. Of one queue, handler or login where these are given; a login has done only admin actions.
--- Rows of `before` (a time) and later are left out, for the next page.
+-- What has happened since a time, the newest first: what ended (jobs and attempts), and what was done besides (records). `most` rows, and
+-- those of the same time as the last. Of one queue, handler or login where these are given; a login has done only admin actions. Rows of
+-- `before` (a time) and later are left out, for the next page. A job is listed with its end, and with it when it was requested: one
+-- that is live is not.
 --
--- Reads what ended since then, by day and by brin; and of the live jobs those that were enqueued last, as far as that. A row of
--- rouse.finished is read once for its end: its enqueue is listed with it, as requested_at.
+-- Goes back from `before` in spans of one second, four, sixteen …, until there are enough rows: a page costs what happened in at most
+-- about five times its time, however far `since` lies back. Served by finished_at, attempt_ended and record_at.
 CREATE OR REPLACE FUNCTION rouse.audit(
     since timestamptz, before timestamptz DEFAULT 'infinity', queue text DEFAULT NULL, handler text DEFAULT NULL, who text DEFAULT NULL,
     most integer DEFAULT 1000)
 RETURNS TABLE (at timestamptz, event text, job bigint, queue_name text, handler_name text, attempt integer, worker text, by text, detail jsonb)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column
+DECLARE
+    upto   timestamptz := audit.before;
+    begins timestamptz := least(audit.before, clock_timestamp());
+    span   interval := '1 second';
+    here   bigint;
+    given  bigint := 0;
 BEGIN
     IF audit.since IS NULL THEN
         RAISE EXCEPTION 'rouse.audit: since must not be null' USING ERRCODE = 'invalid_parameter_value';
@@ -72,36 +79,43 @@ BEGIN
     IF audit.most IS NULL OR audit.most NOT BETWEEN 1 AND 100000 THEN
         RAISE EXCEPTION 'rouse.audit: most must be 1 to 100000, not %', coalesce(audit.most::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    RETURN QUERY
-    SELECT e.at, e.event, e.job, coalesce(e.queue, l.queue), coalesce(e.handler, l.handler), e.attempt, w.worker_id, e.who, e.detail
-    FROM (
-        SELECT f.finished_at AS at, f.state::text AS event, f.id AS job, f.lane, NULL::text AS queue, f.handler, nullif(f.attempt, 0) AS attempt, f.worker, NULL::text AS who,
-               jsonb_strip_nulls(jsonb_build_object(
-                   'requested_at', f.requested_at, 'claimed_at', f.claimed_at, 'started_at', f.started_at, 'tenant', f.tenant, 'source', f.source,
-                   'payload_bytes', octet_length(f.payload::text), 'sha256', encode(f.digest, 'hex'),
-                   'kind', f.error -> 'kind', 'message', left(f.error ->> 'message', 200))) AS detail
-        FROM rouse.finished AS f
-        WHERE f.finished_at >= audit.since AND f.finished_at < audit.before AND audit.who IS NULL
-        UNION ALL
-        SELECT a.ended_at, CASE WHEN a.lost THEN 'lost' ELSE 'retried' END, a.job, a.lane, NULL, a.handler, a.attempt, a.worker, NULL,
-               jsonb_strip_nulls(jsonb_build_object('claimed_at', a.claimed_at, 'started_at', a.started_at, 'sha256', encode(a.digest, 'hex'),
-                   'kind', a.error -> 'kind', 'message', left(a.error ->> 'message', 200)))
-        FROM rouse.attempt AS a
-        WHERE a.ended_at >= audit.since AND a.ended_at < audit.before AND audit.who IS NULL
-        UNION ALL
-        SELECT r.at, r.event, r.job, NULL, r.queue, NULL, nullif(r.attempt, 0), r.worker, r.who, r.detail
-        FROM rouse.record AS r
-        -- The end itself says the same as these.
-        WHERE r.at >= audit.since AND r.at < audit.before AND (audit.who IS NULL OR r.who = audit.who)) AS e
-    LEFT JOIN LATERAL (
-        SELECT j.lane FROM rouse.job AS j WHERE j.id = e.job AND e.lane IS NULL
-        UNION ALL
-        SELECT f.lane FROM rouse.finished AS f WHERE f.id = e.job AND e.lane IS NULL
-        LIMIT 1) AS of_job ON audit.queue IS NOT NULL OR audit.handler IS NOT NULL OR e.lane IS NULL
-    LEFT JOIN LATERAL (SELECT l.queue, l.handler FROM rouse.lane AS l WHERE l.id = coalesce(e.lane, of_job.lane) LIMIT 1) AS l ON true
-    LEFT JOIN rouse.worker AS w ON w.incarnation = e.worker
-    WHERE (audit.queue IS NULL OR coalesce(e.queue, l.queue) = audit.queue)
-      AND (audit.handler IS NULL OR coalesce(e.handler, l.handler) = audit.handler)
-    ORDER BY e.at DESC FETCH FIRST audit.most ROWS WITH TIES;
+    LOOP
+        begins := CASE WHEN span > interval '1 year' THEN audit.since ELSE greatest(audit.since, begins - span) END;
+        RETURN QUERY
+        SELECT e.at, e.event, e.job, coalesce(e.queue, l.queue), coalesce(e.handler, l.handler), e.attempt, w.worker_id, e.who, e.detail
+        FROM (
+            SELECT f.finished_at AS at, f.state::text AS event, f.id AS job, f.lane, NULL::text AS queue, f.handler, nullif(f.attempt, 0) AS attempt, f.worker, NULL::text AS who,
+                   jsonb_strip_nulls(jsonb_build_object(
+                       'requested_at', f.requested_at, 'claimed_at', f.claimed_at, 'started_at', f.started_at, 'tenant', f.tenant, 'source', f.source,
+                       'payload_bytes', octet_length(f.payload::text), 'sha256', encode(f.digest, 'hex'),
+                       'kind', f.error -> 'kind', 'message', left(f.error ->> 'message', 200))) AS detail
+            FROM rouse.finished AS f
+            WHERE f.finished_at >= begins AND f.finished_at < upto AND audit.who IS NULL
+            UNION ALL
+            SELECT a.ended_at, CASE WHEN a.lost THEN 'lost' ELSE 'retried' END, a.job, a.lane, NULL, a.handler, a.attempt, a.worker, NULL,
+                   jsonb_strip_nulls(jsonb_build_object('claimed_at', a.claimed_at, 'started_at', a.started_at, 'sha256', encode(a.digest, 'hex'),
+                       'kind', a.error -> 'kind', 'message', left(a.error ->> 'message', 200)))
+            FROM rouse.attempt AS a
+            WHERE a.ended_at >= begins AND a.ended_at < upto AND audit.who IS NULL
+            UNION ALL
+            SELECT r.at, r.event, r.job, NULL, r.queue, NULL, nullif(r.attempt, 0), r.worker, r.who, r.detail
+            FROM rouse.record AS r
+            WHERE r.at >= begins AND r.at < upto AND (audit.who IS NULL OR r.who = audit.who)) AS e
+        LEFT JOIN LATERAL (
+            SELECT j.lane FROM rouse.job AS j WHERE j.id = e.job AND e.lane IS NULL
+            UNION ALL
+            SELECT f.lane FROM rouse.finished AS f WHERE f.id = e.job AND e.lane IS NULL
+            LIMIT 1) AS of_job ON audit.queue IS NOT NULL OR audit.handler IS NOT NULL OR e.lane IS NULL
+        LEFT JOIN LATERAL (SELECT l.queue, l.handler FROM rouse.lane AS l WHERE l.id = coalesce(e.lane, of_job.lane) LIMIT 1) AS l ON true
+        LEFT JOIN rouse.worker AS w ON w.incarnation = e.worker
+        WHERE (audit.queue IS NULL OR coalesce(e.queue, l.queue) = audit.queue)
+          AND (audit.handler IS NULL OR coalesce(e.handler, l.handler) = audit.handler)
+        ORDER BY e.at DESC FETCH FIRST (audit.most - given) ROWS WITH TIES;
+        GET DIAGNOSTICS here = ROW_COUNT;
+        given := given + here;
+        EXIT WHEN given >= audit.most OR begins <= audit.since;
+        upto := begins;
+        span := span * 4;
+    END LOOP;
 END
 $$;

@@ -176,9 +176,9 @@ END
 $$;
 
 -- Closes lanes in which the calls of this function have seen no job for a day, opens closed ones again in which a job has appeared, and
--- removes rows that nothing refers to; returns how many rows of each. The queues of those stay in rouse.queue, with their last use. Neither producers nor workers wait for it. One call at a time:
--- another one returns at once. Reads the whole catalog, and of each lane whether it has jobs: served by job_ready, job_waiting and
--- job_lease.
+-- removes rows that nothing refers to; returns how many rows of each. The queues of those stay in rouse.queue, with their last use.
+-- Neither producers nor workers wait for it. One call at a time: another one returns at once, and so does each while the table is being
+-- vacuumed. Reads the whole catalog, and of each lane whether it has jobs: served by job_ready, job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO'
@@ -229,11 +229,11 @@ BEGIN
         WHERE i.inhparent IN ('rouse.finished'::regclass, 'rouse.attempt'::regclass))
     SELECT min(to_date(right(p.relname, 8), 'YYYYMMDD'))::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM partition AS p;
     WITH gone AS (
-    DELETE FROM rouse.lane AS l
-    WHERE l.closed_at IS NOT NULL
-      AND (EXISTS (SELECT FROM rouse.lane AS o WHERE o.id = l.id AND o.closed_at IS NULL)
-           OR l.closed_at < kept_from - interval '2 days' AND age(l.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid))
-    RETURNING l.queue, l.used_at),
+        DELETE FROM rouse.lane AS l
+        WHERE l.closed_at IS NOT NULL
+          AND (EXISTS (SELECT FROM rouse.lane AS o WHERE o.id = l.id AND o.closed_at IS NULL)
+               OR l.closed_at < kept_from - interval '2 days' AND age(l.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid))
+        RETURNING l.queue, l.used_at),
     -- The queue stays in the catalog, with its last use (SPEC row H1).
     kept AS (
         INSERT INTO rouse.queue AS q (name, used_at)

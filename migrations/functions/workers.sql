@@ -105,22 +105,19 @@ BEGIN
             coalesce(left(p_capabilities::text, 140), 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM rouse._check_size('register', pg_column_size(p_capabilities), 8388608);
-    SELECT format('capabilities: %s of handler %s', CASE
-               WHEN jsonb_typeof(c.value -> 'version') NOT IN ('string', 'null') OR length(c.value ->> 'version') > 255
-                   THEN 'version must be a text of at most 255 characters,'
-               WHEN jsonb_typeof(c.value -> 'sha256') <> 'string' OR c.value ->> 'sha256' !~ '^(sha256:)?[0-9a-f]{64}$'
-                   THEN 'sha256 must be 64 hexadecimal digits,'
-               WHEN jsonb_typeof(c.value -> 'grants') <> 'array' OR jsonb_path_exists(c.value, '$.grants[*] ? (@.type() != "string")')
-                   THEN 'grants must be a list of texts,'
-               WHEN jsonb_typeof(c.value -> 'max_attempts') NOT IN ('number', 'null') THEN 'max_attempts must be a number,'
-               WHEN jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null') THEN 'payload_keys must be a list,' END, c.key)
-    INTO wrong
+    SELECT format('capabilities of handler %s: %s', c.key, of.wrong) INTO wrong
     FROM jsonb_each(p_capabilities) AS c
-    WHERE jsonb_typeof(c.value -> 'version') NOT IN ('string', 'null') OR length(c.value ->> 'version') > 255
-       OR jsonb_typeof(c.value -> 'sha256') <> 'string' OR c.value ->> 'sha256' !~ '^(sha256:)?[0-9a-f]{64}$'
-       OR jsonb_typeof(c.value -> 'grants') <> 'array' OR jsonb_path_exists(c.value, '$.grants[*] ? (@.type() != "string")')
-       OR jsonb_typeof(c.value -> 'max_attempts') NOT IN ('number', 'null')
-       OR jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null')
+    CROSS JOIN LATERAL (SELECT CASE
+        WHEN jsonb_typeof(c.value -> 'version') NOT IN ('string', 'null') OR length(c.value ->> 'version') > 255
+            THEN 'version must be a text of at most 255 characters'
+        WHEN jsonb_typeof(c.value -> 'sha256') <> 'string' OR c.value ->> 'sha256' !~ '^(sha256:)?[0-9a-f]{64}$'
+            THEN 'sha256 must be 64 hexadecimal digits'
+        WHEN jsonb_typeof(c.value -> 'grants') <> 'array' OR jsonb_path_exists(c.value, '$.grants[*] ? (@.type() != "string")')
+            THEN 'grants must be a list of texts'
+        WHEN jsonb_typeof(c.value -> 'max_attempts') NOT IN ('number', 'null') THEN 'max_attempts must be a number'
+        WHEN jsonb_typeof(c.value -> 'payload_keys') NOT IN ('array', 'null') THEN 'payload_keys must be a list'
+    END AS wrong) AS of
+    WHERE of.wrong IS NOT NULL
     LIMIT 1;
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION 'rouse.register: %', wrong USING ERRCODE = 'invalid_parameter_value';

@@ -319,3 +319,45 @@ async fn an_audit_lists_what_has_happened_and_who_did_it_page_by_page() {
     rouse(&db, &["audit", "--since", "soon"]).await.exits(2);
     rouse(&db, &["audit"]).await.exits(0).says("deleted");
 }
+
+#[tokio::test]
+async fn a_page_of_an_audit_reads_what_happened_about_then_however_much_there_is() {
+    const MANY: i64 = 100_000;
+    let db = TestDb::new().await;
+    let mut client = history(&db).await;
+    // A day of long ago, evenly filled; vacuum tells its index what is where.
+    client
+        .batch_execute(&format!(
+            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+             INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload, result)
+             SELECT nextval('rouse.turn_seq'), f.lane, at, at, at, 1, 0, 'succeeded', '{{}}', '{{}}'
+             FROM (SELECT lane FROM rouse.finished LIMIT 1) AS f, generate_series(0, {MANY} - 1) AS n,
+                  LATERAL (SELECT timestamptz '2020-01-01' + n * interval '1 day' / {MANY} AS at) AS t"
+        ))
+        .await
+        .unwrap();
+    client
+        .batch_execute("VACUUM ANALYZE rouse.finished_20200101")
+        .await
+        .unwrap();
+    const READ: &str = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
+         FROM pg_stat_xact_user_tables WHERE relid = 'rouse.finished_20200101'::regclass";
+    let transaction = client.transaction().await.unwrap();
+    let before: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+    let sql = "SELECT count(*) FROM rouse.audit('-infinity', '2020-01-01 12:00', most => 20)";
+    let row = transaction.query_one(sql, &[]).await.unwrap();
+    let after: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
+    assert_eq!(row.get::<_, i64>(0), 20);
+    let read = after - before;
+    assert!((20..MANY / 2).contains(&read), "{read} rows were read");
+    // Whatever does not fit is looked for as far back as was asked.
+    let all = "SELECT count(*) FROM rouse.audit('-infinity', '2020-01-02', most => 100000)";
+    assert_eq!(
+        transaction
+            .query_one(all, &[])
+            .await
+            .unwrap()
+            .get::<_, i64>(0),
+        MANY
+    );
+}

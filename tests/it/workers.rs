@@ -309,11 +309,11 @@ async fn what_is_no_worker_is_refused() {
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"version\": 1}}'",
-            "capabilities: version must be a text of at most 255 characters, of handler x",
+            "capabilities of handler x: version must be a text of at most 255 characters",
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"grants\": [1]}}'",
-            "capabilities: grants must be a list of texts, of handler x",
+            "capabilities of handler x: grants must be a list of texts",
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": {\"grants\": \"http\"}}'",

@@ -25,7 +25,7 @@ const EXIT_UNKNOWN: u8 = 3;
 With a job: all that is known of it, from its request to its end, the oldest first. Without one: what has happened since a time, the newest \
 first: jobs and attempts that ended, claims that were given back, renewals, and admin actions with the login. What ended is not rewritten, not \
 even by the owner of the schema (rouse.unlock_history leaves a record).\n\
-It reads what ended since then, and nothing older; a long time on a busy database is many rows.\n\
+It goes back as far as it takes to fill the page, and never beyond --since; filters that little fits go back all the way.\n\
 Needs the role rouse_observer or rouse_operator.\n\
 Exit codes: 0 found, also where nothing has happened · 3 no such job")]
 pub(super) struct Args {

@@ -42,37 +42,22 @@ enum Verb {
     /// Show one worker with its handlers
     Show(show::Args),
     /// Take workers that have ended off the list; the history of their jobs goes on naming them
-    Forget(Forget),
+    #[command(after_help = "\
+Exit codes: 0 all done · 3 no such worker · 6 one lives; of several the highest")]
+    Forget(Workers),
     /// Clear the flag of workers whose attempts ran into their timeout
-    Clear(Clear),
+    #[command(after_help = "\
+A worker on which an attempt ran into its run timeout keeps a flag: since when, how often, and which job and handler it was last \
+(`rouse workers show`). Dead lives keep it too, until it is cleared or they are forgotten. A record says who has cleared it.\n\
+Exit codes: 0 all done, also where there was no flag · 3 no such worker; of several the highest")]
+    Clear(Workers),
     /// Ask a worker to prove that it has the module of a handler
     Verify(verify::Args),
 }
 
-/// Options of `rouse workers forget`.
+/// Options of what is done with several workers.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "\
-Exit codes: 0 all done · 3 no such worker · 6 one lives; of several the highest")]
-struct Forget {
-    #[command(flatten)]
-    target: Target,
-
-    /// The workers' ids
-    #[arg(value_name = "ID", required = true)]
-    ids: Vec<String>,
-
-    /// Print one JSON object for each worker, and one for the summary of several
-    #[arg(long)]
-    json: bool,
-}
-
-/// Options of `rouse workers clear`.
-#[derive(Debug, ClapArgs)]
-#[command(after_help = "\
-A worker on which an attempt ran into its run timeout keeps a flag: since when, how often, and which job and handler it was last \
-(`rouse workers show`). Dead lives keep it too, until it is cleared or they are forgotten. A record says who has cleared it.\n\
-Exit codes: 0 all done, also where there was no flag · 3 no such worker; of several the highest")]
-struct Clear {
+struct Workers {
     #[command(flatten)]
     target: Target,
 
@@ -113,7 +98,7 @@ async fn unlisted(store: &Store, id: &str, is: &str) -> String {
     )
 }
 
-async fn forget(args: Forget) -> anyhow::Result<ExitCode> {
+async fn forget(args: Workers) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.ids, "workers", args.json, async |id| {
         let refusal = match store.forget_worker(id).await {
@@ -138,7 +123,7 @@ async fn forget(args: Forget) -> anyhow::Result<ExitCode> {
     .await
 }
 
-async fn clear(args: Clear) -> anyhow::Result<ExitCode> {
+async fn clear(args: Workers) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
     each(&args.ids, "workers", args.json, async |id| {
         match store.clear_timeouts(id).await {

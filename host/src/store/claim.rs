@@ -32,12 +32,12 @@ pub struct ClaimOrder {
     pub only: Option<Only>,
 }
 
-/// The jobs of a lane that have waited too long.
+/// The jobs of a lane that have waited too long: of its next `most` jobs, those that have waited for `waited`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Only {
-    /// Of its next so many jobs,
+    /// How many of its next jobs are looked at.
     pub most: usize,
-    /// those that have waited for so long, by the database's clock.
+    /// How long a job has to have waited, by the database's clock.
     pub waited: Duration,
 }
 

@@ -3,6 +3,7 @@
 //! By default all that is claimed goes to them while there are any; an operator can give them a share, so that a backlog which is
 //! older than the limit does not keep new jobs of high priority waiting. (`docs/decisions/what-waits-too-long-goes-first.md`)
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::job::LaneId;
@@ -105,15 +106,23 @@ impl Overdue {
         is_all: bool,
         now: Instant,
     ) {
-        let gave = |lane: LaneId| jobs.iter().filter(|job| job.lane == lane).count();
+        if self.lanes.is_empty() {
+            return;
+        }
+        let mut gave: HashMap<LaneId, usize> = HashMap::new();
+        for job in jobs {
+            *gave.entry(job.lane).or_default() += 1;
+        }
         // A claim that was filled has not looked behind the last lane that gave something.
-        let last = orders.iter().rposition(|order| gave(order.lane) > 0);
+        let last = orders
+            .iter()
+            .rposition(|order| gave.contains_key(&order.lane));
         for (place, order) in orders.iter().enumerate() {
             let is_exhausted = is_all || Some(place) < last;
             if order.only.is_none() || (!is_exhausted && Some(place) != last) {
                 continue;
             }
-            let found = gave(order.lane);
+            let found = gave.get(&order.lane).copied().unwrap_or(0);
             if let Some(known) = self.lanes.iter_mut().find(|known| known.lane == order.lane) {
                 known.left = known.left.saturating_sub(found);
                 if is_exhausted {

@@ -83,7 +83,7 @@ pub(super) fn all_are_heard() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
 }
 
-/// Somebody has enqueued it. A worker hears of that with the claim: nobody is told of the enqueue itself.
+/// Somebody has enqueued it. A worker hears of that with the claim of its first attempt, and again where that claim is given back.
 pub(super) fn enqueued(of: Of<'_>, queue: &str, at: SystemTime) {
     let at = humantime::format_rfc3339_millis(at);
     event!(debug, "enqueued", of, queue, at = %at);

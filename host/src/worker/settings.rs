@@ -77,8 +77,8 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// All queues, 4 slots a core, notifications on, polls from 5 ms up to 2 s, all of a claim for what has waited 15 minutes, 3 losses, 7 days,
-    /// 300 s to drain.
+    /// All queues, 4 slots a core, notifications on, polls from 5 ms up to 2 s, all of a claim for what has waited 15 minutes, 3 losses,
+    /// 7 days, no delay between jobs, 300 s to drain.
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         Self {
