@@ -20,10 +20,15 @@ CREATE TABLE rouse.queue (
     -- Null: the queue goes on. Else nothing of it is claimed since then.
     paused_at         timestamptz,
     -- Of a queue whose lanes are gone, when one was used last, as rouse.maintain_lanes has seen it; null: never, or its lanes say so.
-    used_at           timestamptz
+    used_at           timestamptz,
+    -- For how many days its finished jobs are kept, and those of them that failed or timed out; null: as all are, and as its others are.
+    keep_days         smallint CHECK (keep_days BETWEEN 1 AND 3650),
+    keep_failed_days  smallint CHECK (keep_failed_days BETWEEN 1 AND 3650)
 );
 -- Served to every claim: empty where nothing is paused.
 CREATE INDEX queue_paused ON rouse.queue (name) WHERE paused_at IS NOT NULL;
+-- Served to every settlement: empty where all jobs are kept alike.
+CREATE INDEX queue_keeps ON rouse.queue (name) WHERE keep_days IS NOT NULL OR keep_failed_days IS NOT NULL;
 INSERT INTO rouse.queue (name) VALUES ('default');
 
 -- The catalog of lanes. A lane's id is computed from the other columns, so that two producers who
@@ -219,7 +224,8 @@ CREATE UNIQUE INDEX job_unique_key ON rouse.job (unique_key, coalesce(tenant, ''
 -- Of each finished job at most one retry is live.
 CREATE UNIQUE INDEX job_retry ON rouse.job (retried_from) WHERE retried_from IS NOT NULL;
 
--- Finished jobs. Insert-only, one partition a day.
+-- Finished jobs. Insert-only, one partition a day for those that are kept as long as all are, and others for each length of time that a
+-- queue has set (functions/partitions.sql).
 CREATE TABLE rouse.finished (
     id                bigint NOT NULL,
     lane              bigint NOT NULL,
@@ -255,9 +261,12 @@ CREATE TABLE rouse.finished (
     handler           text,
     lease_ms          bigint,
     timeout_ms        bigint,
+    -- For how many days it is kept; 0: as long as all are.
+    keep_days         smallint NOT NULL DEFAULT 0,
     CHECK ((state = 'succeeded') = (result IS NOT NULL)),
     CHECK ((state IN ('failed', 'timed_out')) = (error IS NOT NULL))
-) PARTITION BY RANGE (finished_at);
+) PARTITION BY LIST (keep_days);
+CREATE TABLE rouse.finished_default PARTITION OF rouse.finished FOR VALUES IN (0) PARTITION BY RANGE (finished_at);
 CREATE INDEX finished_id ON rouse.finished (id);
 -- Serves rouse.audit: what ended since. A range of pages, which inserts do not pay for.
 CREATE INDEX finished_at ON rouse.finished USING brin (finished_at) WITH (pages_per_range = 32);

@@ -39,10 +39,10 @@ BEGIN
         WITH gone AS (DELETE FROM rouse.job AS j WHERE j.id = p_id RETURNING j.*)
         INSERT INTO rouse.finished (id, lane, retried_from, requested_at, available_at, finished_at,
                                     attempt, lost, max_attempts, state, tenant, source, unique_key, payload, result, error, grants,
-                                    lease_ms, timeout_ms)
+                                    lease_ms, timeout_ms, keep_days)
         SELECT g.id, g.lane, g.retried_from, g.requested_at, g.available_at, at,
                g.attempt, g.lost, g.max_attempts, p_state, g.tenant, g.source, g.unique_key, g.payload, p_result, p_error, g.grants,
-               g.lease_ms, g.timeout_ms
+               g.lease_ms, g.timeout_ms, rouse._keep_days(g.lane, p_state, at)
         FROM gone AS g;
     END IF;
     INSERT INTO rouse.record (at, job, event, attempt, who) VALUES (at, p_id, p_event, live.attempt, session_user);
@@ -323,6 +323,37 @@ BEGIN
 END
 $$;
 
+-- Sets for how many days finished jobs of a queue are kept, and those of them that failed or timed out. Null: as it was; 0: as all are, and
+-- as the others of the queue are. Holds for jobs that end from now on. Returns what holds now (null: as all are). Leaves a record.
+CREATE OR REPLACE FUNCTION rouse.set_retention(
+    queue text, INOUT keep_days integer DEFAULT NULL, INOUT keep_failed_days integer DEFAULT NULL)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    at  timestamptz := clock_timestamp();
+    was rouse.queue;
+BEGIN
+    PERFORM rouse._check_queue('set_retention', set_retention.queue);
+    IF set_retention.keep_days NOT BETWEEN 0 AND 3650 OR set_retention.keep_failed_days NOT BETWEEN 0 AND 3650 THEN
+        RAISE EXCEPTION 'rouse.set_retention: keep_days and keep_failed_days must be 1 to 3650 days, or 0 for as long as all are kept'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    INSERT INTO rouse.queue (name) VALUES (set_retention.queue) ON CONFLICT DO NOTHING;
+    SELECT * INTO was FROM rouse.queue AS q WHERE q.name = set_retention.queue FOR NO KEY UPDATE;
+    UPDATE rouse.queue AS q
+    SET keep_days = nullif(coalesce(set_retention.keep_days, q.keep_days), 0),
+        keep_failed_days = nullif(coalesce(set_retention.keep_failed_days, q.keep_failed_days), 0)
+    WHERE q.name = set_retention.queue
+    RETURNING q.keep_days, q.keep_failed_days INTO keep_days, keep_failed_days;
+    IF (was.keep_days, was.keep_failed_days) IS DISTINCT FROM (set_retention.keep_days::smallint, set_retention.keep_failed_days::smallint) THEN
+        PERFORM rouse._have_partitions(at);
+        INSERT INTO rouse.record (at, queue, event, who, detail)
+        VALUES (at, set_retention.queue, 'retention_set', session_user,
+                jsonb_build_object('keep_days', set_retention.keep_days, 'keep_failed_days', set_retention.keep_failed_days));
+    END IF;
+END
+$$;
+
 -- Lets a paused queue go on, and says whether it was paused. Whoever sleeps is woken.
 CREATE OR REPLACE FUNCTION rouse.resume_queue(queue text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -366,6 +397,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 DECLARE
     at      timestamptz := clock_timestamp();
     lane_id bigint;
+    days    smallint;
     taken   integer;
     purged  integer := 0;
 BEGIN
@@ -376,6 +408,7 @@ BEGIN
     END IF;
     PERFORM rouse._have_partitions(at);
     FOR lane_id IN SELECT DISTINCT l.id FROM rouse.lane AS l WHERE l.queue = purge_queue.queue LOOP
+        days := rouse._keep_days(lane_id, 'cancelled', at);
         WITH ready AS MATERIALIZED (
             SELECT j.id FROM rouse.job AS j
             WHERE j.lane = lane_id AND j.state = 'queued' AND j.turn IS NOT NULL
@@ -385,10 +418,10 @@ BEGIN
         kept AS (
             INSERT INTO rouse.finished (id, lane, retried_from, requested_at, available_at, finished_at,
                                         attempt, lost, max_attempts, state, tenant, source, unique_key, payload, grants,
-                                        lease_ms, timeout_ms)
+                                        lease_ms, timeout_ms, keep_days)
             SELECT g.id, g.lane, g.retried_from, g.requested_at, g.available_at, at,
                    g.attempt, g.lost, g.max_attempts, 'cancelled', g.tenant, g.source, g.unique_key, g.payload, g.grants,
-                   g.lease_ms, g.timeout_ms
+                   g.lease_ms, g.timeout_ms, days
             FROM gone AS g RETURNING id),
         recorded AS (
             INSERT INTO rouse.record (at, job, event, who) SELECT at, k.id, 'purged', session_user FROM kept AS k)

@@ -39,6 +39,8 @@ COMMENT ON FUNCTION rouse.resume_queue IS
     'Lets claims from a paused queue continue; true if it was paused.';
 COMMENT ON FUNCTION rouse.purge_queue IS
     'Cancels ready jobs of a queue, the oldest of each lane first, and returns how many.';
+COMMENT ON FUNCTION rouse.set_retention IS
+    'Sets for how many days finished jobs of a queue are kept, and those that failed; 0 means as long as all are.';
 COMMENT ON FUNCTION rouse.challenge IS
     'Challenges a live worker to prove that it has the module of a handler; returns the nonce of the challenge.';
 COMMENT ON FUNCTION rouse.challenge_answer IS

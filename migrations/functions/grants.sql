@@ -28,7 +28,7 @@ GRANT EXECUTE ON FUNCTION rouse.cancel, rouse.job, rouse.result, rouse.history, 
 -- Operators.
 GRANT EXECUTE ON FUNCTION
     rouse.complete, rouse.fail, rouse.delete, rouse.retry, rouse.retry_jobs, rouse.reschedule,
-    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue,
+    rouse.pause_queue, rouse.resume_queue, rouse.purge_queue, rouse.set_retention,
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
     TO rouse_operator;
 

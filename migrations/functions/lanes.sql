@@ -224,10 +224,7 @@ BEGIN
 
     -- A job can be in a closed lane for a day and a while; the days that are kept have to have begun after that. And whoever might have
     -- found the lane open has to have ended.
-    WITH partition AS MATERIALIZED (
-        SELECT c.relname FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
-        WHERE i.inhparent IN ('rouse.finished'::regclass, 'rouse.attempt'::regclass))
-    SELECT min(to_date(right(p.relname, 8), 'YYYYMMDD'))::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM partition AS p;
+    SELECT min(p.first_day)::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM rouse._partitions() AS p WHERE p.parent IN ('finished', 'attempt');
     WITH gone AS (
         DELETE FROM rouse.lane AS l
         WHERE l.closed_at IS NOT NULL

@@ -1,6 +1,68 @@
 -- Daily partitions (UTC) of history: made ahead, dropped when they are old. Functions whose name starts with _ are called by the
 -- others only, under their search_path.
 
+-- Finished jobs of a queue with a retention of its own stand in partitions of their own, so that they too go by dropping: rouse.finished has
+-- the partitions finished_default (0 days: as all) and finished_keep_N (N days), which have those of days, finished_20270131 and
+-- finished_keep_90_20270101. Beyond 31 days they are of months: each partition costs whoever looks up a job by its id.
+
+-- All that there are. Their names say what they are; others, which somebody else has made, are left alone.
+CREATE OR REPLACE FUNCTION rouse._partitions() RETURNS TABLE (name text, parent text, keep_days integer, first_day date, end_day date)
+LANGUAGE sql STABLE AS $$
+    SELECT c.relname::text, its.parts[1], coalesce(its.parts[3]::integer, 0), days.first_day,
+           CASE WHEN its.parts[3]::integer > 31 THEN (days.first_day + interval '1 month')::date ELSE days.first_day + 1 END
+    FROM unnest(ARRAY['finished', 'attempt', 'record', 'step', 'log']) AS root(name)
+    CROSS JOIN LATERAL pg_partition_tree(format('rouse.%I', root.name)::regclass) AS tree
+    JOIN pg_class AS c ON c.oid = tree.relid
+    CROSS JOIN LATERAL regexp_match(c.relname, '^(finished|attempt|record|step|log)(_keep_([0-9]{1,4}))?_([0-9]{8})$') AS its(parts)
+    CROSS JOIN LATERAL (SELECT to_date(its.parts[4], 'YYYYMMDD') AS first_day) AS days
+    WHERE tree.isleaf AND its.parts IS NOT NULL
+$$;
+
+-- The lengths of time, in days, that queues have set. Served by queue_keeps.
+CREATE OR REPLACE FUNCTION rouse._own_retentions() RETURNS TABLE (days integer)
+LANGUAGE sql STABLE AS $$
+    SELECT DISTINCT own.days::integer
+    FROM rouse.queue AS q CROSS JOIN LATERAL (VALUES (q.keep_days), (q.keep_failed_days)) AS own(days)
+    WHERE (q.keep_days IS NOT NULL OR q.keep_failed_days IS NOT NULL) AND own.days IS NOT NULL
+$$;
+
+-- The partition of what ends on this day and is kept for so many days.
+CREATE OR REPLACE FUNCTION rouse._kept_in(p_days integer, p_day date) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT format('finished_keep_%s_%s', p_days, to_char(p_day, CASE WHEN p_days > 31 THEN 'YYYYMM01' ELSE 'YYYYMMDD' END))
+$$;
+
+-- Those that there have to be for these days.
+CREATE OR REPLACE FUNCTION rouse._partitions_of(p_from date, p_until date)
+RETURNS TABLE (name text, of_table text, keep_days integer, first_day date, end_day date)
+LANGUAGE sql STABLE AS $$
+    SELECT p.parent || '_' || to_char(day, 'YYYYMMDD'), CASE p.parent WHEN 'finished' THEN 'finished_default' ELSE p.parent END, 0,
+           day::date, day::date + 1
+    FROM unnest(ARRAY['finished', 'attempt', 'record', 'step', 'log']) AS p(parent),
+         generate_series(p_from, p_until, interval '1 day') AS day
+    UNION
+    SELECT rouse._kept_in(k.days, day::date), 'finished_keep_' || k.days, k.days, starts.at, 
+           CASE WHEN k.days > 31 THEN (starts.at + interval '1 month')::date ELSE starts.at + 1 END
+    FROM rouse._own_retentions() AS k(days), generate_series(p_from, p_until, interval '1 day') AS day,
+         LATERAL (SELECT date_trunc(CASE WHEN k.days > 31 THEN 'month' ELSE 'day' END, day)::date AS at) AS starts
+$$;
+
+-- For how many days a job of this lane is kept that ends now in this state; 0: as long as all. Where the partition for that is missing,
+-- because no worker has run for a week, it is kept as long as all.
+CREATE OR REPLACE FUNCTION rouse._keep_days(p_lane bigint, p_state rouse.state, p_at timestamptz) RETURNS smallint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    days smallint := (
+        SELECT CASE WHEN p_state IN ('failed', 'timed_out') THEN coalesce(q.keep_failed_days, q.keep_days) ELSE q.keep_days END
+        FROM rouse.queue AS q WHERE q.name = (SELECT l.queue FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1));
+BEGIN
+    IF days IS NULL OR to_regclass('rouse.' || rouse._kept_in(days, (p_at AT TIME ZONE 'UTC')::date)) IS NULL THEN
+        RETURN 0;
+    END IF;
+    RETURN days;
+END
+$$;
+
 -- Makes the partitions of today and the next `ahead` days (UTC). Safe to run at any time: a table is
 -- created on its own and then attached, which lets inserts and reads of the others go on. Who does so waits for who does
 -- the same, with a lock on a table that nobody but its owner can take: any login of the database can hold an advisory lock.
@@ -8,38 +70,37 @@ CREATE OR REPLACE FUNCTION rouse.prepare_partitions(ahead integer DEFAULT 7) RET
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '10s' AS $$
 DECLARE
-    parents text[] := ARRAY['finished', 'attempt', 'record', 'step', 'log'];
-    today   date;
-    parent  text;
-    day     date;
-    name    text;
-    made    integer := 0;
+    today date;
+    part  record;
+    made  integer := 0;
 BEGIN
     IF ahead IS NULL OR ahead NOT BETWEEN 0 AND 31 THEN
         RAISE EXCEPTION 'rouse.prepare_partitions: ahead must be 0 to 31 days, not %', coalesce(ahead::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     today := (now() AT TIME ZONE 'UTC')::date;
-    IF NOT EXISTS (
-        SELECT FROM unnest(parents) AS p, generate_series(0, ahead) AS n
-        WHERE to_regclass('rouse.' || p || '_' || to_char(today + n, 'YYYYMMDD')) IS NULL) THEN
+    IF NOT EXISTS (SELECT FROM rouse._partitions_of(today, today + ahead) AS p WHERE to_regclass('rouse.' || p.name) IS NULL) THEN
         RETURN 0;
     END IF;
     LOCK TABLE rouse.finished IN SHARE UPDATE EXCLUSIVE MODE;
-    FOREACH parent IN ARRAY parents LOOP
-        FOR day IN SELECT today + n FROM generate_series(0, ahead) AS n LOOP
-            name := parent || '_' || to_char(day, 'YYYYMMDD');
-            IF to_regclass('rouse.' || name) IS NULL THEN
-                EXECUTE format('CREATE TABLE rouse.%I (LIKE rouse.%I INCLUDING CONSTRAINTS)', name, parent);
-                EXECUTE format('GRANT SELECT ON rouse.%I TO rouse_observer, rouse_operator', name);
-                EXECUTE format('ALTER TABLE rouse.%I ATTACH PARTITION rouse.%I FOR VALUES FROM (%L) TO (%L)',
-                    parent, name, day::timestamp AT TIME ZONE 'UTC', (day + 1)::timestamp AT TIME ZONE 'UTC');
-                IF parent <> 'log' THEN
-                    EXECUTE format('CREATE TRIGGER keep_table BEFORE TRUNCATE ON rouse.%I EXECUTE FUNCTION rouse._keep_history()', name);
-                END IF;
-                made := made + 1;
-            END IF;
-        END LOOP;
+    FOR part IN
+        SELECT * FROM rouse._partitions_of(today, today + ahead) AS p WHERE to_regclass('rouse.' || p.name) IS NULL
+        ORDER BY p.of_table, p.first_day
+    LOOP
+        IF to_regclass('rouse.' || part.of_table) IS NULL THEN
+            EXECUTE format('CREATE TABLE rouse.%I (LIKE rouse.finished INCLUDING CONSTRAINTS) PARTITION BY RANGE (finished_at)', part.of_table);
+            EXECUTE format('GRANT SELECT ON rouse.%I TO rouse_observer, rouse_operator', part.of_table);
+            EXECUTE format('ALTER TABLE rouse.finished ATTACH PARTITION rouse.%I FOR VALUES IN (%s)', part.of_table, part.keep_days);
+            EXECUTE format('CREATE TRIGGER keep_table BEFORE TRUNCATE ON rouse.%I EXECUTE FUNCTION rouse._keep_history()', part.of_table);
+        END IF;
+        EXECUTE format('CREATE TABLE rouse.%I (LIKE rouse.%I INCLUDING CONSTRAINTS)', part.name, part.of_table);
+        EXECUTE format('GRANT SELECT ON rouse.%I TO rouse_observer, rouse_operator', part.name);
+        EXECUTE format('ALTER TABLE rouse.%I ATTACH PARTITION rouse.%I FOR VALUES FROM (%L) TO (%L)',
+            part.of_table, part.name, part.first_day::timestamp AT TIME ZONE 'UTC', part.end_day::timestamp AT TIME ZONE 'UTC');
+        IF part.of_table <> 'log' THEN
+            EXECUTE format('CREATE TRIGGER keep_table BEFORE TRUNCATE ON rouse.%I EXECUTE FUNCTION rouse._keep_history()', part.name);
+        END IF;
+        made := made + 1;
     END LOOP;
     RETURN made;
 END
@@ -57,7 +118,27 @@ BEGIN
 END
 $$;
 
--- Drops the partitions whose last day is more than `keep` ago, and says how many, and how many
+-- A retention that a queue is given has its partitions before the first job needs them.
+CREATE OR REPLACE FUNCTION rouse._have_kept_partitions() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    lengths integer[] := ARRAY(SELECT days FROM rouse._own_retentions() ORDER BY days);
+BEGIN
+    IF cardinality(lengths) > 8 THEN
+        RAISE EXCEPTION 'rouse: queues keep their jobs for % different lengths of time, and no more than 8 are allowed', cardinality(lengths)
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = format('Each has partitions of its own. Use one of those that there are: %s days.',
+                                array_to_string(array_remove(array_remove(lengths, NEW.keep_days::integer), NEW.keep_failed_days::integer), ', '));
+    END IF;
+    PERFORM rouse.prepare_partitions();
+    RETURN NULL;
+END
+$$;
+CREATE OR REPLACE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_days, keep_failed_days ON rouse.queue
+    FOR EACH ROW WHEN (NEW.keep_days IS NOT NULL OR NEW.keep_failed_days IS NOT NULL) EXECUTE FUNCTION rouse._have_kept_partitions();
+
+-- Drops the partitions whose last day is more than `keep` ago, or, of queues with a retention of their own, more than that; attempts and
+-- records stay as long as the longest of these. Says how many were dropped, and how many
 -- were in use: those are dropped by a later call. Dropping waits for nobody for more than 50 ms,
 -- because whoever settles a job queues behind it meanwhile.
 --
@@ -68,7 +149,8 @@ $$;
 CREATE OR REPLACE FUNCTION rouse.drop_partitions(keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '50ms' AS $$
 DECLARE
-    old    record;
+    old     record;
+    longest interval;
     steps  text[] := '{}';
     others text[] := '{}';
     name   text;
@@ -86,30 +168,26 @@ BEGIN
         WHEN lock_not_available THEN
             RETURN;
     END;
+    longest := make_interval(days => coalesce((SELECT max(days) FROM rouse._own_retentions()), 0));
     FOR old IN
-        -- The names are read as dates only once it is known that they are those of partitions: Postgres
-        -- may look at them in any order otherwise, and not every table of a database ends in a date.
-        WITH partition AS MATERIALIZED (
-            SELECT c.relname, i.inhparent = 'rouse.step'::regclass AS has_steps
-            FROM pg_inherits AS i
-            JOIN pg_class AS c ON c.oid = i.inhrelid
-            WHERE i.inhparent IN ('rouse.finished'::regclass, 'rouse.attempt'::regclass, 'rouse.record'::regclass, 'rouse.step'::regclass,
-                                  'rouse.log'::regclass))
-        SELECT p.relname, p.has_steps FROM partition AS p
-        WHERE to_date(right(p.relname, 8), 'YYYYMMDD') + 1 <= ((now() - keep) AT TIME ZONE 'UTC')::date
-        ORDER BY p.relname
+        SELECT p.name, p.parent = 'step' AS has_steps FROM rouse._partitions() AS p
+        WHERE p.end_day <= ((now() - CASE
+            WHEN p.keep_days > 0 THEN make_interval(days => p.keep_days)
+            WHEN p.parent IN ('attempt', 'record') AND now() - longest < now() - keep THEN longest
+            ELSE keep END) AT TIME ZONE 'UTC')::date
+        ORDER BY p.name
     LOOP
         BEGIN
-            EXECUTE format('DROP TABLE rouse.%I', old.relname);
+            EXECUTE format('DROP TABLE rouse.%I', old.name);
             RAISE EXCEPTION USING ERRCODE = 'RDROP', MESSAGE = 'it can be dropped';
         EXCEPTION
             WHEN lock_not_available THEN
                 in_use := in_use + 1;
             WHEN SQLSTATE 'RDROP' THEN
                 IF old.has_steps THEN
-                    steps := steps || old.relname::text;
+                    steps := steps || old.name;
                 ELSE
-                    others := others || old.relname::text;
+                    others := others || old.name;
                 END IF;
         END;
     END LOOP;

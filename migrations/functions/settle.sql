@@ -26,10 +26,13 @@ CREATE OR REPLACE FUNCTION rouse._settle(
 RETURNS SETOF bigint
 LANGUAGE plpgsql ROWS 100 AS $$
 DECLARE
-    at       timestamptz := clock_timestamp();
-    released bigint[];
-    lanes    bigint[];
+    at          timestamptz := clock_timestamp();
+    some_differ boolean;
+    released    bigint[];
+    lanes       bigint[];
 BEGIN
+    PERFORM FROM rouse.queue AS q WHERE q.keep_days IS NOT NULL OR q.keep_failed_days IS NOT NULL;
+    some_differ := FOUND;
     RETURN QUERY
     WITH gone AS (
         DELETE FROM rouse.job AS j
@@ -46,11 +49,11 @@ BEGIN
     INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, requested_at, available_at, claimed_at, started_at, finished_at,
                                 attempt, lost, max_attempts, state, tenant, source, unique_key, payload, result, error,
                                 cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants, handler,
-                                lease_ms, timeout_ms)
+                                lease_ms, timeout_ms, keep_days)
     SELECT g.id, g.lane, g.worker, g.retried_from, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
            g.attempt, g.lost, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.result, g.error,
            g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler,
-           g.lease_ms, g.timeout_ms
+           g.lease_ms, g.timeout_ms, CASE WHEN some_differ THEN rouse._keep_days(g.lane, g.state, at) ELSE 0 END
     FROM gone AS g
     RETURNING f.id;
 

@@ -78,7 +78,8 @@ CREATE OR REPLACE VIEW rouse.queues AS
 SELECT coalesce(q.name, d.queue) AS name, coalesce(q.payload_bytes_max, 262144) AS payload_bytes_max, q.created_at, q.paused_at,
        coalesce(d.ready, 0)::bigint AS ready, coalesce(d.scheduled, 0)::bigint AS scheduled, coalesce(d.running, 0)::bigint AS running,
        coalesce(d.at_least, false) AS at_least, d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,
-       greatest(q.used_at, (SELECT max(l.used_at) FROM rouse.lane AS l WHERE l.queue = coalesce(q.name, d.queue))) AS last_used_at
+       greatest(q.used_at, (SELECT max(l.used_at) FROM rouse.lane AS l WHERE l.queue = coalesce(q.name, d.queue))) AS last_used_at,
+       q.keep_days, q.keep_failed_days
 FROM rouse.queue AS q
 FULL JOIN (
     SELECT d.queue, sum(d.ready) AS ready, sum(d.scheduled) AS scheduled, sum(d.running) AS running,

@@ -326,10 +326,7 @@ BEGIN
     PERFORM rouse._have_partitions(at);
     INSERT INTO rouse.record (at, event, who, detail)
     VALUES (at, 'forgotten', session_user, jsonb_build_object('worker_id', forget_worker.worker_id, 'lives', forgotten));
-    WITH partition AS MATERIALIZED (
-        SELECT c.relname FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
-        WHERE i.inhparent IN ('rouse.finished'::regclass, 'rouse.attempt'::regclass, 'rouse.record'::regclass))
-    SELECT min(to_date(right(p.relname, 8), 'YYYYMMDD'))::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM partition AS p;
+    SELECT min(p.first_day)::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM rouse._partitions() AS p WHERE p.parent IN ('finished', 'attempt', 'record');
     DELETE FROM rouse.worker AS w
     WHERE w.forgotten_at < kept_from AND NOT EXISTS (
         SELECT FROM rouse.job AS j WHERE j.state = 'running' AND j.lease_until > '-infinity' AND j.worker = w.incarnation);

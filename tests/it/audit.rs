@@ -96,7 +96,7 @@ async fn what_has_ended_is_not_rewritten_even_by_the_owner() {
     assert!(why.contains("is refused"), "{why}");
     client
         .batch_execute(
-            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished_default FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
              SELECT rouse.drop_partitions('7 days')",
         )
         .await
@@ -328,7 +328,7 @@ async fn a_page_of_an_audit_reads_what_happened_about_then_however_much_there_is
     // A day of long ago, evenly filled; vacuum tells its index what is where.
     client
         .batch_execute(&format!(
-            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished_default FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
              INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload, result)
              SELECT nextval('rouse.turn_seq'), f.lane, at, at, at, 1, 0, 'succeeded', '{{}}', '{{}}'
              FROM (SELECT lane FROM rouse.finished LIMIT 1) AS f, generate_series(0, {MANY} - 1) AS n,

@@ -654,7 +654,7 @@ async fn a_job_can_be_cancelled_where_no_worker_has_made_todays_partition() {
     client
         .batch_execute(
             "DO $$ DECLARE t text; BEGIN
-                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished'::regclass LOOP
+                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished_default'::regclass LOOP
                     EXECUTE 'DROP TABLE ' || t;
                 END LOOP;
             END $$",

@@ -43,7 +43,7 @@ async fn kept(client: &Client, days_ago: i32, state: &str, ids: std::ops::RangeI
                  day     timestamptz := (date_trunc('day', now() AT TIME ZONE 'UTC') - interval '{days_ago} days') AT TIME ZONE 'UTC';
              BEGIN
                  IF to_regclass('rouse.finished_ago_{days_ago}') IS NULL AND {days_ago} > 0 THEN
-                     EXECUTE format('CREATE TABLE rouse.finished_ago_{days_ago} PARTITION OF rouse.finished FOR VALUES FROM (%L) TO (%L)',
+                     EXECUTE format('CREATE TABLE rouse.finished_ago_{days_ago} PARTITION OF rouse.finished_default FOR VALUES FROM (%L) TO (%L)',
                                     day, day + interval '1 day');
                  END IF;
                  INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload, result, error)

@@ -203,7 +203,7 @@ async fn a_closed_lane_is_removed_once_nothing_that_is_kept_can_refer_to_it() {
     let store = db.worker().await;
     client
         .batch_execute(
-            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')",
+            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished_default FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')",
         )
         .await
         .unwrap();

@@ -12,6 +12,7 @@ mod looking;
 mod migrations;
 mod partitions;
 mod plans;
+mod retention;
 mod roles;
 mod settle;
 mod sources;

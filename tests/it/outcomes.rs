@@ -326,7 +326,7 @@ async fn an_outcome_can_be_settled_although_todays_partition_is_missing() {
     client
         .batch_execute(
             "DO $$ DECLARE t text; BEGIN
-                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished'::regclass LOOP
+                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished_default'::regclass LOOP
                     EXECUTE 'DROP TABLE ' || t;
                 END LOOP;
             END $$",

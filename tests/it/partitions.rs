@@ -12,7 +12,7 @@ async fn old_partitions_are_dropped_and_one_that_is_being_read_is_left_for_later
     let (mut reader, client, store) = (db.client().await, db.client().await, db.worker().await);
     client
         .batch_execute(
-            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished_default FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
              CREATE TABLE rouse.attempt_20200101 PARTITION OF rouse.attempt FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')",
         )
         .await
@@ -47,7 +47,7 @@ async fn what_is_in_use_keeps_nothing_else_from_being_dropped() {
     let (mut reader, client, store) = (db.client().await, db.client().await, db.worker().await);
     for day in 1..=4 {
         let sql = format!(
-            "CREATE TABLE rouse.finished_2020010{day} PARTITION OF rouse.finished
+            "CREATE TABLE rouse.finished_2020010{day} PARTITION OF rouse.finished_default
              FOR VALUES FROM ('2020-01-0{day}') TO ('2020-01-0{}')",
             day + 1
         );
@@ -108,7 +108,7 @@ async fn a_lock_that_any_login_can_hold_keeps_nobody_from_making_and_dropping_pa
     client
         .batch_execute(
             "SELECT pg_advisory_lock(hashtextextended('rouse.partitions', 0));
-             CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+             CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished_default FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
              DO $$ BEGIN EXECUTE format('DROP TABLE rouse.log_%s', to_char(now() AT TIME ZONE 'UTC' + interval '7 days', 'YYYYMMDD')); END $$",
         )
         .await
@@ -124,7 +124,7 @@ async fn who_makes_partitions_waits_for_who_does_the_same_and_who_drops_them_lea
     let (mut other, client, store) = (db.client().await, db.client().await, db.worker().await);
     client
         .batch_execute(
-            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')",
+            "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished_default FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')",
         )
         .await
         .unwrap();

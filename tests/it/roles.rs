@@ -50,6 +50,7 @@ const INSIDE: &str =
     "SELECT rouse._settle(NULL, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')";
 const COMPLETE: &str = "SELECT rouse.complete((SELECT rouse.enqueue('x')))";
 const PAUSE: &str = "SELECT rouse.pause_queue('roles')";
+const RETENTION: &str = "SELECT rouse.set_retention('roles', 1)";
 const PURGE: &str = "SELECT rouse.purge_queue('roles')";
 const QUEUES: &str = "SELECT * FROM rouse.queues";
 const BACKLOG: &str = "SELECT * FROM rouse.backlog";
@@ -99,6 +100,7 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
         PAUSE,
         RESUME,
         PURGE,
+        RETENTION,
         CHALLENGE,
         ANSWER,
         FORGET_WORKER,

@@ -54,6 +54,8 @@ enum Verb {
     Pause(Named),
     /// Let paused queues go on
     Resume(Named),
+    /// Set for how long the finished jobs of queues are kept
+    Set(Set),
 }
 
 /// Options of `rouse queue ls`.
@@ -105,12 +107,45 @@ struct Named {
     json: bool,
 }
 
+/// Options of `rouse queue set`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Holds for jobs that end from now on; what has ended stays as long as it was to stay. Attempts and records (rouse audit) are kept as \
+long as the longest retention of all queues; steps and log lines as long as the hosts say (keep_days in rouse.toml).\n\
+Beyond 31 days jobs go by months: up to a month later. All queues together may have 8 different lengths of time.\n\
+  rouse queue set reports --keep-days 1 --keep-failed-days 90\n\
+  rouse queue set reports --keep-days 0         as long as all are again\n\
+Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed")]
+struct Set {
+    #[command(flatten)]
+    target: Target,
+
+    /// The queues
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
+
+    /// For how many days finished jobs are kept, 1 to 3650; 0: as long as all are
+    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650), required_unless_present = "keep_failed_days")]
+    keep_days: Option<i32>,
+
+    /// The same of those that failed or timed out; 0: as long as the others of the queue
+    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i32).range(0..=3650))]
+    keep_failed_days: Option<i32>,
+
+    /// Print one JSON object for each queue, and one for the summary of several
+    #[arg(long)]
+    json: bool,
+}
+
 impl Args {
     /// True for a worker, which may have something to say while it works.
     pub(super) fn works(&self) -> bool {
         match self.verb {
             Some(Verb::Drain(_)) => true,
-            None | Some(Verb::Ls(_) | Verb::Purge(_) | Verb::Pause(_) | Verb::Resume(_)) => false,
+            None
+            | Some(
+                Verb::Ls(_) | Verb::Purge(_) | Verb::Pause(_) | Verb::Resume(_) | Verb::Set(_),
+            ) => false,
         }
     }
 }
@@ -127,6 +162,7 @@ pub(super) async fn run(
         Some(Verb::Purge(args)) => purge(args).await,
         Some(Verb::Pause(args)) => pause(args).await,
         Some(Verb::Resume(args)) => resume(args).await,
+        Some(Verb::Set(args)) => set(args).await,
     }
 }
 
@@ -241,4 +277,33 @@ async fn resume(args: Named) -> anyhow::Result<ExitCode> {
         }))
     })
     .await
+}
+
+async fn set(args: Set) -> anyhow::Result<ExitCode> {
+    let store = args.target.checked_store().await?;
+    each(&args.names, QUEUES, args.json, async |name| {
+        let (days, failed) = store
+            .set_retention(name, args.keep_days, args.keep_failed_days)
+            .await?;
+        warn_of_unused_queue(&store, name).await?;
+        let kept = |days: Option<i32>| days.map_or("as long as all are".to_owned(), in_days);
+        let text = match failed {
+            Some(failed) if Some(failed) != days => {
+                format!("{}; those that failed: {}", kept(days), in_days(failed))
+            }
+            _ => kept(days),
+        };
+        Ok(Ok(Done {
+            text: format!("finished jobs of queue {} are kept: {text}", plain(name)),
+            json: json!({"queue": name, "keep_days": days, "keep_failed_days": failed}),
+        }))
+    })
+    .await
+}
+
+fn in_days(days: i32) -> String {
+    match days {
+        1 => "1 day".to_owned(),
+        _ => format!("{days} days"),
+    }
 }

@@ -50,6 +50,28 @@ impl Store {
         Ok(row.get(0))
     }
 
+    /// Sets for how many days finished jobs of a queue are kept, and those that failed or timed out: none leaves it as it was, 0 means as
+    /// long as all are. Returns what holds now; none: as long as all are.
+    pub async fn set_retention(
+        &self,
+        queue: &str,
+        keep_days: Option<i32>,
+        keep_failed_days: Option<i32>,
+    ) -> Result<(Option<i32>, Option<i32>), StoreError> {
+        let rows = self
+            .query(
+                "SELECT keep_days, keep_failed_days FROM rouse.set_retention($1, $2, $3)",
+                &[
+                    (&queue, Type::TEXT),
+                    (&keep_days, Type::INT4),
+                    (&keep_failed_days, Type::INT4),
+                ],
+            )
+            .await?;
+        let row = rows.first().expect("the function returns one row");
+        Ok((row.get(0), row.get(1)))
+    }
+
     /// Cancels up to so many ready jobs; returns how many.
     pub async fn purge_queue(&self, queue: &str, most: i32) -> Result<i32, StoreError> {
         let rows = self

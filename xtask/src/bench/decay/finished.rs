@@ -22,7 +22,7 @@ const YESTERDAY: &str = "\
     BEGIN
         IF to_regclass('rouse.' || name) IS NULL THEN
             EXECUTE format('CREATE TABLE rouse.%I (LIKE rouse.finished INCLUDING CONSTRAINTS)', name);
-            EXECUTE format('ALTER TABLE rouse.finished ATTACH PARTITION rouse.%I FOR VALUES FROM (%L) TO (%L)',
+            EXECUTE format('ALTER TABLE rouse.finished_default ATTACH PARTITION rouse.%I FOR VALUES FROM (%L) TO (%L)',
                 name, today - interval '1 day', today);
         END IF;
     END $$;

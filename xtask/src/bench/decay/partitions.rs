@@ -30,7 +30,7 @@ const MAKE_OLD: &str = "\
             EXECUTE format('CREATE TABLE rouse.%I (LIKE rouse.%I INCLUDING CONSTRAINTS)',
                 parent || '_' || to_char(day, 'YYYYMMDD'), parent);
             EXECUTE format('ALTER TABLE rouse.%I ATTACH PARTITION rouse.%I FOR VALUES FROM (%L) TO (%L)',
-                parent, parent || '_' || to_char(day, 'YYYYMMDD'), day::timestamptz, (day + 1)::timestamptz);
+                CASE parent WHEN 'finished' THEN 'finished_default' ELSE parent END, parent || '_' || to_char(day, 'YYYYMMDD'), day::timestamptz, (day + 1)::timestamptz);
         END LOOP;
     END $$";
 

@@ -1,0 +1,261 @@
+//! For how long finished jobs are kept, by queue and outcome.
+
+use rouse::worker::Settings;
+use serde_json::json;
+use tokio_postgres::Client;
+
+use crate::support::worker::{TestWorker, cancel, ended, put};
+use crate::support::{Ran, TestDb, rouse_in, scratch};
+
+async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
+    rouse_in(db, args, &scratch("retention")).await
+}
+
+/// The partition of a finished job, without its day.
+async fn place(client: &Client, id: i64) -> String {
+    let sql = "SELECT regexp_replace(relname::text, '_[0-9]{8}$', '') FROM rouse.finished AS f JOIN pg_class AS c ON c.oid = f.tableoid WHERE f.id = $1";
+    client.query_one(sql, &[&id]).await.unwrap().get(0)
+}
+
+async fn there(client: &Client, table: &str) -> bool {
+    let sql = format!("SELECT to_regclass('rouse.{table}') IS NOT NULL");
+    client.query_one(&sql, &[]).await.unwrap().get(0)
+}
+
+async fn refused(client: &Client, sql: &str) -> String {
+    let error = client.batch_execute(sql).await.expect_err(sql);
+    let error = error.as_db_error().expect("the database says so");
+    format!("{} / {}", error.message(), error.hint().unwrap_or_default())
+}
+
+#[tokio::test]
+async fn each_outcome_of_a_queue_goes_where_it_is_kept_for_as_long_as_was_set() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    rouse(
+        &db,
+        &[
+            "queue",
+            "set",
+            "reports",
+            "--keep-days",
+            "1",
+            "--keep-failed-days",
+            "90",
+        ],
+    )
+    .await
+    .exits(0)
+    .says("finished jobs of queue reports are kept: 1 day; those that failed: 90 days");
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let reports =
+        |handler: &str, payload: &str| format!("'{handler}', '{payload}', queue => 'reports'");
+    let fail = r#"{"as": "permanent"}"#;
+    let well = put(&client, &reports("noop", "{}")).await;
+    let failed = put(&client, &reports("test.fail", fail)).await;
+    let usual = put(&client, &format!("'test.fail', '{fail}'")).await;
+    for id in [well, failed, usual] {
+        ended(&client, id).await;
+    }
+    let cancelled = put(&client, &reports("nobody", "{}")).await;
+    assert!(cancel(&client, cancelled).await);
+    let purged = put(&client, &reports("nobody", "{}")).await;
+    client
+        .batch_execute("SELECT rouse.purge_queue('reports')")
+        .await
+        .unwrap();
+    let completed = put(&client, &reports("nobody", "{}")).await;
+    client
+        .execute("SELECT rouse.complete($1)", &[&completed])
+        .await
+        .unwrap();
+    for (id, expected) in [
+        (well, "finished_keep_1"),
+        (failed, "finished_keep_90"),
+        (usual, "finished"),
+        (cancelled, "finished_keep_1"),
+        (purged, "finished_keep_1"),
+        (completed, "finished_keep_1"),
+    ] {
+        assert_eq!(place(&client, id).await, expected, "job {id}");
+    }
+    // Wherever it stands, it is found, retried, and not rewritten.
+    let shown = rouse(
+        &db,
+        &[
+            "job", "ls", "--state", "failed", "--queue", "reports", "--json",
+        ],
+    )
+    .await;
+    assert_eq!(shown.json()["jobs"][0]["id"], json!(failed));
+    rouse(&db, &["job", "retry", &failed.to_string()])
+        .await
+        .exits(0);
+    for table in ["finished_keep_90", "finished_keep_1"] {
+        for sql in [
+            format!("DELETE FROM rouse.{table}"),
+            format!("TRUNCATE rouse.{table}"),
+        ] {
+            let why = refused(&client, &sql).await;
+            assert!(why.contains("is refused"), "{sql}: {why}");
+        }
+    }
+    let listed = rouse(&db, &["queue", "ls", "--json"]).await.json();
+    let queue = listed["queues"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|queue| queue["name"] == "reports")
+        .unwrap();
+    assert_eq!(
+        (&queue["keep_days"], &queue["keep_failed_days"]),
+        (&json!(1), &json!(90))
+    );
+    let audited = rouse(&db, &["audit", "--json"]).await.json();
+    let set = audited["audit"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|row| row["event"] == "retention_set")
+        .unwrap();
+    assert_eq!(
+        set["detail"],
+        json!({"keep_days": 1, "keep_failed_days": 90})
+    );
+
+    rouse(&db, &["queue", "set", "reports", "--keep-failed-days", "0"])
+        .await
+        .exits(0)
+        .says("finished jobs of queue reports are kept: 1 day");
+    let failed = put(&client, &reports("test.fail", fail)).await;
+    ended(&client, failed).await;
+    assert_eq!(
+        place(&client, failed).await,
+        "finished_keep_1",
+        "as the others"
+    );
+    let set = rouse(
+        &db,
+        &["queue", "set", "reports", "--keep-days", "0", "--json"],
+    )
+    .await
+    .json();
+    assert_eq!(
+        set,
+        json!({"queue": "reports", "keep_days": null, "keep_failed_days": null})
+    );
+    let failed = put(&client, &reports("test.fail", fail)).await;
+    ended(&client, failed).await;
+    assert_eq!(place(&client, failed).await, "finished");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn old_days_go_when_their_queue_says_and_records_stay_as_long_as_the_longest() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    client
+        .batch_execute(
+            "SELECT rouse.set_retention('brief', 1); SELECT rouse.set_retention('long', keep_failed_days => 3650);
+             DO $$ DECLARE at date := (now() AT TIME ZONE 'UTC')::date - 3; BEGIN
+                 EXECUTE format('CREATE TABLE rouse.finished_%s PARTITION OF rouse.finished_default FOR VALUES FROM (%L) TO (%L)', to_char(at, 'YYYYMMDD'), at, at + 1);
+                 EXECUTE format('CREATE TABLE rouse.finished_keep_1_%s PARTITION OF rouse.finished_keep_1 FOR VALUES FROM (%L) TO (%L)', to_char(at, 'YYYYMMDD'), at, at + 1);
+             END $$;
+             CREATE TABLE rouse.finished_20200105 PARTITION OF rouse.finished_default FOR VALUES FROM ('2020-01-05') TO ('2020-01-06');
+             CREATE TABLE rouse.finished_keep_1_20200105 PARTITION OF rouse.finished_keep_1 FOR VALUES FROM ('2020-01-05') TO ('2020-01-06');
+             CREATE TABLE rouse.finished_keep_3650_20200101 PARTITION OF rouse.finished_keep_3650 FOR VALUES FROM ('2020-01-01') TO ('2020-02-01');
+             CREATE TABLE rouse.finished_keep_3650_20100101 PARTITION OF rouse.finished_keep_3650 FOR VALUES FROM ('2010-01-01') TO ('2010-02-01');
+             CREATE TABLE rouse.attempt_20200105 PARTITION OF rouse.attempt FOR VALUES FROM ('2020-01-05') TO ('2020-01-06');
+             CREATE TABLE rouse.attempt_20100105 PARTITION OF rouse.attempt FOR VALUES FROM ('2010-01-05') TO ('2010-01-06');
+             CREATE TABLE rouse.record_20200105 PARTITION OF rouse.record FOR VALUES FROM ('2020-01-05') TO ('2020-01-06');
+             CREATE TABLE rouse.log_20200105 PARTITION OF rouse.log FOR VALUES FROM ('2020-01-05') TO ('2020-01-06')",
+        )
+        .await
+        .unwrap();
+    // Three days old, of all and of those for a day; others that are older; some that are kept for ten years.
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (6, 0));
+    for (table, kept) in [
+        ("finished_20200105", false),
+        ("finished_keep_1_20200105", false),
+        ("finished_keep_3650_20200101", true),
+        ("finished_keep_3650_20100101", false),
+        ("attempt_20200105", true),
+        ("attempt_20100105", false),
+        ("record_20200105", true),
+        ("log_20200105", false),
+    ] {
+        assert_eq!(there(&client, table).await, kept, "{table}");
+    }
+    let day = "SELECT to_char((now() AT TIME ZONE 'UTC')::date - 3, 'YYYYMMDD')";
+    let day: String = client.query_one(day, &[]).await.unwrap().get(0);
+    assert!(there(&client, &format!("finished_{day}")).await);
+    assert!(!there(&client, &format!("finished_keep_1_{day}")).await);
+    // Days to come are made for both, months for the long one.
+    let made = "SELECT count(*) FILTER (WHERE name LIKE 'finished\\_keep\\_1\\_%') >= 8, count(*) FILTER (WHERE name LIKE 'finished\\_keep\\_3650\\_%') BETWEEN 2 AND 3
+                FROM rouse._partitions()";
+    let row = client.query_one(made, &[]).await.unwrap();
+    assert!(row.get::<_, bool>(0) && row.get::<_, bool>(1));
+}
+
+#[tokio::test]
+async fn a_job_whose_partition_is_missing_is_kept_as_long_as_all() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.set_retention('brief', 1);
+             DO $$ DECLARE t text; BEGIN
+                FOR t IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'rouse.finished_keep_1'::regclass LOOP
+                    EXECUTE 'DROP TABLE ' || t;
+                END LOOP;
+             END $$",
+        )
+        .await
+        .unwrap();
+    let id = put(&client, "'x', queue => 'brief'").await;
+    assert!(cancel(&client, id).await);
+    assert_eq!(place(&client, id).await, "finished");
+}
+
+#[tokio::test]
+async fn a_retention_that_cannot_be_is_refused_and_changes_nothing() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for days in ["-1", "3651"] {
+        let why = refused(&client, &format!("SELECT rouse.set_retention('q', {days})")).await;
+        assert!(why.contains("must be 1 to 3650 days"), "{days}: {why}");
+    }
+    let why = refused(&client, "SELECT rouse.set_retention('no queue', 1)").await;
+    assert!(why.contains("is no queue name"), "{why}");
+    for days in 1..=8 {
+        let sql = format!("SELECT rouse.set_retention('q{days}', {days})");
+        client.batch_execute(&sql).await.unwrap();
+    }
+    let why = refused(&client, "SELECT rouse.set_retention('q', 9)").await;
+    assert!(why.contains("no more than 8 are allowed"), "{why}");
+    assert!(
+        why.contains("Use one of those that there are: 1, 2, 3, 4, 5, 6, 7, 8 days."),
+        "{why}"
+    );
+    assert!(!there(&client, "finished_keep_9").await);
+    let unset = "SELECT count(*) FROM rouse.queue WHERE name = 'q'";
+    assert_eq!(
+        client.query_one(unset, &[]).await.unwrap().get::<_, i64>(0),
+        0
+    );
+    client
+        .batch_execute("SELECT rouse.set_retention('q', 8)")
+        .await
+        .unwrap();
+    rouse(&db, &["queue", "set", "q"])
+        .await
+        .exits(2)
+        .says("--keep-days");
+    rouse(&db, &["queue", "set", "q", "--keep-days", "4000"])
+        .await
+        .exits(2);
+    rouse(&db, &["queue", "set", "q", "--keep-days", "10"])
+        .await
+        .exits(1)
+        .says("no more than 8 are allowed");
+}
