@@ -269,7 +269,7 @@ CREATE TABLE rouse.finished (
 CREATE TABLE rouse.finished_default PARTITION OF rouse.finished FOR VALUES IN (0) PARTITION BY RANGE (finished_at);
 CREATE INDEX finished_id ON rouse.finished (id);
 -- Serves rouse.audit: what ended since. A range of pages, which inserts do not pay for.
-CREATE INDEX finished_at ON rouse.finished USING brin (finished_at) WITH (pages_per_range = 32);
+CREATE INDEX finished_at ON rouse.finished USING brin (finished_at) WITH (pages_per_range = 32, autosummarize = on);
 -- Serves the search for jobs that did not succeed, which are few.
 CREATE INDEX finished_unsuccessful ON rouse.finished (id) WHERE state <> 'succeeded';
 
@@ -297,7 +297,7 @@ CREATE TABLE rouse.attempt (
     handler           text
 ) PARTITION BY RANGE (ended_at);
 CREATE INDEX attempt_job ON rouse.attempt (job);
-CREATE INDEX attempt_ended ON rouse.attempt USING brin (ended_at) WITH (pages_per_range = 32);
+CREATE INDEX attempt_ended ON rouse.attempt USING brin (ended_at) WITH (pages_per_range = 32, autosummarize = on);
 
 -- What was done to jobs and queues besides their attempts. Insert-only, one partition a day.
 CREATE TABLE rouse.record (
@@ -305,7 +305,7 @@ CREATE TABLE rouse.record (
     job     bigint,
     queue   text,
     -- released, renewed, cancelled, completed, failed, retried, rescheduled, deleted, purged (of a job, and of a queue); paused,
-    -- resumed; forgotten, timeouts_cleared; state_put, state_removed; history_unlocked.
+    -- resumed, retention_set; forgotten, timeouts_cleared; state_put, state_removed; history_unlocked.
     event   text NOT NULL,
     attempt integer,
     worker  bigint,
@@ -314,7 +314,7 @@ CREATE TABLE rouse.record (
     detail  jsonb
 ) PARTITION BY RANGE (at);
 CREATE INDEX record_job ON rouse.record (job) WHERE job IS NOT NULL;
-CREATE INDEX record_at ON rouse.record USING brin (at) WITH (pages_per_range = 32);
+CREATE INDEX record_at ON rouse.record USING brin (at) WITH (pages_per_range = 32, autosummarize = on);
 
 -- Admin actions that no host has logged yet. Unlogged: a crash of the server keeps some of it out of logs, and nothing out of
 -- rouse.record.

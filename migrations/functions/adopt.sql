@@ -26,7 +26,7 @@ $$;
 -- Rows that somebody else holds locked are skipped, and so are those of paused queues, of lanes that the worker may not claim from, and,
 -- where p_sources is given, jobs of other sources.
 --
--- Orphans go by priority, then by age: by id (SPEC row D4). That order is made among the 10,000 whose leases ended first, which are read
+-- Orphans go by priority, then by age: by id (SPEC row D4). That order is made among the 1,000 whose leases ended first (more where more are wanted), which are read
 -- without a lock; each is looked at again under its lock.
 --
 -- Like a claim, it ends with the job with which the claimed rows reach 8 MiB (rouse.job.bytes and 120 bytes each).
@@ -75,7 +75,7 @@ BEGIN
                 SELECT j.id, j.lane FROM rouse.job AS j
                 WHERE j.state = 'running' AND j.lease_until >= since AND j.lease_until < at AND j.lane = ANY (p_lanes)
                   AND (p_sources IS NULL OR j.source = ANY (p_sources))
-                ORDER BY j.lease_until LIMIT 10000) AS o
+                ORDER BY j.lease_until LIMIT greatest(1000, 4 * p_wanted)) AS o
             ORDER BY CASE WHEN o.lane = ANY (high) THEN 0 WHEN o.lane = ANY (low) THEN 2 ELSE 1 END, o.id) AS o
         CROSS JOIN LATERAL (
             SELECT * FROM rouse.job AS j

@@ -14,7 +14,8 @@
 -- says where it stopped, and the next call goes on from there (`before`). `since` and `until` leave out whole days of
 -- history, and a search for jobs that did not succeed goes through those alone (finished_unsuccessful).
 
--- A time of a filter: a point in time, or how long ago.
+-- A time of a filter: a point in time, or how long ago. How long ago has units: Postgres would read 2026-11 as 2026 years and 11 months, and
+-- a bare number as seconds.
 CREATE OR REPLACE FUNCTION rouse._filter_time(p_name text, p_key text, p_value jsonb) RETURNS timestamptz
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -23,7 +24,7 @@ DECLARE
 BEGIN
     IF jsonb_typeof(p_value) = 'string' THEN
         BEGIN
-            at := now() - written::interval;
+            at := CASE WHEN written ~ '[[:alpha:]]' AND written !~ '^\s*[0-9]{4}-' THEN now() - written::interval ELSE written::timestamptz END;
         EXCEPTION
             WHEN data_exception THEN
                 BEGIN
@@ -290,6 +291,8 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'Leave retried out of the filter. SELECT rouse.retry(id) retries one job again.';
     END IF;
+    -- One batch at a time: whoever has waited sees what was retried meanwhile.
+    PERFORM rouse._lock('retry_jobs', '');
     batch := rouse.search_jobs(filter || '{"retried": false}', before, most, look_at);
     PERFORM rouse._have_partitions(at);
     retried := '{}';

@@ -68,7 +68,7 @@ DECLARE
     partition regclass;
 BEGIN
     FOR partition IN
-        SELECT c.oid FROM pg_class AS c WHERE c.relnamespace = 'rouse'::regnamespace AND c.relispartition AND c.relkind = 'r'
+        SELECT c.oid FROM pg_class AS c WHERE c.relnamespace = 'rouse'::regnamespace AND c.relispartition AND c.relkind IN ('r', 'p')
     LOOP
         EXECUTE format('GRANT SELECT ON %s TO rouse_observer, rouse_operator', partition);
     END LOOP;

@@ -39,16 +39,24 @@ BEGIN
 END
 $$;
 
--- Triggers for rows are copied to each partition, those for TRUNCATE are not: rouse.prepare_partitions makes them.
+-- Triggers for rows are copied to each partition, those for TRUNCATE are not: rouse.prepare_partitions makes them. What somebody has
+-- disabled is enabled again when these definitions are applied.
 DO $$
 DECLARE
-    parent text;
+    parent   text;
+    disabled record;
 BEGIN
     FOREACH parent IN ARRAY ARRAY['finished', 'attempt', 'step', 'record'] LOOP
         IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = format('rouse.%I', parent)::regclass AND tgname = 'keep_rows') THEN
             EXECUTE format('CREATE TRIGGER keep_rows BEFORE UPDATE OR DELETE ON rouse.%I FOR EACH ROW EXECUTE FUNCTION rouse._keep_history()', parent);
-            EXECUTE format('CREATE TRIGGER keep_table BEFORE TRUNCATE ON rouse.%I EXECUTE FUNCTION rouse._keep_history()', parent);
         END IF;
+        EXECUTE format('CREATE OR REPLACE TRIGGER keep_table BEFORE TRUNCATE ON rouse.%I EXECUTE FUNCTION rouse._keep_history()', parent);
+    END LOOP;
+    FOR disabled IN
+        SELECT c.relname, t.tgname FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+        WHERE c.relnamespace = 'rouse'::regnamespace AND t.tgfoid = 'rouse._keep_history'::regproc AND t.tgenabled <> 'O'
+    LOOP
+        EXECUTE format('ALTER TABLE ONLY rouse.%I ENABLE TRIGGER %I', disabled.relname, disabled.tgname);
     END LOOP;
 END
 $$;
@@ -67,7 +75,7 @@ RETURNS TABLE (at timestamptz, event text, job bigint, queue_name text, handler_
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    upto   timestamptz := audit.before;
+    upto   timestamptz := coalesce(audit.before, 'infinity');
     begins timestamptz := least(audit.before, clock_timestamp());
     span   interval := '1 second';
     here   bigint;
@@ -92,7 +100,7 @@ BEGIN
             FROM rouse.finished AS f
             WHERE f.finished_at >= begins AND f.finished_at < upto AND audit.who IS NULL
             UNION ALL
-            SELECT a.ended_at, CASE WHEN a.lost THEN 'lost' ELSE 'retried' END, a.job, a.lane, NULL, a.handler, a.attempt, a.worker, NULL,
+            SELECT a.ended_at, CASE WHEN a.lost THEN 'lost' ELSE 'attempt_failed' END, a.job, a.lane, NULL, a.handler, a.attempt, a.worker, NULL,
                    jsonb_strip_nulls(jsonb_build_object('claimed_at', a.claimed_at, 'started_at', a.started_at, 'sha256', encode(a.digest, 'hex'),
                        'kind', a.error -> 'kind', 'message', left(a.error ->> 'message', 200)))
             FROM rouse.attempt AS a

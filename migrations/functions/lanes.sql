@@ -181,7 +181,7 @@ $$;
 -- vacuumed. Reads the whole catalog, and of each lane whether it has jobs: served by job_ready, job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO'
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' SET timezone = 'UTC' SET datestyle = 'ISO'
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE

@@ -22,10 +22,12 @@ $$;
 --                       milliseconds; null: at all (served by job_due)
 --   next_due_ms         milliseconds until the next scheduled job or retry is due; null: none waits
 --   looked_at           the time up to which leases were looked at
+--   turn                the last turn that was given out; null while a queue is paused: a lane that seems empty may have jobs then
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_rows bigint,
     p_orphaned_since timestamptz, p_due_within_ms bigint, p_most integer,
-    OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz)
+    OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz,
+    OUT turn bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -41,6 +43,8 @@ BEGIN
     paused := FOUND;
     IF paused THEN
         p_lanes := rouse._not_paused(p_lanes);
+    ELSE
+        turn := (SELECT s.last_value FROM rouse.turn_seq AS s);
     END IF;
     SELECT coalesce(array_agg(having_jobs.lane), '{}') INTO ready
     FROM (

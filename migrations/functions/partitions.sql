@@ -10,12 +10,11 @@ CREATE OR REPLACE FUNCTION rouse._partitions() RETURNS TABLE (name text, parent 
 LANGUAGE sql STABLE AS $$
     SELECT c.relname::text, its.parts[1], coalesce(its.parts[3]::integer, 0), days.first_day,
            CASE WHEN its.parts[3]::integer > 31 THEN (days.first_day + interval '1 month')::date ELSE days.first_day + 1 END
-    FROM unnest(ARRAY['finished', 'attempt', 'record', 'step', 'log']) AS root(name)
-    CROSS JOIN LATERAL pg_partition_tree(format('rouse.%I', root.name)::regclass) AS tree
-    JOIN pg_class AS c ON c.oid = tree.relid
+    -- Not pg_partition_tree, which waits for whoever has one of them locked.
+    FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
     CROSS JOIN LATERAL regexp_match(c.relname, '^(finished|attempt|record|step|log)(_keep_([0-9]{1,4}))?_([0-9]{8})$') AS its(parts)
     CROSS JOIN LATERAL (SELECT to_date(its.parts[4], 'YYYYMMDD') AS first_day) AS days
-    WHERE tree.isleaf AND its.parts IS NOT NULL
+    WHERE c.relnamespace = 'rouse'::regnamespace AND c.relkind = 'r' AND its.parts IS NOT NULL
 $$;
 
 -- The lengths of time, in days, that queues have set. Served by queue_keeps.
@@ -82,7 +81,7 @@ BEGIN
     IF NOT EXISTS (SELECT FROM rouse._partitions_of(today, today + ahead) AS p WHERE to_regclass('rouse.' || p.name) IS NULL) THEN
         RETURN 0;
     END IF;
-    LOCK TABLE rouse.finished IN SHARE UPDATE EXCLUSIVE MODE;
+    LOCK TABLE ONLY rouse.finished IN SHARE UPDATE EXCLUSIVE MODE;
     FOR part IN
         SELECT * FROM rouse._partitions_of(today, today + ahead) AS p WHERE to_regclass('rouse.' || p.name) IS NULL
         ORDER BY p.of_table, p.first_day
@@ -124,11 +123,13 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     lengths integer[] := ARRAY(SELECT days FROM rouse._own_retentions() ORDER BY days);
 BEGIN
-    IF cardinality(lengths) > 8 THEN
-        RAISE EXCEPTION 'rouse: queues keep their jobs for % different lengths of time, and no more than 8 are allowed', cardinality(lengths)
+    IF cardinality(lengths) > 4 THEN
+        RAISE EXCEPTION 'rouse: queues keep their jobs for % different lengths of time, and no more than 4 are allowed', cardinality(lengths)
             USING ERRCODE = 'program_limit_exceeded',
                   HINT = format('Each has partitions of its own. Use one of those that there are: %s days.',
-                                array_to_string(array_remove(array_remove(lengths, NEW.keep_days::integer), NEW.keep_failed_days::integer), ', '));
+                                array_to_string(ARRAY(
+                    SELECT DISTINCT own.days FROM rouse.queue AS q CROSS JOIN LATERAL (VALUES (q.keep_days), (q.keep_failed_days)) AS own(days)
+                    WHERE q.name <> NEW.name AND own.days IS NOT NULL ORDER BY 1), ', '));
     END IF;
     PERFORM rouse.prepare_partitions();
     RETURN NULL;
@@ -137,10 +138,10 @@ $$;
 CREATE OR REPLACE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_days, keep_failed_days ON rouse.queue
     FOR EACH ROW WHEN (NEW.keep_days IS NOT NULL OR NEW.keep_failed_days IS NOT NULL) EXECUTE FUNCTION rouse._have_kept_partitions();
 
--- Drops the partitions whose last day is more than `keep` ago, or, of queues with a retention of their own, more than that; attempts and
--- records stay as long as the longest of these. Says how many were dropped, and how many
--- were in use: those are dropped by a later call. Dropping waits for nobody for more than 50 ms,
--- because whoever settles a job queues behind it meanwhile.
+-- Drops the partitions whose last day is more than `keep` ago, or, of finished jobs with a retention of their own, more than that; and
+-- those of attempts and records once no older finished job is left, by a later call. Says how many were dropped, and how many were in
+-- use: those are dropped by a later call. Dropping waits for nobody for more than 50 ms, because whoever settles a job queues behind it
+-- meanwhile.
 --
 -- Each is tried out first, and that is undone: what is in use is known before steps are copied in vain, and before anything
 -- is locked for long. The locks of a drop are held until the commit, so that settlements queue behind all that it
@@ -150,7 +151,7 @@ CREATE OR REPLACE FUNCTION rouse.drop_partitions(keep interval, OUT dropped inte
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '50ms' AS $$
 DECLARE
     old     record;
-    longest interval;
+    oldest  date;
     steps  text[] := '{}';
     others text[] := '{}';
     name   text;
@@ -163,18 +164,16 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     BEGIN
-        LOCK TABLE rouse.finished IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
+        LOCK TABLE ONLY rouse.finished IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
     EXCEPTION
         WHEN lock_not_available THEN
             RETURN;
     END;
-    longest := make_interval(days => coalesce((SELECT max(days) FROM rouse._own_retentions()), 0));
+    oldest := (SELECT min(p.first_day) FROM rouse._partitions() AS p WHERE p.parent = 'finished');
     FOR old IN
         SELECT p.name, p.parent = 'step' AS has_steps FROM rouse._partitions() AS p
-        WHERE p.end_day <= ((now() - CASE
-            WHEN p.keep_days > 0 THEN make_interval(days => p.keep_days)
-            WHEN p.parent IN ('attempt', 'record') AND now() - longest < now() - keep THEN longest
-            ELSE keep END) AT TIME ZONE 'UTC')::date
+        WHERE p.end_day <= ((now() - CASE WHEN p.keep_days > 0 THEN make_interval(days => p.keep_days) ELSE keep END) AT TIME ZONE 'UTC')::date
+          AND (p.parent NOT IN ('attempt', 'record') OR oldest IS NULL OR p.end_day <= oldest)
         ORDER BY p.name
     LOOP
         BEGIN

@@ -136,8 +136,9 @@ BEGIN
 END
 $$;
 
--- Ends a life from outside: what it has claimed can be adopted in a moment, by whoever looks next. Its leases end after this
--- commits (50 ms), and not before it: a claim looks at the leases that have ended since the last one (rouse.claim).
+-- Ends a life from outside: what it has claimed can be adopted in a moment, by whoever looks next. Its leases end 50 ms
+-- from now, as a rule after this commits: a claim looks at the leases that have ended since the last one (rouse.claim). Where the commit takes
+-- longer, the orphans are found by the next sweep.
 -- Its running jobs are found by job_lease, all of whose rows are read: it happens once in a life.
 CREATE OR REPLACE FUNCTION rouse._bury(p_worker bigint) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$

@@ -45,6 +45,7 @@ impl Looker {
             most: 10,
         };
         Peek {
+            turn: None,
             looked_at: SystemTime::UNIX_EPOCH,
             ..self.store.peek(&looking).await.unwrap()
         }
@@ -68,6 +69,7 @@ fn nothing() -> Peek {
         due: false,
         next_due: None,
         looked_at: SystemTime::UNIX_EPOCH,
+        turn: None,
     }
 }
 

@@ -24,10 +24,11 @@ async fn old_partitions_are_dropped_and_one_that_is_being_read_is_left_for_later
         .unwrap();
     assert_eq!(
         store.maintain_partitions(7).await.unwrap(),
-        (1, 1),
-        "dropped, in use"
+        (0, 1),
+        "dropped, in use; attempts stay as long as a job may be theirs"
     );
     transaction.rollback().await.unwrap();
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
     assert_eq!(
         store.maintain_partitions(7).await.unwrap(),
@@ -66,6 +67,29 @@ async fn what_is_in_use_keeps_nothing_else_from_being_dropped() {
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (0, 2));
     transaction.rollback().await.unwrap();
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (2, 0));
+}
+
+#[tokio::test]
+async fn a_partition_that_somebody_rewrites_keeps_no_other_from_being_dropped() {
+    let db = TestDb::new().await;
+    let (mut other, client, store) = (db.client().await, db.client().await, db.worker().await);
+    for day in 1..=2 {
+        let sql = format!(
+            "CREATE TABLE rouse.finished_2020010{day} PARTITION OF rouse.finished_default
+             FOR VALUES FROM ('2020-01-0{day}') TO ('2020-01-0{}')",
+            day + 1
+        );
+        client.batch_execute(&sql).await.unwrap();
+    }
+    let transaction = other.transaction().await.unwrap();
+    transaction
+        .batch_execute("LOCK TABLE rouse.finished_20200101 IN ACCESS EXCLUSIVE MODE")
+        .await
+        .unwrap();
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 1));
+    store.maintain_lanes().await.unwrap();
+    transaction.rollback().await.unwrap();
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
 }
 
 /// With months of 30 days this is one day and more; by the calendar it is in the future.

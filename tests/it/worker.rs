@@ -6,7 +6,7 @@ use rouse::worker::Settings;
 use serde_json::{Value, json};
 
 use crate::support::worker::{
-    TestWorker, catalog, ended, enqueue, show, until, until_true, until_within,
+    TestWorker, catalog, ended, enqueue, put, show, until, until_true, until_within,
 };
 use crate::support::{TestDb, cut_all_others};
 
@@ -242,6 +242,40 @@ async fn a_job_whose_producer_commits_late_is_still_found() {
     let committed = Instant::now();
     assert_eq!(ended(&client, early_turn).await.state, "succeeded");
     // The short sweep finds it, not the one that comes every 30 s.
+    assert!(committed.elapsed() < Duration::from_secs(15));
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_job_whose_producer_commits_late_is_found_in_a_lane_that_was_taken_for_empty() {
+    let db = TestDb::new().await;
+    let (mut late, client) = (db.client().await, db.client().await);
+    let transaction = late.transaction().await.unwrap();
+    let row = transaction
+        .query_one("SELECT rouse.enqueue('noop', '{\"n\": 1}')", &[])
+        .await
+        .unwrap();
+    let id: i64 = row.get(0);
+    // The lane is in the catalog, and never had a job that this worker has seen.
+    let lane =
+        "SELECT rouse._lane('noop', 'default', NULL, NULL, 'normal', NULL, NULL, '{}', '{}')";
+    client.batch_execute(lane).await.unwrap();
+    let worker = TestWorker::start(
+        &db,
+        Settings {
+            notify: false,
+            ..settings()
+        },
+    )
+    .await;
+    // A sweep comes every second; from the second one on the worker does not look at what lies before the one before it.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(5) {
+        ended(&client, put(&client, "'noop', queue => 'other'").await).await;
+    }
+    transaction.commit().await.unwrap();
+    let committed = Instant::now();
+    assert_eq!(ended(&client, id).await.state, "succeeded");
     assert!(committed.elapsed() < Duration::from_secs(15));
     worker.drain().await;
 }

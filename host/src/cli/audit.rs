@@ -25,7 +25,7 @@ const EXIT_UNKNOWN: u8 = 3;
 With a job: all that is known of it, from its request to its end, the oldest first. Without one: what has happened since a time, the newest \
 first: jobs and attempts that ended, claims that were given back, renewals, and admin actions with the login. What ended is not rewritten, not \
 even by the owner of the schema (rouse.unlock_history leaves a record).\n\
-It goes back as far as it takes to fill the page, and never beyond --since; filters that little fits go back all the way.\n\
+It goes back as far as it takes to fill the page, and never beyond --since; a filter that matches little searches all the way.\n\
 Needs the role rouse_observer or rouse_operator.\n\
 Exit codes: 0 found, also where nothing has happened · 3 no such job")]
 pub(super) struct Args {
@@ -36,7 +36,7 @@ pub(super) struct Args {
     #[arg(value_name = "JOB", conflicts_with_all = ["since", "before", "queue", "handler", "who", "limit"])]
     job: Option<i64>,
 
-    /// How far back, for instance 90s or 2h
+    /// How far back from now, or from --before, for instance 90s or 2h
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = some_time)]
     since: Duration,
 
@@ -91,7 +91,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     match args.json {
         true => println!("{}", as_json(json!({"audit": rows}))),
-        false => table(&rows).print("nothing has happened since then"),
+        false => table(&rows).print("nothing has happened then"),
     }
     let is_full = i32::try_from(rows.len()).unwrap_or(i32::MAX) >= args.limit;
     if let (None, true, Some(last)) = (args.job, is_full, rows.last()) {

@@ -110,9 +110,10 @@ struct Named {
 /// Options of `rouse queue set`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Holds for jobs that end from now on; what has ended stays as long as it was to stay. Attempts and records (rouse audit) are kept as \
-long as the longest retention of all queues; steps and log lines as long as the hosts say (keep_days in rouse.toml).\n\
-Beyond 31 days jobs go by months: up to a month later. All queues together may have 8 different lengths of time.\n\
+Holds for jobs that end from now on; what has ended stays as long as it was to stay. Attempts and records (rouse audit) stay as long as \
+any job that ended before them; steps and log lines as long as the hosts say (keep_days in rouse.toml).\n\
+Retentions over 31 days are dropped a month at a time, so jobs may stay up to a month longer. All queues together may have 4 \
+different lengths of time.\n\
   rouse queue set reports --keep-days 1 --keep-failed-days 90\n\
   rouse queue set reports --keep-days 0         as long as all are again\n\
 Needs the role rouse_operator. Exit codes: 0 done · 1 refused, nothing was changed")]

@@ -47,7 +47,7 @@ Exit codes: 0 all done · 3 no such worker · 6 one lives; of several the highes
     Forget(Workers),
     /// Clear the flag of workers whose attempts ran into their timeout
     #[command(after_help = "\
-A worker on which an attempt ran into its run timeout keeps a flag: since when, how often, and which job and handler it was last \
+A worker on which an attempt ran into its run timeout keeps a flag: since when, how many attempts, and the last job and handler \
 (`rouse workers show`). Dead lives keep it too, until it is cleared or they are forgotten. A record says who has cleared it.\n\
 Exit codes: 0 all done, also where there was no flag · 3 no such worker; of several the highest")]
     Clear(Workers),

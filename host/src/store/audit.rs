@@ -12,7 +12,7 @@ use crate::job::JobId;
 /// What an audit is about.
 #[derive(Debug, Clone)]
 pub struct Audit {
-    /// How far back, by the database's clock.
+    /// How far back from `before`, by the database's clock.
     pub since: Duration,
     /// Only what happened before this time; none: until now.
     pub before: Option<String>,

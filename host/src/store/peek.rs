@@ -39,6 +39,8 @@ pub struct Peek {
     pub next_due: Option<Duration>,
     /// Leases were looked at up to this time, by the database's clock.
     pub looked_at: SystemTime,
+    /// The last turn that was given out; none while a queue is paused.
+    pub turn: Option<i64>,
 }
 
 impl Store {
@@ -76,6 +78,7 @@ impl Store {
                 .and_then(|ms| u64::try_from(ms).ok())
                 .map(Duration::from_millis),
             looked_at: row.get(5),
+            turn: row.get(6),
         })
     }
 }

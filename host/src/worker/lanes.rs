@@ -72,9 +72,9 @@ struct Known {
     cursor: i64,
     /// The cursor at the last two calls of [`Lanes::look_back`], the older one first.
     recent: [i64; 2],
-    /// The cursor at the last two sweeps, the older one first.
+    /// The cursor at the last two sweeps, the older one first; the smallest turn: there was none.
     marks: [i64; 2],
-    /// The furthest turn that was ever claimed from it; a sweep does not change this.
+    /// The furthest turn that was ever claimed from it, or up to which it was found empty; going back does not change this.
     reached: i64,
 }
 
@@ -414,12 +414,15 @@ impl Lanes {
         }
     }
 
-    /// The short sweep: every cursor goes back to where it was two sweeps ago.
+    /// The short sweep: every cursor goes back to where it was two sweeps ago. In its first two it stays where it is: the start is the
+    /// long sweep's.
     pub(super) fn rewind(&mut self) {
         for known in self.known.values_mut() {
             let [oldest, newer] = known.marks;
             known.marks = [newer, known.cursor];
-            known.cursor = oldest;
+            if oldest > i64::MIN {
+                known.cursor = oldest;
+            }
         }
     }
 
@@ -435,10 +438,14 @@ impl Lanes {
         self.served <= LANES_PER_CLAIM
     }
 
-    /// The look after a sweep has found all that there was: the cursors are as far as they ever were,
-    /// so that the next look does not go through the same rows again.
-    pub(super) fn swept(&mut self) {
-        for known in self.known.values_mut() {
+    /// The look after a sweep has found all that there was: the cursors are as far as they ever were, so that the next look does not go
+    /// through the same rows again. Lanes without jobs come as far as `empty_to`, a turn that was given out a while ago: no
+    /// look goes through the rows that an open transaction keeps of jobs that others have finished.
+    pub(super) fn swept(&mut self, empty_to: Option<i64>) {
+        for (id, known) in &mut self.known {
+            if known.is_ours() && !self.active.contains(id) {
+                known.reached = known.reached.max(empty_to.unwrap_or(i64::MIN));
+            }
             known.cursor = known.reached;
         }
     }

@@ -57,6 +57,9 @@ pub(super) struct Looks<'a> {
     none_due_since: Option<Instant>,
     /// When no lease had ended, by the database's clock; none: not known.
     no_orphans_since: Option<SystemTime>,
+    /// The last turn that was given out when a look last asked, and when the last sweep did; none: not known, or a queue was paused.
+    turn: Option<i64>,
+    swept_turn: Option<i64>,
 }
 
 impl<'a> Looks<'a> {
@@ -75,6 +78,8 @@ impl<'a> Looks<'a> {
             due_at: None,
             none_due_since: None,
             no_orphans_since: None,
+            turn: None,
+            swept_turn: None,
         }
     }
 
@@ -101,6 +106,7 @@ impl<'a> Looks<'a> {
     /// After an error nothing that is remembered of the database may be trusted.
     pub(super) fn start_over(&mut self) {
         self.claims.start_over();
+        self.swept_turn = None;
         self.restart_now();
     }
 
@@ -175,9 +181,12 @@ impl<'a> Looks<'a> {
         } else {
             self.claims.lanes.rewind();
         }
+        // Of the sweep before: what was numbered since may not be committed yet.
+        let empty_to = self.swept_turn;
         let found = self.peek_and_claim(wanted, known).await?;
+        self.swept_turn = self.turn;
         if !found.fills(wanted) && self.claims.lanes.fit_one_claim() {
-            self.claims.lanes.swept();
+            self.claims.lanes.swept(empty_to.min(self.turn));
         }
         if found.fills(wanted) && Instant::now() >= self.overdue_at {
             // Some lanes were not reached, and may not be for long.
@@ -243,6 +252,7 @@ impl<'a> Looks<'a> {
                 most: PEEKED_MAX,
             })
             .await?;
+        self.turn = peek.turn;
         self.due_at = peek.next_due.map(|wait| Instant::now() + wait);
         let mut ready = known || !peek.ready.is_empty();
         if !known {

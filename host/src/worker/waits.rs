@@ -8,6 +8,11 @@ use metrics::{Histogram, histogram};
 use super::middleware::AttemptInfo;
 use crate::job::Attempt;
 
+/// Producers choose the names of queues: those that come later are counted together.
+const QUEUES_MAX: usize = 1_000;
+/// No queue has this name.
+const OTHERS: &str = "(other)";
+
 /// The histograms of each queue, looked up once.
 #[derive(Default)]
 pub(super) struct Waits(RwLock<HashMap<String, QueueWaits>>);
@@ -44,6 +49,10 @@ impl Waits {
         if let Some(of) = known.get(queue) {
             return of.clone();
         }
+        let queue = match known.len() < QUEUES_MAX {
+            true => queue,
+            false => OTHERS,
+        };
         drop(known);
         let of = QueueWaits {
             wait_seconds: histogram!("rouse_wait_seconds", "queue" => queue.to_owned()),

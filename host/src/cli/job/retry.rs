@@ -12,7 +12,7 @@ use super::filter::Filter;
 use crate::cli::number::job_id;
 use crate::cli::signals::Signals;
 use crate::cli::target::Target;
-use crate::cli::text::as_json;
+use crate::cli::text::{as_json, plain};
 use crate::store::Store;
 
 /// Jobs in one transaction: some hundreds of milliseconds.
@@ -35,7 +35,7 @@ being done.\n\
 With filters: makes a new job of each that fits and was never retried, for instance\n\n  \
 rouse job retry --state failed,timed_out --handler email.send --since 2h\n\n\
 counts them, and --confirm retries them: the newest first, 500 in each transaction. It can be stopped at any time; \
-the same command goes on then, because what was retried once is left out. Each leaves a record with the login. Jobs \
+the same command with the --until that it prints goes on then, because what was retried once is left out. Each leaves a record with the login. Jobs \
 that end while this runs are left alone.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
 6 a job is not in a state for that, or its unique key belongs to a live job · 130 stopped by a signal")]
@@ -91,6 +91,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         refused: Vec::new(),
     };
     let verb = if args.confirm { "retried" } else { "found" };
+    let until = plain(filter["until"].as_str().unwrap_or_default());
     let ended = match args.confirm {
         true => work.retry(&filter).await,
         false => {
@@ -104,7 +105,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Err(error) => {
             if args.confirm && work.done > 0 {
                 eprintln!(
-                    "rouse: {} jobs were retried before this; the same command goes on",
+                    "rouse: {} jobs were retried before this; the same command with --until {until} goes on",
                     work.done
                 );
             }
@@ -132,7 +133,12 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
     }
     if !complete {
-        eprintln!("rouse: stopped by a signal before the end; the same command goes on");
+        match args.confirm {
+            true => eprintln!(
+                "rouse: stopped by a signal before the end; the same command with --until {until} goes on"
+            ),
+            false => eprintln!("rouse: stopped by a signal before the end; a count starts over"),
+        }
         return Ok(ExitCode::from(EXIT_STOPPED));
     }
     if !args.confirm && work.done > 0 {

@@ -162,11 +162,51 @@ fn a_sweep_goes_back_two_sweeps_and_a_restart_goes_back_to_the_start() {
     lanes.rewind();
     lanes.advance(LaneId(10), 200);
     lanes.rewind();
+    assert_eq!(
+        order(&lanes),
+        [(10, 200)],
+        "there were no two sweeps before"
+    );
     lanes.advance(LaneId(10), 300);
     lanes.rewind();
     assert_eq!(order(&lanes), [(10, 100)]);
     lanes.restart();
     assert_eq!(order(&lanes), [(10, i64::MIN)]);
+}
+
+#[test]
+fn a_lane_that_a_sweep_has_found_empty_is_read_from_there_on_and_one_with_jobs_is_not() {
+    let mut lanes = Lanes::default();
+    lanes.learn(vec![
+        lane(1, 10, Priority::Normal),
+        lane(2, 20, Priority::Normal),
+        lane(3, 30, Priority::Normal),
+    ]);
+    lanes.serve(|lane| (lane.id != LaneId(30)).then_some(OURS));
+    lanes.rest();
+    lanes.touch(LaneId(20));
+    lanes.swept(Some(500));
+    assert_eq!(order(&lanes), [(20, i64::MIN), (10, 500)]);
+    lanes.advance(LaneId(10), 700);
+    lanes.swept(Some(600));
+    assert_eq!(order(&lanes)[1], (10, 700), "it never goes back by that");
+    lanes.serve(|_| Some(OURS));
+    assert!(
+        order(&lanes).contains(&(30, i64::MIN)),
+        "nobody has looked there"
+    );
+    lanes.restart();
+    assert!(
+        order(&lanes).contains(&(10, i64::MIN)),
+        "the long sweep reads everything"
+    );
+    lanes.forget();
+    lanes.rest();
+    lanes.swept(None);
+    assert!(
+        order(&lanes).contains(&(10, i64::MIN)),
+        "of another database nothing is known"
+    );
 }
 
 #[test]
@@ -183,7 +223,7 @@ fn a_sweep_changes_from_where_the_lanes_are_read_and_not_their_order() {
     assert_eq!(order(&lanes), [(20, i64::MIN), (10, i64::MIN)]);
     lanes.advance(LaneId(20), 6);
     lanes.rewind();
-    assert_eq!(order(&lanes), [(20, i64::MIN), (10, i64::MIN)]);
+    assert_eq!(order(&lanes), [(20, 6), (10, i64::MIN)]);
     lanes.advance(LaneId(20), 8);
     assert_eq!(order(&lanes), [(10, i64::MIN), (20, 8)]);
 }
@@ -216,10 +256,10 @@ fn where_jobs_are_being_committed_now_the_cursor_lags_a_moment_behind() {
     }
     lanes.restart();
     assert_eq!(recent(&lanes), i64::MIN);
-    lanes.swept();
+    lanes.swept(None);
     assert_eq!(recent(&lanes), 300, "what there was has been found");
     lanes.forget();
-    lanes.swept();
+    lanes.swept(None);
     assert_eq!(recent(&lanes), i64::MIN);
 }
 
