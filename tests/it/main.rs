@@ -13,6 +13,7 @@ mod migrations;
 mod partitions;
 mod plans;
 mod retention;
+mod revoked;
 mod roles;
 mod settle;
 mod sources;

@@ -1,5 +1,6 @@
 //! Handlers that behave badly on purpose, one behaviour each, for the tests of the host.
 
+mod effects;
 mod failing;
 mod greedy;
 mod http;
@@ -92,4 +93,5 @@ export!(
     keeping::one,
     keeping::other,
     keeping::none,
+    effects::effects,
 );

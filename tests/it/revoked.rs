@@ -1,0 +1,177 @@
+//! What an attempt that has lost its job still does, seen from outside: requests, files, state and secrets (SPEC row B1).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::support::proxy::Proxy;
+use crate::support::web::web;
+use crate::support::worker::{PATIENCE, cancel, enqueue, guests_dir, until};
+use crate::support::{Host, TestDb, scratch};
+
+const SECRET: &str = "s3cret-of-the-effects";
+/// What the log says then.
+const TOLD: &str = "lease lost; the attempt is told to stop";
+/// What is on its way when the loss becomes known may arrive (docs/reliability.md): the guest does one thing at a time.
+const ON_ITS_WAY: usize = 1;
+
+/// A job whose first attempt has effects without end.
+struct Trial {
+    folder: PathBuf,
+    path: String,
+    id: i64,
+}
+
+/// How often its first attempt was seen.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    requests: usize,
+    lines: usize,
+}
+
+impl Trial {
+    async fn new(client: &Client, keeps: bool) -> Self {
+        let folder = scratch("revoked");
+        std::fs::create_dir(folder.join("out")).unwrap();
+        let config = format!(
+            "[handlers.\"test.effects\"]\n\
+             module = \"test_guests.wasm\"\nlease = \"2s\"\n\
+             dirs = [{{ dir = \"out\", at = \"/out\", mode = \"read-write\" }}]\n\
+             secrets = [{{ name = \"KEY\", hosts = [\"localhost\"], headers = [\"authorization\"] }}]\n\
+             [[handlers.\"test.effects\".http]]\n\
+             hosts = [\"localhost\"]\nschemes = [\"http\"]\nports = [{}]\nprivate = true\n\
+             [handlers.\"test.effects\".limits]\nhttp_requests = 1000000\nstate_calls = 1000000\n\
+             [handlers.\"test.effects\".state]\n\
+             [secrets.KEY]\nenv = \"KEY\"\n",
+            web().plain
+        );
+        std::fs::write(folder.join("rouse.toml"), config).unwrap();
+        let path = format!("/revoked/{}", folder.file_name().unwrap().display());
+        let payload = json!({
+            "url": format!("http://localhost:{}{path}", web().plain),
+            "file": "/out/effects",
+            "keeps": keeps,
+        });
+        let id = enqueue(client, "test.effects", payload).await;
+        Self { folder, path, id }
+    }
+
+    fn host(&self, url: &str) -> Host {
+        let config = self.folder.join("rouse.toml");
+        let guests = guests_dir();
+        let args = [
+            "serve",
+            "--http",
+            "off",
+            "--slots",
+            "1",
+            "--handlers",
+            guests.to_str().unwrap(),
+            "--config",
+            config.to_str().unwrap(),
+        ];
+        let log = ("ROUSE_LOG", "info,rouse::job=debug");
+        Host::rouse(&args, &[("DATABASE_URL", url), ("KEY", SECRET), log])
+    }
+
+    /// The requests of an attempt; the server remembers the head and the body of each.
+    fn requests(&self, attempt: u32) -> Vec<Value> {
+        let all = web().seen(&format!("{}/{attempt}/", self.path));
+        all.into_iter()
+            .filter(|one| one["whole"].is_null())
+            .collect()
+    }
+
+    fn seen(&self) -> Seen {
+        let file = std::fs::read_to_string(self.folder.join("out/effects")).unwrap_or_default();
+        Seen {
+            requests: self.requests(1).len(),
+            lines: file.lines().filter(|line| line.starts_with("1 ")).count(),
+        }
+    }
+
+    /// Waits until each effect was seen a few times, the secret included.
+    async fn is_at_it(&self) {
+        let at_it = async {
+            while self.seen().requests < 3 || self.seen().lines < 3 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, at_it)
+            .await
+            .expect("it has effects");
+        let request = &self.requests(1)[0];
+        assert!(request.to_string().contains(SECRET), "{request}");
+    }
+
+    /// Ends the host, and with it all that it runs: nothing has come since then but what was on its way.
+    fn ends_without_more(&self, host: Host, since: Seen) {
+        host.signal(libc::SIGTERM);
+        let (status, output) = host.exit(PATIENCE);
+        assert!(status.success(), "{output}");
+        let now = self.seen();
+        assert!(
+            now.requests <= since.requests + ON_ITS_WAY && now.lines <= since.lines + ON_ITS_WAY,
+            "{since:?}, then {now:?}\n{output}"
+        );
+    }
+}
+
+async fn last(client: &Client) -> Value {
+    let sql =
+        "SELECT convert_from(value, 'UTF8')::jsonb FROM rouse.handler_state WHERE key = 'last'";
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_was_frozen_until_another_worker_had_its_job_has_no_effect_any_more() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let trial = Trial::new(&client, true).await;
+    let frozen = trial.host(&db.url());
+    trial.is_at_it().await;
+    frozen.signal(libc::SIGSTOP);
+    let other = trial.host(&db.url());
+    until(&client, trial.id, |job| job.state == "succeeded").await;
+    assert_eq!(trial.requests(2).len(), 1);
+    assert_eq!(last(&client).await, json!([2, 0]));
+    let since = trial.seen();
+    frozen.signal(libc::SIGCONT);
+    trial.ends_without_more(frozen, since);
+    assert_eq!(
+        last(&client).await,
+        json!([2, 0]),
+        "what the second attempt has kept"
+    );
+    drop(other);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_attempt_has_no_effect_any_more_once_its_host_knows() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let trial = Trial::new(&client, false).await;
+    let host = trial.host(&db.url());
+    trial.is_at_it().await;
+    assert!(cancel(&client, trial.id).await);
+    host.line(PATIENCE, |line| line.contains(TOLD));
+    let since = trial.seen();
+    trial.ends_without_more(host, since);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_whose_lease_has_ended_without_the_database_has_no_effect_any_more() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let trial = Trial::new(&client, false).await;
+    let host = trial.host(proxy.url());
+    trial.is_at_it().await;
+    proxy.goes_away();
+    host.line(PATIENCE, |line| line.contains(TOLD));
+    let since = trial.seen();
+    proxy.comes_back();
+    trial.ends_without_more(host, since);
+}
