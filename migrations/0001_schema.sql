@@ -406,7 +406,7 @@ CREATE TABLE rouse.lock (
     PRIMARY KEY (purpose, slot)
 );
 INSERT INTO rouse.lock (purpose, slot)
-SELECT purpose, slot FROM unnest(ARRAY['register', 'state']) AS purpose, generate_series(0, 1023) AS slot;
+SELECT purpose, slot FROM unnest(ARRAY['register', 'state', 'retry_jobs']) AS purpose, generate_series(0, 1023) AS slot;
 
 -- One row: 244 random bits, which are part of the keys of the advisory locks of rouse._notify. Nobody can hold a key that he cannot
 -- compute.

@@ -5,5 +5,8 @@ CREATE OR REPLACE FUNCTION rouse._lock(p_purpose text, p_name text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM rouse.lock AS l WHERE l.purpose = p_purpose AND l.slot = (hashtextextended(p_name, 0) & 1023)::integer FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'rouse: there is no lock for %', p_purpose USING ERRCODE = 'internal_error';
+    END IF;
 END
 $$;

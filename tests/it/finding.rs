@@ -472,3 +472,37 @@ async fn a_retry_of_many_that_is_stopped_ends_with_a_whole_batch_and_the_same_co
     let row = watcher.query_one(retried, &[]).await.unwrap();
     assert_eq!(row.get::<_, i64>(0), 600);
 }
+
+#[tokio::test]
+async fn of_two_batches_at_once_the_second_sees_what_the_first_has_retried_although_it_has_ended_again()
+ {
+    let db = TestDb::new().await;
+    let (client, mut first, second) = (db.client().await, db.client().await, db.client().await);
+    let id = failed(&client, "'x'", "no").await;
+    let filter = json!({"state": "failed", "handler": "x"});
+    let transaction = first.transaction().await.unwrap();
+    let row = transaction
+        .query_one(RETRY, &[&filter, &None::<i64>, &10, &1000])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, Vec<i64>>(0), [id]);
+    let made: Vec<i64> = row.get(1);
+    transaction
+        .query("SELECT rouse.cancel($1)", &[&made[0]])
+        .await
+        .unwrap();
+    let again = tokio::spawn(async move {
+        let row = second
+            .query_one(RETRY, &[&filter, &None::<i64>, &10, &1000])
+            .await
+            .unwrap();
+        row.get::<_, Vec<i64>>(0)
+    });
+    until_true(
+        &client,
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')",
+    )
+    .await;
+    transaction.commit().await.unwrap();
+    assert_eq!(again.await.unwrap(), Vec::<i64>::new());
+}
