@@ -46,13 +46,13 @@ impl Waits {
 
     fn of(&self, queue: &str) -> QueueWaits {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(of) = known.get(queue) {
-            return of.clone();
-        }
-        let queue = match known.len() < QUEUES_MAX {
+        let queue = match known.contains_key(queue) || known.len() < QUEUES_MAX {
             true => queue,
             false => OTHERS,
         };
+        if let Some(of) = known.get(queue) {
+            return of.clone();
+        }
         drop(known);
         let of = QueueWaits {
             wait_seconds: histogram!("rouse_wait_seconds", "queue" => queue.to_owned()),
@@ -60,5 +60,22 @@ impl Waits {
         };
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
         known.entry(queue.to_owned()).or_insert(of).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_beyond_the_most_are_counted_together() {
+        let waits = Waits::default();
+        for n in 0..QUEUES_MAX + 10 {
+            waits.of(&format!("q{n}"));
+        }
+        let known = waits.0.read().unwrap();
+        assert_eq!(known.len(), QUEUES_MAX + 1);
+        assert!(known.contains_key("q999") && !known.contains_key("q1000"));
+        assert!(known.contains_key(OTHERS));
     }
 }
