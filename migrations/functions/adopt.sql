@@ -26,8 +26,8 @@ $$;
 -- Rows that somebody else holds locked are skipped, and so are those of paused queues, of lanes that the worker may not claim from, and,
 -- where p_sources is given, jobs of other sources.
 --
--- Orphans go by priority, then by age: by id (SPEC row D4). That order is made among the 1,000 whose leases ended first (more where more are wanted), which are read
--- without a lock; each is looked at again under its lock.
+-- Orphans go by priority, then by age: by id (SPEC row D4). That order is made among the 1,000 whose leases ended first (more where
+-- more are wanted), which are read without a lock; each is looked at again under its lock.
 --
 -- Like a claim, it ends with the job with which the claimed rows reach 8 MiB (rouse.job.bytes and 120 bytes each).
 -- Returns the ids of those that were claimed (`became` is null), which rouse.claimed reads, and those that were not: `queued` or `failed`,

@@ -121,7 +121,7 @@ COMMENT ON FUNCTION rouse.maintain_partitions IS
 COMMENT ON FUNCTION rouse.maintain_lanes IS
     'Closes lanes that have had no job for a day and removes those that nothing refers to.';
 COMMENT ON FUNCTION rouse.prepare_partitions IS
-    'Creates the daily partitions of today and the next days; returns how many.';
+    'Creates the partitions of today and the next days; returns how many.';
 
 -- Observers.
 COMMENT ON FUNCTION rouse.search_jobs IS

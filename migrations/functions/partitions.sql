@@ -1,19 +1,26 @@
--- Daily partitions (UTC) of history: made ahead, dropped when they are old. Functions whose name starts with _ are called by the
+-- Partitions (UTC) of history: made ahead, dropped when they are old. Functions whose name starts with _ are called by the
 -- others only, under their search_path.
 
 -- Finished jobs of a queue with a retention of its own stand in partitions of their own, so that they too go by dropping: rouse.finished has
 -- the partitions finished_default (0 days: as all) and finished_keep_N (N days), which have those of days, finished_20270131 and
 -- finished_keep_90_20270101. Beyond 31 days they are of months: each partition costs whoever looks up a job by its id.
 
+-- The days of the partition for what ends on this day and is kept for so many: the day, or its month.
+CREATE OR REPLACE FUNCTION rouse._days_of(p_keep_days integer, p_day date, OUT first_day date, OUT end_day date)
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_keep_days > 31 THEN date_trunc('month', p_day::timestamp)::date ELSE p_day END,
+           CASE WHEN p_keep_days > 31 THEN (date_trunc('month', p_day::timestamp) + interval '1 month')::date ELSE p_day + 1 END
+$$;
+
 -- All that there are. Their names say what they are; others, which somebody else has made, are left alone.
 CREATE OR REPLACE FUNCTION rouse._partitions() RETURNS TABLE (name text, parent text, keep_days integer, first_day date, end_day date)
 LANGUAGE sql STABLE AS $$
-    SELECT c.relname::text, its.parts[1], coalesce(its.parts[3]::integer, 0), days.first_day,
-           CASE WHEN its.parts[3]::integer > 31 THEN (days.first_day + interval '1 month')::date ELSE days.first_day + 1 END
+    SELECT c.relname::text, its.parts[1], keep.days, of.first_day, of.end_day
     -- Not pg_partition_tree, which waits for whoever has one of them locked.
     FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
     CROSS JOIN LATERAL regexp_match(c.relname, '^(finished|attempt|record|step|log)(_keep_([0-9]{1,4}))?_([0-9]{8})$') AS its(parts)
-    CROSS JOIN LATERAL (SELECT to_date(its.parts[4], 'YYYYMMDD') AS first_day) AS days
+    CROSS JOIN LATERAL (SELECT coalesce(its.parts[3]::integer, 0) AS days) AS keep
+    CROSS JOIN LATERAL rouse._days_of(keep.days, to_date(its.parts[4], 'YYYYMMDD')) AS of
     WHERE c.relnamespace = 'rouse'::regnamespace AND c.relkind = 'r' AND its.parts IS NOT NULL
 $$;
 
@@ -26,9 +33,9 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- The partition of what ends on this day and is kept for so many days.
-CREATE OR REPLACE FUNCTION rouse._kept_in(p_days integer, p_day date) RETURNS text
+CREATE OR REPLACE FUNCTION rouse._kept_in(p_keep_days integer, p_day date) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT format('finished_keep_%s_%s', p_days, to_char(p_day, CASE WHEN p_days > 31 THEN 'YYYYMM01' ELSE 'YYYYMMDD' END))
+    SELECT format('finished_keep_%s_%s', p_keep_days, to_char(of.first_day, 'YYYYMMDD')) FROM rouse._days_of(p_keep_days, p_day) AS of
 $$;
 
 -- Those that there have to be for these days.
@@ -39,11 +46,11 @@ LANGUAGE sql STABLE AS $$
            day::date, day::date + 1
     FROM unnest(ARRAY['finished', 'attempt', 'record', 'step', 'log']) AS p(parent),
          generate_series(p_from, p_until, interval '1 day') AS day
+    -- Days of one month have one partition.
     UNION
-    SELECT rouse._kept_in(k.days, day::date), 'finished_keep_' || k.days, k.days, starts.at, 
-           CASE WHEN k.days > 31 THEN (starts.at + interval '1 month')::date ELSE starts.at + 1 END
+    SELECT rouse._kept_in(k.days, day::date), 'finished_keep_' || k.days, k.days, of.first_day, of.end_day
     FROM rouse._own_retentions() AS k(days), generate_series(p_from, p_until, interval '1 day') AS day,
-         LATERAL (SELECT date_trunc(CASE WHEN k.days > 31 THEN 'month' ELSE 'day' END, day)::date AS at) AS starts
+         LATERAL rouse._days_of(k.days, day::date) AS of
 $$;
 
 -- For how many days a job of this lane is kept that ends now in this state; 0: as long as all. Where the partition for that is missing,
@@ -150,8 +157,8 @@ CREATE OR REPLACE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_da
 CREATE OR REPLACE FUNCTION rouse.drop_partitions(keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '50ms' AS $$
 DECLARE
-    old     record;
-    oldest  date;
+    old    record;
+    oldest date;
     steps  text[] := '{}';
     others text[] := '{}';
     name   text;

@@ -17,7 +17,8 @@
 --
 -- The time of each end is read once its row is locked: a renewal that was waited for came before.
 --
--- Served by the primary key of rouse.job. The insert into rouse.finished goes to today's partition.
+-- Served by the primary key of rouse.job. The insert into rouse.finished goes to a partition of today, by what the queue says of its
+-- retention (partitions.sql).
 CREATE OR REPLACE FUNCTION rouse._settle(
     p_worker bigint, p_ids bigint[], p_fences bigint[], p_states rouse.state[], p_started_us bigint[],
     p_results jsonb[], p_errors jsonb[], p_delays_ms bigint[], p_retry_at timestamptz[], p_memory bigint[],
