@@ -178,6 +178,7 @@ async fn a_job_that_appears_in_a_retired_lane_runs_after_the_next_maintenance() 
     };
     tokio::time::timeout(PATIENCE, reopened).await.unwrap();
     until(&client, late, |job| job.state == "succeeded").await;
+    assert_eq!(rows(&client).await.0, 2, "each lane is open once");
     worker.drain().await;
 }
 

@@ -35,8 +35,8 @@ being done.\n\
 With filters: makes a new job of each that fits and was never retried, for instance\n\n  \
 rouse job retry --state failed,timed_out --handler email.send --since 2h\n\n\
 counts them, and --confirm retries them: the newest first, 500 in each transaction. It can be stopped at any time; \
-the same command with the --until that it prints goes on then, because what was retried once is left out. Each leaves a record with the login. Jobs \
-that end while this runs are left alone.\n\
+the same command with the --until that it prints goes on then, because what was retried once is left out. Each \
+leaves a record with the login. Jobs that end while this runs are left alone.\n\
 Exit codes: 0 all done, now or by an earlier call · 2 nothing was done: --confirm is missing · 3 no such job · \
 6 a job is not in a state for that, or its unique key belongs to a live job · 130 stopped by a signal")]
 pub(super) struct Args {
