@@ -23,11 +23,12 @@ $$;
 --   next_due_ms         milliseconds until the next scheduled job or retry is due; null: none waits
 --   looked_at           the time up to which leases were looked at
 --   turn                the last turn that was given out; null while a queue is paused: a lane that seems empty may have jobs then
+--   writers             transactions that have written and are in progress, of all databases of the server: what they commit is not seen
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_rows bigint,
     p_orphaned_since timestamptz, p_due_within_ms bigint, p_most integer,
     OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz,
-    OUT turn bigint)
+    OUT turn bigint, OUT writers bigint[])
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -39,6 +40,8 @@ DECLARE
     paused         boolean;
 BEGIN
     looked_at := at;
+    -- Of the snapshot by which the rows are read.
+    writers := ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(pg_current_snapshot()) AS x);
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     paused := FOUND;
     IF paused THEN

@@ -46,6 +46,7 @@ impl Looker {
         };
         Peek {
             turn: None,
+            writers: Vec::new(),
             looked_at: SystemTime::UNIX_EPOCH,
             ..self.store.peek(&looking).await.unwrap()
         }
@@ -70,6 +71,7 @@ fn nothing() -> Peek {
         next_due: None,
         looked_at: SystemTime::UNIX_EPOCH,
         turn: None,
+        writers: Vec::new(),
     }
 }
 
@@ -239,4 +241,60 @@ async fn a_worker_that_has_nothing_to_do_makes_few_statements() {
     // Registering, partitions and sleep; then looks after 5, 10, 20 … ms: ten of them in three seconds. On a loaded
     // machine it takes a while until it listens, with a look every 5 ms until then.
     assert!(statements < 120, "{statements} statements in three seconds");
+}
+
+#[tokio::test]
+async fn what_an_open_transaction_keeps_of_finished_jobs_is_not_read_with_each_sweep() {
+    const JOBS: i64 = 5_000;
+    const LOOKS: &str =
+        "coalesce((SELECT calls FROM pg_stat_user_functions WHERE funcname = 'peek'), 0)";
+    const READ: &str =
+        "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'job_ready'";
+    let db = TestDb::new().await;
+    let (holder, client) = (db.client().await, db.client().await);
+    let name: String = client
+        .query_one("SELECT current_database()", &[])
+        .await
+        .unwrap()
+        .get(0);
+    client
+        .batch_execute(&format!(
+            "ALTER DATABASE {name} SET track_functions = 'all'"
+        ))
+        .await
+        .unwrap();
+    // Each look is a sweep.
+    let poll = Duration::from_millis(1_100);
+    let settings = Settings {
+        poll_min: poll,
+        poll_max: poll,
+        ..Settings::default()
+    };
+    let worker = TestWorker::start(&db, settings).await;
+    holder
+        .batch_execute(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_xact_id(); SELECT count(*) FROM rouse.job",
+        )
+        .await
+        .unwrap();
+    let enqueue = format!(
+        "SELECT count(*) FROM rouse.enqueue_many('noop', ARRAY(SELECT '{{\"n\": 1}}'::jsonb FROM generate_series(1, {JOBS})))"
+    );
+    client.batch_execute(&enqueue).await.unwrap();
+    let finished = format!("SELECT count(*) = {JOBS} FROM rouse.finished");
+    until_true(&client, &finished).await;
+    let looks = async || -> i64 {
+        let row = client.query_one(&format!("SELECT {LOOKS}"), &[]).await;
+        row.unwrap().get(0)
+    };
+    let read = async || -> i64 { client.query_one(READ, &[]).await.unwrap().get(0) };
+    // The counts of the drain are there with those of the look after it.
+    until_true(&client, &format!("SELECT {LOOKS} > {}", looks().await + 1)).await;
+    let (looks_before, read_before) = (looks().await, read().await);
+    until_true(&client, &format!("SELECT {LOOKS} >= {}", looks_before + 6)).await;
+    let more = read().await - read_before;
+    // One restart reads all of them, and comes within 30 s.
+    assert!(more < 3 * JOBS, "{more} index entries in six sweeps");
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    worker.drain().await;
 }

@@ -41,6 +41,8 @@ pub struct Peek {
     pub looked_at: SystemTime,
     /// The last turn that was given out; none while a queue is paused.
     pub turn: Option<i64>,
+    /// Transactions that have written and are in progress, by their ids: what they commit is not seen.
+    pub writers: Vec<i64>,
 }
 
 impl Store {
@@ -79,6 +81,7 @@ impl Store {
                 .map(Duration::from_millis),
             looked_at: row.get(5),
             turn: row.get(6),
+            writers: row.get(7),
         })
     }
 }

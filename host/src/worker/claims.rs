@@ -111,15 +111,15 @@ impl<'a> Claims<'a> {
     }
 
     /// Decides which lanes are served, where that may have changed: handlers that are loaded, queues
-    /// and tags of the settings.
-    pub(super) fn serve(&mut self) {
+    /// and tags of the settings. True where it was decided anew.
+    pub(super) fn serve(&mut self) -> bool {
         let handlers = self.shared.catalog.current();
         if self
             .handlers
             .as_ref()
             .is_some_and(|before| Arc::ptr_eq(before, &handlers))
         {
-            return;
+            return false;
         }
         let settings = &self.shared.settings;
         let lease_ms = |handler: &Handler| {
@@ -156,6 +156,7 @@ impl<'a> Claims<'a> {
             })
         });
         self.handlers = Some(handlers);
+        true
     }
 
     /// Reads what is new in the catalog of lanes; true where there is something.

@@ -9,6 +9,7 @@ use super::Shared;
 use super::claims::{Claims, Found};
 use super::events;
 use super::lanes::After;
+use super::writers::Writers;
 use crate::job::LaneId;
 use crate::store::{Looking, StoreError};
 
@@ -17,11 +18,13 @@ use crate::store::{Looking, StoreError};
 const LOOK_BACK: Duration = Duration::from_millis(100);
 /// The short sweep: what was committed late is found within about two of these.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// The long sweep re-reads everything. It comes as often, but takes at most one part in so many of the time:
-/// re-reading is dear only while somebody's open transaction keeps old rows from being cleaned up.
+/// The long sweep re-reads everything. It comes where a transaction has ended whose jobs the short sweep does not find, but takes
+/// at most one part in so many of the time: re-reading is dear while somebody's open transaction keeps old rows from being cleaned up.
 const RESTART_SHARE: u32 = 20;
-/// At the latest after this long everything is re-read, and so is the catalog of lanes.
+/// It waits no longer than this; and after this long the catalog of lanes is re-read.
 const RESTART_WITHIN: Duration = Duration::from_secs(30);
+/// It also comes without any reason, each [`RESTART_WITHIN`], but takes at most one part in so many of the time then.
+const RESTART_ANYWAY_SHARE: u32 = 100;
 /// Due jobs and run-out leases are looked for from this long before the last look that found none.
 const WINDOW_MARGIN: Duration = Duration::from_secs(2);
 /// The most lanes with jobs that one peek names: those of one claim.
@@ -44,7 +47,13 @@ pub(super) struct Looks<'a> {
     claims: Claims<'a>,
     look_back_at: Instant,
     sweep_at: Instant,
+    /// Somebody has committed late.
+    is_behind: bool,
+    /// Before then no restart for that reason.
     restart_at: Instant,
+    /// From then on one without a reason.
+    restart_anyway_at: Instant,
+    writers: Writers,
     catalog_at: Instant,
     /// Before then no notification brings a sweep.
     behind_at: Instant,
@@ -60,6 +69,8 @@ pub(super) struct Looks<'a> {
     /// The last turn that was given out when a look last asked, and when the last sweep did; none: not known, or a queue was paused.
     turn: Option<i64>,
     swept_turn: Option<i64>,
+    /// Transactions that had written and were in progress when a look last asked.
+    in_progress: Vec<i64>,
 }
 
 impl<'a> Looks<'a> {
@@ -70,7 +81,10 @@ impl<'a> Looks<'a> {
             claims: Claims::new(shared),
             look_back_at: now,
             sweep_at: now,
+            is_behind: false,
             restart_at: now,
+            restart_anyway_at: now,
+            writers: Writers::default(),
             catalog_at: now,
             behind_at: now,
             overdue_at: now,
@@ -80,6 +94,7 @@ impl<'a> Looks<'a> {
             no_orphans_since: None,
             turn: None,
             swept_turn: None,
+            in_progress: Vec::new(),
         }
     }
 
@@ -107,6 +122,7 @@ impl<'a> Looks<'a> {
     pub(super) fn start_over(&mut self) {
         self.claims.start_over();
         self.swept_turn = None;
+        self.writers = Writers::default();
         self.restart_now();
     }
 
@@ -114,6 +130,7 @@ impl<'a> Looks<'a> {
     fn restart_now(&mut self) {
         let now = Instant::now();
         self.sweep_at = now;
+        self.is_behind = true;
         self.restart_at = now;
     }
 
@@ -133,7 +150,9 @@ impl<'a> Looks<'a> {
     /// One look.
     pub(super) async fn look(&mut self, wanted: usize, why: Why) -> Result<Found, StoreError> {
         let began = Instant::now();
-        self.claims.serve();
+        if self.claims.serve() {
+            self.writers.lanes_are_new();
+        }
         if began >= self.look_back_at {
             self.look_back_at = began + LOOK_BACK;
             self.claims.lanes.look_back();
@@ -169,12 +188,13 @@ impl<'a> Looks<'a> {
         known: bool,
     ) -> Result<Found, StoreError> {
         self.sweep_at = began + SWEEP_EVERY;
-        let restart = began >= self.restart_at;
+        let restart = began >= self.restart_anyway_at || self.is_behind && began >= self.restart_at;
         if began >= self.catalog_at {
             self.catalog_at = began + RESTART_WITHIN;
             self.claims.lanes.forget_catalog();
         }
         if restart {
+            self.is_behind = false;
             self.claims.lanes.restart();
             self.none_due_since = None;
             self.no_orphans_since = None;
@@ -185,6 +205,14 @@ impl<'a> Looks<'a> {
         let empty_to = self.swept_turn;
         let found = self.peek_and_claim(wanted, known).await?;
         self.swept_turn = self.turn;
+        let writers = std::mem::take(&mut self.in_progress);
+        if self.writers.seen(writers) {
+            self.is_behind = true;
+            // After a restart the next one comes with the next sweep.
+            if !restart {
+                self.sweep_at = Instant::now();
+            }
+        }
         if !found.fills(wanted) && self.claims.lanes.fit_one_claim() {
             self.claims.lanes.swept(empty_to.min(self.turn));
         }
@@ -193,8 +221,9 @@ impl<'a> Looks<'a> {
             self.look_for_overdue(restart).await;
         }
         if restart {
-            let again = began.elapsed() * RESTART_SHARE;
-            self.restart_at = Instant::now() + again.min(RESTART_WITHIN);
+            let (now, took) = (Instant::now(), began.elapsed());
+            self.restart_at = now + (took * RESTART_SHARE).min(RESTART_WITHIN);
+            self.restart_anyway_at = now + (took * RESTART_ANYWAY_SHARE).max(RESTART_WITHIN);
         }
         Ok(found)
     }
@@ -224,7 +253,7 @@ impl<'a> Looks<'a> {
             return Ok(false);
         };
         if !lanes.iter().all(|lane| self.claims.lanes.knows(*lane)) {
-            self.claims.read_catalog().await?;
+            self.read_catalog().await?;
         }
         let mut served = false;
         for lane in lanes {
@@ -253,6 +282,7 @@ impl<'a> Looks<'a> {
             })
             .await?;
         self.turn = peek.turn;
+        self.in_progress = peek.writers;
         self.due_at = peek.next_due.map(|wait| Instant::now() + wait);
         let mut ready = known || !peek.ready.is_empty();
         if !known {
@@ -262,7 +292,7 @@ impl<'a> Looks<'a> {
             self.claims.lanes.touch(lane);
         }
         if peek.catalog_changed {
-            ready |= self.claims.read_catalog().await?;
+            ready |= self.read_catalog().await?;
         }
         if peek.due {
             ready |= self.promote().await?;
@@ -289,6 +319,15 @@ impl<'a> Looks<'a> {
             };
         }
         Ok(found)
+    }
+
+    /// Reads what is new in the catalog of lanes; true where there is something.
+    async fn read_catalog(&mut self) -> Result<bool, StoreError> {
+        let is_new = self.claims.read_catalog().await?;
+        if is_new {
+            self.writers.lanes_are_new();
+        }
+        Ok(is_new)
     }
 
     /// Gives due jobs their turn; true where there were any.

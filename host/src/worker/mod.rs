@@ -39,6 +39,7 @@ mod usage;
 mod vitals;
 mod waits;
 mod wakeups;
+mod writers;
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

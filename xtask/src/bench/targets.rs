@@ -48,7 +48,7 @@ const fn lower(key: &'static str, at_least: f64, aim: f64) -> Target {
 }
 
 /// In the units of the figures: milliseconds, microseconds, bytes, percent.
-pub(super) const TARGETS: [Target; 26] = [
+pub(super) const TARGETS: [Target; 27] = [
     higher("drain.ratio", 0.40, 0.55),
     higher("drain.reuse.ratio", 0.60, 0.90),
     lower("drain.cpu_postgres", 18.0, 12.0),
@@ -64,6 +64,7 @@ pub(super) const TARGETS: [Target; 26] = [
     higher("decay.pending_unserved.ratio", 0.90, 0.98),
     higher("decay.pending_low.ratio", 0.90, 0.98),
     higher("decay.finished.ratio", 0.90, 0.98),
+    higher("decay.old.ratio", 0.95, 0.98),
     higher("scale.lanes_1000.ratio", 0.7, 0.95),
     lower("scale.late_idle.worst", 1500.0, 50.0),
     lower("scale.late_busy.worst", 1500.0, 50.0),

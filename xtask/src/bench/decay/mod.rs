@@ -62,7 +62,8 @@ pub(super) enum State {
     Held,
     /// Partitions are made and dropped meanwhile
     Partitions,
-    /// All at once: jobs are pending with low priority, jobs have finished, and a transaction is open for `--minutes`
+    /// All at once: jobs are pending in a queue that the host does not serve, jobs have finished, and a transaction is open for
+    /// `--minutes`
     Old,
 }
 
