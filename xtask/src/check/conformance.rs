@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 const TABLE: &str = "docs/conformance.md";
 
 /// The letters of the specification's parts, with the number of rows of each.
-const PARTS: [(char, u32); 7] = [
+const PARTS: [(char, u32); 9] = [
     ('C', 9),
     ('H', 10),
     ('A', 11),
@@ -16,7 +16,12 @@ const PARTS: [(char, u32); 7] = [
     ('D', 7),
     ('Q', 10),
     ('B', 10),
+    ('F', 8),
+    ('O', 7),
 ];
+
+/// The row, what its source asks, what somebody does to see it, where it lives, what shows it.
+const COLUMNS: usize = 5;
 
 pub(crate) fn check(root: &Path) -> Result<()> {
     let text = fs::read_to_string(root.join(TABLE)).with_context(|| format!("read {TABLE}"))?;
@@ -50,6 +55,10 @@ fn faults(
         }
     }
     for row in rows {
+        if row.len() != COLUMNS {
+            let count = row.len();
+            faults.push(format!("row {} has {count} cells, not {COLUMNS}", row[0]));
+        }
         for (file, name) in row.iter().flat_map(|cell| tests(cell)) {
             if !has_test(&file, name) {
                 faults.push(format!(
@@ -126,7 +135,7 @@ mod tests {
         PARTS
             .iter()
             .flat_map(|(part, count)| {
-                (1..=*count).map(move |n| format!("| {part}{n} | w | not yet | |\n"))
+                (1..=*count).map(move |n| format!("| {part}{n} | w | not yet | | |\n"))
             })
             .collect()
     }
@@ -149,10 +158,19 @@ mod tests {
     }
 
     #[test]
+    fn a_row_without_all_its_cells_is_a_fault() {
+        let table = whole_table().replace("| C1 | w | not yet | | |", "| C1 | w | not yet | |");
+        assert_eq!(
+            faults(&table, |_| true, |_, _| true),
+            ["row C1 has 4 cells, not 5"]
+        );
+    }
+
+    #[test]
     fn a_file_that_does_not_exist_is_a_fault_and_other_code_is_none() {
         let table = whole_table().replace(
-            "| C1 | w | not yet | |",
-            "| C1 | `rouse dev` | `host/src/cli/dev.rs`, `host/src/gone.rs` | `it::a_test` |",
+            "| C1 | w | not yet | | |",
+            "| C1 | w | `rouse dev` | `host/src/cli/dev.rs`, `host/src/gone.rs` | `it::a_test` |",
         );
         assert_eq!(
             faults(&table, |file| file == "host/src/cli/dev.rs", |_, _| true),
@@ -163,8 +181,8 @@ mod tests {
     #[test]
     fn a_test_that_does_not_exist_is_a_fault() {
         let table = whole_table().replace(
-            "| C1 | w | not yet | |",
-            "| C1 | w | `job::decide()` | `it::a_test`, `it::another` |",
+            "| C1 | w | not yet | | |",
+            "| C1 | w | see | `job::decide()` | `it::a_test`, `it::another` |",
         );
         assert_eq!(
             faults(&table, |_| true, |_, name| name == "a_test"),
