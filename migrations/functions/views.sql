@@ -73,7 +73,7 @@ BEGIN
 END
 $$;
 
--- Every queue that has settings, or was ever used, and how many jobs it has. `last_used_at` is when it last had a job, to the hour; null: never.
+-- Every queue that has settings, or was ever used, and how many jobs it has. `last_used_at` is when it last had a job, to the day; null: never.
 CREATE OR REPLACE VIEW rouse.queues AS
 SELECT coalesce(q.name, d.queue) AS name, coalesce(q.payload_bytes_max, 262144) AS payload_bytes_max, q.created_at, q.paused_at,
        coalesce(d.ready, 0)::bigint AS ready, coalesce(d.scheduled, 0)::bigint AS scheduled, coalesce(d.running, 0)::bigint AS running,
@@ -111,8 +111,8 @@ CROSS JOIN LATERAL (
     WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.draining_at IS NULL AND w.seen_at > now() - interval '90 seconds'
       AND d.handler = ANY (w.handlers) AND (w.queues = '{}' OR d.queue = ANY (w.queues)) AND w.tags @> d.tags) AS w;
 
--- Every life of every worker, the dead ones too, until they are forgotten. `timeouts` and `timed_out_…` are its timeout flag: of that many
--- attempts since then the run timeout has ended, the last one of that job (rouse.clear_timeouts). Stats are shown for 120 s (SPEC row A2).
+-- Every life of every worker, the dead ones too, until they are forgotten. `timeouts` and `timed_out_…` are its timeout flag: so many
+-- attempts have run into their timeout since `timed_out_since`, the last one at `timed_out_job` (rouse.clear_timeouts). Stats are shown for 120 s (SPEC row A2).
 CREATE OR REPLACE VIEW rouse.workers AS
 SELECT w.worker_id, w.incarnation,
        CASE WHEN w.stopped_at IS NOT NULL THEN 'unregistered'

@@ -346,6 +346,10 @@ async fn a_worker_whose_file_has_changed_or_gone_says_that_it_proves_nothing() {
     rouse(&db, &args).await.exits(4).says(changed);
     std::fs::remove_file(&served).unwrap();
     rouse(&db, &args).await.exits(4).says("its file is gone");
+    // Nobody writes into it.
+    let made = std::process::Command::new("mkfifo").arg(&served).status();
+    assert!(made.expect("the system has mkfifo").success());
+    rouse(&db, &args).await.exits(4).says(changed);
     let args = ["workers", "verify", "mail-1", "noop", "--module", "no.wasm"];
     rouse(&db, &args)
         .await

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rouse::store::Store;
-use rouse::store::connect::ConnectError;
+use rouse::store::connect::{ConnectError, Connector};
 use rouse::worker::Settings;
 use serde_json::json;
 
@@ -209,5 +209,22 @@ async fn a_listener_with_one_connection_of_two_backs_off() {
     assert!(soon <= 4, "{soon} tries");
     let job = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, job).await.state, "succeeded");
+    worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_listener_whose_listen_gets_no_answer_connects_anew() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let proxy = Proxy::start(&db).await;
+    let url = format!("{}&connect_timeout=1", proxy.url());
+    let connector = Connector::from_url(&url, &|_| None).unwrap();
+    let held = proxy.hold("LISTEN rouse_wake", Side::Statement);
+    let worker =
+        TestWorker::start_through(db.store(), connector, Settings::default(), catalog().await);
+    held.caught().await;
+    // Only who listens falls asleep.
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
+    held.release();
     worker.drain().await;
 }

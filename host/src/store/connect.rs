@@ -196,12 +196,7 @@ impl Connector {
 
     /// One more connection, beside one that has just been opened: if it fails, the server is reached all the same.
     async fn another(&self) -> Result<Client, ConnectError> {
-        let patience = self.patience();
-        match tokio::time::timeout(patience, self.opening()).await {
-            Ok(Ok(opened)) => Ok(self.driven(opened)),
-            Ok(Err(error)) => Err(ConnectError::failed(self.target(), &error)),
-            Err(_) => Err(self.timed_out(patience)),
-        }
+        Ok(self.driven(self.answered(self.opening()).await?))
     }
 
     /// True where connections share their sessions, as behind a pooler in transaction mode: what one of them leaves in a session
@@ -224,9 +219,17 @@ impl Connector {
             let [one, other] = sessions;
             Ok(one.len() > 1 || other.len() > 1 || !one.is_disjoint(&other))
         };
+        self.answered(looking).await
+    }
+
+    /// What a server answers on a connection that has been opened, within the time that opening one may take.
+    pub(super) async fn answered<T>(
+        &self,
+        answer: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, ConnectError> {
         let patience = self.patience();
-        match tokio::time::timeout(patience, looking).await {
-            Ok(Ok(shared)) => Ok(shared),
+        match tokio::time::timeout(patience, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => Err(ConnectError::failed(self.target(), &error)),
             Err(_) => Err(self.timed_out(patience)),
         }

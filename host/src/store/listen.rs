@@ -89,7 +89,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Connects and listens on [`WAKE_CHANNEL`] and on the worker's own channel.
+    /// Connects and listens on [`WAKE_CHANNEL`] and on the worker's own channel. The answer may take as long as a connection.
     pub async fn start(connector: &Connector, worker: Incarnation) -> Result<Self, ConnectError> {
         let (client, mut connection) = connector.connect().await?;
         let (sender, heard) = mpsc::unbounded_channel();
@@ -107,13 +107,8 @@ impl Listener {
                 }
             }
         });
-        client
-            .batch_execute(&format!(
-                "LISTEN {WAKE_CHANNEL}; LISTEN {}",
-                own_channel(worker)
-            ))
-            .await
-            .map_err(|error| ConnectError::failed(connector.target(), &error))?;
+        let listen = format!("LISTEN {WAKE_CHANNEL}; LISTEN {}", own_channel(worker));
+        connector.answered(client.batch_execute(&listen)).await?;
         Ok(Self { heard, client })
     }
 

@@ -273,6 +273,19 @@ impl Store {
             })
     }
 
+    /// A connection of the pool: all of them may be waiting for a server that says nothing.
+    async fn client_within(&self, patience: Duration) -> Result<PooledClient, StoreError> {
+        tokio::time::timeout(patience, self.client())
+            .await
+            .map_err(|_| StoreError::Unreachable {
+                target: self.target.clone(),
+                why: format!(
+                    "no connection of the pool was free or opened within {} s",
+                    patience.as_secs()
+                ),
+            })?
+    }
+
     /// One statement, unnamed, in one round trip.
     async fn query(
         &self,
@@ -291,16 +304,7 @@ impl Store {
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<Row>, StoreError> {
         let until = tokio::time::Instant::now() + patience;
-        // All connections may be waiting for a server that says nothing.
-        let client = tokio::time::timeout_at(until, self.client())
-            .await
-            .map_err(|_| StoreError::Unreachable {
-                target: self.target.clone(),
-                why: format!(
-                    "no connection of the pool was free or opened within {} s",
-                    patience.as_secs()
-                ),
-            })??;
+        let client = self.client_within(patience).await?;
         match tokio::time::timeout_at(until, client.query_typed(sql, params)).await {
             Ok(answer) => Ok(answer?),
             Err(_) => {
@@ -313,7 +317,7 @@ impl Store {
     /// A read that Postgres gives up after so long (`query_canceled`). In a transaction: the limit is gone with it, behind a
     /// transaction pooler too.
     async fn query_limited(&self, limit: Duration, sql: &str) -> Result<Vec<Row>, StoreError> {
-        let mut client = self.client().await?;
+        let mut client = self.client_within(ANSWER_WITHIN).await?;
         let reading = async {
             let transaction = client.build_transaction().read_only(true).start().await?;
             let set = format!("SET LOCAL statement_timeout = {}", limit.as_millis());
@@ -341,11 +345,14 @@ impl Store {
 
     /// Refuses a database that is not migrated, or whose schema is newer than this host can serve.
     pub async fn check_schema(&self) -> Result<(), migrate::MigrateError> {
+        let unreachable = |error: StoreError| migrate::MigrateError::Unreachable(error.to_string());
         let client = self
-            .client()
+            .client_within(ANSWER_WITHIN)
             .await
-            .map_err(|error| migrate::MigrateError::Unreachable(error.to_string()))?;
-        migrate::check(&**client).await
+            .map_err(unreachable)?;
+        tokio::time::timeout(ANSWER_WITHIN, migrate::check(&**client))
+            .await
+            .unwrap_or_else(|_| Err(unreachable(self.silent(ANSWER_WITHIN))))
     }
 }
 

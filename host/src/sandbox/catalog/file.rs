@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+
+use rustix::fs::OFlags;
 
 use crate::harmless::is_harmful;
 
@@ -146,7 +148,11 @@ pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>,
         return Err(too_large());
     }
     let read = || -> io::Result<Option<Vec<u8>>> {
-        let file = File::open(&listed.path)?;
+        // Without waiting for the other end, where a pipe has come into its place.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(&listed.path)?;
         let mut bytes = Vec::with_capacity(usize::try_from(listed.stamp.bytes).unwrap_or(0));
         (&file).take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
         let unchanged = Stamp::of(&file.metadata()?)? == listed.stamp;
