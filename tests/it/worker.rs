@@ -282,6 +282,36 @@ async fn jobs_whose_producer_commits_late_are_found_without_a_notification() {
 }
 
 #[tokio::test]
+async fn a_late_commit_of_more_jobs_than_a_second_of_work_is_done_to_the_end() {
+    let db = TestDb::new().await;
+    let (mut late, client) = (db.client().await, db.client().await);
+    let transaction = late.transaction().await.unwrap();
+    let late = "SELECT max(id) FROM rouse.enqueue_many('test.sleep', ARRAY(
+                    SELECT jsonb_build_object('ms', 100) FROM generate_series(1, 100))) AS id";
+    let last: i64 = transaction.query_one(late, &[]).await.unwrap().get(0);
+    let worker = TestWorker::start(
+        &db,
+        Settings {
+            notify: false,
+            slots: 2,
+            ..settings()
+        },
+    )
+    .await;
+    // The cursor passes them, and the sweeps forget that it was before them.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(5) {
+        ended(&client, put(&client, "'test.sleep', '{\"ms\": 1}'").await).await;
+    }
+    transaction.commit().await.unwrap();
+    let committed = Instant::now();
+    assert_eq!(ended(&client, last).await.state, "succeeded");
+    // They take 5 s. A restart that needs no reason comes 30 s after the start.
+    assert!(committed.elapsed() < Duration::from_secs(18));
+    worker.drain().await;
+}
+
+#[tokio::test]
 async fn a_job_for_a_handler_that_this_host_does_not_have_waits() {
     let db = TestDb::new().await;
     let client = db.client().await;

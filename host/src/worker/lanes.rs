@@ -415,13 +415,16 @@ impl Lanes {
     }
 
     /// The short sweep: every cursor goes back to where it was two sweeps ago. In its first two it stays where it is: the start is the
-    /// long sweep's.
+    /// long sweep's. In a lane that still has jobs no cursor goes forward: they may be behind that place, since a restart.
     pub(super) fn rewind(&mut self) {
-        for known in self.known.values_mut() {
+        for (id, known) in &mut self.known {
             let [oldest, newer] = known.marks;
             known.marks = [newer, known.cursor];
             if oldest > i64::MIN {
-                known.cursor = oldest;
+                known.cursor = match self.active.contains(id) {
+                    true => known.cursor.min(oldest),
+                    false => oldest,
+                };
             }
         }
     }

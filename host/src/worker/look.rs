@@ -71,6 +71,8 @@ pub(super) struct Looks<'a> {
     swept_turn: Option<i64>,
     /// Transactions that had written and were in progress when a look last asked.
     in_progress: Vec<i64>,
+    /// The last peek has named as many lanes as it may, and perhaps not looked into the others.
+    is_cut: bool,
 }
 
 impl<'a> Looks<'a> {
@@ -95,6 +97,7 @@ impl<'a> Looks<'a> {
             turn: None,
             swept_turn: None,
             in_progress: Vec::new(),
+            is_cut: false,
         }
     }
 
@@ -213,6 +216,8 @@ impl<'a> Looks<'a> {
                 self.sweep_at = Instant::now();
             }
         }
+        // A restart that has not looked into all lanes is none.
+        self.is_behind |= restart && self.is_cut;
         if !found.fills(wanted) && self.claims.lanes.fit_one_claim() {
             self.claims.lanes.swept(empty_to.min(self.turn));
         }
@@ -283,6 +288,7 @@ impl<'a> Looks<'a> {
             .await?;
         self.turn = peek.turn;
         self.in_progress = peek.writers;
+        self.is_cut = peek.ready.len() >= PEEKED_MAX;
         self.due_at = peek.next_due.map(|wait| Instant::now() + wait);
         let mut ready = known || !peek.ready.is_empty();
         if !known {

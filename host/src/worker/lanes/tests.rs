@@ -175,6 +175,32 @@ fn a_sweep_goes_back_two_sweeps_and_a_restart_goes_back_to_the_start() {
 }
 
 #[test]
+fn after_a_restart_no_sweep_goes_forward_in_a_lane_that_still_has_jobs() {
+    let mut lanes = Lanes::default();
+    lanes.learn(vec![lane(1, 10, Priority::Normal)]);
+    lanes.serve(|_| Some(OURS));
+    for turn in [1_000, 2_000, 3_000] {
+        lanes.advance(LaneId(10), turn);
+        lanes.rewind();
+    }
+    lanes.restart();
+    // A claim of jobs that were committed late; there are more of them.
+    lanes.advance(LaneId(10), 50);
+    lanes.rewind();
+    assert_eq!(order(&lanes), [(10, 50)]);
+    lanes.advance(LaneId(10), 60);
+    lanes.rewind();
+    assert_eq!(order(&lanes), [(10, 60)]);
+    lanes.rewind();
+    assert_eq!(order(&lanes), [(10, 50)], "two sweeps ago");
+    lanes.restart();
+    // The restart has found nothing in it.
+    lanes.rest();
+    lanes.rewind();
+    assert_eq!(order(&lanes), [(10, 60)]);
+}
+
+#[test]
 fn a_lane_that_a_sweep_has_found_empty_is_read_from_there_on_and_one_with_jobs_is_not() {
     let mut lanes = Lanes::default();
     lanes.learn(vec![
