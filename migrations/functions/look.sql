@@ -23,7 +23,7 @@ $$;
 --   next_due_ms         milliseconds until the next scheduled job or retry is due; null: none waits
 --   looked_at           the time up to which leases were looked at
 --   turn                the last turn that was given out; null while a queue is paused: a lane that seems empty may have jobs then
---   writers             transactions that have written and are in progress, of all databases of the server: what they commit is not seen
+--   writers             transactions that have written and are in progress, but for those of other databases: what they commit is not seen
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_rows bigint,
     p_orphaned_since timestamptz, p_due_within_ms bigint, p_most integer,
@@ -38,10 +38,13 @@ DECLARE
     due_since      timestamptz := coalesce(at - p_due_within_ms * interval '1 millisecond', '-infinity');
     next_at        timestamptz;
     paused         boolean;
+    here           oid := (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database());
 BEGIN
     looked_at := at;
     -- Of the snapshot by which the rows are read.
-    writers := ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(pg_current_snapshot()) AS x);
+    writers := ARRAY(
+        SELECT x::text::bigint FROM pg_snapshot_xip(pg_current_snapshot()) AS x
+        WHERE NOT EXISTS (SELECT FROM pg_stat_get_activity(NULL) AS a WHERE a.backend_xid = x::xid AND a.datid <> here));
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     paused := FOUND;
     IF paused THEN
