@@ -6,6 +6,9 @@ use rouse::store::Store;
 use rouse::store::connect::{ConnectError, Connector};
 use rouse::worker::Settings;
 use serde_json::json;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, UnixStream};
+use tokio::sync::watch;
 
 use crate::outages::serve;
 use crate::support::TestDb;
@@ -227,4 +230,41 @@ async fn a_listener_whose_listen_gets_no_answer_connects_anew() {
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     held.release();
     worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_try_whose_caller_has_given_up_serves_the_next_caller() {
+    let db = TestDb::new().await;
+    let at = db.address();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (accepted, is_open) = (watch::Sender::new(0), watch::Sender::new(false));
+    let (counted, gate) = (accepted.clone(), is_open.clone());
+    let socket = at.directory.join(".s.PGSQL.5432");
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            counted.send_modify(|count| *count += 1);
+            let (mut gate, socket) = (gate.subscribe(), socket.clone());
+            tokio::spawn(async move {
+                gate.wait_for(|is_open| *is_open).await.unwrap();
+                let mut server = UnixStream::connect(socket).await.unwrap();
+                let _ = copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    let url = format!(
+        "postgres://{}@127.0.0.1:{port}/{}?sslmode=disable",
+        at.user, at.database
+    );
+    let pool = Connector::from_url(&url, &|_| None).unwrap().pool(2);
+    let mut connected = accepted.subscribe();
+    for _ in 0..3 {
+        let impatient = tokio::time::timeout(Duration::from_millis(50), pool.get());
+        assert!(impatient.await.is_err(), "nobody is let in yet");
+        connected.wait_for(|count| *count > 0).await.unwrap();
+    }
+    is_open.send_replace(true);
+    let client = pool.get().await.expect("a connection");
+    client.query_typed("SELECT 1", &[]).await.unwrap();
+    assert_eq!(*accepted.borrow(), 1, "the try of the first caller");
 }

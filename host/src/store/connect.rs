@@ -244,11 +244,7 @@ impl Connector {
                 recycling_method: RecyclingMethod::Fast,
             },
         );
-        let opener = Opener {
-            manager: Arc::new(manager),
-            backoff: self.backoff.clone(),
-            patience: self.patience(),
-        };
+        let opener = Opener::new(manager, self.backoff.clone(), self.patience());
         Pool::builder(opener)
             .max_size(size)
             .build()

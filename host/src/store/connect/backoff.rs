@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tracing::debug;
 
 /// The longest wait, before jitter.
@@ -68,6 +69,28 @@ pub enum NotOpened<E> {
     Silent(Duration),
 }
 
+/// A try that goes on whether or not anybody waits for its end.
+#[derive(Debug)]
+pub(super) struct Try<T, E>(JoinHandle<Result<T, NotOpened<E>>>);
+
+impl<T, E> Try<T, E> {
+    pub(super) fn has_ended(&self) -> bool {
+        self.0.is_finished()
+    }
+
+    /// Its end, once: after that it must not be asked again.
+    pub(super) async fn end(&mut self) -> Result<T, NotOpened<E>> {
+        match (&mut self.0).await {
+            Ok(opened) => opened,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime ends, and this task with it.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+}
+
 impl Backoff {
     pub(super) fn new() -> Self {
         Self {
@@ -80,8 +103,7 @@ impl Backoff {
         self.reach.subscribe()
     }
 
-    /// Opens a connection, unless the backoff has not passed. The try goes on if the caller does not wait for it: whether the server is
-    /// reached does not depend on the patience of one task.
+    /// Opens a connection, unless the backoff has not passed.
     pub(super) async fn open<T, E>(
         self: &Arc<Self>,
         patience: Duration,
@@ -92,8 +114,23 @@ impl Backoff {
         T: Send + 'static,
         E: fmt::Display + Send + 'static,
     {
+        self.start(patience, opening, describe)?.end().await
+    }
+
+    /// Starts to open a connection, unless the backoff has not passed. The try goes on if nobody waits for its end: whether the server
+    /// is reached does not depend on the patience of one task.
+    pub(super) fn start<T, E>(
+        self: &Arc<Self>,
+        patience: Duration,
+        opening: impl Future<Output = Result<T, E>> + Send + 'static,
+        describe: impl FnOnce(&E) -> String + Send + 'static,
+    ) -> Result<Try<T, E>, NotOpened<E>>
+    where
+        T: Send + 'static,
+        E: fmt::Display + Send + 'static,
+    {
         let turn = self.turn().map_err(NotOpened::Away)?;
-        let trying = tokio::spawn(async move {
+        Ok(Try(tokio::spawn(async move {
             let opened = match tokio::time::timeout(patience, opening).await {
                 Ok(opened) => opened.map_err(NotOpened::Failed),
                 Err(_) => Err(NotOpened::Silent(patience)),
@@ -104,15 +141,7 @@ impl Backoff {
                 Err(not) => turn.failed(not.to_string()),
             }
             opened
-        });
-        match trying.await {
-            Ok(opened) => opened,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime ends, and this task with it.
-                Err(_) => std::future::pending().await,
-            },
-        }
+        })))
     }
 
     /// Waits until the server is reached or the backoff has passed.

@@ -1,7 +1,7 @@
 //! The connection pool.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deadpool::managed::{self, Metrics, RecycleError, RecycleResult};
@@ -9,7 +9,7 @@ use deadpool_postgres::{ClientWrapper, Connect, Manager};
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Config, Error};
 
-use super::backoff::{Backoff, NotOpened};
+use super::backoff::{Backoff, NotOpened, Try};
 use super::{Tls, next_step};
 use crate::store::describe;
 
@@ -20,12 +20,68 @@ pub type Pool = managed::Pool<Opener>;
 pub type PooledClient = managed::Object<Opener>;
 
 /// Opens connections for a pool, subject to the backoff.
+///
+/// A try goes on if its caller gives up; the next caller gets it, and the connection that comes of it. So there are never more tries and
+/// connections than the pool has places, and a server that is slow to let anybody in serves callers of little patience too.
 #[derive(Debug)]
 pub struct Opener {
-    pub(super) manager: Arc<Manager>,
-    pub(super) backoff: Arc<Backoff>,
+    manager: Arc<Manager>,
+    backoff: Arc<Backoff>,
     /// How long a try may take.
-    pub(super) patience: Duration,
+    patience: Duration,
+    /// Tries whose caller has given up.
+    abandoned: Mutex<Vec<Opening>>,
+}
+
+/// A try to open a connection of the pool.
+type Opening = Try<ClientWrapper, Error>;
+
+/// The try that a caller waits for. It is abandoned where the caller does not wait for its end.
+struct Waiting<'a> {
+    opener: &'a Opener,
+    opening: Option<Opening>,
+}
+
+impl Waiting<'_> {
+    async fn end(mut self) -> Result<ClientWrapper, NotOpened<Error>> {
+        let opening = self.opening.as_mut().expect("it is taken below only");
+        let opened = opening.end().await;
+        self.opening = None;
+        opened
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.opener.abandoned().extend(self.opening.take());
+    }
+}
+
+impl Opener {
+    pub(super) fn new(manager: Manager, backoff: Arc<Backoff>, patience: Duration) -> Self {
+        Self {
+            manager: Arc::new(manager),
+            backoff,
+            patience,
+            abandoned: Mutex::default(),
+        }
+    }
+
+    fn abandoned(&self) -> MutexGuard<'_, Vec<Opening>> {
+        self.abandoned
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An abandoned try, or a new one.
+    fn opening(&self) -> Result<Opening, NotOpened<Error>> {
+        if let Some(abandoned) = self.abandoned().pop() {
+            return Ok(abandoned);
+        }
+        let manager = self.manager.clone();
+        let opening = async move { managed::Manager::create(&*manager).await };
+        self.backoff.start(self.patience, opening, why)
+    }
 }
 
 impl managed::Manager for Opener {
@@ -33,9 +89,20 @@ impl managed::Manager for Opener {
     type Error = NotOpened<Error>;
 
     async fn create(&self) -> Result<ClientWrapper, Self::Error> {
-        let manager = self.manager.clone();
-        let opening = async move { manager.create().await };
-        self.backoff.open(self.patience, opening, why).await
+        loop {
+            let opening = self.opening()?;
+            let is_old = opening.has_ended();
+            let waiting = Waiting {
+                opener: self,
+                opening: Some(opening),
+            };
+            let opened = waiting.end().await;
+            // How an abandoned try ended some time ago does not matter now, unless its connection still stands.
+            if is_old && !opened.as_ref().is_ok_and(|client| !client.is_closed()) {
+                continue;
+            }
+            return opened;
+        }
     }
 
     async fn recycle(&self, client: &mut ClientWrapper, _: &Metrics) -> RecycleResult<Self::Error> {
