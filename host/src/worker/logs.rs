@@ -76,6 +76,11 @@ impl Logs {
         self.any.notify_one();
     }
 
+    /// Lines that wait to be kept.
+    fn waiting(&self) -> usize {
+        self.lock().lines.len()
+    }
+
     /// Takes everything out, at most so many lines.
     fn take(&self, most: usize) -> Vec<Said> {
         let mut pending = self.lock();
@@ -145,9 +150,21 @@ pub(super) async fn run_until(shared: Arc<Shared>, stop: CancellationToken) {
 
 /// Keeps what was said last, by a worker that stops: its attempts have ended.
 pub(super) async fn finish(shared: &Shared) {
-    let all = async { while write(shared).await {} };
-    if tokio::time::timeout(LAST_WITHIN, all).await.is_err() {
-        warn!("the last lines of guests could not be kept with their attempts");
+    let mut left = shared.logs.waiting();
+    let all = async {
+        // Those that are being written when the time is up are left too.
+        while write(shared).await {
+            left = shared.logs.waiting();
+        }
+        left = shared.logs.waiting();
+    };
+    let _ = tokio::time::timeout(LAST_WITHIN, all).await;
+    if left > 0 {
+        counter!("rouse_log_lines_lost_total").increment(left as u64);
+        warn!(
+            lines = left,
+            "the last lines of guests are not kept with their attempts: the database did not take them in time"
+        );
     }
 }
 

@@ -176,7 +176,12 @@ impl Settler<'_> {
             let others = parts[0].split_off(1);
             parts.push_back(others);
         }
+        let mut unanswered = false;
         while let Some(mut part) = parts.pop_front() {
+            if unanswered && shared.stop.now.is_cancelled() {
+                // Each further part could wait as long for its answer.
+                keep_trying(shared, &mut part);
+            }
             if part.is_empty() {
                 continue;
             }
@@ -187,7 +192,10 @@ impl Settler<'_> {
             let settlements: Vec<&Settlement> = part.iter().map(|one| &one.settlement).collect();
             match shared.store.settle(&settlements, how).await {
                 Ok(settled) => {
-                    (self.has_room, self.failures) = (true, 0);
+                    // Where all rows were locked, nothing was written.
+                    if settled.locked.len() < part.len() {
+                        (self.has_room, self.failures) = (true, 0);
+                    }
                     shared.meters.settle_batch_jobs.record(part.len() as f64);
                     for one in part {
                         if settled.locked.contains(&one.settlement.id) {
@@ -226,6 +234,7 @@ impl Settler<'_> {
                 Err(error) if error.is_unanswered() => {
                     // The first statement may still be running, and hold its locks.
                     how = Locked::Skip;
+                    unanswered = true;
                     if part.len() > 1 {
                         warn_unless_unreachable!(
                             error,
