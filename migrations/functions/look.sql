@@ -23,10 +23,11 @@ $$;
 --   next_due_ms         milliseconds until the next scheduled job or retry is due; null: none waits
 --   looked_at           the time up to which leases were looked at
 --   turn                the last turn that was given out; null while a queue is paused: a lane that seems empty may have jobs then
---   writers             transactions that have written and are in progress, but for those of other databases: what they commit is not seen
+--   writers             transactions of this database that have written and are in progress, or prepared: what they commit is not seen;
+--                       null where they are not asked for (`with_writers`), because all sessions of the server are looked at
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_rows bigint,
-    p_orphaned_since timestamptz, p_due_within_ms bigint, p_most integer,
+    p_orphaned_since timestamptz, p_due_within_ms bigint, p_most integer, p_with_writers boolean,
     OUT ready bigint[], OUT catalog_changed boolean, OUT orphans boolean, OUT due boolean, OUT next_due_ms bigint, OUT looked_at timestamptz,
     OUT turn bigint, OUT writers bigint[])
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -38,13 +39,17 @@ DECLARE
     due_since      timestamptz := coalesce(at - p_due_within_ms * interval '1 millisecond', '-infinity');
     next_at        timestamptz;
     paused         boolean;
-    here           oid := (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database());
 BEGIN
     looked_at := at;
-    -- Of the snapshot by which the rows are read.
-    writers := ARRAY(
-        SELECT x::text::bigint FROM pg_snapshot_xip(pg_current_snapshot()) AS x
-        WHERE NOT EXISTS (SELECT FROM pg_stat_get_activity(NULL) AS a WHERE a.backend_xid = x::xid AND a.datid <> here));
+    -- After the snapshot by which the rows are read: one that has ended in between counts as ended, and the next look sees its rows. Not
+    -- pg_snapshot_xip, which has no transaction that is newer than all that have ended.
+    IF p_with_writers THEN
+        writers := ARRAY(
+            SELECT a.backend_xid::text::bigint FROM pg_stat_get_activity(NULL) AS a
+            WHERE a.backend_xid IS NOT NULL AND a.datid = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+            UNION ALL
+            SELECT p.transaction::text::bigint FROM pg_prepared_xacts AS p WHERE p.database = current_database());
+    END IF;
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     paused := FOUND;
     IF paused THEN

@@ -43,10 +43,11 @@ impl Looker {
             orphaned_since: since(within),
             due_within: within,
             most: 10,
+            with_writers: false,
         };
         Peek {
             turn: None,
-            writers: Vec::new(),
+            writers: None,
             looked_at: SystemTime::UNIX_EPOCH,
             ..self.store.peek(&looking).await.unwrap()
         }
@@ -71,7 +72,7 @@ fn nothing() -> Peek {
         next_due: None,
         looked_at: SystemTime::UNIX_EPOCH,
         turn: None,
-        writers: Vec::new(),
+        writers: None,
     }
 }
 
@@ -241,4 +242,34 @@ async fn a_worker_that_has_nothing_to_do_makes_few_statements() {
     // Registering, partitions and sleep; then looks after 5, 10, 20 … ms: ten of them in three seconds. On a loaded
     // machine it takes a while until it listens, with a look every 5 ms until then.
     assert!(statements < 120, "{statements} statements in three seconds");
+}
+
+#[tokio::test]
+async fn a_peek_names_the_newest_transaction_that_has_written_and_none_of_another_database() {
+    let (db, other) = (TestDb::new().await, TestDb::new().await);
+    let looker = Looker::new(&db).await;
+    let writers = async || {
+        let looking = Looking {
+            lanes: &[],
+            catalog_after: 0,
+            catalog_rows: 0,
+            orphaned_since: None,
+            due_within: None,
+            most: 10,
+            with_writers: true,
+        };
+        looker.store.peek(&looking).await.unwrap().writers.unwrap()
+    };
+    let (mut here, mut there) = (db.client().await, other.client().await);
+    let (here, there) = (
+        here.transaction().await.unwrap(),
+        there.transaction().await.unwrap(),
+    );
+    const WRITE: &str = "SELECT rouse.enqueue('x'), pg_current_xact_id()::xid::text::bigint";
+    there.query_one(WRITE, &[]).await.unwrap();
+    let id: i64 = here.query_one(WRITE, &[]).await.unwrap().get(1);
+    assert_eq!(writers().await, [id]);
+    here.commit().await.unwrap();
+    assert!(writers().await.is_empty());
+    there.rollback().await.unwrap();
 }

@@ -360,6 +360,7 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
         orphaned_since: None,
         due_within: None,
         most: 10,
+        with_writers: false,
     };
     let peek = store.peek(&looking).await.unwrap();
     assert!(peek.ready.len() == 1 && !peek.orphans, "{peek:?}");
@@ -375,11 +376,9 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
     assert!(!is(&client, "SELECT rouse.resume_queue('default')", &[]).await);
     assert!(!is(&client, "SELECT rouse.resume_queue('never')", &[]).await);
     // Also for one that looks only at what has run out a moment ago.
-    until_true(
-        &client,
-        "SELECT bool_and(lease_until < clock_timestamp()) FROM rouse.job WHERE state = 'running'",
-    )
-    .await;
+    let run_out =
+        format!("SELECT lease_until < clock_timestamp() FROM rouse.job WHERE id = {orphan}");
+    until_true(&client, &run_out).await;
     let since = Some(SystemTime::now() - Duration::from_secs(5));
     let recent = Looking {
         orphaned_since: since,

@@ -22,6 +22,8 @@ pub struct Looking<'a> {
     pub due_within: Option<Duration>,
     /// The most lanes to be named.
     pub most: usize,
+    /// Whether to name the transactions that write.
+    pub with_writers: bool,
 }
 
 /// What there is to do.
@@ -41,8 +43,8 @@ pub struct Peek {
     pub looked_at: SystemTime,
     /// The last turn that was given out; none while a queue is paused.
     pub turn: Option<i64>,
-    /// Transactions that have written and are in progress, by their ids: what they commit is not seen.
-    pub writers: Vec<i64>,
+    /// Transactions that have written and are in progress, by their ids: what they commit is not seen. None: they were not asked for.
+    pub writers: Option<Vec<i64>>,
 }
 
 impl Store {
@@ -64,6 +66,7 @@ impl Store {
                     (&looking.orphaned_since, Type::TIMESTAMPTZ),
                     (&looking.due_within.map(millis), Type::INT8),
                     (&i32::try_from(looking.most).unwrap_or(i32::MAX), Type::INT4),
+                    (&looking.with_writers, Type::BOOL),
                 ],
             )
             .await?;

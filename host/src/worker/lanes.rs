@@ -414,18 +414,17 @@ impl Lanes {
         }
     }
 
-    /// The short sweep: every cursor goes back to where it was two sweeps ago. In its first two it stays where it is: the start is the
-    /// long sweep's. In a lane that still has jobs no cursor goes forward: they may be behind that place, since a restart.
-    pub(super) fn rewind(&mut self) {
+    /// The short sweep: every cursor goes back to where it was two sweeps ago; where it was at the start then, or there were no two
+    /// sweeps, to turn `begins_at`. In a lane that still has jobs no cursor goes forward: they may be behind that place, since a restart.
+    pub(super) fn rewind(&mut self, begins_at: i64) {
         for (id, known) in &mut self.known {
             let [oldest, newer] = known.marks;
             known.marks = [newer, known.cursor];
-            if oldest > i64::MIN {
-                known.cursor = match self.active.contains(id) {
-                    true => known.cursor.min(oldest),
-                    false => oldest,
-                };
-            }
+            known.cursor = match oldest {
+                i64::MIN => known.cursor.min(begins_at),
+                oldest if self.active.contains(id) => known.cursor.min(oldest),
+                oldest => oldest,
+            };
         }
     }
 

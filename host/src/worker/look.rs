@@ -25,6 +25,8 @@ const RESTART_SHARE: u32 = 20;
 const RESTART_WITHIN: Duration = Duration::from_secs(30);
 /// It also comes without any reason, each [`RESTART_WITHIN`], but takes at most one part in so many of the time then.
 const RESTART_ANYWAY_SHARE: u32 = 100;
+/// And at the latest after this long: what it has taken may have been a server that was slow once.
+const RESTART_ANYWAY_WITHIN: Duration = Duration::from_secs(300);
 /// Due jobs and run-out leases are looked for from this long before the last look that found none.
 const WINDOW_MARGIN: Duration = Duration::from_secs(2);
 /// The most lanes with jobs that one peek names: those of one claim.
@@ -66,11 +68,10 @@ pub(super) struct Looks<'a> {
     none_due_since: Option<Instant>,
     /// When no lease had ended, by the database's clock; none: not known.
     no_orphans_since: Option<SystemTime>,
-    /// The last turn that was given out when a look last asked, and when the last sweep did; none: not known, or a queue was paused.
+    /// The last turn that was given out when a look last asked; none: not known, or a queue was paused.
     turn: Option<i64>,
-    swept_turn: Option<i64>,
-    /// Transactions that had written and were in progress when a look last asked.
-    in_progress: Vec<i64>,
+    /// That turn at the last two sweeps, the older one first.
+    swept_turns: [Option<i64>; 2],
     /// The last peek has named as many lanes as it may, and perhaps not looked into the others.
     is_cut: bool,
 }
@@ -95,8 +96,7 @@ impl<'a> Looks<'a> {
             none_due_since: None,
             no_orphans_since: None,
             turn: None,
-            swept_turn: None,
-            in_progress: Vec::new(),
+            swept_turns: [None; 2],
             is_cut: false,
         }
     }
@@ -124,7 +124,7 @@ impl<'a> Looks<'a> {
     /// After an error nothing that is remembered of the database may be trusted.
     pub(super) fn start_over(&mut self) {
         self.claims.start_over();
-        self.swept_turn = None;
+        self.swept_turns = [None; 2];
         self.writers = Writers::default();
         self.restart_now();
     }
@@ -171,7 +171,7 @@ impl<'a> Looks<'a> {
             return self.sweep(began, wanted, known).await;
         }
         if !known {
-            return self.peek_and_claim(wanted, false).await;
+            return Ok(self.peek_and_claim(wanted, false, false).await?.0);
         }
         if self.due_at.is_some_and(|due| began >= due) {
             self.promote().await?;
@@ -202,13 +202,19 @@ impl<'a> Looks<'a> {
             self.none_due_since = None;
             self.no_orphans_since = None;
         } else {
-            self.claims.lanes.rewind();
+            // What was numbered before then and was not committed at the last sweep is a transaction that it has seen.
+            let [older, newer] = self.swept_turns;
+            let begins_at = if self.writers.all_are_late() {
+                newer
+            } else {
+                older
+            };
+            self.claims.lanes.rewind(begins_at.unwrap_or(i64::MIN));
         }
         // Of the sweep before: what was numbered since may not be committed yet.
-        let empty_to = self.swept_turn;
-        let found = self.peek_and_claim(wanted, known).await?;
-        self.swept_turn = self.turn;
-        let writers = std::mem::take(&mut self.in_progress);
+        let empty_to = self.swept_turns[1];
+        let (found, writers) = self.peek_and_claim(wanted, known, true).await?;
+        self.swept_turns = [empty_to, self.turn];
         if self.writers.seen(writers) {
             self.is_behind = true;
             // After a restart the next one comes with the next sweep.
@@ -228,7 +234,8 @@ impl<'a> Looks<'a> {
         if restart {
             let (now, took) = (Instant::now(), began.elapsed());
             self.restart_at = now + (took * RESTART_SHARE).min(RESTART_WITHIN);
-            self.restart_anyway_at = now + (took * RESTART_ANYWAY_SHARE).max(RESTART_WITHIN);
+            let anyway = (took * RESTART_ANYWAY_SHARE).clamp(RESTART_WITHIN, RESTART_ANYWAY_WITHIN);
+            self.restart_anyway_at = now + anyway;
         }
         Ok(found)
     }
@@ -268,8 +275,14 @@ impl<'a> Looks<'a> {
     }
 
     /// Asks whether there is anything to do at all, in one statement, and does it. Where it is known
-    /// that there is something to claim, a claim is made in any case.
-    async fn peek_and_claim(&mut self, wanted: usize, known: bool) -> Result<Found, StoreError> {
+    /// that there is something to claim, a claim is made in any case. Of a sweep, returns the transactions that have written and are in
+    /// progress, too.
+    async fn peek_and_claim(
+        &mut self,
+        wanted: usize,
+        known: bool,
+        is_sweep: bool,
+    ) -> Result<(Found, Vec<i64>), StoreError> {
         let asked = Instant::now();
         let lanes = &self.claims.lanes;
         let looked_at = if known { lanes.idle() } else { lanes.all() };
@@ -284,10 +297,10 @@ impl<'a> Looks<'a> {
                 orphaned_since,
                 due_within: window(self.none_due_since),
                 most: PEEKED_MAX,
+                with_writers: is_sweep,
             })
             .await?;
         self.turn = peek.turn;
-        self.in_progress = peek.writers;
         self.is_cut = peek.ready.len() >= PEEKED_MAX;
         self.due_at = peek.next_due.map(|wait| Instant::now() + wait);
         let mut ready = known || !peek.ready.is_empty();
@@ -324,7 +337,7 @@ impl<'a> Looks<'a> {
                 false => self.claims.claim_by_source(rest).await?,
             };
         }
-        Ok(found)
+        Ok((found, peek.writers.unwrap_or_default()))
     }
 
     /// Reads what is new in the catalog of lanes; true where there is something.

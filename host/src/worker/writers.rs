@@ -23,6 +23,11 @@ impl Writers {
         self.sweeps = 0;
     }
 
+    /// Whether each transaction that the last sweep has seen counts as one that the short sweep does not find.
+    pub(super) fn all_are_late(&self) -> bool {
+        (1..=FIRST_SWEEPS).contains(&self.sweeps)
+    }
+
     /// Takes in those that a sweep has seen; true where one has ended that the short sweep does not find.
     pub(super) fn seen(&mut self, writers: Vec<i64>) -> bool {
         let writers: HashSet<i64> = writers.into_iter().collect();

@@ -159,19 +159,32 @@ fn a_sweep_goes_back_two_sweeps_and_a_restart_goes_back_to_the_start() {
     lanes.learn(vec![lane(1, 10, Priority::Normal)]);
     lanes.serve(|_| Some(OURS));
     lanes.advance(LaneId(10), 100);
-    lanes.rewind();
+    lanes.rewind(i64::MAX);
     lanes.advance(LaneId(10), 200);
-    lanes.rewind();
+    lanes.rewind(i64::MAX);
     assert_eq!(
         order(&lanes),
         [(10, 200)],
         "there were no two sweeps before"
     );
     lanes.advance(LaneId(10), 300);
-    lanes.rewind();
+    lanes.rewind(i64::MAX);
     assert_eq!(order(&lanes), [(10, 100)]);
     lanes.restart();
     assert_eq!(order(&lanes), [(10, i64::MIN)]);
+}
+
+#[test]
+fn a_sweep_that_had_no_two_before_goes_back_to_a_turn() {
+    let mut lanes = Lanes::default();
+    lanes.learn(vec![lane(1, 10, Priority::Normal)]);
+    lanes.serve(|_| Some(OURS));
+    lanes.advance(LaneId(10), 100);
+    lanes.rewind(60);
+    assert_eq!(order(&lanes), [(10, 60)]);
+    lanes.advance(LaneId(10), 100);
+    lanes.rewind(i64::MIN);
+    assert_eq!(order(&lanes), [(10, i64::MIN)], "no turn is known");
 }
 
 #[test]
@@ -181,22 +194,22 @@ fn after_a_restart_no_sweep_goes_forward_in_a_lane_that_still_has_jobs() {
     lanes.serve(|_| Some(OURS));
     for turn in [1_000, 2_000, 3_000] {
         lanes.advance(LaneId(10), turn);
-        lanes.rewind();
+        lanes.rewind(i64::MAX);
     }
     lanes.restart();
     // A claim of jobs that were committed late; there are more of them.
     lanes.advance(LaneId(10), 50);
-    lanes.rewind();
+    lanes.rewind(i64::MAX);
     assert_eq!(order(&lanes), [(10, 50)]);
     lanes.advance(LaneId(10), 60);
-    lanes.rewind();
+    lanes.rewind(i64::MAX);
     assert_eq!(order(&lanes), [(10, 60)]);
-    lanes.rewind();
+    lanes.rewind(i64::MAX);
     assert_eq!(order(&lanes), [(10, 50)], "two sweeps ago");
     lanes.restart();
     // The restart has found nothing in it.
     lanes.rest();
-    lanes.rewind();
+    lanes.rewind(i64::MAX);
     assert_eq!(order(&lanes), [(10, 60)]);
 }
 
@@ -248,7 +261,7 @@ fn a_sweep_changes_from_where_the_lanes_are_read_and_not_their_order() {
     lanes.restart();
     assert_eq!(order(&lanes), [(20, i64::MIN), (10, i64::MIN)]);
     lanes.advance(LaneId(20), 6);
-    lanes.rewind();
+    lanes.rewind(i64::MAX);
     assert_eq!(order(&lanes), [(20, 6), (10, i64::MIN)]);
     lanes.advance(LaneId(20), 8);
     assert_eq!(order(&lanes), [(10, i64::MIN), (20, 8)]);
