@@ -16,7 +16,7 @@ mod verify;
 use std::{collections::HashSet, fmt, path::Path, sync::Arc, time::Duration};
 
 use deadpool_postgres::{Manager, ManagerConfig, RecyclingMethod};
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
 use tokio_postgres::{
     Client, Config, Error, Socket,
     config::{Host, SslMode as WireMode},
@@ -181,21 +181,21 @@ impl Connector {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn client(&self) -> Result<Client, ConnectError> {
-        Ok(self.driven(self.connect().await?))
+        Ok(self.driven(self.connect().await?).0)
     }
 
-    fn driven(&self, (client, connection): (Client, Connection)) -> Client {
+    fn driven(&self, (client, connection): (Client, Connection)) -> (Client, JoinHandle<()>) {
         let target = self.target();
-        tokio::spawn(async move {
+        let going = tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::warn!(%target, %error, "a database connection ended");
             }
         });
-        client
+        (client, going)
     }
 
     /// One more connection, beside one that has just been opened: if it fails, the server is reached all the same.
-    async fn another(&self) -> Result<Client, ConnectError> {
+    async fn another(&self) -> Result<(Client, JoinHandle<()>), ConnectError> {
         Ok(self.driven(self.answered(self.opening()).await?))
     }
 
@@ -207,7 +207,8 @@ impl Connector {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn shares_sessions(&self) -> Result<bool, ConnectError> {
-        let (one, other) = (self.client().await?, self.another().await?);
+        let (one, going) = self.driven(self.connect().await?);
+        let (other, goes_too) = self.another().await?;
         let looking = async {
             let mut sessions = [HashSet::new(), HashSet::new()];
             for _ in 0..SESSIONS_LOOKED_AT {
@@ -219,7 +220,11 @@ impl Connector {
             let [one, other] = sessions;
             Ok(one.len() > 1 || other.len() > 1 || !one.is_disjoint(&other))
         };
-        self.answered(looking).await
+        let shared = self.answered(looking).await;
+        // Without an answer they would be open until there is one.
+        going.abort();
+        goes_too.abort();
+        shared
     }
 
     /// What a server answers on a connection that has been opened, within the time that opening one may take.

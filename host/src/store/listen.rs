@@ -93,7 +93,7 @@ impl Listener {
     pub async fn start(connector: &Connector, worker: Incarnation) -> Result<Self, ConnectError> {
         let (client, mut connection) = connector.connect().await?;
         let (sender, heard) = mpsc::unbounded_channel();
-        tokio::spawn(async move {
+        let going = tokio::spawn(async move {
             // Ends with the connection; the dropped sender tells the listener.
             while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
                 if let AsyncMessage::Notification(note) = message {
@@ -108,7 +108,12 @@ impl Listener {
             }
         });
         let listen = format!("LISTEN {WAKE_CHANNEL}; LISTEN {}", own_channel(worker));
-        connector.answered(client.batch_execute(&listen)).await?;
+        let answered = connector.answered(client.batch_execute(&listen)).await;
+        if answered.is_err() {
+            // It would be open until there is an answer.
+            going.abort();
+        }
+        answered?;
         Ok(Self { heard, client })
     }
 

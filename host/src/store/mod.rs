@@ -350,9 +350,13 @@ impl Store {
             .client_within(ANSWER_WITHIN)
             .await
             .map_err(unreachable)?;
-        tokio::time::timeout(ANSWER_WITHIN, migrate::check(&**client))
-            .await
-            .unwrap_or_else(|_| Err(unreachable(self.silent(ANSWER_WITHIN))))
+        match tokio::time::timeout(ANSWER_WITHIN, migrate::check(&**client)).await {
+            Ok(checked) => checked,
+            Err(_) => {
+                drop(Object::take(client));
+                Err(unreachable(self.silent(ANSWER_WITHIN)))
+            }
+        }
     }
 }
 

@@ -71,16 +71,23 @@ pub enum NotOpened<E> {
 
 /// A try that goes on whether or not anybody waits for its end.
 #[derive(Debug)]
-pub(super) struct Try<T, E>(JoinHandle<Result<T, NotOpened<E>>>);
+pub(super) struct Try<T, E> {
+    began: Instant,
+    going: JoinHandle<Result<T, NotOpened<E>>>,
+}
 
 impl<T, E> Try<T, E> {
     pub(super) fn has_ended(&self) -> bool {
-        self.0.is_finished()
+        self.going.is_finished()
+    }
+
+    pub(super) fn age(&self) -> Duration {
+        self.began.elapsed()
     }
 
     /// Its end, once: after that it must not be asked again.
     pub(super) async fn end(&mut self) -> Result<T, NotOpened<E>> {
-        match (&mut self.0).await {
+        match (&mut self.going).await {
             Ok(opened) => opened,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
@@ -130,7 +137,8 @@ impl Backoff {
         E: fmt::Display + Send + 'static,
     {
         let turn = self.turn().map_err(NotOpened::Away)?;
-        Ok(Try(tokio::spawn(async move {
+        let began = Instant::now();
+        let going = tokio::spawn(async move {
             let opened = match tokio::time::timeout(patience, opening).await {
                 Ok(opened) => opened.map_err(NotOpened::Failed),
                 Err(_) => Err(NotOpened::Silent(patience)),
@@ -141,7 +149,8 @@ impl Backoff {
                 Err(not) => turn.failed(not.to_string()),
             }
             opened
-        })))
+        });
+        Ok(Try { began, going })
     }
 
     /// Waits until the server is reached or the backoff has passed.
@@ -161,6 +170,11 @@ impl Backoff {
                 None => _ = reach.changed().await,
             }
         }
+    }
+
+    /// Whether the last try failed.
+    pub(super) fn is_away(&self) -> bool {
+        self.reach.borrow().away().is_some()
     }
 
     /// Ends the wait for the next try, also for the end of one that is under way: a server that does not answer it may be back.

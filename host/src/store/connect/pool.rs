@@ -21,8 +21,8 @@ pub type PooledClient = managed::Object<Opener>;
 
 /// Opens connections for a pool, subject to the backoff.
 ///
-/// A try goes on if its caller gives up; the next caller gets it, and the connection that comes of it. So there are never more tries and
-/// connections than the pool has places, and a server that is slow to let anybody in serves callers of little patience too.
+/// A try goes on if its caller gives up; the next caller gets it, and the connection that comes of it. So a server that is slow to let
+/// anybody in serves callers of little patience too, and is not asked again by each of them.
 #[derive(Debug)]
 pub struct Opener {
     manager: Arc<Manager>,
@@ -32,6 +32,9 @@ pub struct Opener {
     /// Tries whose caller has given up.
     abandoned: Mutex<Vec<Opening>>,
 }
+
+/// An abandoned try that is older than this, and has not ended, is left to itself.
+const REUSED_WITHIN: Duration = Duration::from_secs(3);
 
 /// A try to open a connection of the pool.
 type Opening = Try<ClientWrapper, Error>;
@@ -53,6 +56,10 @@ impl Waiting<'_> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // It may have ended with that panic.
+            return;
+        }
         self.opener.abandoned().extend(self.opening.take());
     }
 }
@@ -75,9 +82,16 @@ impl Opener {
 
     /// An abandoned try, or a new one.
     fn opening(&self) -> Result<Opening, NotOpened<Error>> {
-        if let Some(abandoned) = self.abandoned().pop() {
-            return Ok(abandoned);
+        let mut abandoned = self.abandoned();
+        // One that hangs may hang until its patience ends; the server may be back by now.
+        abandoned.retain(|opening| opening.has_ended() || opening.age() < REUSED_WITHIN);
+        // While the server is away, callers fail at once.
+        let is_away = self.backoff.is_away();
+        let usable = |opening: &Opening| opening.has_ended() || !is_away;
+        if let Some(place) = abandoned.iter().position(usable) {
+            return Ok(abandoned.swap_remove(place));
         }
+        drop(abandoned);
         let manager = self.manager.clone();
         let opening = async move { managed::Manager::create(&*manager).await };
         self.backoff.start(self.patience, opening, why)
