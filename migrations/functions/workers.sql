@@ -98,11 +98,15 @@ DECLARE
     wrong text;
 BEGIN
     IF p_capabilities IS NULL OR jsonb_typeof(p_capabilities) <> 'object'
-       OR EXISTS (SELECT FROM jsonb_each(p_capabilities) AS c
-                  WHERE c.key !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(c.key) > 128
-                     OR jsonb_typeof(c.value) <> 'object') THEN
+       OR EXISTS (SELECT FROM jsonb_each(p_capabilities) AS c WHERE jsonb_typeof(c.value) <> 'object') THEN
         RAISE EXCEPTION 'rouse.register: capabilities must be an object with an object for each handler, not %',
             coalesce(left(p_capabilities::text, 140), 'null') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT c.key INTO wrong FROM jsonb_each(p_capabilities) AS c
+    WHERE c.key !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(c.key) > 128 LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'rouse.register: capabilities: % is not a handler name', quote_literal(left(wrong, 140))
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Lower-case words (also with digits, - and _) joined by dots, at most 128 characters.';
     END IF;
     PERFORM rouse._check_size('register', pg_column_size(p_capabilities), 8388608);
     SELECT format('capabilities of handler %s: %s', c.key, of.wrong) INTO wrong
@@ -187,6 +191,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     at         timestamptz := clock_timestamp();
     holder     record;
+    flag       record;
     is_limited boolean;
 BEGIN
     IF p_worker_id IS NULL OR p_worker_id !~ '^[A-Za-z0-9_-]{1,64}$' THEN
@@ -223,11 +228,15 @@ BEGIN
         PERFORM rouse._bury(holder.incarnation);
         UPDATE rouse.worker AS w SET replaced_at = at WHERE w.incarnation = holder.incarnation;
     END IF;
+    -- The timeout flag goes on from life to life, until somebody clears it.
+    SELECT w.timeouts, w.timed_out_since, w.timed_out_at, w.timed_out_job, w.timed_out_handler INTO flag
+    FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.forgotten_at IS NULL ORDER BY w.incarnation DESC LIMIT 1;
     INSERT INTO rouse.worker AS w (worker_id, key_hash, hostname, platform, version, handlers, capabilities, slots, queues, tags, limited,
-                                   stats, stats_at)
+                                   stats, stats_at, timeouts, timed_out_since, timed_out_at, timed_out_job, timed_out_handler)
     VALUES (p_worker_id, sha256(p_key), p_hostname, p_platform, p_version,
             ARRAY(SELECT jsonb_object_keys(p_capabilities)), p_capabilities, p_slots, p_queues, p_tags, is_limited,
-            p_stats, CASE WHEN p_stats IS NOT NULL THEN at END)
+            p_stats, CASE WHEN p_stats IS NOT NULL THEN at END,
+            coalesce(flag.timeouts, 0), flag.timed_out_since, flag.timed_out_at, flag.timed_out_job, flag.timed_out_handler)
     RETURNING w.incarnation INTO incarnation;
     heartbeat_ms := 30000;
 END
@@ -356,7 +365,8 @@ BEGIN
         UPDATE rouse.worker AS w
         SET timeouts = 0, timed_out_since = NULL, timed_out_at = NULL, timed_out_job = NULL, timed_out_handler = NULL
         FROM flagged AS f WHERE w.incarnation = f.incarnation)
-    SELECT count(*), sum(f.timeouts) INTO cleared, seen FROM flagged AS f;
+    -- Each life goes on from the one before.
+    SELECT count(*), max(f.timeouts) INTO cleared, seen FROM flagged AS f;
     IF cleared > 0 THEN
         PERFORM rouse._have_partitions(at);
         INSERT INTO rouse.record (at, event, who, detail)

@@ -287,7 +287,7 @@ async fn what_is_no_worker_is_refused() {
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"No Handler\": {}}'",
-            "capabilities must be an object",
+            "'No Handler' is not a handler name",
         ),
         (
             "'a', sha256('k'), 'h', 'p', 'v', '{\"x\": 1}'",

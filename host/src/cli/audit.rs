@@ -56,7 +56,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "LOGIN")]
     who: Option<String>,
 
-    /// At most so many rows
+    /// About so many rows: what happened in the same moment as the last one is listed too
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = between(1_i32, 100_000))]
     limit: i32,
 

@@ -28,7 +28,7 @@ pub(super) struct Args {
     target: Target,
 
     /// Only where this holds (again for several, which must all hold): handler=image.*, version=1.2.0, queue=mail, tag=gpu,
-    /// worker=mail-1
+    /// worker=mail-1, grant=http
     #[arg(long = "where", value_name = "KEY=VALUE")]
     filters: Vec<Filter>,
 
