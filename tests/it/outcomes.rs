@@ -1,12 +1,13 @@
 //! What becomes of a job when an attempt has ended.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_postgres::Client;
 
+use crate::outages::serve;
 use crate::support::TestDb;
 use crate::support::proxy::{Proxy, Side};
 use crate::support::worker::{
@@ -448,4 +449,32 @@ async fn an_outcome_whose_settlement_never_arrives_holds_up_no_other() {
     let job = ended(&client, hanging).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     worker.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_signal_waits_five_seconds_for_an_outcome_that_is_not_answered_and_names_its_job()
+{
+    let db = TestDb::new().await;
+    let proxy = Proxy::start(&db).await;
+    let client = db.client().await;
+    let host = serve(proxy.url());
+    let settling = proxy.hold("rouse.settle(", Side::Statement);
+    let id = enqueue(&client, "noop", json!({"n": 1})).await;
+    settling.caught().await;
+    host.signal(libc::SIGTERM);
+    host.line(PATIENCE, |line| line.contains("stopping"));
+    let asked = Instant::now();
+    host.signal(libc::SIGTERM);
+    let (status, output) = host.exit(PATIENCE);
+    assert!(status.success(), "{output}");
+    // The settlement itself would be waited for 15 s.
+    assert!(asked.elapsed() < Duration::from_secs(14), "{output}");
+    let named = output
+        .lines()
+        .find(|line| line.contains("outcomes could not be written before the end"));
+    assert!(
+        named.is_some_and(|line| line.contains(&format!("job.ids=[{id}]"))),
+        "{output}"
+    );
+    settling.release();
 }

@@ -420,6 +420,11 @@ impl Leases {
         until <= BootTime::now()
     }
 
+    /// The jobs of all claims that are held.
+    pub(super) fn ids(&self) -> Vec<i64> {
+        self.lock().held.keys().map(|id| id.0).collect()
+    }
+
     /// Gives up what cannot be trusted any more; true where there was any.
     fn distrust(&self, now: BootTime) -> bool {
         let inner = self.lock();

@@ -190,7 +190,10 @@ async fn write(shared: &Shared) -> bool {
             true
         }
         // This life is over, and what it has said is nobody's any more.
-        Err(error) if shared.doubted(&error) => false,
+        Err(error) if shared.doubted(&error) => {
+            counter!("rouse_log_lines_lost_total").increment(lines.len() as u64);
+            false
+        }
         Err(error) => {
             warn_unless_unreachable!(error, "could not keep what guests have said; trying again");
             shared.logs.put_back(taken);

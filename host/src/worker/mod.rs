@@ -64,6 +64,8 @@ use crate::store::{Store, StoreError};
 
 /// During an outage, how long a worker waits at its end for one more try to unregister.
 const UNREGISTER_WITHIN: Duration = Duration::from_secs(5);
+/// After the order to stop at once, the last outcomes may take so long, and so may the end of the registration.
+const LAST_WITHIN: Duration = Duration::from_secs(5);
 
 /// What a worker stands on.
 pub struct Parts {
@@ -284,7 +286,16 @@ pub async fn run(
         .send(settler::Ended::NoMore)
         .await
         .context("the settler has ended before its time")?;
-    settler.await.context("the settler has failed")?;
+    match hurried(&shared.stop.now, &mut settler).await {
+        Some(ended) => ended.context("the settler has failed")?,
+        None => {
+            settler.abort();
+            warn!(
+                job.ids = ?shared.leases.ids(),
+                "outcomes could not be written before the end; these jobs run again once their leases have ended"
+            );
+        }
+    }
 
     around_stop.cancel();
     around.close();
@@ -294,11 +305,26 @@ pub async fn run(
     if let Some(why) = shared.fatal.get() {
         anyhow::bail!("{why}");
     }
-    if let Err(error) = unregister(&shared).await {
-        warn!(%error, "could not unregister; this worker is listed as dead in 90 s");
+    match hurried(&shared.stop.now, unregister(&shared)).await {
+        Some(Ok(())) => {}
+        Some(Err(error)) => {
+            warn!(%error, "could not unregister; this worker is listed as dead in 90 s");
+        }
+        None => warn!("could not unregister in time; this worker is listed as dead in 90 s"),
     }
     events::worker("stopped", &shared.settings, *shared.reborn.borrow());
     Ok(())
+}
+
+/// The end of this work; none where it takes more than [`LAST_WITHIN`] after the order to stop at once.
+async fn hurried<T>(now: &CancellationToken, work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        done = work => Some(done),
+        () = async {
+            now.cancelled().await;
+            tokio::time::sleep(LAST_WITHIN).await;
+        } => None,
+    }
 }
 
 /// Unregisters, despite the backoff: otherwise attempts that were lost in an outage count as crashes. During an outage it tries twice.
@@ -328,6 +354,8 @@ async fn wait_for_attempts(shared: &Arc<Shared>) {
         () = tokio::time::sleep(shared.settings.drain_timeout) => {}
     }
     let ids = shared.leases.abort_all(AbortReason::Shutdown);
-    warn!(job.ids = ?ids, "stopping attempts that have not finished; their jobs are given back");
+    if !ids.is_empty() {
+        warn!(job.ids = ?ids, "stopping attempts that have not finished; their jobs are given back");
+    }
     shared.attempts.wait().await;
 }

@@ -166,6 +166,7 @@ impl Settler<'_> {
         };
         // One alone found no room. Where others find none either, they are not halved: they are tried again together.
         let mut is_full = tried == Tried::First && self.failures > 0;
+        let mut found_no_room = false;
         let mut alone = Vec::new();
         if tried == Tried::First {
             self.has_room = false;
@@ -216,12 +217,13 @@ impl Settler<'_> {
                         halve(part, &mut parts);
                     }
                     2.. => {
+                        found_no_room = true;
                         self.later.append(&mut part);
                         self.later.extend(parts.drain(..).flatten());
                     }
                     _ => {
                         warn!(%error, "cannot settle; trying again");
-                        is_full = true;
+                        (is_full, found_no_room) = (true, true);
                         alone.append(&mut part);
                     }
                 },
@@ -234,7 +236,8 @@ impl Settler<'_> {
                 Err(error) if error.is_unanswered() => {
                     // The first statement may still be running, and hold its locks.
                     how = Locked::Skip;
-                    unanswered = true;
+                    // Where only its connection broke, the next one may work.
+                    unanswered |= matches!(error, StoreError::Silent { .. });
                     if part.len() > 1 {
                         warn_unless_unreachable!(
                             error,
@@ -290,7 +293,7 @@ impl Settler<'_> {
             for Unsettled { settlement, .. } in &alone {
                 shared.leases.give_up(settlement.id, settlement.fence);
             }
-        } else if is_full {
+        } else if found_no_room {
             self.failures += 1;
         }
         // Last, so that with the next try the fault of another is found before theirs.
