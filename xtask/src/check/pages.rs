@@ -210,7 +210,7 @@ fn foreign_handlers(text: &str, sources: &[String]) -> Vec<String> {
 }
 
 /// Files with one extension; none where the folder is not there.
-fn files(folder: &Path, extension: &str, deep: bool) -> Result<Vec<PathBuf>> {
+pub(super) fn files(folder: &Path, extension: &str, deep: bool) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     if !folder.exists() {
         return Ok(found);
@@ -227,7 +227,7 @@ fn files(folder: &Path, extension: &str, deep: bool) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn read(path: impl AsRef<Path>) -> Result<String> {
+pub(super) fn read(path: impl AsRef<Path>) -> Result<String> {
     let path = path.as_ref();
     fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
 }
