@@ -73,6 +73,7 @@ mod outages;
 mod pooler;
 mod printed;
 mod private_postgres;
+mod producers_page;
 mod readme;
 mod ready;
 mod reconnecting;
