@@ -80,4 +80,5 @@ mod reconnecting;
 mod secrets;
 mod signals;
 mod tls;
+mod tutorial;
 mod wit;
