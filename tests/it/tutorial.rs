@@ -99,6 +99,8 @@ impl Reader {
             "DATABASE_URL",
             "ROUSE_LOG",
             "ROUSE_DATA_DIR",
+            "PGHOST",
+            "PGDATABASE",
             "CARGO_TARGET_DIR",
         ] {
             shell.env_remove(foreign);
