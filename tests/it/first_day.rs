@@ -140,7 +140,7 @@ async fn noops_page_says_what_it_returns() {
 
 #[test]
 fn the_example_of_a_profile_has_samples() {
-    let commands = blocks("docs/operating.md", "console");
+    let commands = blocks("docs/guides/handlers.md", "console");
     let example = commands
         .iter()
         .find(|block| block.contains("--profile"))

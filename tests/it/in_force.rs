@@ -127,7 +127,7 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
 
 #[tokio::test]
 async fn the_example_of_the_page_gives_what_its_comments_say() {
-    let page = include_str!("../../docs/operating.md");
+    let page = include_str!("../../docs/guides/handlers.md");
     let (_, section) = page.split_once("### Which table counts").unwrap();
     let (_, example) = section.split_once("```toml\n").unwrap();
     let (example, _) = example.split_once("```").unwrap();

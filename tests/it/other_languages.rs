@@ -1,4 +1,4 @@
-//! Guests that other languages' toolchains have built run like those of Rust (`docs/other-languages.md`).
+//! Guests that other languages' toolchains have built run like those of Rust (`docs/guides/other-languages.md`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -224,7 +224,7 @@ async fn an_error_of_javascript_that_is_not_caught_has_its_stack() {
 #[test]
 fn the_page_shows_the_commands_that_built_these_guests() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let page = std::fs::read_to_string(root.join("docs/other-languages.md")).unwrap();
+    let page = std::fs::read_to_string(root.join("docs/guides/other-languages.md")).unwrap();
     for language in LANGUAGES {
         let mut shown = 0;
         for script in ["system.sh", "install.sh", "build.sh"] {

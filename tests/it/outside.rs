@@ -718,7 +718,7 @@ const HOSTS: &str = "SELECT coalesce(ceil(sum(ready + running) / 8.0), 0) FROM r
 #[tokio::test]
 async fn the_hosts_that_an_autoscaler_wants_are_none_where_only_jobs_wait_that_nobody_has_ever_run()
 {
-    let page = include_str!("../../docs/operating.md");
+    let page = include_str!("../../docs/guides/autoscaling.md");
     assert!(page.contains(HOSTS), "the page asks something else");
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);

@@ -442,7 +442,7 @@ async fn what_the_pages_say_can_be_written_and_enqueued() {
     let mut pages: Vec<_> = pages
         .map(|name| format!("handlers/{name}/README.md"))
         .into();
-    pages.push("docs/handlers.md".to_owned());
+    pages.push("docs/reference/shipped-handlers.md".to_owned());
     let toml = scratch("pages").join("rouse.toml");
     // Without any grant: what is understood is denied, and nothing leaves the machine.
     let ready = Ready::with("").await;

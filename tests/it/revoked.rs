@@ -14,7 +14,7 @@ use crate::support::{Host, TestDb, scratch};
 const SECRET: &str = "s3cret-of-the-effects";
 /// What the log says then.
 const TOLD: &str = "lease lost; the attempt is told to stop";
-/// What is on its way when the loss becomes known may arrive (docs/reliability.md): the guest does one thing at a time.
+/// What is on its way when the loss becomes known may arrive (docs/explanation/reliability.md): the guest does one thing at a time.
 const ON_ITS_WAY: usize = 1;
 
 /// A job whose first attempt has effects without end.

@@ -107,9 +107,9 @@ async fn a_transaction_that_is_held_open_is_seen() {
 async fn each_column_of_a_job_is_explained_to_operators() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let page = include_str!("../../docs/operating.md");
-    let (_, section) = page.split_once("### A job as a row").expect("the section");
-    let (section, _) = section.split_once("\n### ").expect("its end");
+    let page = include_str!("../../docs/reference/job-rows.md");
+    let (_, section) = page.split_once("## A job as a row").expect("the section");
+    let (section, _) = section.split_once("\n## ").expect("its end");
     let columns = client
         .query(
             "SELECT attname::text FROM pg_attribute WHERE attrelid = 'rouse.jobs'::regclass AND attnum > 0",

@@ -66,7 +66,7 @@ enum Command {
         cargo xtask bench drain --jobs 10000 --runs 1\n  \
         cargo xtask bench latency --json\n  \
         cargo xtask bench all                   everything, and one table at the end\n\n\
-        docs/performance.md says what each figure means. Other work on the machine shows in all of them.")]
+        docs/explanation/performance.md says what each figure means. Other work on the machine shows in all of them.")]
     Bench(bench::Options),
     /// Kill, freeze, crash and interfere under load, then check that every promise was kept
     #[command(after_help = "Examples:\n  \
@@ -75,7 +75,7 @@ enum Command {
         cargo xtask chaos --minutes 1 --keep chaos-run   keeps the ledger, the evidence and the hosts' logs\n  \
         cargo xtask chaos --check chaos-run              checks what an earlier run has kept, once more\n\n\
         The exit code is 0 where every promise was kept, and every fault and every rule had its cases. Otherwise the\n\
-        folder with ledger, evidence and logs is kept, and its path is printed. docs/reliability.md says what is checked.")]
+        folder with ledger, evidence and logs is kept, and its path is printed. docs/explanation/reliability.md says what is checked.")]
     Chaos(chaos::Options),
     /// Feed hostile modules, manifests, schemas and values to the code of the host
     #[command(after_help = "Examples:\n  \

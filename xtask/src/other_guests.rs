@@ -1,5 +1,5 @@
 //! Builds one guest each with the toolchains of other languages (`tests/guests-other`), by the commands of
-//! `docs/other-languages.md`.
+//! `docs/guides/other-languages.md`.
 //!
 //! Tools are installed by their own package managers, in the versions that `install.sh`, lock files and hashes name, below
 //! cargo's output. What was built is kept under a digest of sources, scripts, locks and contract, so that nothing is installed or

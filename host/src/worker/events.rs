@@ -1,6 +1,6 @@
 //! Every transition of a job as a structured event (SPEC row Q10): target `rouse::job`, with `event`, `job.id`, `handler`,
 //! `attempt`, `worker.id` and, from the claim on, `elapsed_ms`; what is done from outside has no claim, and tells who did it.
-//! docs/operating.md lists them.
+//! docs/reference/events.md lists them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};

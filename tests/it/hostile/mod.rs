@@ -2,7 +2,7 @@
 //!
 //! Each case is a name, a promise, and a module in WebAssembly text. All of them go through one host, in which a harmless
 //! neighbour runs without a pause: each case asserts how it ended, that the neighbour goes on, and that it was not
-//! slowed by more than [`SLOWED_AT_MOST`]. `docs/security.md` says what is promised beyond that.
+//! slowed by more than [`SLOWED_AT_MOST`]. `docs/explanation/security.md` says what is promised beyond that.
 
 mod boundary;
 mod computing;

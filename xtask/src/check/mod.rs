@@ -3,6 +3,7 @@
 mod conformance;
 mod dependencies;
 mod pages;
+mod reference;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -41,6 +42,9 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
             done(conformance::check(&workspace.root))
         }),
         step("pages", || done(pages::check(&workspace.root))),
+        step("reference pages", || {
+            done(reference::check(&workspace.root))
+        }),
         step("licences, bans, sources", || {
             done(dependencies::policy(workspace, install))
         }),

@@ -1,4 +1,5 @@
-//! Checks what the pages promise as far as it is cheap: links, cargo xtask commands, the README's handlers.
+//! Checks what the pages promise as far as it is cheap: links and their anchors, cargo xtask commands, the README's handlers,
+//! the length of lines, and that docs/SUMMARY.md lists every page.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,6 +8,9 @@ use anyhow::{Context as _, Result, bail};
 use clap::CommandFactory as _;
 
 use crate::Cli;
+
+/// Of a line of a page under docs/, without the targets of its links.
+const LINE_CHARS_MAX: usize = 120;
 
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mut pages = files(root, "md", false)?;
@@ -21,20 +25,35 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     sources.extend(files(&root.join("handlers"), "rs", true)?);
     let sources = sources.iter().map(read).collect::<Result<Vec<_>>>()?;
 
+    let docs = root.join("docs");
     let mut faults = Vec::new();
-    for page in pages {
-        let text = read(&page)?;
-        let mut found = broken_links(&text, |link| {
-            page.parent().unwrap_or(root).join(link).exists()
-        });
+    for page in &pages {
+        let text = read(page)?;
+        let folder = page.parent().unwrap_or(root);
+        let mut found = broken_links(&text, |link| folder.join(link).exists());
+        found.extend(broken_anchors(&text, |link| match link {
+            "" => Some(anchors(&text)),
+            link if link.ends_with(".md") => {
+                read(folder.join(link)).ok().map(|text| anchors(&text))
+            }
+            _ => None,
+        }));
         found.extend(unknown_commands(&text));
         found.extend(rebuilds(&text));
-        if page == readme {
+        if *page == readme {
             found.extend(foreign_handlers(&text, &sources));
         }
-        let name = page.strip_prefix(root).unwrap_or(&page).display();
+        if page.starts_with(&docs) {
+            found.extend(long_lines(&text));
+        }
+        let name = page.strip_prefix(root).unwrap_or(page).display();
         faults.extend(found.into_iter().map(|fault| format!("{name}: {fault}")));
     }
+    let in_docs: Vec<_> = pages
+        .iter()
+        .filter_map(|page| page.strip_prefix(&docs).ok()?.to_str())
+        .collect();
+    faults.extend(unlisted(&read(docs.join("SUMMARY.md"))?, &in_docs));
     if !faults.is_empty() {
         bail!("{}", faults.join("; "));
     }
@@ -43,12 +62,111 @@ pub(crate) fn check(root: &Path) -> Result<()> {
 
 /// Links to files of the clone that are not there.
 fn broken_links(text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
-    text.split("](")
+    links(text)
+        .map(|link| link.split('#').next().unwrap_or(link))
+        .filter(|link| !link.is_empty() && !exists(link))
+        .map(|link| format!("the link to {link} leads nowhere"))
+        .collect()
+}
+
+/// Links to headings that their page does not have. `anchors_of`: those of the page at this path, of the page itself for no path,
+/// and none for what is not a page or not there.
+fn broken_anchors(text: &str, anchors_of: impl Fn(&str) -> Option<Vec<String>>) -> Vec<String> {
+    links(text)
+        .filter_map(|link| Some((link, link.split_once('#')?)))
+        .filter(|(_, (path, anchor))| {
+            anchors_of(path).is_some_and(|known| !known.iter().any(|one| one == anchor))
+        })
+        .map(|(link, _)| format!("the link to {link} names no heading of its page"))
+        .collect()
+}
+
+/// The targets of links within the clone.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    links_of_any_kind(text).filter(|link| !link.contains(':'))
+}
+
+/// The anchors of a page's headings, as GitHub and mdBook make them: in lower case, with a hyphen for each space, without other
+/// marks, and numbered where a heading stands there again.
+fn anchors(text: &str) -> Vec<String> {
+    let mut anchors: Vec<String> = Vec::new();
+    let headings = prose(text).filter_map(|(_, line)| {
+        let level = line.len() - line.trim_start_matches('#').len();
+        let heading = line[level..].strip_prefix(' ')?;
+        (1..=6).contains(&level).then_some(heading)
+    });
+    let mut plain: Vec<String> = Vec::new();
+    for heading in headings {
+        let anchor: String = heading
+            .trim()
+            .to_lowercase()
+            .replace(' ', "-")
+            .chars()
+            .filter(|c| c.is_alphanumeric() || ['-', '_'].contains(c))
+            .collect();
+        let earlier = plain.iter().filter(|one| **one == anchor).count();
+        anchors.push(match earlier {
+            0 => anchor.clone(),
+            count => format!("{anchor}-{count}"),
+        });
+        plain.push(anchor);
+    }
+    anchors
+}
+
+/// Lines that are too long to be read beside others. A row of a table cannot be broken, code is not to be, and neither is the target
+/// of a link.
+fn long_lines(text: &str) -> Vec<String> {
+    prose(text)
+        .filter(|(_, line)| !line.starts_with("    ") && !line.trim_start().starts_with('|'))
+        .filter_map(|(number, line)| {
+            let targets: usize = links_of_any_kind(line)
+                .map(|link| link.chars().count())
+                .sum();
+            let chars = line.chars().count() - targets;
+            (chars > LINE_CHARS_MAX).then(|| {
+                format!("line {number} has {chars} characters, more than {LINE_CHARS_MAX}")
+            })
+        })
+        .collect()
+}
+
+/// The targets of links, also of those that lead out of the clone.
+fn links_of_any_kind(line: &str) -> impl Iterator<Item = &str> {
+    line.split("](")
         .skip(1)
         .filter_map(|rest| rest.split_once(')'))
-        .map(|(link, _)| link.split('#').next().unwrap_or(link))
-        .filter(|link| !link.is_empty() && !link.contains(':') && !exists(link))
-        .map(|link| format!("the link to {link} leads nowhere"))
+        .map(|(link, _)| link)
+}
+
+/// The lines outside of fenced blocks, with their numbers.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut fence = None;
+    (1..).zip(text.lines()).filter(move |(_, line)| {
+        let line = line.trim_start();
+        let ticks = line.len() - line.trim_start_matches('`').len();
+        match fence {
+            None if ticks >= 3 => {
+                fence = Some(ticks);
+                false
+            }
+            None => true,
+            Some(opened) => {
+                if ticks >= opened {
+                    fence = None;
+                }
+                false
+            }
+        }
+    })
+}
+
+/// Pages under docs/ that the table of contents does not have.
+fn unlisted(summary: &str, pages: &[&str]) -> Vec<String> {
+    pages
+        .iter()
+        .filter(|page| **page != "SUMMARY.md" && !links(summary).any(|link| link == **page))
+        .map(|page| format!("docs/SUMMARY.md does not list {page}"))
         .collect()
 }
 
@@ -92,7 +210,7 @@ fn foreign_handlers(text: &str, sources: &[String]) -> Vec<String> {
 }
 
 /// Files with one extension; none where the folder is not there.
-fn files(folder: &Path, extension: &str, deep: bool) -> Result<Vec<PathBuf>> {
+pub(super) fn files(folder: &Path, extension: &str, deep: bool) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     if !folder.exists() {
         return Ok(found);
@@ -109,7 +227,7 @@ fn files(folder: &Path, extension: &str, deep: bool) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn read(path: impl AsRef<Path>) -> Result<String> {
+pub(super) fn read(path: impl AsRef<Path>) -> Result<String> {
     let path = path.as_ref();
     fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
 }
@@ -124,6 +242,58 @@ mod tests {
         assert_eq!(
             broken_links(text, |link| link == "there.md"),
             ["the link to gone.md leads nowhere"]
+        );
+    }
+
+    #[test]
+    fn a_link_to_a_heading_that_its_page_does_not_have_is_a_fault() {
+        let text = "# Here\n[a](there.md#part) [b](there.md#gone) [c](#here) [d](#gone) [e](gone.md#x) \
+                    [f](https://example.com/x#y) [g](there.md)";
+        let anchors_of = |link: &str| match link {
+            "" => Some(anchors(text)),
+            "there.md" => Some(vec!["part".to_owned()]),
+            _ => None,
+        };
+        assert_eq!(
+            broken_anchors(text, anchors_of),
+            [
+                "the link to there.md#gone names no heading of its page",
+                "the link to #gone names no heading of its page"
+            ]
+        );
+    }
+
+    #[test]
+    fn headings_have_the_anchors_that_github_and_mdbook_give_them() {
+        let text = "# `POST /invoke`: what's new?\n## Half_of it\n```sh\n# a comment\n```\n#hashtag\n\
+                    ### Half_of it\n####### seven\n";
+        assert_eq!(
+            anchors(text),
+            ["post-invoke-whats-new", "half_of-it", "half_of-it-1"]
+        );
+    }
+
+    #[test]
+    fn a_line_of_prose_that_is_too_long_is_a_fault_and_rows_code_and_targets_of_links_are_none() {
+        let long = "x".repeat(LINE_CHARS_MAX);
+        let text = format!(
+            "{long}\n{long}y\n| {long} |\n```\n{long}y\n```\n    {long}y\n[a]({long}) [b](https://{long})\n"
+        );
+        assert_eq!(
+            long_lines(&text),
+            ["line 2 has 121 characters, more than 120"]
+        );
+    }
+
+    #[test]
+    fn a_page_that_the_table_of_contents_does_not_list_is_a_fault() {
+        let summary = "# Summary\n\n- [A](a.md)\n  - [B](guides/b.md)\n";
+        assert_eq!(
+            unlisted(
+                summary,
+                &["SUMMARY.md", "a.md", "guides/b.md", "guides/c.md"]
+            ),
+            ["docs/SUMMARY.md does not list guides/c.md"]
         );
     }
 

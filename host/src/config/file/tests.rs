@@ -27,7 +27,7 @@ fn every_key_may_be_left_out() {
 
 #[test]
 fn every_key_of_the_page_is_one_that_is_read() {
-    let page = include_str!("../../../../docs/configuration.md");
+    let page = include_str!("../../../../docs/reference/configuration.md");
     let (_, block) = page.split_once("```toml\n").expect("the page has a block");
     let (block, _) = block.split_once("\n```").expect("which ends");
     let file = read(block).unwrap();

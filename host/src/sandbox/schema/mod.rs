@@ -2,7 +2,7 @@
 //!
 //! Schema and value both come from strangers. So the work is counted in steps and ends, nesting ends, patterns run in linear
 //! time, numbers are compared by their digits, and whatever cannot be checked within that does not fit. What is
-//! evaluated and what is not: `docs/attempts.md`; why this is our own: `docs/decisions/schemas-are-checked-by-our-own.md`.
+//! evaluated and what is not: `docs/explanation/attempts.md`; why this is our own: `docs/decisions/schemas-are-checked-by-our-own.md`.
 
 mod ecma;
 mod json;

@@ -29,7 +29,7 @@ pub(super) struct JobEnd {
 }
 
 impl JobEnd {
-    /// Of the fields of an event (docs/operating.md lists them); none of one that is no end.
+    /// Of the fields of an event (docs/reference/events.md lists them); none of one that is no end.
     pub(super) fn of(fields: &BTreeMap<&'static str, String>) -> Option<Self> {
         let text = |key: &str| fields.get(key).cloned();
         let number = |key: &str| fields.get(key)?.parse().ok();

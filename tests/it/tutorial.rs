@@ -1,0 +1,318 @@
+//! The tutorial, followed from its first block to its last one, as a reader would with some terminals.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::page::{Block, assert_shown, blocks, is_as_shown, run_sql};
+use crate::support::worker::{PATIENCE, guests_dir};
+use crate::support::{Host, Ran, TestDb, code_cache, free_port, rouse_binary, scratch};
+
+const PAGE: &str = "docs/tutorial.md";
+
+/// What stays in its terminal until somebody stops it.
+const PROGRAMS: [&str; 3] = ["rouse dev", "rouse serve", "python3 -u -m http.server"];
+
+/// The repository.
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+fn read(file: &str) -> String {
+    fs::read_to_string(root().join(file)).unwrap_or_else(|why| panic!("{file}: {why}"))
+}
+
+/// What the last block has printed, or the program that it has started.
+enum Printed {
+    Text(String),
+    Program(&'static str),
+}
+
+/// Somebody who follows the page.
+struct Reader {
+    /// The working directory and the variables of the terminals, as `cd` and `export` leave them.
+    state: PathBuf,
+    /// Where the page begins.
+    folder: PathBuf,
+    /// Words of the page, with what stands for them here.
+    own: Vec<(&'static str, String)>,
+    running: BTreeMap<&'static str, Host>,
+    /// Lines of running programs that the page has shown, once for each time.
+    seen: Vec<(&'static str, String)>,
+    printed: Printed,
+}
+
+impl Reader {
+    /// In a folder that looks like the clone after its handlers were built.
+    fn new(db: &TestDb) -> Self {
+        let folder = scratch("tutorial").join("rouse");
+        let handlers = folder.join("handlers-wasm");
+        fs::create_dir_all(&handlers).unwrap();
+        fs::copy(
+            guests_dir().join("text_stats.wasm"),
+            handlers.join("text_stats.wasm"),
+        )
+        .unwrap();
+        let login = |user: &str| db.url().replacen("rouse@", &format!("{user}@"), 1);
+        let own = vec![
+            ("postgres://postgres@localhost/shop", db.url()),
+            (
+                "postgres://shop_host:change-me-too@localhost/shop",
+                login("shop_host:change-me-too"),
+            ),
+            (
+                "postgres://shop_app:change-me@localhost/shop",
+                login("shop_app:change-me"),
+            ),
+            ("127.0.0.1:8420", format!("127.0.0.1:{}", free_port())),
+            ("8000", free_port().to_string()),
+        ];
+        Self {
+            state: folder.with_file_name("state"),
+            folder,
+            own,
+            running: BTreeMap::new(),
+            seen: Vec::new(),
+            printed: Printed::Text(String::new()),
+        }
+    }
+
+    /// The text of a block, with the servers and ports of this test.
+    fn here(&self, text: &str) -> String {
+        let own = self.own.iter();
+        own.fold(text.to_owned(), |text, (page, here)| {
+            text.replace(page, here)
+        })
+    }
+
+    /// A shell that goes on where the last one has ended.
+    fn shell(&self, script: &str) -> Command {
+        let mut shell = Command::new("sh");
+        let bin = rouse_binary();
+        let bin = bin.parent().unwrap().display();
+        let path = format!("{bin}:{}", std::env::var("PATH").unwrap());
+        shell.env("PATH", path).env("ROUSE_CACHE_DIR", code_cache());
+        for foreign in [
+            "DATABASE_URL",
+            "ROUSE_LOG",
+            "ROUSE_DATA_DIR",
+            "PGHOST",
+            "PGDATABASE",
+            "CARGO_TARGET_DIR",
+        ] {
+            shell.env_remove(foreign);
+        }
+        let go_on = match self.state.exists() {
+            true => format!(". '{}'\ncd \"$PWD\"\n", self.state.display()),
+            false => String::new(),
+        };
+        let script = format!("set -e\n{go_on}{script}");
+        shell.args(["-c", &script]).stdin(Stdio::null());
+        shell.current_dir(&self.folder);
+        shell
+    }
+
+    /// Runs commands to their end.
+    fn runs(&mut self, script: &str) {
+        let script = format!(
+            "exec 2>&1\n{script}\nexport PWD\nexport -p > '{}'\n",
+            self.state.display()
+        );
+        let ran = Ran::of(&mut self.shell(&script));
+        ran.exits(0);
+        self.printed = Printed::Text(ran.stdout);
+        self.prepare_crate();
+    }
+
+    /// Gives the new crate the versions that this repository is built with, which need no network, and a target folder that is
+    /// kept between runs.
+    fn prepare_crate(&self) {
+        let krate = self.folder.with_file_name("shop").join("invoice");
+        if !krate.exists() || krate.join("Cargo.lock").exists() {
+            return;
+        }
+        fs::copy(root().join("Cargo.lock"), krate.join("Cargo.lock")).unwrap();
+        let this_test = std::env::current_exe().unwrap();
+        let target = this_test.ancestors().nth(3).unwrap().join("new-crate");
+        fs::create_dir_all(&target).unwrap();
+        symlink(target, krate.join("target")).unwrap();
+    }
+
+    /// Starts what stays, in a terminal of its own.
+    fn starts(&mut self, program: &'static str, command: &str) {
+        let host = Host::spawn(self.shell(&format!("exec {command}")));
+        assert!(
+            self.running.insert(program, host).is_none(),
+            "{program} runs already"
+        );
+        self.printed = Printed::Program(program);
+    }
+
+    /// Presses Ctrl-C.
+    fn stops(&mut self, program: &str) {
+        let host = self.running.remove(program).expect("it runs");
+        self.seen.retain(|(of, _)| *of != program);
+        host.signal(libc::SIGINT);
+        let (status, output) = host.exit(PATIENCE);
+        assert!(status.success(), "{status}: {output}");
+        self.printed = Printed::Text(output);
+    }
+
+    fn console(&mut self, block: &Block) {
+        if block.text.contains("cargo build --workspace") {
+            return is_how_the_clone_is_built(block);
+        }
+        let text = self.here(&block.text);
+        let last = text.trim_end().lines().last().unwrap();
+        let Some(program) = PROGRAMS
+            .into_iter()
+            .find(|program| last.starts_with(program))
+        else {
+            return self.runs(&text);
+        };
+        let before = text.strip_suffix(&format!("{last}\n")).unwrap();
+        if !before.is_empty() {
+            self.runs(before);
+        }
+        self.starts(program, last);
+    }
+
+    /// What a block shows has been printed, by the commands before it or by the program that the page names.
+    fn sees(&mut self, block: &Block) {
+        let block = &Block {
+            text: self.here(&block.text),
+            kind: block.kind.clone(),
+            before: block.before.clone(),
+            line: block.line,
+        };
+        let named = PROGRAMS.into_iter().find(|program| {
+            block.before.contains(&format!("`{program}`")) && self.running.contains_key(program)
+        });
+        let program = match (&self.printed, named) {
+            (_, Some(program)) => program,
+            (Printed::Program(program), None) => *program,
+            (Printed::Text(text), None) => return assert_shown(text, block),
+        };
+        for shown in block.text.lines() {
+            self.seen.push((program, shown.to_owned()));
+            let times = self
+                .seen
+                .iter()
+                .filter(|it| *it == &(program, shown.to_owned()));
+            self.waits_for(program, shown, times.count());
+        }
+    }
+
+    /// Waits until a program has printed such a line so many times.
+    fn waits_for(&self, program: &str, shown: &str, times: usize) {
+        let host = &self.running[program];
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let output = host.output();
+            let printed = output.lines().filter(|line| is_as_shown(line, shown));
+            if printed.count() >= times {
+                return;
+            }
+            assert!(
+                Instant::now() < until,
+                "{program} has not printed {shown:?} {times} times:\n{output}"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Writes the file that the sentence before the block names.
+    fn writes(&self, block: &Block) {
+        let names = block.before.split('`').skip(1).step_by(2);
+        let file = names
+            .filter(|name| name.ends_with(&format!(".{}", extension(&block.kind))))
+            .last()
+            .unwrap_or_else(|| panic!("which file is in line {}?", block.line));
+        let text = self.here(&block.text);
+        fs::write(self.folder.with_file_name("shop").join(file), &text).unwrap();
+        // The lines that a denial has printed are those of the page.
+        if let (Printed::Text(printed), true) = (&self.printed, block.before.contains("message")) {
+            assert!(printed.contains(&text), "{text} is not in {printed}");
+        }
+    }
+
+    /// The database of this part of the page.
+    fn url(&self) -> String {
+        match self.running.get("rouse dev") {
+            Some(dev) => {
+                let line = dev.line(PATIENCE, |line| line.starts_with("postgres: "));
+                line.trim_start_matches("postgres: ").to_owned()
+            }
+            None => Ran::of(&mut self.shell("printf %s \"$ADMIN_URL\"")).stdout,
+        }
+    }
+
+    async fn follows(&mut self, block: &Block) {
+        if let Some((_, rest)) = block.before.split_once("Press Ctrl-C in the terminal of `") {
+            let program = rest.split('`').next().unwrap();
+            self.stops(program);
+        }
+        match block.kind.as_str() {
+            "console" => self.console(block),
+            "text" => self.sees(block),
+            "rust" | "toml" => self.writes(block),
+            "sql" => {
+                let client = crate::support::connect(&self.url()).await;
+                run_sql(&client, block).await;
+            }
+            other => panic!("line {}: nobody knows what {other} is", block.line),
+        }
+    }
+}
+
+fn extension(kind: &str) -> &str {
+    match kind {
+        "rust" => "rs",
+        other => other,
+    }
+}
+
+/// The commands that would build this very tree once more are those that the other pages and the tests name.
+fn is_how_the_clone_is_built(block: &Block) {
+    for line in block.text.lines() {
+        let held = match line {
+            "cargo build --workspace --bin rouse" | "export PATH=$PWD/target/debug:$PATH" => {
+                "README.md"
+            }
+            "cargo xtask handlers" => "CONTRIBUTING.md",
+            "rustup target add wasm32-wasip2" => "host/src/cli/new/README.md.in",
+            other => panic!("nobody holds {other} against anything"),
+        };
+        assert!(read(held).contains(line), "{line} is not in {held}");
+    }
+}
+
+fn is_there(program: &str) -> bool {
+    let mut command = Command::new(program);
+    let ran = command.arg("--version").stdout(Stdio::null()).status();
+    ran.is_ok_and(|status| status.success())
+}
+
+#[tokio::test]
+async fn the_tutorial_works_from_its_first_block_to_its_last() {
+    if let Some(missing) = ["python3", "curl"].into_iter().find(|it| !is_there(it)) {
+        eprintln!("SKIPPED: there is no {missing} on this machine");
+        assert!(std::env::var_os("CI").is_none(), "CI has {missing}");
+        return;
+    }
+    let db = TestDb::unmigrated().await;
+    let mut reader = Reader::new(&db);
+    for block in blocks(PAGE) {
+        eprintln!("line {}", block.line);
+        reader.follows(&block).await;
+    }
+    let left: Vec<_> = reader.running.keys().copied().collect();
+    assert_eq!(
+        left,
+        ["python3 -u -m http.server"],
+        "what the page leaves running"
+    );
+}
