@@ -176,7 +176,9 @@ CREATE TABLE rouse.job (
     source       text,
     -- 'handler/key': unique among the live jobs of a handler, whose name has no slash, and of a tenant.
     unique_key   text,
-    payload      jsonb NOT NULL,
+    -- Null: it stands in rouse.payload, since payload_at.
+    payload      jsonb,
+    payload_at   timestamptz,
     -- True on the row whose commit decides whether a worker is notified: the only row, or the last one,
     -- of a call. Null on all others.
     wake         boolean,
@@ -198,7 +200,8 @@ CREATE TABLE rouse.job (
         AND num_nonnulls(nullif(state, 'queued'), fence, worker, claimed_at, lease_until) IN (0, 5)
         AND lost BETWEEN 0 AND attempt
         AND max_attempts > 0
-        AND isfinite(available_at))
+        AND isfinite(available_at)
+        AND num_nulls(payload, payload_at) = 1)
 ) WITH (
     -- Room on each page for the next version of every row on it: the claim's new version then stands on
     -- the same page, and its WAL holds what has changed instead of the whole row. 345 bytes for a
@@ -224,6 +227,27 @@ CREATE UNIQUE INDEX job_unique_key ON rouse.job (unique_key, coalesce(tenant, ''
 -- Of each finished job at most one retry is live.
 CREATE UNIQUE INDEX job_retry ON rouse.job (retried_from) WHERE retried_from IS NOT NULL;
 
+-- Serves the removal of old payloads.
+CREATE INDEX job_payload ON rouse.job (payload_at) WHERE payload_at IS NOT NULL;
+
+-- Payloads that are large (functions/payloads.sql): written once, by the enqueue; rows of rouse.job and rouse.finished refer to them.
+-- Insert-only, one partition a day.
+CREATE TABLE rouse.payload (
+    job     bigint NOT NULL,
+    payload jsonb NOT NULL,
+    -- The day of its partition: payload_at of the job, or later where the job was still there when that partition was dropped.
+    kept_at timestamptz NOT NULL
+) PARTITION BY RANGE (kept_at);
+CREATE INDEX payload_job ON rouse.payload (job);
+-- Compresses several times as fast as Postgres' own; not every server is built with it.
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_settings WHERE name = 'default_toast_compression' AND 'lz4' = ANY (enumvals)) THEN
+        ALTER TABLE rouse.payload ALTER COLUMN payload SET COMPRESSION lz4;
+    END IF;
+END
+$$;
+
 -- Finished jobs. Insert-only, one partition a day for those that are kept as long as all are, and others for each length of time that a
 -- queue has set (functions/partitions.sql).
 CREATE TABLE rouse.finished (
@@ -243,7 +267,9 @@ CREATE TABLE rouse.finished (
     tenant            text,
     source            text,
     unique_key        text,
-    payload           jsonb NOT NULL,
+    -- As in rouse.job.
+    payload           jsonb,
+    payload_at        timestamptz,
     result            jsonb,
     error             jsonb,
     -- What the last attempt has used; all null where nothing ran, and where somebody else has ended the job (only its worker knew).
@@ -264,12 +290,17 @@ CREATE TABLE rouse.finished (
     -- For how many days it is kept; 0: as long as all are.
     keep_days         smallint NOT NULL DEFAULT 0,
     CHECK ((state = 'succeeded') = (result IS NOT NULL)),
-    CHECK ((state IN ('failed', 'timed_out')) = (error IS NOT NULL))
+    CHECK ((state IN ('failed', 'timed_out')) = (error IS NOT NULL)),
+    CHECK (num_nulls(payload, payload_at) = 1)
 ) PARTITION BY LIST (keep_days);
 CREATE TABLE rouse.finished_default PARTITION OF rouse.finished FOR VALUES IN (0) PARTITION BY RANGE (finished_at);
 CREATE INDEX finished_id ON rouse.finished (id);
 -- Serves rouse.audit: what ended since. A range of pages, which inserts do not pay for.
 CREATE INDEX finished_at ON rouse.finished USING brin (finished_at) WITH (pages_per_range = 32, autosummarize = on);
+-- Serves the removal of old payloads: which of them are still referred to by jobs that are kept for longer than others, or ended more
+-- than a day after they were enqueued.
+CREATE INDEX finished_payload ON rouse.finished (payload_at)
+    WHERE payload_at IS NOT NULL AND (keep_days > 0 OR finished_at - payload_at > interval '24 hours');
 -- Serves the search for jobs that did not succeed, which are few.
 CREATE INDEX finished_unsuccessful ON rouse.finished (id) WHERE state <> 'succeeded';
 

@@ -21,8 +21,9 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._end(p_id bigint, p_state rouse.state, p_result jsonb, p_error jsonb, p_event text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    at   timestamptz;
-    live record;
+    at    timestamptz;
+    live  record;
+    ended rouse.settlement;
 BEGIN
     SELECT j.state, j.fence, j.worker, j.attempt INTO live FROM rouse.job AS j WHERE j.id = p_id FOR UPDATE;
     IF NOT FOUND THEN
@@ -32,16 +33,20 @@ BEGIN
     at := clock_timestamp();
     PERFORM rouse._have_partitions(at);
     IF live.state = 'running' THEN
-        PERFORM rouse._settle(NULL, ARRAY[p_id], ARRAY[live.fence], ARRAY[p_state], ARRAY[NULL]::bigint[],
-            ARRAY[p_result], ARRAY[p_error], ARRAY[NULL]::bigint[], ARRAY[NULL]::timestamptz[], ARRAY[NULL]::bigint[]);
+        ended.id := p_id;
+        ended.fence := live.fence;
+        ended.state := p_state;
+        ended.result := p_result;
+        ended.error := p_error;
+        PERFORM rouse._settle(NULL, ARRAY[ended]);
         PERFORM rouse._hint('rouse_worker_' || live.worker, p_id::text);
     ELSE
         WITH gone AS (DELETE FROM rouse.job AS j WHERE j.id = p_id RETURNING j.*)
         INSERT INTO rouse.finished (id, lane, retried_from, requested_at, available_at, finished_at,
-                                    attempt, lost, max_attempts, state, tenant, source, unique_key, payload, result, error, grants,
+                                    attempt, lost, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error, grants,
                                     lease_ms, timeout_ms, keep_days)
         SELECT g.id, g.lane, g.retried_from, g.requested_at, g.available_at, at,
-               g.attempt, g.lost, g.max_attempts, p_state, g.tenant, g.source, g.unique_key, g.payload, p_result, p_error, g.grants,
+               g.attempt, g.lost, g.max_attempts, p_state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, p_result, p_error, g.grants,
                g.lease_ms, g.timeout_ms, rouse._keep_days(g.lane, p_state, at)
         FROM gone AS g;
     END IF;
@@ -180,17 +185,24 @@ $$;
 CREATE OR REPLACE FUNCTION rouse._retry(p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
-    fresh bigint := nextval('rouse.turn_seq');
+    fresh     bigint := nextval('rouse.turn_seq');
+    payload   jsonb := rouse._payload(p_was.id, p_was.payload, p_was.payload_at);
+    bytes     integer := octet_length(payload::text);
+    stored_at timestamptz := rouse._payload_at(bytes, p_at);
 BEGIN
     PERFORM rouse._open_lane(p_was.lane);
     FOR try IN 1 .. 10 LOOP
         INSERT INTO rouse.job AS j (id, lane, turn, retried_from, requested_at, available_at, max_attempts, bytes, tenant, source,
-                                    unique_key, payload, wake, grants, lease_ms, timeout_ms)
+                                    unique_key, payload, payload_at, wake, grants, lease_ms, timeout_ms)
         VALUES (fresh, p_was.lane, fresh, p_was.id, p_at, p_at, p_was.max_attempts,
-                octet_length(p_was.payload::text) + rouse._other_bytes(p_was.tenant, p_was.source, p_was.grants),
-                p_was.tenant, p_was.source, p_was.unique_key, p_was.payload, true, p_was.grants, p_was.lease_ms, p_was.timeout_ms)
+                bytes + rouse._other_bytes(p_was.tenant, p_was.source, p_was.grants),
+                p_was.tenant, p_was.source, p_was.unique_key, CASE WHEN stored_at IS NULL THEN payload END, stored_at, true,
+                p_was.grants, p_was.lease_ms, p_was.timeout_ms)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
+            IF stored_at IS NOT NULL THEN
+                INSERT INTO rouse.payload (job, payload, kept_at) VALUES (fresh, payload, stored_at);
+            END IF;
             INSERT INTO rouse.record (at, job, event, who, detail)
             VALUES (p_at, p_was.id, 'retried', session_user, jsonb_build_object('as', fresh));
             made := fresh;
@@ -417,10 +429,10 @@ BEGIN
             DELETE FROM rouse.job AS j USING ready WHERE j.id = ANY (ARRAY[ready.id]) RETURNING j.*),
         kept AS (
             INSERT INTO rouse.finished (id, lane, retried_from, requested_at, available_at, finished_at,
-                                        attempt, lost, max_attempts, state, tenant, source, unique_key, payload, grants,
+                                        attempt, lost, max_attempts, state, tenant, source, unique_key, payload, payload_at, grants,
                                         lease_ms, timeout_ms, keep_days)
             SELECT g.id, g.lane, g.retried_from, g.requested_at, g.available_at, at,
-                   g.attempt, g.lost, g.max_attempts, 'cancelled', g.tenant, g.source, g.unique_key, g.payload, g.grants,
+                   g.attempt, g.lost, g.max_attempts, 'cancelled', g.tenant, g.source, g.unique_key, g.payload, g.payload_at, g.grants,
                    g.lease_ms, g.timeout_ms, days
             FROM gone AS g RETURNING id),
         recorded AS (

@@ -48,6 +48,7 @@ DECLARE
     orphan  record;
     crashes bigint;
     why     jsonb;
+    ended   rouse.settlement;
     taken   bigint := 0;
 BEGIN
     IF rouse._known(p_worker, p_key) THEN
@@ -102,8 +103,11 @@ BEGIN
             why := why || jsonb_build_object('message', format(
                 'the worker crashed in %s attempts of this job; the job probably kills its worker', crashes));
             UPDATE rouse.job AS j SET lost = j.lost + 1 WHERE j.id = orphan.id;
-            PERFORM rouse._settle(NULL, ARRAY[orphan.id], ARRAY[orphan.fence], ARRAY['failed'::rouse.state], ARRAY[NULL]::bigint[],
-                ARRAY[NULL]::jsonb[], ARRAY[why], ARRAY[NULL]::bigint[], ARRAY[NULL]::timestamptz[], ARRAY[NULL]::bigint[]);
+            ended.id := orphan.id;
+            ended.fence := orphan.fence;
+            ended.state := 'failed';
+            ended.error := why;
+            PERFORM rouse._settle(NULL, ARRAY[ended]);
         ELSE
             IF EXISTS (SELECT FROM rouse.worker AS w WHERE w.incarnation = orphan.worker AND w.seen_at > orphan.lease_until) THEN
                 why := why || jsonb_build_object('worker_lived', true);

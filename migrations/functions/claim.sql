@@ -3,7 +3,8 @@
 -- A claim commits before anything large travels. Postgres sends rows before it commits, and waits for a client that does not read (a
 -- frozen host) for as long as the client is there: its claim would neither stand nor be undone, and nobody could take the jobs over,
 -- cancel them or delete them. An answer that is small fits into the buffers of the connection, whoever reads it: rouse.claim answers with
--- the jobs themselves where they take less than 128 KiB, and with their ids where they take more; rouse.claimed then reads them.
+-- the jobs themselves where they take less than 128 KiB and all payloads stand in their rows, else with their ids; rouse.claimed then
+-- reads them.
 --
 -- Plans that do not depend on statistics, and never a compiler: a session keeps the plan that it made first. One that was made while
 -- rouse.job stood empty in the statistics read all of the primary key where ids are joined: `j.id = s.id` can be served by a merge or by
@@ -28,13 +29,9 @@
 -- say whose job it is. Null: leases are not looked at. The range starts where the last one ended, so that the dead entries of
 -- job_lease that an old transaction keeps are read once by each worker.
 --
---   most       of each lane, at most so many jobs; null: as many as are wanted
---   waited_ms  of each lane, only those of its next `most` jobs that have waited for so long (as in rouse.overdue); null: any
---
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them.
 CREATE OR REPLACE FUNCTION rouse.claim(
-    p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_cursors bigint[], p_lease_ms bigint[], p_wanted integer,
-    p_most integer[] DEFAULT NULL, p_waited_ms bigint[] DEFAULT NULL, p_checked_at timestamptz DEFAULT NULL)
+    p_worker bigint, p_key bytea, p_fence bigint, p_orders rouse.claim_order[], p_wanted integer, p_checked_at timestamptz DEFAULT NULL)
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
                lease_ms bigint, timeout_ms bigint, unread bigint[])
@@ -44,12 +41,13 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 #variable_conflict use_column
 DECLARE
     at       timestamptz := clock_timestamp();
+    lanes    bigint[];
     ids      bigint[];
     leases   bigint[];
     is_small boolean;
 BEGIN
     IF rouse._known(p_worker, p_key) THEN
-        p_lanes := rouse._permitted(p_worker, p_lanes);
+        lanes := rouse._permitted(p_worker, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality));
     END IF;
     IF p_checked_at IS NOT NULL THEN
         PERFORM FROM rouse.job AS j
@@ -65,18 +63,21 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL;
     IF FOUND THEN
-        p_lanes := rouse._not_paused(p_lanes);
+        lanes := rouse._not_paused(coalesce(
+            lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
     END IF;
     -- Locks them.
-    SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072
+    SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored)
     INTO ids, leases, is_small
     FROM (
         SELECT ready.*, wanted.lease_ms, sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_so_far
-        FROM unnest(p_lanes, p_cursors, p_lease_ms, p_most, p_waited_ms) AS wanted(lane, after, lease_ms, most, waited_ms)
+        FROM unnest(p_orders) WITH ORDINALITY AS wanted
         CROSS JOIN LATERAL (
-            SELECT j.id, 120 + j.bytes AS bytes, j.available_at
+            SELECT j.id, 120 + j.bytes AS bytes, j.available_at, j.payload_at IS NOT NULL AS is_stored
             FROM rouse.job AS j
-            WHERE j.lane = wanted.lane AND j.turn > wanted.after AND j.state = 'queued' AND j.turn IS NOT NULL
+            -- Null where it is not permitted, or its queue is paused.
+            WHERE j.lane = CASE WHEN lanes IS NULL THEN wanted.lane ELSE lanes[wanted.ordinality] END
+              AND j.turn > wanted.after AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT least(p_wanted, wanted.most) FOR NO KEY UPDATE SKIP LOCKED) AS ready
         WHERE wanted.waited_ms IS NULL OR ready.available_at <= at - wanted.waited_ms * interval '1 millisecond'
         LIMIT p_wanted) AS found
@@ -163,9 +164,13 @@ BEGIN
     -- The payload as jsonb: what is large stays where it is until it is sent.
     RETURN QUERY
     SELECT j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
-           j.payload, j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms
+           -- In the partition of its day, mostly.
+           coalesce(j.payload, stored.payload,
+                    (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at LIMIT 1)),
+           j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms
     FROM unnest(p_ids) AS asked(id)
     JOIN rouse.job AS j ON j.id = ANY (ARRAY[asked.id])
+    LEFT JOIN LATERAL (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at = j.payload_at LIMIT 1) AS stored ON true
     -- No state: a job that has a fence runs, and a plan that knows it would read all running jobs for each id (job_lease).
     WHERE j.fence = p_fence AND j.worker = p_worker;
 END

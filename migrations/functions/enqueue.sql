@@ -161,6 +161,8 @@ DECLARE
     bytes_max integer := 1024;
     sent      integer := bytes;
     valid     boolean := true;
+    here      jsonb := payload;
+    stored_at timestamptz;
     lane_id   bigint;
     job_id    bigint := nextval('rouse.turn_seq');
 BEGIN
@@ -173,6 +175,13 @@ BEGIN
     END IF;
     IF bytes > bytes_max THEN
         bytes_max := coalesce((SELECT q.payload_bytes_max FROM rouse.queue AS q WHERE q.name = queue), 262144);
+        IF bytes <= bytes_max THEN
+            stored_at := rouse._payload_at(bytes, at);
+            IF stored_at IS NOT NULL THEN
+                INSERT INTO rouse.payload (job, payload, kept_at) VALUES (job_id, payload, stored_at);
+                here := NULL;
+            END IF;
+        END IF;
     END IF;
     IF coalesce(tenant, source) IS NOT NULL OR run_at IS NOT NULL OR max_attempts IS NOT NULL OR grants IS NOT NULL THEN
         IF grants IS NOT NULL THEN
@@ -191,9 +200,9 @@ BEGIN
     -- What the catalog has is valid: where the lane is known, its parts need no checks of their own. Null parts find no lane.
     IF valid AND bytes <= bytes_max AND priority IN ('high', 'normal', 'low') THEN
         -- Served by lane_key.
-        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants)
+        INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants)
         SELECT job_id, l.id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-               max_attempts, sent, tenant, source, payload, true, grants
+               max_attempts, sent, tenant, source, here, stored_at, true, grants
         FROM rouse.lane AS l
         WHERE l.handler = handler AND l.queue = queue AND l.priority = priority::rouse.priority AND l.tags = tags AND l.closed_at IS NULL
         LIMIT 1;
@@ -206,10 +215,13 @@ BEGIN
     lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags, payload);
     bytes := coalesce(bytes, octet_length('{}'));
     PERFORM rouse._check_payload(bytes, coalesce(queue, 'default'));
-    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants,
+    IF stored_at IS NULL THEN
+        here := coalesce(payload, '{}');
+    END IF;
+    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants,
                                 lease_ms, timeout_ms)
     VALUES (job_id, lane_id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-            max_attempts, bytes + rouse._other_bytes(tenant, source, grants), tenant, source, coalesce(payload, '{}'), true, grants,
+            max_attempts, bytes + rouse._other_bytes(tenant, source, grants), tenant, source, here, stored_at, true, grants,
             rouse._time_ms('lease', lease), rouse._time_ms('timeout', timeout));
     RETURN job_id;
 END
@@ -227,6 +239,7 @@ DECLARE
     at      timestamptz := clock_timestamp();
     lane_id bigint := rouse._lane(p_handler, p_queue, p_tenant, p_source, p_priority, p_run_at, p_max_attempts, p_tags, p_payload);
     key     text := p_handler || '/' || p_unique_key;
+    stored_at timestamptz;
     lease   bigint;
     timeout bigint;
 BEGIN
@@ -240,6 +253,7 @@ BEGIN
     END IF;
     IF p_bytes > 1024 THEN
         PERFORM rouse._check_payload(p_bytes, coalesce(p_queue, 'default'));
+        stored_at := rouse._payload_at(p_bytes, at);
     END IF;
     IF p_grants IS NOT NULL THEN
         PERFORM rouse._check_grants(p_grants);
@@ -251,19 +265,22 @@ BEGIN
     END IF;
     FOR try IN 1 .. 10 LOOP
         INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, unique_key,
-                                    payload, wake, grants, lease_ms, timeout_ms)
+                                    payload, payload_at, wake, grants, lease_ms, timeout_ms)
         VALUES (p_id, lane_id, CASE WHEN p_run_at > at THEN NULL ELSE p_id END, at, coalesce(p_run_at, at),
-                p_max_attempts, p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants), p_tenant, p_source, key, p_payload, true, p_grants,
-                lease, timeout)
+                p_max_attempts, p_bytes + rouse._other_bytes(p_tenant, p_source, p_grants), p_tenant, p_source, key,
+                CASE WHEN stored_at IS NULL THEN p_payload END, stored_at, true, p_grants, lease, timeout)
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
+            IF stored_at IS NOT NULL THEN
+                INSERT INTO rouse.payload (job, payload, kept_at) VALUES (p_id, p_payload, stored_at);
+            END IF;
             _enqueue_unique.id := p_id;
             created := true;
             differs := '{}';
             RETURN;
         END IF;
         SELECT j.id, false, array_remove(ARRAY[
-                   CASE WHEN j.payload <> p_payload THEN 'payload' END,
+                   CASE WHEN rouse._payload(j.id, j.payload, j.payload_at) <> p_payload THEN 'payload' END,
                    CASE WHEN theirs.queue <> mine.queue THEN 'queue' END,
                    CASE WHEN j.source IS DISTINCT FROM p_source THEN 'source' END,
                    CASE WHEN theirs.priority <> mine.priority THEN 'priority' END,
@@ -350,6 +367,8 @@ DECLARE
     lease_ms  bigint;
     run_ms    bigint;
     sizes     integer[];
+    ids       bigint[];
+    stored_at timestamptz[];
     wrong     bigint;
 BEGIN
     IF payloads IS NULL OR array_ndims(payloads) > 1 THEN
@@ -378,14 +397,19 @@ BEGIN
         lease_ms := rouse._time_ms('lease', lease);
         run_ms := rouse._time_ms('timeout', timeout);
     END IF;
+    ids := ARRAY(SELECT nextval('rouse.turn_seq') FROM unnest(sizes));
+    IF rouse._payload_at((SELECT max(s) FROM unnest(sizes) AS s), at) IS NOT NULL THEN
+        stored_at := ARRAY(SELECT rouse._payload_at(s.bytes, at) FROM unnest(sizes) WITH ORDINALITY AS s(bytes, place) ORDER BY s.place);
+        INSERT INTO rouse.payload (job, payload, kept_at)
+        SELECT u.id, u.payload, u.stored_at FROM unnest(ids, payloads, stored_at) AS u(id, payload, stored_at) WHERE u.stored_at IS NOT NULL;
+    END IF;
     RETURN QUERY
-    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, wake, grants,
+    INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants,
                                 lease_ms, timeout_ms)
     SELECT p.id, lane_id, CASE WHEN run_at > at THEN NULL ELSE p.id END, at, coalesce(run_at, at),
-           max_attempts, p.bytes + others, tenant, source, p.payload, CASE WHEN p.place = cardinality(payloads) THEN true END, grants,
-           lease_ms, run_ms
-    FROM (SELECT nextval('rouse.turn_seq') AS id, u.payload, u.bytes, u.place
-          FROM unnest(payloads, sizes) WITH ORDINALITY AS u(payload, bytes, place)) AS p
+           max_attempts, p.bytes + others, tenant, source, CASE WHEN p.stored_at IS NULL THEN p.payload END, p.stored_at,
+           CASE WHEN p.place = cardinality(payloads) THEN true END, grants, lease_ms, run_ms
+    FROM unnest(ids, payloads, sizes, stored_at) WITH ORDINALITY AS p(id, payload, bytes, stored_at, place)
     RETURNING j.id;
 END
 $$;

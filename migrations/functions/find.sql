@@ -121,7 +121,7 @@ BEGIN
             condition := condition || format(' AND strpos(lower(k.error->>''message''), lower(%L)) > 0', entry.word);
         ELSIF entry.key = 'payload' THEN
             SELECT condition || string_agg(
-                format(' AND k.payload #> %L = %L', rouse._pointer(p_name, p.key), p.value), '')
+                format(' AND rouse._payload(k.id, k.payload, k.payload_at) #> %L = %L', rouse._pointer(p_name, p.key), p.value), '')
             INTO condition FROM jsonb_each(entry.value) AS p;
         ELSIF entry.key = 'since' THEN
             since := rouse._filter_time(p_name, 'since', entry.value);
@@ -191,13 +191,13 @@ BEGIN
         among := among || ' AND k.state <> ''succeeded''';
     END IF;
     IF f.is_live THEN
-        parts := parts || 'SELECT j.id, j.lane, j.state, j.tenant, j.source, j.payload, NULL::jsonb AS error,
+        parts := parts || 'SELECT j.id, j.lane, j.state, j.tenant, j.source, j.payload, j.payload_at, NULL::jsonb AS error,
                                   j.requested_at AS at, timestamptz ''infinity'' AS not_before,
                                   timestamptz ''-infinity'' AS not_after
                            FROM rouse.job AS j'::text;
     END IF;
     IF f.is_ended THEN
-        parts := parts || 'SELECT f.id, f.lane, f.state, f.tenant, f.source, f.payload, f.error, f.finished_at AS at,
+        parts := parts || 'SELECT f.id, f.lane, f.state, f.tenant, f.source, f.payload, f.payload_at, f.error, f.finished_at AS at,
                                   f.finished_at AS not_before, f.finished_at AS not_after
                            FROM rouse.finished AS f'::text;
     END IF;

@@ -48,10 +48,10 @@ GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.ba
 GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.history, rouse.audit, rouse.job_log, rouse.search_jobs, rouse.find_jobs,
     rouse.depth, rouse.remaining, rouse.remaining_bound
     TO rouse_observer, rouse_operator;
--- The views read with the rights of whoever made them; this one is called with those of the reader.
-GRANT EXECUTE ON FUNCTION rouse._usage TO rouse_observer, rouse_operator;
+-- The views read with the rights of whoever made them; these are called with those of the reader.
+GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload TO rouse_observer, rouse_operator;
 GRANT SELECT ON
-    rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.finished, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
+    rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
     rouse.handler_state, rouse.challenge, rouse.untold, rouse.worker_login,
     rouse.jobs, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
     TO rouse_observer, rouse_operator;

@@ -1,5 +1,5 @@
--- What has ended is not rewritten (SPEC row H7): triggers refuse UPDATE, DELETE and TRUNCATE on rouse.finished, rouse.attempt, rouse.step and
--- rouse.record, also to their owner. Old partitions are dropped (partitions.sql), which no trigger sees. Inserts pay nothing.
+-- What has ended is not rewritten (SPEC row H7): triggers refuse UPDATE, DELETE and TRUNCATE on rouse.finished, rouse.payload, rouse.attempt,
+-- rouse.step and rouse.record, also to their owner. Old partitions are dropped (partitions.sql), which no trigger sees. Inserts pay nothing.
 
 -- Refuses to change history, unless this transaction has called rouse.unlock_history. The record of that call stays whatever else goes:
 -- it can neither be changed nor deleted, and rouse.record is never truncated.
@@ -46,7 +46,7 @@ DECLARE
     parent   text;
     disabled record;
 BEGIN
-    FOREACH parent IN ARRAY ARRAY['finished', 'attempt', 'step', 'record'] LOOP
+    FOREACH parent IN ARRAY ARRAY['finished', 'payload', 'attempt', 'step', 'record'] LOOP
         IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = format('rouse.%I', parent)::regclass AND tgname = 'keep_rows') THEN
             EXECUTE format('CREATE TRIGGER keep_rows BEFORE UPDATE OR DELETE ON rouse.%I FOR EACH ROW EXECUTE FUNCTION rouse._keep_history()', parent);
         END IF;
@@ -95,7 +95,7 @@ BEGIN
             SELECT f.finished_at AS at, f.state::text AS event, f.id AS job, f.lane, NULL::text AS queue, f.handler, nullif(f.attempt, 0) AS attempt, f.worker, NULL::text AS who,
                    jsonb_strip_nulls(jsonb_build_object(
                        'requested_at', f.requested_at, 'claimed_at', f.claimed_at, 'started_at', f.started_at, 'tenant', f.tenant, 'source', f.source,
-                       'payload_bytes', octet_length(f.payload::text), 'sha256', encode(f.digest, 'hex'),
+                       'payload_bytes', octet_length(rouse._payload(f.id, f.payload, f.payload_at)::text), 'sha256', encode(f.digest, 'hex'),
                        'kind', f.error -> 'kind', 'message', left(f.error ->> 'message', 200))) AS detail
             FROM rouse.finished AS f
             WHERE f.finished_at >= begins AND f.finished_at < upto AND audit.who IS NULL

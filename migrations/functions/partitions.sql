@@ -18,7 +18,7 @@ LANGUAGE sql STABLE AS $$
     SELECT c.relname::text, its.parts[1], keep.days, of.first_day, of.end_day
     -- Not pg_partition_tree, which waits for whoever has one of them locked.
     FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
-    CROSS JOIN LATERAL regexp_match(c.relname, '^(finished|attempt|record|step|log)(_keep_([0-9]{1,4}))?_([0-9]{8})$') AS its(parts)
+    CROSS JOIN LATERAL regexp_match(c.relname, '^(finished|payload|attempt|record|step|log)(_keep_([0-9]{1,4}))?_([0-9]{8})$') AS its(parts)
     CROSS JOIN LATERAL (SELECT coalesce(its.parts[3]::integer, 0) AS days) AS keep
     CROSS JOIN LATERAL rouse._days_of(keep.days, to_date(its.parts[4], 'YYYYMMDD')) AS of
     WHERE c.relnamespace = 'rouse'::regnamespace AND c.relkind = 'r' AND its.parts IS NOT NULL
@@ -44,7 +44,7 @@ RETURNS TABLE (name text, of_table text, keep_days integer, first_day date, end_
 LANGUAGE sql STABLE AS $$
     SELECT p.parent || '_' || to_char(day, 'YYYYMMDD'), CASE p.parent WHEN 'finished' THEN 'finished_default' ELSE p.parent END, 0,
            day::date, day::date + 1
-    FROM unnest(ARRAY['finished', 'attempt', 'record', 'step', 'log']) AS p(parent),
+    FROM unnest(ARRAY['finished', 'payload', 'attempt', 'record', 'step', 'log']) AS p(parent),
          generate_series(p_from, p_until, interval '1 day') AS day
     -- Days of one month have one partition.
     UNION
@@ -99,7 +99,7 @@ BEGIN
             EXECUTE format('ALTER TABLE rouse.finished ATTACH PARTITION rouse.%I FOR VALUES IN (%s)', part.of_table, part.keep_days);
             EXECUTE format('CREATE TRIGGER keep_table BEFORE TRUNCATE ON rouse.%I EXECUTE FUNCTION rouse._keep_history()', part.of_table);
         END IF;
-        EXECUTE format('CREATE TABLE rouse.%I (LIKE rouse.%I INCLUDING CONSTRAINTS)', part.name, part.of_table);
+        EXECUTE format('CREATE TABLE rouse.%I (LIKE rouse.%I INCLUDING CONSTRAINTS INCLUDING COMPRESSION)', part.name, part.of_table);
         EXECUTE format('GRANT SELECT ON rouse.%I TO rouse_observer, rouse_operator', part.name);
         EXECUTE format('ALTER TABLE rouse.%I ATTACH PARTITION rouse.%I FOR VALUES FROM (%L) TO (%L)',
             part.of_table, part.name, part.first_day::timestamp AT TIME ZONE 'UTC', part.end_day::timestamp AT TIME ZONE 'UTC');
@@ -146,22 +146,28 @@ CREATE OR REPLACE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_da
     FOR EACH ROW WHEN (NEW.keep_days IS NOT NULL OR NEW.keep_failed_days IS NOT NULL) EXECUTE FUNCTION rouse._have_kept_partitions();
 
 -- Drops the partitions whose last day is more than `keep` ago, or, of finished jobs with a retention of their own, more than that; and
--- those of attempts and records once no older finished job is left, by a later call. Says how many were dropped, and how many were in
+-- those of attempts and records once no older finished job is left, and those of payloads two days after the finished jobs that were
+-- enqueued with them, by a later call. Says how many were dropped, and how many were in
 -- use: those are dropped by a later call. Dropping waits for nobody for more than 50 ms, because whoever settles a job queues behind it
 -- meanwhile.
 --
 -- Each is tried out first, and that is undone: what is in use is known before steps are copied in vain, and before anything
 -- is locked for long. The locks of a drop are held until the commit, so that settlements queue behind all that it
 -- waits for afterwards: should something come into use in between, it is waited for once at most, and the rest is left to
--- a later call. Steps of jobs that still live are kept.
+-- a later call. Steps of jobs that still live are kept: they are copied to today's partition. So are payloads of jobs that still live, and
+-- of finished jobs that are kept for longer.
 CREATE OR REPLACE FUNCTION rouse.drop_partitions(keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '50ms' AS $$
 DECLARE
-    old    record;
-    oldest date;
-    steps  text[] := '{}';
-    others text[] := '{}';
-    name   text;
+    old      record;
+    oldest   date;
+    ordinary date;
+    parent   text;
+    steps    text[] := '{}';
+    payloads text[] := '{}';
+    others   text[] := '{}';
+    copied   text[];
+    part     text;
 BEGIN
     dropped := 0;
     in_use := 0;
@@ -176,11 +182,14 @@ BEGIN
         WHEN lock_not_available THEN
             RETURN;
     END;
-    oldest := (SELECT min(p.first_day) FROM rouse._partitions() AS p WHERE p.parent = 'finished');
+    SELECT min(p.first_day), min(p.first_day) FILTER (WHERE p.keep_days = 0) INTO oldest, ordinary
+    FROM rouse._partitions() AS p WHERE p.parent = 'finished';
     FOR old IN
-        SELECT p.name, p.parent = 'step' AS has_steps FROM rouse._partitions() AS p
+        SELECT p.name, p.parent FROM rouse._partitions() AS p
         WHERE p.end_day <= ((now() - CASE WHEN p.keep_days > 0 THEN make_interval(days => p.keep_days) ELSE keep END) AT TIME ZONE 'UTC')::date
           AND (p.parent NOT IN ('attempt', 'record') OR oldest IS NULL OR p.end_day <= oldest)
+          -- Where a job ends within a day, it stands in the partition of the next day at the latest.
+          AND (p.parent <> 'payload' OR p.end_day < ordinary)
         ORDER BY p.name
     LOOP
         BEGIN
@@ -190,35 +199,49 @@ BEGIN
             WHEN lock_not_available THEN
                 in_use := in_use + 1;
             WHEN SQLSTATE 'RDROP' THEN
-                IF old.has_steps THEN
-                    steps := steps || old.name;
-                ELSE
-                    others := others || old.name;
-                END IF;
+                CASE old.parent
+                    WHEN 'step' THEN steps := steps || old.name;
+                    WHEN 'payload' THEN payloads := payloads || old.name;
+                    ELSE others := others || old.name;
+                END CASE;
         END;
     END LOOP;
 
-    -- All or none: what was copied and is there still would be there twice. All are copied before the first is dropped:
-    -- nobody can record a step from then on.
-    BEGIN
-        FOREACH name IN ARRAY steps LOOP
-            -- Nothing is written to so old a partition any more.
-            EXECUTE format(
-                'INSERT INTO rouse.step SELECT s.job, s.name, s.result, s.attempt, s.worker, s.at, clock_timestamp() FROM rouse.%I AS s '
-                'WHERE EXISTS (SELECT FROM rouse.job AS j WHERE j.id = s.job)', name);
-        END LOOP;
-        FOREACH name IN ARRAY steps LOOP
-            EXECUTE format('DROP TABLE rouse.%I', name);
-        END LOOP;
-        dropped := cardinality(steps);
-    EXCEPTION
-        WHEN lock_not_available THEN
-            in_use := in_use + cardinality(steps);
-    END;
-
-    FOREACH name IN ARRAY others LOOP
+    FOREACH parent IN ARRAY ARRAY['step', 'payload'] LOOP
+        copied := CASE parent WHEN 'step' THEN steps ELSE payloads END;
+        -- All or none: what was copied and is there still would be there twice. All are copied before the first is dropped:
+        -- nobody can record a step from then on.
         BEGIN
-            EXECUTE format('DROP TABLE rouse.%I', name);
+            FOREACH part IN ARRAY copied LOOP
+                -- Nothing is written to so old a partition any more.
+                IF parent = 'step' THEN
+                    EXECUTE format(
+                        'INSERT INTO rouse.step SELECT s.job, s.name, s.result, s.attempt, s.worker, s.at, clock_timestamp() FROM rouse.%I AS s '
+                        'WHERE EXISTS (SELECT FROM rouse.job AS j WHERE j.id = s.job)', part);
+                ELSE
+                    EXECUTE format(
+                        'INSERT INTO rouse.payload SELECT p.job, p.payload, clock_timestamp() FROM ('
+                        '    SELECT j.id FROM rouse.job AS j WHERE j.payload_at < $1'
+                        '    UNION ALL'
+                        '    SELECT f.id FROM rouse.finished AS f WHERE f.payload_at < $1'
+                        '      AND (f.keep_days > 0 OR f.finished_at - f.payload_at > interval ''24 hours'')) AS kept '
+                        'JOIN rouse.%I AS p ON p.job = kept.id', part)
+                    USING (SELECT p.end_day::timestamp AT TIME ZONE 'UTC' FROM rouse._partitions() AS p WHERE p.name = part);
+                END IF;
+            END LOOP;
+            FOREACH part IN ARRAY copied LOOP
+                EXECUTE format('DROP TABLE rouse.%I', part);
+            END LOOP;
+            dropped := dropped + cardinality(copied);
+        EXCEPTION
+            WHEN lock_not_available THEN
+                in_use := in_use + cardinality(copied);
+        END;
+    END LOOP;
+
+    FOREACH part IN ARRAY others LOOP
+        BEGIN
+            EXECUTE format('DROP TABLE rouse.%I', part);
             dropped := dropped + 1;
         EXCEPTION
             WHEN lock_not_available THEN

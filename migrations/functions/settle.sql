@@ -2,29 +2,14 @@
 -- running and changes its owner). It is fenced: only who knows the random number that the claim drew can settle, and it says which jobs
 -- were accepted.
 
--- Settles attempts, one per position of the lists, and returns the ids of those that were accepted.
--- The others had lost their lease: nothing was changed for them.
---
---   p_worker      only jobs that this worker has claimed; null: whoever's
---   p_states      succeeded, failed, timed_out, cancelled: the job's final state;
---                 queued with an error: retry after p_delays_ms; queued without: the claim is
---                 given back, and the attempt does not count
---   p_retry_at    retry then instead
---   p_memory      bytes for the next attempt; null: as they were
---   p_started_us  microseconds from the claim to the real start; null: it never started
---   p_cpu_us … p_digests   what the attempt has used, and the SHA-256 of the module that ran; null: nothing ran
---   p_handlers    the handler that ran, where that is not the one that the job names; null: it is
+-- Settles attempts, and returns the ids of those that were accepted. The others had lost their lease: nothing was changed for them.
+-- `p_worker`: only jobs that this worker has claimed; null: whoever's.
 --
 -- The time of each end is read once its row is locked: a renewal that was waited for came before.
 --
 -- Served by the primary key of rouse.job. The insert into rouse.finished goes to a partition of today, by what the queue says of its
 -- retention (partitions.sql).
-CREATE OR REPLACE FUNCTION rouse._settle(
-    p_worker bigint, p_ids bigint[], p_fences bigint[], p_states rouse.state[], p_started_us bigint[],
-    p_results jsonb[], p_errors jsonb[], p_delays_ms bigint[], p_retry_at timestamptz[], p_memory bigint[],
-    p_cpu_us bigint[] DEFAULT NULL, p_memory_peaks bigint[] DEFAULT NULL, p_host_calls integer[] DEFAULT NULL,
-    p_bytes_in bigint[] DEFAULT NULL, p_bytes_out bigint[] DEFAULT NULL, p_digests bytea[] DEFAULT NULL, p_handlers text[] DEFAULT NULL)
-RETURNS SETOF bigint
+CREATE OR REPLACE FUNCTION rouse._settle(p_worker bigint, p_settlements rouse.settlement[]) RETURNS SETOF bigint
 LANGUAGE plpgsql ROWS 100 AS $$
 DECLARE
     at          timestamptz := clock_timestamp();
@@ -37,28 +22,27 @@ BEGIN
     RETURN QUERY
     WITH gone AS (
         DELETE FROM rouse.job AS j
-        USING unnest(p_ids, p_fences, p_states, p_started_us, p_results, p_errors, p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests,
-                     p_handlers)
-                  AS s(id, fence, state, started_us, result, error, cpu_us, memory_peak, host_calls, bytes_in, bytes_out, digest, handler)
+        USING unnest(p_settlements) AS s
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state <> 'queued' AND (p_worker IS NULL OR j.worker = p_worker)
         RETURNING j.id, j.lane, j.worker, j.retried_from, j.requested_at, j.available_at, j.claimed_at,
                   CASE WHEN s.started_us IS NOT NULL THEN least(at, j.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
-                  j.attempt, j.lost, j.max_attempts, s.state, j.tenant, j.source, j.unique_key, j.payload, s.result, s.error,
-                  abs(s.cpu_us) AS cpu_us, abs(s.memory_peak) AS memory_peak, abs(s.host_calls) AS host_calls,
+                  j.attempt, j.lost, j.max_attempts, s.state::rouse.state AS state, j.tenant, j.source, j.unique_key, j.payload, j.payload_at, s.result, s.error,
+                  abs(s.cpu_us) AS cpu_us, abs(s.memory_peak_bytes) AS memory_peak, abs(s.host_calls) AS host_calls,
                   abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, j.grants, left(s.handler, 128) AS handler,
                   j.lease_ms, j.timeout_ms)
     INSERT INTO rouse.finished AS f (id, lane, worker, retried_from, requested_at, available_at, claimed_at, started_at, finished_at,
-                                attempt, lost, max_attempts, state, tenant, source, unique_key, payload, result, error,
+                                attempt, lost, max_attempts, state, tenant, source, unique_key, payload, payload_at, result, error,
                                 cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, grants, handler,
                                 lease_ms, timeout_ms, keep_days)
     SELECT g.id, g.lane, g.worker, g.retried_from, g.requested_at, g.available_at, g.claimed_at, g.started_at, clock_timestamp(),
-           g.attempt, g.lost, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.result, g.error,
+           g.attempt, g.lost, g.max_attempts, g.state, g.tenant, g.source, g.unique_key, g.payload, g.payload_at, g.result, g.error,
            g.cpu_us, g.memory_peak, g.host_calls, g.bytes_in, g.bytes_out, g.digest, g.grants, g.handler,
            g.lease_ms, g.timeout_ms, CASE WHEN some_differ THEN rouse._keep_days(g.lane, g.state, at) ELSE 0 END
     FROM gone AS g
     RETURNING f.id;
 
-    IF NOT ('queued' = ANY (p_states)) THEN
+    PERFORM FROM unnest(p_settlements) AS s WHERE s.state = 'queued' LIMIT 1;
+    IF NOT FOUND THEN
         RETURN;
     END IF;
 
@@ -70,17 +54,13 @@ BEGIN
             -- At most a year and a day from now.
             available_at = least(coalesce(s.retry_at, at + least(greatest(s.delay_ms, 0), 31622400000) * interval '1 millisecond'),
                                  at + interval '366 days'),
-            memory_bytes = nullif(least(coalesce(s.memory, j.memory_bytes, 0), 1099511627776), 0)
-        FROM unnest(p_ids, p_fences, p_states, p_started_us, p_errors, p_delays_ms, p_retry_at, p_memory,
-                    p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests, p_handlers)
-                 AS s(id, fence, state, started_us, error, delay_ms, retry_at, memory, cpu_us, memory_peak, host_calls, bytes_in, bytes_out, digest,
-                      handler),
-             rouse.job AS was
+            memory_bytes = nullif(least(coalesce(s.next_memory_bytes, j.memory_bytes, 0), 1099511627776), 0)
+        FROM unnest(p_settlements) AS s, rouse.job AS was
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NOT NULL
           AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])
         RETURNING j.id, j.attempt, j.lane, j.tenant, was.worker, was.claimed_at,
                   CASE WHEN s.started_us IS NOT NULL THEN least(at, was.claimed_at + least(greatest(s.started_us, 0), 31622400000000) * interval '1 microsecond') END AS started_at,
-                  s.error, abs(s.cpu_us) AS cpu_us, abs(s.memory_peak) AS memory_peak, abs(s.host_calls) AS host_calls,
+                  s.error, abs(s.cpu_us) AS cpu_us, abs(s.memory_peak_bytes) AS memory_peak, abs(s.host_calls) AS host_calls,
                   abs(s.bytes_in) AS bytes_in, abs(s.bytes_out) AS bytes_out, s.digest, left(s.handler, 128) AS handler)
     INSERT INTO rouse.attempt AS a (job, attempt, lost, worker, claimed_at, started_at, ended_at, error, lane, tenant,
                                     cpu_us, memory_peak_bytes, host_calls, bytes_in, bytes_out, digest, handler)
@@ -95,7 +75,7 @@ BEGIN
         UPDATE rouse.job AS j
         SET state = 'queued', attempt = j.attempt - 1, fence = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL,
             turn = nextval('rouse.turn_seq')
-        FROM unnest(p_ids, p_fences, p_states, p_errors) AS s(id, fence, state, error), rouse.job AS was
+        FROM unnest(p_settlements) AS s, rouse.job AS was
         WHERE j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence AND s.state = 'queued' AND s.error IS NULL
           AND (p_worker IS NULL OR j.worker = p_worker) AND was.id = ANY (ARRAY[s.id])
         RETURNING j.id, j.lane, was.attempt, was.worker, was.claimed_at),
@@ -116,12 +96,7 @@ $$;
 -- call after 250 ms; the worker then calls again with p_skip_locked, which leaves such rows out
 -- and says so. An id that is not returned at all has lost its lease, or was never this worker's: of
 -- that the worker's row keeps count.
-CREATE OR REPLACE FUNCTION rouse.settle(
-    p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_states rouse.state[], p_started_us bigint[],
-    p_results jsonb[], p_errors jsonb[], p_delays_ms bigint[], p_retry_at timestamptz[],
-    p_memory bigint[], p_skip_locked boolean,
-    p_cpu_us bigint[], p_memory_peaks bigint[], p_host_calls integer[], p_bytes_in bigint[], p_bytes_out bigint[], p_digests bytea[],
-    p_handlers text[] DEFAULT NULL)
+CREATE OR REPLACE FUNCTION rouse.settle(p_worker bigint, p_key bytea, p_settlements rouse.settlement[], p_skip_locked boolean)
 RETURNS TABLE (id bigint, locked boolean)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' SET plan_cache_mode = force_generic_plan
@@ -133,31 +108,31 @@ DECLARE
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     -- One by one only where all of them together are as large as one may be.
-    IF pg_column_size(p_results) > 67108864 OR pg_column_size(p_errors) > 67108864 THEN
-        PERFORM rouse._check_size('settle', octet_length(one::text), 67108864) FROM unnest(p_results || p_errors) AS one;
+    IF pg_column_size(p_settlements) > 67108864 THEN
+        PERFORM rouse._check_size('settle', octet_length(one.text), 67108864)
+        FROM unnest(p_settlements) AS s CROSS JOIN LATERAL (VALUES (s.result::text), (s.error::text)) AS one(text);
     END IF;
     IF p_skip_locked THEN
         SELECT coalesce(array_agg(mine.id), '{}') INTO free
-        FROM unnest(p_ids, p_fences) AS s(id, fence)
+        FROM unnest(p_settlements) AS s
         CROSS JOIN LATERAL (
             SELECT j.id FROM rouse.job AS j
             WHERE j.id = s.id AND j.fence = s.fence FOR UPDATE SKIP LOCKED) AS mine;
         RETURN QUERY
-        SELECT j.id, true FROM unnest(p_ids, p_fences) AS s(id, fence)
+        SELECT j.id, true FROM unnest(p_settlements) AS s
         JOIN rouse.job AS j ON j.id = ANY (ARRAY[s.id]) AND j.fence = s.fence
         WHERE NOT s.id = ANY (free);
-        -- A null fence fits no job.
-        SELECT array_agg(CASE WHEN s.id = ANY (free) THEN s.fence END ORDER BY s.ordinality) INTO p_fences
-        FROM unnest(p_ids, p_fences) WITH ORDINALITY AS s(id, fence);
+        -- The others are locked, or lost.
+        done := ARRAY(SELECT d.id FROM rouse._settle(p_worker, ARRAY(SELECT s FROM unnest(p_settlements) AS s WHERE s.id = ANY (free))) AS d(id));
+    ELSE
+        done := ARRAY(SELECT d.id FROM rouse._settle(p_worker, p_settlements) AS d(id));
     END IF;
-    done := ARRAY(SELECT s.id FROM rouse._settle(
-        p_worker, p_ids, p_fences, p_states, p_started_us, p_results, p_errors, p_delays_ms, p_retry_at, p_memory,
-        p_cpu_us, p_memory_peaks, p_host_calls, p_bytes_in, p_bytes_out, p_digests, p_handlers) AS s(id));
-    IF cardinality(done) < cardinality(p_ids) THEN
-        PERFORM rouse._count_refused(p_worker, ARRAY(SELECT a.id FROM unnest(p_ids) AS a(id) WHERE NOT a.id = ANY (done)));
+    IF cardinality(done) < cardinality(p_settlements) THEN
+        PERFORM rouse._count_refused(p_worker, ARRAY(SELECT s.id FROM unnest(p_settlements) AS s WHERE NOT s.id = ANY (done)));
     END IF;
-    IF 'timed_out' = ANY (p_states) OR 'queued' = ANY (p_states) THEN
-        PERFORM rouse._flag_timeouts(p_worker, p_ids, p_errors, done, p_skip_locked);
+    PERFORM FROM unnest(p_settlements) AS s WHERE s.state IN ('timed_out', 'queued') LIMIT 1;
+    IF FOUND THEN
+        PERFORM rouse._flag_timeouts(p_worker, p_settlements, done, p_skip_locked);
     END IF;
     RETURN QUERY SELECT d.id, false FROM unnest(done) AS d(id);
 END

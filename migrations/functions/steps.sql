@@ -86,14 +86,13 @@ BEGIN
 END
 $$;
 
--- Says how far attempts are, one per position of the lists, and returns the ids of those that are this
+-- Says how far attempts are, and returns the ids of those that are this
 -- worker's; `p_ended` are jobs whose attempts have ended: what they said is forgotten.
 --
 -- Rows that are there are locked in one order first, those of both lists together: two workers that are at odds about
 -- jobs do not wait for each other in a ring.
 CREATE OR REPLACE FUNCTION rouse.report(
-    p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_percents integer[], p_steps text[],
-    p_ended bigint[], p_ended_fences bigint[])
+    p_worker bigint, p_key bytea, p_reports rouse.progress_report[], p_ended bigint[], p_ended_fences bigint[])
 RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -104,22 +103,22 @@ DECLARE
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
-    PERFORM FROM (SELECT DISTINCT u.id FROM unnest(p_ids || p_ended) AS u(id) ORDER BY u.id) AS asked
+    PERFORM FROM (SELECT s.id FROM unnest(p_reports) AS s UNION SELECT e.id FROM unnest(p_ended) AS e(id) ORDER BY id) AS asked
     CROSS JOIN LATERAL (SELECT FROM rouse.progress AS p WHERE p.job = asked.id FOR UPDATE) AS there;
     DELETE FROM rouse.progress AS p USING unnest(p_ended, p_ended_fences) AS e(id, fence)
     WHERE p.job = ANY (ARRAY[e.id]) AND p.fence = e.fence;
     WITH said AS (
         INSERT INTO rouse.progress AS p (job, fence, percent, step, at)
         SELECT s.id, s.fence, s.percent, s.step, at
-        FROM unnest(p_ids, p_fences, p_percents, p_steps) AS s(id, fence, percent, step)
+        FROM unnest(p_reports) AS s
         CROSS JOIN LATERAL (
             SELECT FROM rouse.job AS j WHERE j.id = s.id AND j.fence = s.fence AND j.worker = p_worker) AS j
         ORDER BY s.id
         ON CONFLICT (job) DO UPDATE SET fence = excluded.fence, percent = excluded.percent, step = excluded.step, at = excluded.at
         RETURNING p.job)
     SELECT coalesce(array_agg(said.job), '{}') INTO mine FROM said;
-    IF cardinality(mine) < cardinality(p_ids) THEN
-        PERFORM rouse._count_refused(p_worker, ARRAY(SELECT a.id FROM unnest(p_ids) AS a(id) WHERE NOT a.id = ANY (mine)));
+    IF cardinality(mine) < cardinality(p_reports) THEN
+        PERFORM rouse._count_refused(p_worker, ARRAY(SELECT s.id FROM unnest(p_reports) AS s WHERE NOT s.id = ANY (mine)));
     END IF;
     RETURN QUERY SELECT m.id FROM unnest(mine) AS m(id);
 END
@@ -127,10 +126,7 @@ $$;
 
 -- Says what the attempts of a worker have used so far: all of those of which that is told, so that what is not named
 -- any more is forgotten. Nothing is written about jobs that are not this worker's.
-CREATE OR REPLACE FUNCTION rouse.report_usage(
-    p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_cpu_us bigint[], p_memory_bytes bigint[],
-    p_host_calls integer[], p_bytes_in bigint[], p_bytes_out bigint[])
-RETURNS void
+CREATE OR REPLACE FUNCTION rouse.report_usage(p_worker bigint, p_key bytea, p_usages rouse.attempt_usage[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -139,11 +135,10 @@ DECLARE
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
-    DELETE FROM rouse.running AS r WHERE r.worker = p_worker AND NOT r.job = ANY (p_ids);
+    DELETE FROM rouse.running AS r WHERE r.worker = p_worker AND NOT EXISTS (SELECT FROM unnest(p_usages) AS s WHERE s.id = r.job);
     INSERT INTO rouse.running AS r (job, fence, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out, at)
     SELECT s.id, s.fence, p_worker, abs(s.cpu_us), abs(s.memory_bytes), abs(s.host_calls), abs(s.bytes_in), abs(s.bytes_out), at
-    FROM unnest(p_ids, p_fences, p_cpu_us, p_memory_bytes, p_host_calls, p_bytes_in, p_bytes_out)
-             AS s(id, fence, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out)
+    FROM unnest(p_usages) AS s
     CROSS JOIN LATERAL (
         SELECT FROM rouse.job AS j WHERE j.id = s.id AND j.fence = s.fence AND j.worker = p_worker) AS j
     -- In one order, whoever says it: two workers at odds about a job do not wait for each other in a ring.
@@ -154,12 +149,10 @@ BEGIN
 END
 $$;
 
--- Keeps what attempts have printed and logged, one line per position of the lists; `p_ages_ms`: how long ago, at most a day. Of a line
+-- Keeps what attempts have printed and logged, of the last day. Of a line
 -- the first 16,384 characters are kept. Returns how many
 -- were kept: a worker says something only of jobs that it has, or of which it has ended an attempt.
-CREATE OR REPLACE FUNCTION rouse.append_log(
-    p_worker bigint, p_key bytea, p_ids bigint[], p_attempts integer[], p_lines integer[], p_ages_ms bigint[], p_levels text[], p_texts text[])
-RETURNS integer
+CREATE OR REPLACE FUNCTION rouse.append_log(p_worker bigint, p_key bytea, p_lines rouse.log_line[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -171,14 +164,14 @@ BEGIN
     PERFORM rouse._known(p_worker, p_key);
     PERFORM set_config('synchronous_commit', 'off', true);
     SELECT coalesce(array_agg(said.id), '{}') INTO mine
-    FROM (SELECT DISTINCT u.id FROM unnest(p_ids) AS u(id)) AS said
+    FROM (SELECT DISTINCT s.id FROM unnest(p_lines) AS s) AS said
     WHERE EXISTS (SELECT FROM rouse.job AS j WHERE j.id = said.id AND j.worker = p_worker)
        OR EXISTS (SELECT FROM rouse.attempt AS a WHERE a.job = said.id AND a.worker = p_worker)
        OR EXISTS (SELECT FROM rouse.finished AS f WHERE f.id = said.id AND f.worker = p_worker);
     INSERT INTO rouse.log (job, attempt, line, worker, at, level, text)
     SELECT s.id, greatest(s.attempt, 1), greatest(s.line, 1), p_worker,
            at - least(greatest(s.age_ms, 0), 86400000) * interval '1 millisecond', s.level, left(s.text, 16384)
-    FROM unnest(p_ids, p_attempts, p_lines, p_ages_ms, p_levels, p_texts) AS s(id, attempt, line, age_ms, level, text)
+    FROM unnest(p_lines) AS s
     WHERE s.id = ANY (mine);
     GET DIAGNOSTICS kept = ROW_COUNT;
     RETURN kept;

@@ -18,7 +18,7 @@ CREATE OR REPLACE VIEW rouse.jobs AS
 SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source, substr(j.unique_key, strpos(j.unique_key, '/') + 1) AS unique_key,
        j.attempt, j.lost, j.max_attempts, j.retried_from, j.worker,
        j.requested_at, j.available_at, j.claimed_at, NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at,
-       j.payload, NULL::jsonb AS result,
+       rouse._payload(j.id, j.payload, j.payload_at) AS payload, NULL::jsonb AS result,
        (SELECT a.error FROM rouse.attempt AS a WHERE a.job = j.id ORDER BY a.attempt DESC LIMIT 1) AS error,
        (SELECT jsonb_build_object('percent', p.percent, 'step', p.step, 'at', p.at)
         FROM rouse.progress AS p WHERE p.job = j.id AND p.fence = j.fence) AS progress,
@@ -32,7 +32,7 @@ UNION ALL
 SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source, substr(f.unique_key, strpos(f.unique_key, '/') + 1),
        f.attempt, f.lost, f.max_attempts, f.retried_from, f.worker,
        f.requested_at, f.available_at, f.claimed_at, f.started_at, f.finished_at,
-       f.payload, f.result, f.error, NULL,
+       rouse._payload(f.id, f.payload, f.payload_at), f.result, f.error, NULL,
        rouse._usage(f.cpu_us, f.memory_peak_bytes, f.host_calls, f.bytes_in, f.bytes_out, f.digest), f.grants, NULL, f.handler, f.lease_ms, f.timeout_ms
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;

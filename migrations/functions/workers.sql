@@ -60,7 +60,7 @@ $$;
 -- Flags the worker with the attempts among these that ran into their run timeout (SPEC row A6), whose outcomes were accepted: one write
 -- for the batch, and none where there is no such attempt. With `skip_locked`, a row of rouse.worker that somebody holds is left as it
 -- is: an outcome does not wait for it twice.
-CREATE OR REPLACE FUNCTION rouse._flag_timeouts(p_worker bigint, p_ids bigint[], p_errors jsonb[], p_accepted bigint[], p_skip_locked boolean) RETURNS void
+CREATE OR REPLACE FUNCTION rouse._flag_timeouts(p_worker bigint, p_settlements rouse.settlement[], p_accepted bigint[], p_skip_locked boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     at    timestamptz := clock_timestamp();
@@ -69,7 +69,7 @@ DECLARE
     lane  bigint;
 BEGIN
     SELECT count(*), (array_agg(s.id ORDER BY s.ordinality DESC))[1] INTO count, last
-    FROM unnest(p_ids, p_errors) WITH ORDINALITY AS s(id, error)
+    FROM unnest(p_settlements) WITH ORDINALITY AS s
     WHERE s.error ->> 'kind' = 'timed_out' AND s.id = ANY (p_accepted);
     IF count = 0 THEN
         RETURN;

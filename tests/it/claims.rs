@@ -66,18 +66,18 @@ async fn a_job_that_alone_is_larger_than_a_claim_may_be_is_claimed() {
     }
 }
 
-/// Two jobs whose payloads are strings of so many bytes in all, and what a claim answers: rows, ids, and the bytes of the payloads of the rows.
-async fn answer(client: &Client, first: &str, second: &str) -> (usize, usize, usize) {
+/// So many jobs with this payload, and what a claim answers: rows, ids, and the bytes of the payloads of the rows.
+async fn answer(client: &Client, payload: &str, jobs: usize) -> (usize, usize, usize) {
     client
         .batch_execute(&format!(
-            "SELECT rouse.enqueue('x', to_jsonb({first})); SELECT rouse.enqueue('x', to_jsonb({second}))"
+            "SELECT rouse.enqueue('x', to_jsonb({payload})) FROM generate_series(1, {jobs})"
         ))
         .await
         .unwrap();
     let rows = client
         .query(
             "SELECT payload, unread FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
-                 ARRAY(SELECT id FROM rouse.lane), '{0}', '{60000}', 100)",
+                 ARRAY(SELECT ROW(id, 0, 60000, NULL, NULL)::rouse.claim_order FROM rouse.lane), 200)",
             &[&rand()],
         )
         .await
@@ -102,12 +102,35 @@ async fn an_answer_that_would_reach_128_kib_has_ids_alone_however_little_the_tab
         .await
         .unwrap();
     // 120 bytes of each job for its columns, two of each for the quotes.
-    let most = (128 << 10) - 2 * 122 - 1 - 70_000;
-    let x = |bytes: i32| format!("repeat('x', {bytes})");
-    let at_most = answer(&client, &x(70_000), &x(most)).await;
-    assert_eq!(at_most, (2, 0, 128 * 1024 - 241));
-    assert_eq!(answer(&client, &x(70_000), &x(most + 1)).await, (1, 2, 0));
-    assert_eq!(answer(&client, "1e100000", "1e100000").await, (1, 2, 0));
+    let text = "repeat('x', 1902)";
+    assert_eq!(answer(&client, text, 64).await, (64, 0, 64 * 1904));
+    assert_eq!(answer(&client, text, 65).await, (1, 65, 0));
+    // A number that takes some bytes of the table, and 1,001 of an answer.
+    assert_eq!(answer(&client, "1e1000", 116).await, (116, 0, 116 * 1001));
+    assert_eq!(answer(&client, "1e1000", 117).await, (1, 117, 0));
+}
+
+#[tokio::test]
+async fn a_payload_of_2_kib_is_written_once_and_read_after_the_claim() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')",
+        )
+        .await
+        .unwrap();
+    assert_eq!(answer(&client, "repeat('x', 2045)", 1).await, (1, 0, 2047));
+    assert_eq!(answer(&client, "repeat('x', 2046)", 1).await, (1, 1, 0));
+    let stored = "SELECT count(*) FROM rouse.payload";
+    assert_eq!(
+        client
+            .query_one(stored, &[])
+            .await
+            .unwrap()
+            .get::<_, i64>(0),
+        1
+    );
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::support::worker::{PATIENCE, ended, enqueue, events, guests_dir, put, until_true};
-use crate::support::{Host, TestDb, rouse, scratch};
+use crate::support::{Host, TestDb, rouse, scratch, skip};
 
 /// Debian's `faketime`, which CI installs.
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
@@ -33,7 +33,7 @@ fn serve(db: &TestDb, off_by: &str) -> Host {
 #[tokio::test]
 async fn a_host_whose_clock_is_a_day_off_starts_nothing_early_and_loses_nothing() {
     if !Path::new(FAKETIME).is_file() {
-        eprintln!("SKIPPED: there is no libfaketime on this machine (apt-get install faketime)");
+        skip("there is no libfaketime on this machine (apt-get install faketime)");
         return;
     }
     for off_by in ["-1d", "+1d"] {

@@ -439,7 +439,7 @@ async fn what_a_worker_says_of_itself_is_bounded() {
         .get(0);
     put(&client, "'x'").await;
     hostile
-        .query(&format!("SELECT rouse.claim({me}, sha256('k'), 5, ARRAY(SELECT id FROM rouse.lane), '{{-1}}', '{{1000}}', 1)"), &[])
+        .query(&format!("SELECT rouse.claim({me}, sha256('k'), 5, ARRAY(SELECT ROW(id, -1, 1000, NULL, NULL)::rouse.claim_order FROM rouse.lane), 1)"), &[])
         .await
         .unwrap();
     let id: i64 = client
@@ -460,8 +460,8 @@ async fn what_a_worker_says_of_itself_is_bounded() {
             "SELECT rouse.answer_challenge({me}, sha256('k'), gen_random_uuid(), to_jsonb(repeat('x', 100000)))"
         ),
         format!(
-            "SELECT rouse.settle({me}, sha256('k'), '{{{id}}}', '{{5}}', '{{succeeded}}', '{{0}}', ARRAY[to_jsonb(repeat('x', 68000000))], '{{NULL}}', \
-             '{{0}}', '{{NULL}}', '{{NULL}}', false, '{{1}}', '{{1}}', '{{1}}', '{{1}}', '{{1}}', '{{NULL}}')"
+            "SELECT rouse.settle({me}, sha256('k'), \
+             ARRAY[ROW({id}, 5, 'succeeded', 0, to_jsonb(repeat('x', 68000000)), NULL, 0, NULL, NULL, 1, 1, 1, 1, 1, NULL, NULL)::rouse.settlement], false)"
         ),
     ] {
         let said = refusal(&hostile, &sql).await;
@@ -474,11 +474,10 @@ async fn what_a_worker_says_of_itself_is_bounded() {
     hostile
         .batch_execute(&format!(
             "SELECT rouse.sleep({me}, sha256('k'), '{{*}}', 9223372036854775807);
-             SELECT rouse.append_log({me}, sha256('k'), '{{{id}}}', '{{-1}}', '{{-1}}', '{{-9223372036854775807}}', '{{info}}', ARRAY[repeat('x', 99999)]);
-             SELECT rouse.report_usage({me}, sha256('k'), '{{{id}}}', '{{5}}', '{{-1}}', '{{-2}}', '{{-3}}', '{{-4}}', '{{-5}}');
-             SELECT rouse.settle({me}, sha256('k'), '{{{id}}}', '{{5}}', '{{queued}}', '{{9223372036854775807}}', '{{NULL}}', ARRAY['{{}}'::jsonb],
-                                 '{{9223372036854775807}}', '{{NULL}}', '{{9223372036854775807}}', false, '{{-1}}', '{{-1}}', '{{-1}}', '{{-1}}', '{{-1}}',
-                                 '{{NULL}}')"
+             SELECT rouse.append_log({me}, sha256('k'), ARRAY[ROW({id}, -1, -1, -9223372036854775807, 'info', repeat('x', 99999))::rouse.log_line]);
+             SELECT rouse.report_usage({me}, sha256('k'), ARRAY[ROW({id}, 5, -1, -2, -3, -4, -5)::rouse.attempt_usage]);
+             SELECT rouse.settle({me}, sha256('k'), ARRAY[ROW({id}, 5, 'queued', 9223372036854775807, NULL, '{{}}', 9223372036854775807, NULL,
+                                 9223372036854775807, -1, -1, -1, -1, -1, NULL, NULL)::rouse.settlement], false)"
         ))
         .await
         .unwrap();

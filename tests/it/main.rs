@@ -11,6 +11,7 @@ mod logins;
 mod looking;
 mod migrations;
 mod partitions;
+mod payloads;
 mod plans;
 mod retention;
 mod revoked;

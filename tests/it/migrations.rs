@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rouse::store::migrate::{self, ALL, MigrateError, Migration, Source, Sources};
+use rouse::store::migrate::{self, ALL, MigrateError, Migration, PROTOCOL, Source, Sources};
+use rouse::worker::Settings;
 use serde_json::json;
 use tokio::sync::Barrier;
 use tokio_postgres::Client;
 
 use crate::support::database::{connect, migrate as run, migrate_with};
-use crate::support::worker::{PATIENCE, enqueue, until_true};
+use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue, until_true};
 use crate::support::{Host, TestDb};
 
 fn all() -> Vec<String> {
@@ -25,7 +26,6 @@ fn and(name: &'static str, sql: &'static str) -> Vec<Migration> {
         version: 99,
         name,
         sql,
-        breaking: false,
     });
     migrations
 }
@@ -110,26 +110,64 @@ async fn a_migration_that_was_changed_after_it_was_applied_is_an_error() {
     }
 }
 
+/// Functions of the next release: a settlement has one more field. Both records are taken.
+const NEXT: Source = Source {
+    name: "functions/next",
+    sql: "CREATE TYPE rouse.settlement_2 AS (one rouse.settlement, note text);
+          CREATE FUNCTION rouse.settle(p_worker bigint, p_key bytea, p_settlements rouse.settlement_2[], p_skip_locked boolean)
+          RETURNS TABLE (id bigint, locked boolean) LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+              SELECT * FROM rouse.settle(p_worker, p_key, ARRAY(SELECT (s).one FROM unnest(p_settlements) AS s), p_skip_locked)
+          $$",
+};
+
 #[tokio::test]
-async fn a_newer_schema_is_served_unless_it_breaks_this_host() {
+async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_it_refuses_them() {
     let db = TestDb::new().await;
+    let functions: Vec<Source> = ALL.functions.iter().copied().chain([NEXT]).collect();
+    let migrations = and("0099_adds_a_table", "CREATE TABLE rouse.more ()");
+    let next = Sources {
+        migrations: &migrations,
+        functions: &functions,
+        protocols: (PROTOCOL, PROTOCOL + 1),
+        // They name functions without their parameters.
+        rights: &[],
+        ..ALL
+    };
+    // A host of this release works while the next one is applied, and goes on.
+    let worker = TestWorker::start(&db, Settings::default()).await;
     let client = db.client().await;
-    let newer =
-        "INSERT INTO rouse.migration (version, name, sha256, breaking) VALUES ($1, $2, 'x', $3)";
+    let before = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, before).await.state, "succeeded");
+    migrate_with(&db.url(), next, PATIENCE).await.unwrap();
     client
-        .execute(newer, &[&900_i32, &"0900_adds_a_column", &false])
+        .batch_execute("UPDATE rouse.definitions SET release = '{0,999,0}'")
         .await
         .unwrap();
-    db.store()
-        .check_schema()
-        .await
-        .expect("what is only added does not matter");
+    let after = enqueue(&client, "noop", json!({"n": 2})).await;
+    assert_eq!(ended(&client, after).await.state, "succeeded");
+    // And so does one that starts.
+    db.store().check_schema().await.expect("it is served");
+    worker.drain().await;
+
     client
-        .execute(newer, &[&901_i32, &"0901_renames_a_table", &true])
+        .batch_execute("UPDATE rouse.definitions SET release = '{0,0,9}'")
         .await
         .unwrap();
-    let error = db.store().check_schema().await.unwrap_err();
-    assert!(error.to_string().contains("upgrade the host"), "{error}");
+    let one_after = Sources {
+        protocols: (PROTOCOL + 1, PROTOCOL + 2),
+        functions: ALL.functions,
+        ..next
+    };
+    migrate_with(&db.url(), one_after, PATIENCE).await.unwrap();
+    for error in [
+        db.store().check_schema().await.unwrap_err(),
+        run(&db.url()).await.unwrap_err(),
+    ] {
+        assert_eq!(
+            error.to_string(),
+            "the database serves hosts of protocol 2 and later, and this host has protocol 1; upgrade the host"
+        );
+    }
 }
 
 #[tokio::test]
@@ -345,7 +383,7 @@ const OLD: Source = Source {
 async fn an_upgraded_database_is_the_same_as_a_new_one() {
     let (new, upgraded) = (TestDb::new().await, TestDb::unmigrated().await);
     let old = Sources {
-        functions: &[ALL.functions[0], OLD],
+        functions: &[ALL.functions[0], ALL.functions[1], OLD],
         rights: &[],
         ..ALL
     };
@@ -541,13 +579,16 @@ async fn every_function_that_others_may_call_has_a_comment_and_none_is_for_every
         Vec::<String>::new(),
         "for everybody"
     );
-    // Those of the others begin with _: they trust their caller. One only formats numbers.
+    // Those of the others begin with _: they trust their caller. One only formats numbers, and one reads what its caller may read.
     assert_eq!(
         list(&format!(
             "{granted} AND starts_with(p.proname, '_') ORDER BY 1"
         ))
         .await,
-        ["rouse._usage(bigint,bigint,integer,bigint,bigint,bytea)"]
+        [
+            "rouse._payload(bigint,jsonb,timestamp with time zone)",
+            "rouse._usage(bigint,bigint,integer,bigint,bigint,bytea)"
+        ]
     );
     let unused = "SELECT p.oid::regprocedure::text FROM pg_proc AS p
                   WHERE p.pronamespace = 'rouse'::regnamespace AND NOT starts_with(p.proname, '_') AND NOT EXISTS (
@@ -724,7 +765,6 @@ CREATE UNIQUE INDEX CONCURRENTLY job_tenant
         version: 100,
         name: "0100_adds_a_table",
         sql: "CREATE TABLE rouse.more ()",
-        breaking: false,
     });
     run(&db.url()).await.unwrap();
     for _ in 0..2 {

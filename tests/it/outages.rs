@@ -11,6 +11,7 @@ use crate::support::database::migrate;
 use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, show, until, until_true};
 use crate::support::{
     Host, TestDb, command, connect, cut_all_others, folder, free_port, postgres_settings, scratch,
+    skip,
 };
 
 /// A real host with a few handlers, which loads quickly.
@@ -181,7 +182,7 @@ impl Small {
             .arg(&dir)
             .output();
         if !mounted.is_ok_and(|done| done.status.success()) {
-            eprintln!("SKIPPED: this user may not mount a small file system");
+            skip("this user may not mount a small file system");
             return None;
         }
         Some(Self(dir))

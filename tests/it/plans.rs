@@ -28,13 +28,13 @@ async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
     // A worker whose key is known.
     const REGISTER: &str =
         "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
-    const CLAIM: &str = "SELECT id FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3, $4, $5)";
+    const CLAIM: &str = "SELECT id FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
+         ARRAY(SELECT ROW(o.lane, o.after, o.lease_ms, NULL, NULL)::rouse.claim_order FROM unnest($2::bigint[], $3::bigint[], $4::bigint[]) AS o(lane, after, lease_ms)), $5)";
     const CLAIMED: &str = "SELECT id FROM rouse.claimed((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2)";
     const RENEW: &str = "SELECT id FROM rouse.renew((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3)";
-    const SETTLE: &str = "SELECT id FROM rouse.settle((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3::text[]::rouse.state[], array_fill(1::bigint, ARRAY[10]),
-         $4::text[]::jsonb[], $5::text[]::jsonb[], array_fill(0::bigint, ARRAY[10]),
-         array_fill(NULL::timestamptz, ARRAY[10]), array_fill(NULL::bigint, ARRAY[10]), $6,
-         NULL, NULL, NULL, NULL, NULL, NULL)";
+    const SETTLE: &str = "SELECT id FROM rouse.settle((SELECT max(incarnation) FROM rouse.worker), sha256('key'),
+         ARRAY(SELECT ROW(s.id, s.fence, s.state, 1, s.result::jsonb, s.error::jsonb, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::rouse.settlement
+               FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[]) AS s(id, fence, state, result, error)), $6)";
     const PROMOTE: &str = "SELECT promoted::bigint FROM rouse.promote((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, NULL)";
     const ADOPT: &str = "SELECT id FROM rouse.adopt((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2, $3, $4, 3, NULL, NULL)";
     const OVERDUE: &str = "SELECT lane FROM rouse.overdue($1, $2, 0, 1500, $3)";
@@ -115,7 +115,7 @@ async fn plans_that_were_made_while_the_table_was_empty_still_look_each_job_up()
 /// The statistics are those of a moment in which no job ran: an index of running jobs seems to be empty.
 #[tokio::test]
 async fn what_a_large_claim_has_brought_is_looked_up_although_many_jobs_run() {
-    const CLAIM: &str = "SELECT unread FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, ARRAY(SELECT id FROM rouse.lane), '{0}', '{60000}', $2)";
+    const CLAIM: &str = "SELECT unread FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, ARRAY(SELECT ROW(id, 0, 60000, NULL, NULL)::rouse.claim_order FROM rouse.lane), $2)";
     const CLAIMED: &str = "SELECT id FROM rouse.claimed((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2)";
     let db = TestDb::new().await;
     let mut client = db.client().await;

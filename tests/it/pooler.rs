@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::support::worker::{
     PATIENCE, TestWorker, cancel, catalog, ended, enqueue, events, lease, until, until_true,
 };
-use crate::support::{Host, TestDb, command, cut_all_others, folder, free_port, scratch};
+use crate::support::{Host, TestDb, command, cut_all_others, folder, free_port, scratch, skip};
 
 /// A PgBouncer of this test's own, with two sessions for everybody.
 struct Pooler {
@@ -28,7 +28,7 @@ fn pooler(db: &TestDb) -> Option<Pooler> {
         .into_iter()
         .find(|path| Path::new(path).is_file())
     else {
-        eprintln!("SKIPPED: there is no PgBouncer on this machine (apt-get install pgbouncer)");
+        skip("there is no PgBouncer on this machine (apt-get install pgbouncer)");
         return None;
     };
     let at = db.address();

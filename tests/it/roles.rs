@@ -30,10 +30,10 @@ const MANY: &str = "SELECT rouse.enqueue_many('x', '{1}'::jsonb[])";
 const CANCEL: &str = "SELECT rouse.cancel(1)";
 const JOB: &str = "SELECT * FROM rouse.job(1)";
 const HISTORY: &str = "SELECT * FROM rouse.history(1)";
-const CLAIM: &str = "SELECT * FROM rouse.claim(1, NULL, 1, '{}', '{}', '{}', 1)";
+const CLAIM: &str = "SELECT * FROM rouse.claim(1, NULL, 1, '{}', 1)";
 const CLAIM_BOUND: &str = "SELECT * FROM rouse.claim_bound(1, NULL, 1, '{}', '{}', 1, 1)";
 const TELL: &str = "SELECT * FROM rouse.tell(1, NULL, 1)";
-const SETTLE: &str = "SELECT * FROM rouse.settle(1, NULL, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', false, '{}', '{}', '{}', '{}', '{}', '{}')";
+const SETTLE: &str = "SELECT * FROM rouse.settle(1, NULL, '{}', false)";
 const RENEW: &str = "SELECT * FROM rouse.renew(1, NULL, '{}', '{}', '{}')";
 const REGISTER: &str =
     "SELECT rouse.register('w', sha256('key'), 'h', 'p', 'v', '{}', 1, '{}', '{}')";
@@ -46,8 +46,7 @@ const REWRITE: &str = "UPDATE rouse.finished SET result = NULL";
 const FORGET: &str = "DELETE FROM rouse.attempt";
 const DROP: &str = "SELECT rouse.maintain_partitions(1, NULL, '7 days')";
 const DROP_AT_ONCE: &str = "SELECT rouse.drop_partitions('7 days')";
-const INSIDE: &str =
-    "SELECT rouse._settle(NULL, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')";
+const INSIDE: &str = "SELECT rouse._settle(NULL, '{}')";
 const COMPLETE: &str = "SELECT rouse.complete((SELECT rouse.enqueue('x')))";
 const PAUSE: &str = "SELECT rouse.pause_queue('roles')";
 const RETENTION: &str = "SELECT rouse.set_retention('roles', 1)";

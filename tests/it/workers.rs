@@ -142,9 +142,9 @@ async fn nobody_writes_as_a_worker_without_its_key() {
     let job = claim(&worker).await.remove(0);
     let me = worker.incarnation().unwrap().0;
     for call in [
-        "SELECT rouse.claim($1, sha256('guessed'), 1, '{}', '{}', '{}', 1)",
+        "SELECT rouse.claim($1, sha256('guessed'), 1, '{}', 1)",
         "SELECT rouse.adopt($1, sha256('guessed'), 1, '{}', '{}', 1, 3, NULL, NULL)",
-        "SELECT rouse.settle($1, sha256('guessed'), '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', false, '{}', '{}', '{}', '{}', '{}', '{}')",
+        "SELECT rouse.settle($1, sha256('guessed'), '{}', false)",
         "SELECT rouse.renew($1, sha256('guessed'), '{}', '{}', '{}')",
         "SELECT rouse.promote($1, sha256('guessed'), 1, NULL)",
         "SELECT rouse.heartbeat($1, sha256('guessed'), '{}', '{}', false)",

@@ -1,2 +1,2 @@
 -- Keeps what attempts have said, and returns how many lines were taken; see rouse.append_log (migrations/functions/steps.sql).
-SELECT rouse.append_log($1, $2, $3, $4, $5, $6, $7, $8)
+SELECT rouse.append_log($1, $2, $3)

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use postgres_types::ToSql;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
@@ -39,6 +40,30 @@ pub struct Only {
     pub most: usize,
     /// How long a job has to have waited, by the database's clock.
     pub waited: Duration,
+}
+
+/// As `rouse.claim` takes it.
+#[derive(Debug, ToSql)]
+#[postgres(name = "claim_order")]
+struct OrderRecord {
+    lane: i64,
+    after: i64,
+    lease_ms: i64,
+    most: Option<i32>,
+    waited_ms: Option<i64>,
+}
+
+impl From<&ClaimOrder> for OrderRecord {
+    fn from(order: &ClaimOrder) -> Self {
+        let most = |only: Only| i32::try_from(only.most).unwrap_or(i32::MAX);
+        Self {
+            lane: order.lane.0,
+            after: order.after,
+            lease_ms: order.lease_ms,
+            most: order.only.map(most),
+            waited_ms: order.only.map(|only| millis(only.waited)),
+        }
+    }
 }
 
 /// The answer to a claim.
@@ -153,13 +178,7 @@ impl Store {
         checked_at: Option<SystemTime>,
     ) -> Result<Claimed, StoreError> {
         let me = self.me()?;
-        let lanes: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
-        let cursors: Vec<i64> = orders.iter().map(|order| order.after).collect();
-        let leases: Vec<i64> = orders.iter().map(|order| order.lease_ms).collect();
-        let only = || orders.iter().map(|order| order.only);
-        let most = only().map(|only| Some(i32::try_from(only?.most).unwrap_or(i32::MAX)));
-        let most: Vec<Option<i32>> = most.collect();
-        let waited_ms: Vec<Option<i64>> = only().map(|only| Some(millis(only?.waited))).collect();
+        let orders: Vec<OrderRecord> = orders.iter().map(OrderRecord::from).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
             .query(
@@ -168,12 +187,8 @@ impl Store {
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
-                    (&lanes, Type::INT8_ARRAY),
-                    (&cursors, Type::INT8_ARRAY),
-                    (&leases, Type::INT8_ARRAY),
+                    (&orders, me.lists.of("claim_order")),
                     (&wanted, Type::INT4),
-                    (&most, Type::INT4_ARRAY),
-                    (&waited_ms, Type::INT8_ARRAY),
                     (&checked_at, Type::TIMESTAMPTZ),
                 ],
             )

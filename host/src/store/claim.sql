@@ -2,4 +2,4 @@
 -- stands at rouse.claim (migrations/functions/claim.sql).
 SELECT id, lane, turn, attempt, lost, max_attempts, tenant, source, requested_at, available_at, claimed_at, payload, memory_bytes, grants,
     lease_ms, timeout_ms, unread
-FROM rouse.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+FROM rouse.claim($1, $2, $3, $4, $5, $6)

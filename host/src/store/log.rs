@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use postgres_types::ToSql;
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError, millis};
@@ -39,32 +40,44 @@ pub struct LoggedLine {
     pub text: String,
 }
 
+/// As `rouse.append_log` takes it.
+#[derive(Debug, ToSql)]
+#[postgres(name = "log_line")]
+struct LineRecord<'a> {
+    id: i64,
+    attempt: i32,
+    line: i32,
+    age_ms: i64,
+    level: &'static str,
+    text: &'a str,
+}
+
+impl<'a> From<&'a LogLine> for LineRecord<'a> {
+    fn from(one: &'a LogLine) -> Self {
+        Self {
+            id: one.id.0,
+            attempt: one.attempt.0,
+            line: i32::try_from(one.line).unwrap_or(i32::MAX),
+            age_ms: millis(one.age),
+            level: one.level,
+            text: &one.text,
+        }
+    }
+}
+
 impl Store {
     /// Keeps these lines; returns how many it took: those of jobs that are this worker's, or of which it has ended an
     /// attempt.
     pub async fn append_log(&self, lines: &[LogLine]) -> Result<usize, StoreError> {
         let me = self.me()?;
-        let ids: Vec<i64> = lines.iter().map(|one| one.id.0).collect();
-        let attempts: Vec<i32> = lines.iter().map(|one| one.attempt.0).collect();
-        let numbers: Vec<i32> = lines
-            .iter()
-            .map(|one| i32::try_from(one.line).unwrap_or(i32::MAX))
-            .collect();
-        let ages: Vec<i64> = lines.iter().map(|one| millis(one.age)).collect();
-        let levels: Vec<&str> = lines.iter().map(|one| one.level).collect();
-        let texts: Vec<&str> = lines.iter().map(|one| one.text.as_str()).collect();
+        let lines: Vec<LineRecord<'_>> = lines.iter().map(LineRecord::from).collect();
         let rows = self
             .query(
                 include_str!("append_log.sql"),
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
-                    (&ids, Type::INT8_ARRAY),
-                    (&attempts, Type::INT4_ARRAY),
-                    (&numbers, Type::INT4_ARRAY),
-                    (&ages, Type::INT8_ARRAY),
-                    (&levels, Type::TEXT_ARRAY),
-                    (&texts, Type::TEXT_ARRAY),
+                    (&lines, me.lists.of("log_line")),
                 ],
             )
             .await?;

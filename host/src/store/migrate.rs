@@ -22,7 +22,7 @@ use tokio_postgres::{Client, GenericClient, IsolationLevel, Transaction};
 use in_force::Difference;
 pub use in_force::check_in_force;
 use lock::{Blockers, Lock, watched};
-pub use sources::{ALL, Migration, ROLES_SQL, Source, Sources};
+pub use sources::{ALL, Migration, PROTOCOL, ROLES_SQL, Source, Sources};
 
 /// For how long a statement may stand in the way of others while it waits for a lock, and with it every enqueue, claim and settlement.
 /// Long enough for the transactions of producers and workers, which end within milliseconds.
@@ -89,15 +89,15 @@ pub enum MigrateError {
         /// This host's digest.
         ours: String,
     },
-    /// A newer host has changed the schema in a way that this one cannot serve.
+    /// A later release has changed the functions in a way that this host cannot call.
     #[error(
-        "the database is at migration {name}, which this host ({ours}) is too old for; upgrade the host"
+        "the database serves hosts of protocol {oldest} and later, and this host has protocol {ours}; upgrade the host"
     )]
     TooNew {
-        /// The first breaking migration that this host does not know.
-        name: String,
-        /// The last migration that this host knows.
-        ours: String,
+        /// The oldest protocol that is served.
+        oldest: i32,
+        /// This host's.
+        ours: i32,
     },
     /// The user may not create the roles, or the schema.
     #[error(
@@ -266,14 +266,20 @@ struct Recorded {
     version: i32,
     name: String,
     sha256: String,
-    breaking: bool,
 }
 
 /// What the database says of itself.
 struct Record {
     migrations: Vec<Recorded>,
-    /// The digest of the definitions, and the release of the host that applied them.
-    definitions: Option<(String, Vec<i32>)>,
+    definitions: Option<Definitions>,
+}
+
+/// The definitions that were applied last.
+struct Definitions {
+    sha256: String,
+    /// Of the host that applied them.
+    release: Vec<i32>,
+    protocol_oldest: i32,
 }
 
 impl Record {
@@ -298,7 +304,7 @@ impl Record {
         if found.get(0) {
             let rows = client
                 .query_typed(
-                    "SELECT version, name, sha256, breaking FROM rouse.migration ORDER BY version",
+                    "SELECT version, name, sha256 FROM rouse.migration ORDER BY version",
                     &[],
                 )
                 .await
@@ -309,16 +315,22 @@ impl Record {
                     version: row.get(0),
                     name: row.get(1),
                     sha256: row.get(2),
-                    breaking: row.get(3),
                 })
                 .collect();
         }
         if found.get(1) {
             let rows = client
-                .query_typed("SELECT sha256, release FROM rouse.definitions", &[])
+                .query_typed(
+                    "SELECT sha256, release, protocol_oldest FROM rouse.definitions",
+                    &[],
+                )
                 .await
                 .map_err(sql("read which functions were applied"))?;
-            record.definitions = rows.first().map(|row| (row.get(0), row.get(1)));
+            record.definitions = rows.first().map(|row| Definitions {
+                sha256: row.get(0),
+                release: row.get(1),
+                protocol_oldest: row.get(2),
+            });
         }
         Ok(record)
     }
@@ -330,12 +342,12 @@ impl Record {
 
     /// True where the definitions are not this host's, nor those of a later release.
     fn needs_definitions(&self, sources: Sources<'_>) -> bool {
-        self.definitions.as_ref().is_none_or(|(sha256, release)| {
-            *sha256 != sources.digest() && *release <= self::release()
+        self.definitions.as_ref().is_none_or(|theirs| {
+            theirs.sha256 != sources.digest() && theirs.release <= self::release()
         })
     }
 
-    /// Every recorded migration is either ours, to the letter, or one that a newer host added without breaking us.
+    /// Every recorded migration is either ours, to the letter, or one that a later release has added, and this host's protocol is served.
     fn compare(&self, sources: Sources<'_>) -> Result<(), MigrateError> {
         let migrations = sources.migrations;
         for theirs in &self.migrations {
@@ -347,16 +359,18 @@ impl Record {
                         ours: digest(ours.sql),
                     });
                 }
-                None if theirs.breaking => {
-                    return Err(MigrateError::TooNew {
-                        name: theirs.name.clone(),
-                        ours: migrations.last().map_or("none", |one| one.name).to_string(),
-                    });
-                }
                 Some(_) | None => {}
             }
         }
-        Ok(())
+        match &self.definitions {
+            Some(theirs) if theirs.protocol_oldest > sources.protocols.1 => {
+                Err(MigrateError::TooNew {
+                    oldest: theirs.protocol_oldest,
+                    ours: sources.protocols.1,
+                })
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 }
 
@@ -378,7 +392,7 @@ impl<'a> Plan<'a> {
         let missing = record.missing(sources);
         let (mut definitions, mut differences) = (record.needs_definitions(sources), Vec::new());
         // Those of a newer host are for that one to restore.
-        let ours = |(sha256, _): &(String, Vec<i32>)| *sha256 == sources.digest();
+        let ours = |theirs: &Definitions| theirs.sha256 == sources.digest();
         if record.definitions.as_ref().is_some_and(ours) {
             differences = in_force::differences(client).await?;
             // Migrations may need functions again that they have dropped.
@@ -612,7 +626,7 @@ async fn apply(
                 .await
                 .map_err(sql(source.name))?;
         }
-        in_force::record(transaction, &sources.digest()).await?;
+        in_force::record(transaction, sources).await?;
     }
     Ok(())
 }
@@ -620,13 +634,8 @@ async fn apply(
 async fn record(client: &impl GenericClient, migration: &Migration) -> Result<(), MigrateError> {
     client
         .execute(
-            "INSERT INTO rouse.migration (version, name, sha256, breaking) VALUES ($1, $2, $3, $4)",
-            &[
-                &migration.version,
-                &migration.name,
-                &digest(migration.sql),
-                &migration.breaking,
-            ],
+            "INSERT INTO rouse.migration (version, name, sha256) VALUES ($1, $2, $3)",
+            &[&migration.version, &migration.name, &digest(migration.sql)],
         )
         .await
         .map(|_| ())

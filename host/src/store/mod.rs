@@ -27,6 +27,7 @@ mod peek;
 mod promote;
 mod queues;
 mod read;
+mod records;
 mod registration;
 mod remaining;
 mod renew;
@@ -128,6 +129,9 @@ pub enum StoreError {
     /// A verb of workers, and no worker has registered.
     #[error("no worker has registered")]
     NotRegistered,
+    /// The schema lacks a type of records.
+    #[error("the database has no type rouse.{0}; run `rouse migrate`")]
+    NotMigrated(&'static str),
 }
 
 // Not `#[from]`: the text says all that the source would say again.
@@ -141,7 +145,10 @@ impl StoreError {
     /// The error code, where Postgres gave one.
     pub fn code(&self) -> Option<&SqlState> {
         match self {
-            Self::Unreachable { .. } | Self::Silent { .. } | Self::NotRegistered => None,
+            Self::Unreachable { .. }
+            | Self::Silent { .. }
+            | Self::NotRegistered
+            | Self::NotMigrated(_) => None,
             Self::Refused(error) => error.code(),
         }
     }
@@ -212,7 +219,7 @@ impl StoreError {
     /// out of connections, or changed its mind about a transaction.
     pub fn is_transient(&self) -> bool {
         match self.code() {
-            None => !matches!(self, Self::NotRegistered),
+            None => !matches!(self, Self::NotRegistered | Self::NotMigrated(_)),
             // 08 connection, 40 rollback, 53 resources, 57 operator intervention, 58 system;
             // 25006 read-only (a standby before its promotion).
             Some(code) => {
@@ -358,6 +365,11 @@ impl Store {
             }
         }
     }
+}
+
+/// A count as the database keeps it, as far as it fits.
+fn count(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// Whole microseconds, as far as they fit.

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use postgres_types::ToSql;
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
@@ -20,6 +21,27 @@ pub struct Report {
     pub step: String,
 }
 
+/// As `rouse.report` takes it.
+#[derive(Debug, ToSql)]
+#[postgres(name = "progress_report")]
+struct ReportRecord<'a> {
+    id: i64,
+    fence: i64,
+    percent: i32,
+    step: &'a str,
+}
+
+impl<'a> From<&'a Report> for ReportRecord<'a> {
+    fn from(one: &'a Report) -> Self {
+        Self {
+            id: one.id.0,
+            fence: one.fence.0,
+            percent: one.percent.into(),
+            step: &one.step,
+        }
+    }
+}
+
 impl Store {
     /// Writes the reports down, and forgets those of attempts that have ended. Returns the jobs that are
     /// this worker's; nothing was written about the others.
@@ -29,10 +51,7 @@ impl Store {
         ended: &[(JobId, Fence)],
     ) -> Result<HashSet<JobId>, StoreError> {
         let me = self.me()?;
-        let ids: Vec<i64> = reports.iter().map(|one| one.id.0).collect();
-        let fences: Vec<i64> = reports.iter().map(|one| one.fence.0).collect();
-        let percents: Vec<i32> = reports.iter().map(|one| one.percent.into()).collect();
-        let steps: Vec<&str> = reports.iter().map(|one| one.step.as_str()).collect();
+        let reports: Vec<ReportRecord<'_>> = reports.iter().map(ReportRecord::from).collect();
         let ended_ids: Vec<i64> = ended.iter().map(|(id, _)| id.0).collect();
         let ended_fences: Vec<i64> = ended.iter().map(|(_, fence)| fence.0).collect();
         let rows = self
@@ -41,10 +60,7 @@ impl Store {
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
-                    (&ids, Type::INT8_ARRAY),
-                    (&fences, Type::INT8_ARRAY),
-                    (&percents, Type::INT4_ARRAY),
-                    (&steps, Type::TEXT_ARRAY),
+                    (&reports, me.lists.of("progress_report")),
                     (&ended_ids, Type::INT8_ARRAY),
                     (&ended_fences, Type::INT8_ARRAY),
                 ],

@@ -1,2 +1,2 @@
 -- What running attempts have used so far; see rouse.report_usage (migrations/functions/steps.sql).
-SELECT rouse.report_usage($1, $2, $3, $4, $5, $6, $7, $8, $9)
+SELECT rouse.report_usage($1, $2, $3)

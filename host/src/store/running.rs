@@ -1,10 +1,11 @@
 //! What running attempts have used so far: told by their worker, and read by whoever looks.
 
+use postgres_types::ToSql;
 use serde_json::Value;
 use tokio_postgres::types::Type;
 
 use super::fleet::allowed;
-use super::{Store, StoreError, micros};
+use super::{Store, StoreError, count, micros};
 use crate::job::{Fence, JobId, Usage};
 
 /// What one running attempt has used so far.
@@ -18,33 +19,44 @@ pub struct RunningUsage {
     pub usage: Usage,
 }
 
+/// As `rouse.report_usage` takes it.
+#[derive(Debug, ToSql)]
+#[postgres(name = "attempt_usage")]
+struct UsageRecord {
+    id: i64,
+    fence: i64,
+    cpu_us: i64,
+    memory_bytes: i64,
+    host_calls: i32,
+    bytes_in: i64,
+    bytes_out: i64,
+}
+
+impl From<&RunningUsage> for UsageRecord {
+    fn from(one: &RunningUsage) -> Self {
+        Self {
+            id: one.id.0,
+            fence: one.fence.0,
+            cpu_us: micros(one.usage.cpu),
+            memory_bytes: count(one.usage.memory_bytes_peak),
+            host_calls: i32::try_from(one.usage.host_calls).unwrap_or(i32::MAX),
+            bytes_in: count(one.usage.bytes_in),
+            bytes_out: count(one.usage.bytes_out),
+        }
+    }
+}
+
 impl Store {
     /// Writes down what these attempts have used, and forgets the others of this worker.
     pub async fn report_usage(&self, running: &[RunningUsage]) -> Result<(), StoreError> {
         let me = self.me()?;
-        let count = |of: fn(&Usage) -> u64| -> Vec<i64> {
-            let count = |one: &RunningUsage| i64::try_from(of(&one.usage)).unwrap_or(i64::MAX);
-            running.iter().map(count).collect()
-        };
-        let ids: Vec<i64> = running.iter().map(|one| one.id.0).collect();
-        let fences: Vec<i64> = running.iter().map(|one| one.fence.0).collect();
-        let cpu_us: Vec<i64> = running.iter().map(|one| micros(one.usage.cpu)).collect();
-        let calls: Vec<i32> = running
-            .iter()
-            .map(|one| i32::try_from(one.usage.host_calls).unwrap_or(i32::MAX))
-            .collect();
+        let usages: Vec<UsageRecord> = running.iter().map(UsageRecord::from).collect();
         self.query(
             include_str!("report_usage.sql"),
             &[
                 (&me.incarnation.0, Type::INT8),
                 (&me.key(), Type::BYTEA),
-                (&ids, Type::INT8_ARRAY),
-                (&fences, Type::INT8_ARRAY),
-                (&cpu_us, Type::INT8_ARRAY),
-                (&count(|usage| usage.memory_bytes_peak), Type::INT8_ARRAY),
-                (&calls, Type::INT4_ARRAY),
-                (&count(|usage| usage.bytes_in), Type::INT8_ARRAY),
-                (&count(|usage| usage.bytes_out), Type::INT8_ARRAY),
+                (&usages, me.lists.of("attempt_usage")),
             ],
         )
         .await?;

@@ -4,9 +4,10 @@ use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
+use postgres_types::ToSql;
 use tokio_postgres::types::Type;
 
-use super::{JsonText, Store, StoreError, micros, millis};
+use super::{JsonText, Store, StoreError, count, micros, millis};
 use crate::job::{Again, Fence, JobId, RetryAt, State, Usage};
 
 /// What is to become of one job.
@@ -74,71 +75,16 @@ impl Store {
         locked: Locked,
     ) -> Result<Settled, StoreError> {
         let me = self.me()?;
-        let mut ids = Vec::with_capacity(batch.len());
-        let mut fences = Vec::with_capacity(batch.len());
-        let mut states = Vec::with_capacity(batch.len());
-        let mut started = Vec::with_capacity(batch.len());
-        let mut results: Vec<Option<&JsonText>> = Vec::with_capacity(batch.len());
-        let mut errors: Vec<Option<&JsonText>> = Vec::with_capacity(batch.len());
-        let mut delays: Vec<Option<i64>> = Vec::with_capacity(batch.len());
-        let mut times: Vec<Option<SystemTime>> = Vec::with_capacity(batch.len());
-        let mut memory: Vec<Option<i64>> = Vec::with_capacity(batch.len());
-        let mut used = UsageColumns::default();
-        let handlers = || batch.iter().map(|one| one.borrow().handler.as_deref());
-        // No list at all where there is none.
-        let handlers: Option<Vec<Option<&str>>> = handlers()
-            .any(|one| one.is_some())
-            .then(|| handlers().collect());
-        for one in batch.iter().map(Borrow::borrow) {
-            used.push(one.ran.as_ref());
-            ids.push(one.id.0);
-            fences.push(one.fence.0);
-            started.push(one.started_after.map(micros));
-            let (state, result, error, again) = match &one.fate {
-                Fate::Succeeded(result) => (State::Succeeded, Some(result), None, None),
-                Fate::Ended(state, error) => (*state, None, Some(error), None),
-                Fate::Retry(again, error) => (State::Queued, None, Some(error), Some(*again)),
-                Fate::Released => (State::Queued, None, None, None),
-            };
-            let (delay, time) = match again.map(|again| again.at) {
-                Some(RetryAt::After(delay)) => (Some(millis(delay)), None),
-                Some(RetryAt::Time(time)) => (None, Some(time)),
-                None => (None, None),
-            };
-            states.push(state.as_str());
-            results.push(result);
-            errors.push(error);
-            delays.push(delay);
-            times.push(time);
-            memory.push(
-                again
-                    .and_then(|again| again.memory_bytes)
-                    .map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
-            );
-        }
+        let batch: Vec<SettlementRecord<'_>> =
+            batch.iter().map(|one| one.borrow().into()).collect();
         let rows = self
             .query(
                 include_str!("settle.sql"),
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
-                    (&ids, Type::INT8_ARRAY),
-                    (&fences, Type::INT8_ARRAY),
-                    (&states, Type::TEXT_ARRAY),
-                    (&started, Type::INT8_ARRAY),
-                    (&results, Type::JSONB_ARRAY),
-                    (&errors, Type::JSONB_ARRAY),
-                    (&delays, Type::INT8_ARRAY),
-                    (&times, Type::TIMESTAMPTZ_ARRAY),
-                    (&memory, Type::INT8_ARRAY),
+                    (&batch, me.lists.of("settlement")),
                     (&(locked == Locked::Skip), Type::BOOL),
-                    (&used.cpu_us, Type::INT8_ARRAY),
-                    (&used.memory_peaks, Type::INT8_ARRAY),
-                    (&used.host_calls, Type::INT4_ARRAY),
-                    (&used.bytes_in, Type::INT8_ARRAY),
-                    (&used.bytes_out, Type::INT8_ARRAY),
-                    (&used.digests, Type::BYTEA_ARRAY),
-                    (&handlers, Type::TEXT_ARRAY),
                 ],
             )
             .await?;
@@ -155,29 +101,65 @@ impl Store {
     }
 }
 
-/// One list for each column.
-#[derive(Default)]
-struct UsageColumns<'a> {
-    cpu_us: Vec<Option<i64>>,
-    memory_peaks: Vec<Option<i64>>,
-    host_calls: Vec<Option<i32>>,
-    bytes_in: Vec<Option<i64>>,
-    bytes_out: Vec<Option<i64>>,
-    digests: Vec<Option<&'a [u8]>>,
+/// As `rouse.settle` takes it.
+#[derive(Debug, Default, ToSql)]
+#[postgres(name = "settlement")]
+struct SettlementRecord<'a> {
+    id: i64,
+    fence: i64,
+    state: &'static str,
+    started_us: Option<i64>,
+    result: Option<&'a JsonText>,
+    error: Option<&'a JsonText>,
+    delay_ms: Option<i64>,
+    retry_at: Option<SystemTime>,
+    next_memory_bytes: Option<i64>,
+    cpu_us: Option<i64>,
+    memory_peak_bytes: Option<i64>,
+    host_calls: Option<i32>,
+    bytes_in: Option<i64>,
+    bytes_out: Option<i64>,
+    digest: Option<&'a [u8]>,
+    handler: Option<&'a str>,
 }
 
-impl<'a> UsageColumns<'a> {
-    fn push(&mut self, ran: Option<&'a Ran>) {
-        let usage = ran.map(|ran| ran.usage);
-        let count =
-            |of: fn(Usage) -> u64| usage.map(|usage| i64::try_from(of(usage)).unwrap_or(i64::MAX));
-        self.cpu_us.push(usage.map(|usage| micros(usage.cpu)));
-        self.memory_peaks
-            .push(count(|usage| usage.memory_bytes_peak));
-        self.host_calls
-            .push(usage.map(|usage| i32::try_from(usage.host_calls).unwrap_or(i32::MAX)));
-        self.bytes_in.push(count(|usage| usage.bytes_in));
-        self.bytes_out.push(count(|usage| usage.bytes_out));
-        self.digests.push(ran.map(|ran| ran.digest.as_slice()));
+impl<'a> From<&'a Settlement> for SettlementRecord<'a> {
+    fn from(one: &'a Settlement) -> Self {
+        let mut record = Self {
+            id: one.id.0,
+            fence: one.fence.0,
+            started_us: one.started_after.map(micros),
+            handler: one.handler.as_deref(),
+            ..Self::default()
+        };
+        match &one.fate {
+            Fate::Succeeded(result) => {
+                record.state = State::Succeeded.as_str();
+                record.result = Some(result);
+            }
+            Fate::Ended(state, error) => {
+                record.state = state.as_str();
+                record.error = Some(error);
+            }
+            Fate::Retry(again, error) => {
+                record.state = State::Queued.as_str();
+                record.error = Some(error);
+                record.next_memory_bytes = again.memory_bytes.map(count);
+                match again.at {
+                    RetryAt::After(delay) => record.delay_ms = Some(millis(delay)),
+                    RetryAt::Time(time) => record.retry_at = Some(time),
+                }
+            }
+            Fate::Released => record.state = State::Queued.as_str(),
+        }
+        if let Some(ran) = &one.ran {
+            record.cpu_us = Some(micros(ran.usage.cpu));
+            record.memory_peak_bytes = Some(count(ran.usage.memory_bytes_peak));
+            record.host_calls = Some(i32::try_from(ran.usage.host_calls).unwrap_or(i32::MAX));
+            record.bytes_in = Some(count(ran.usage.bytes_in));
+            record.bytes_out = Some(count(ran.usage.bytes_out));
+            record.digest = Some(&ran.digest);
+        }
+        record
     }
 }

@@ -20,8 +20,6 @@ use crate::store::{ClaimedJob, Fate, JsonText, Lane, Ran, Settlement};
 /// A job, as it came from the database.
 pub(super) struct Claim {
     pub(super) job: ClaimedJob,
-    /// Of its payload, which the attempt takes.
-    pub(super) payload_bytes: usize,
     pub(super) lane: Arc<Lane>,
     /// Before the claim was asked for.
     pub(super) asked: BootTime,
@@ -330,7 +328,6 @@ async fn settle(
         meters,
         attempt: job.attempt,
         asked: claim.asked,
-        payload_bytes: claim.payload_bytes,
         replaced: false,
     };
     // The settler outlives every attempt. Were it gone, the lease must run out, so that the job is

@@ -482,7 +482,6 @@ impl<'a> Claims<'a> {
                 // As in rouse.claim: the job's own goes before that of its lane.
                 let job_lease = job.lease;
                 let claim = Claim {
-                    payload_bytes: job.payload.0.len(),
                     job,
                     lane,
                     asked,

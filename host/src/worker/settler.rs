@@ -28,8 +28,7 @@ const BATCH_MAX: usize = 1000;
 /// How long a batch gathers while there is more to run: a statement and a commit cost Postgres as
 /// much as ten or twenty outcomes.
 const GATHERED_FOR: Duration = Duration::from_millis(2);
-/// Results, errors, and payloads of ended jobs in one statement. Postgres took 16 s to copy 13 payloads of 60 MiB, and closes a
-/// connection that sends 1 GiB.
+/// Results and errors in one statement. Postgres closes a connection that sends 1 GiB.
 const BATCH_BYTES_MAX: usize = 64 << 20;
 /// The wait after a failure that may pass; twice as long after each further one.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
@@ -55,8 +54,6 @@ pub(super) struct Unsettled {
     pub(super) attempt: Attempt,
     /// Before its claim was asked for.
     pub(super) asked: BootTime,
-    /// The payload that a job that ends moves to `rouse.finished`, bytes.
-    pub(super) payload_bytes: usize,
     /// True: Postgres could not store what the handler said, and this stands in its place.
     pub(super) replaced: bool,
 }
@@ -352,11 +349,10 @@ fn halve(mut part: Vec<Unsettled>, parts: &mut VecDeque<Vec<Unsettled>>) {
     parts.push_front(part);
 }
 
-/// Bytes that its settlement writes.
+/// Bytes that its settlement sends.
 fn bytes(one: &Unsettled) -> usize {
     match &one.settlement.fate {
-        Fate::Succeeded(text) | Fate::Ended(_, text) => text.0.len() + one.payload_bytes,
-        Fate::Retry(_, text) => text.0.len(),
+        Fate::Succeeded(text) | Fate::Ended(_, text) | Fate::Retry(_, text) => text.0.len(),
         Fate::Released => 0,
     }
 }

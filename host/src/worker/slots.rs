@@ -243,7 +243,6 @@ pub(super) mod tests {
             asked: BootTime::now(),
             received,
             lease: Duration::from_secs(60),
-            payload_bytes: 0,
         }
     }
 

@@ -296,10 +296,9 @@ async fn while_a_value_is_being_written_nobody_takes_the_job_over_and_after_that
         .unwrap()
         .get(0);
     let id = enqueue(&client, "x", json!({})).await;
-    let lanes = "SELECT array_agg(id) FROM rouse.lane";
-    let sql = format!(
-        "SELECT id FROM rouse.claim({worker}, sha256('key'), 7, ({lanes}), '{{-1}}', '{{60000}}', 1)"
-    );
+    let lanes =
+        "SELECT array_agg(ROW(id, -1, 60000, NULL, NULL)::rouse.claim_order) FROM rouse.lane";
+    let sql = format!("SELECT id FROM rouse.claim({worker}, sha256('key'), 7, ({lanes}), 1)");
     client.query_one(&sql, &[]).await.unwrap();
     client
         .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s'")

@@ -8,6 +8,7 @@ mod host;
 pub(crate) mod page;
 pub(crate) mod proxy;
 mod ran;
+mod skip;
 mod terminal;
 pub(crate) mod web;
 pub(crate) mod worker;
@@ -19,4 +20,5 @@ pub(crate) use host::{Host, built, rouse, rouse_binary};
 pub(crate) use ran::{
     Ran, command, command_without_database, folder, folder_of, rouse_in, rouse_without_database,
 };
+pub(crate) use skip::skip;
 pub(crate) use terminal::{on_terminal, on_terminal_until};

@@ -5,7 +5,7 @@ use std::fmt;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 
-use super::{MigrateError, ROLES, release, sql};
+use super::{MigrateError, ROLES, Sources, release, sql};
 
 /// How many differences a message lists.
 const LISTED_MAX: usize = 5;
@@ -99,11 +99,11 @@ pub(super) async fn differences(client: &mut Client) -> Result<Vec<Difference>, 
 /// Keeps what is in force now, as what was applied.
 pub(super) async fn record(
     transaction: &Transaction<'_>,
-    sha256: &str,
+    sources: Sources<'_>,
 ) -> Result<(), MigrateError> {
     let query = format!(
-        "INSERT INTO rouse.definitions (sha256, release, server_major, facts)
-         SELECT $2, $3, current_setting('server_version_num')::integer / 10000, jsonb_object_agg(f.fact, f.value) FROM ({}) AS f",
+        "INSERT INTO rouse.definitions (sha256, release, protocol_oldest, protocol_newest, server_major, facts)
+         SELECT $2, $3, $4, $5, current_setting('server_version_num')::integer / 10000, jsonb_object_agg(f.fact, f.value) FROM ({}) AS f",
         include_str!("in_force.sql")
     );
     transaction
@@ -115,8 +115,10 @@ pub(super) async fn record(
             &query,
             &[
                 (&&ROLES[..], Type::TEXT_ARRAY),
-                (&sha256, Type::TEXT),
+                (&sources.digest(), Type::TEXT),
                 (&release(), Type::INT4_ARRAY),
+                (&sources.protocols.0, Type::INT4),
+                (&sources.protocols.1, Type::INT4),
             ],
         )
         .await

@@ -5,13 +5,15 @@ CREATE TABLE rouse.migration (
     version    integer PRIMARY KEY,
     name       text NOT NULL,
     sha256     text NOT NULL,
-    breaking   boolean NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now());
 -- The functions, views and rights that were applied last.
 CREATE TABLE rouse.definitions (
     sha256       text PRIMARY KEY,
     -- Of the host that applied them.
     release      integer[] NOT NULL,
+    -- The protocol numbers of the hosts that they serve.
+    protocol_oldest integer NOT NULL,
+    protocol_newest integer NOT NULL,
     server_major integer NOT NULL,
     -- What was in force afterwards: a digest for each function, view, trigger and right.
     facts        jsonb NOT NULL,

@@ -13,8 +13,6 @@ pub struct Migration {
     /// with a semicolon at the end of a line): for `CREATE INDEX CONCURRENTLY` and the like, nothing else. It is run again where it failed half
     /// way, and has to allow for that (`DROP INDEX CONCURRENTLY IF EXISTS` first).
     pub sql: &'static str,
-    /// True: hosts older than it must not serve the database any more.
-    pub breaking: bool,
 }
 
 /// The first line of a migration that runs outside a transaction.
@@ -43,9 +41,15 @@ pub struct Source {
     pub sql: &'static str,
 }
 
+/// How this host calls the functions of workers: one more with each change that a host of before would not survive. Why, and what else
+/// goes with it: docs/decisions/two-protocols-are-served.md.
+pub const PROTOCOL: i32 = 1;
+
 /// All that schema `rouse` is made of.
 #[derive(Debug, Clone, Copy)]
 pub struct Sources<'a> {
+    /// The oldest and the newest protocol number of hosts that these functions serve.
+    pub protocols: (i32, i32),
     /// What changes tables, in order; each is applied once.
     pub migrations: &'a [Migration],
     /// Functions, views and triggers, in the order in which they can be defined.
@@ -57,7 +61,8 @@ pub struct Sources<'a> {
 impl Sources<'_> {
     /// The digest of all that is applied again when it changes.
     pub(super) fn digest(&self) -> String {
-        let mut all = String::new();
+        let (oldest, newest) = self.protocols;
+        let mut all = format!("protocols {oldest} to {newest}\n");
         for source in self.functions.iter().chain(self.rights) {
             // Writing to a String does not fail.
             let _ = write!(all, "{}\n{}\n", source.name, source.sql);
@@ -67,12 +72,11 @@ impl Sources<'_> {
 }
 
 macro_rules! migration {
-    ($version:literal, $name:literal, breaking: $breaking:literal) => {
+    ($version:literal, $name:literal) => {
         Migration {
             version: $version,
             name: $name,
             sql: include_str!(concat!("../../../../migrations/", $name, ".sql")),
-            breaking: $breaking,
         }
     };
 }
@@ -88,8 +92,10 @@ macro_rules! sources {
 
 /// This host's.
 pub const ALL: Sources<'static> = Sources {
-    migrations: &[migration!(1, "0001_schema", breaking: true)],
+    protocols: (1, PROTOCOL),
+    migrations: &[migration!(1, "0001_schema")],
     functions: sources!(
+        "types",
         "history",
         "partitions",
         "locks",
@@ -97,6 +103,7 @@ pub const ALL: Sources<'static> = Sources {
         "workers",
         "wake",
         "lanes",
+        "payloads",
         "enqueue",
         "look",
         "claim",
@@ -182,7 +189,6 @@ mod tests {
             version: 2,
             name: "0002_x",
             sql: "-- rouse: no transaction\n-- Why;\nDROP INDEX CONCURRENTLY IF EXISTS rouse.x;\n\nCREATE INDEX CONCURRENTLY x\n    ON rouse.job (id);\n\n",
-            breaking: false,
         };
         assert!(one.is_outside_a_transaction());
         assert_eq!(

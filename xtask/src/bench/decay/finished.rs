@@ -44,6 +44,7 @@ pub(super) async fn fill(bench: &Bench, server: &Server, count: i64) -> Result<(
         values.push(match (name.as_str(), kind.as_str()) {
             ("id", _) => "nextval('rouse.turn_seq')".to_owned(),
             ("payload", _) => PAYLOAD.to_owned(),
+            ("payload_at", _) => "NULL".to_owned(),
             ("result", _) => "jsonb_build_object('n', n)".to_owned(),
             ("finished_at", _) => "at.moment".to_owned(),
             (_, "timestamp with time zone") => "at.moment - interval '50 ms'".to_owned(),

@@ -1,0 +1,65 @@
+//! The records that the functions of workers take: composite types of schema `rouse` (migrations/functions/types.sql).
+//!
+//! Each has a struct beside its verb, with `#[derive(ToSql)]`; the fields are matched by their names. A field is added there and in the
+//! type, and nowhere between.
+
+use std::collections::HashMap;
+
+use tokio_postgres::types::{Field, Kind, Type};
+
+use super::{Store, StoreError};
+
+/// Those that a host sends.
+const NAMES: [&str; 5] = [
+    "claim_order",
+    "settlement",
+    "progress_report",
+    "attempt_usage",
+    "log_line",
+];
+
+/// Lists of records, by the name of the record. Their numbers in the catalog differ from database to database; they are read when a
+/// worker registers.
+#[derive(Debug)]
+pub(super) struct Lists(HashMap<&'static str, Type>);
+
+impl Lists {
+    /// The type of a list of these records.
+    pub(super) fn of(&self, name: &str) -> Type {
+        self.0
+            .get(name)
+            .expect("all that the verbs name are read")
+            .clone()
+    }
+}
+
+impl Store {
+    /// Reads the types of records.
+    ///
+    /// # Errors
+    /// Where the database lacks one: it is not migrated.
+    pub(super) async fn read_records(&self) -> Result<Lists, StoreError> {
+        let names: &[&str] = &NAMES;
+        let rows = self
+            .query(include_str!("records.sql"), &[(&names, Type::TEXT_ARRAY)])
+            .await?;
+        let mut lists = HashMap::new();
+        for row in &rows {
+            let (name, record, list): (&str, u32, u32) = (row.get(0), row.get(1), row.get(2));
+            let (fields, kinds): (Vec<String>, Vec<u32>) = (row.get(3), row.get(4));
+            let fields = fields
+                .into_iter()
+                .zip(kinds)
+                .filter_map(|(name, kind)| Some(Field::new(name, Type::from_oid(kind)?)));
+            let of = |oid, kind| Type::new(name.to_owned(), oid, kind, "rouse".to_owned());
+            let record = of(record, Kind::Composite(fields.collect()));
+            if let Some(name) = NAMES.into_iter().find(|known| *known == name) {
+                lists.insert(name, of(list, Kind::Array(record)));
+            }
+        }
+        match NAMES.into_iter().find(|name| !lists.contains_key(name)) {
+            None => Ok(Lists(lists)),
+            Some(missing) => Err(StoreError::NotMigrated(missing)),
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Large payloads are written once, and read wherever their job stands.
+
+use rouse::store::Locked;
+use tokio_postgres::Client;
+
+use crate::support::TestDb;
+use crate::support::claims::{claim, result, settlement};
+
+/// SQL for a payload that does not stay in its row, with this number in it.
+fn large(n: i32) -> String {
+    format!("jsonb_build_object('n', {n}, 'pad', repeat('x', 4000))")
+}
+
+async fn number(client: &Client, sql: &str) -> i64 {
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// The number in the payload of a job, as everybody reads it; none: there is no payload.
+async fn read(client: &Client, id: i64) -> Option<i64> {
+    let sql = "SELECT (payload ->> 'n')::bigint FROM rouse.job($1)";
+    client.query_one(sql, &[&id]).await.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn a_large_payload_is_written_once_however_it_is_enqueued_and_a_small_one_stays_in_its_row() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    // The lane is new, then known; with a key; many; and a retry of the first.
+    let ways = [
+        format!("SELECT rouse.enqueue('x', {})", large(1)),
+        format!("SELECT rouse.enqueue('x', {})", large(2)),
+        format!(
+            "SELECT rouse.enqueue('x', {}, lease => '1 minute')",
+            large(3)
+        ),
+        format!(
+            "SELECT id FROM rouse.enqueue_unique('x', 'key', {})",
+            large(4)
+        ),
+        format!(
+            "SELECT max(id) FROM rouse.enqueue_many('x', ARRAY[{}, '{{\"n\": 0}}', {}]) AS id",
+            large(0),
+            large(5)
+        ),
+    ];
+    let mut ids = Vec::new();
+    for (n, sql) in (1..).zip(&ways) {
+        let id = number(&client, sql).await;
+        assert_eq!(read(&client, id).await, Some(n), "{sql}");
+        ids.push(id);
+    }
+    assert_eq!(
+        number(&client, "SELECT count(*) FROM rouse.payload").await,
+        6
+    );
+    assert_eq!(
+        number(
+            &client,
+            "SELECT count(*) FROM rouse.job WHERE payload IS NOT NULL"
+        )
+        .await,
+        1
+    );
+    let differs = format!(
+        "SELECT cardinality(differs)::bigint FROM rouse.enqueue_unique('x', 'key', {})",
+        large(4)
+    );
+    assert_eq!(number(&client, &differs).await, 0, "it is the same payload");
+
+    let jobs = claim(&store, 10).await;
+    let sent: Vec<&str> = jobs
+        .iter()
+        .filter(|job| ids.contains(&job.id.0))
+        .map(|job| &job.payload.0[..7])
+        .collect();
+    assert_eq!(
+        sent,
+        [
+            "{\"n\": 1",
+            "{\"n\": 2",
+            "{\"n\": 3",
+            "{\"n\": 4",
+            "{\"n\": 5"
+        ]
+    );
+    let done: Vec<_> = jobs
+        .iter()
+        .map(|job| settlement(job, result("1")))
+        .collect();
+    assert_eq!(
+        store
+            .settle(&done, Locked::Wait)
+            .await
+            .unwrap()
+            .accepted
+            .len(),
+        7
+    );
+    assert_eq!(
+        number(
+            &client,
+            "SELECT count(*) FROM rouse.finished WHERE payload IS NULL"
+        )
+        .await,
+        6
+    );
+    assert_eq!(
+        number(&client, "SELECT count(*) FROM rouse.payload").await,
+        6,
+        "nothing was copied"
+    );
+    for (n, id) in (1..).zip(&ids) {
+        assert_eq!(read(&client, *id).await, Some(n));
+    }
+    let found = "SELECT id FROM rouse.find_jobs('{\"payload\": {\"/n\": 2}}')";
+    assert_eq!(number(&client, found).await, ids[1]);
+    let bytes = "SELECT (detail ->> 'payload_bytes')::bigint FROM rouse.audit(now() - interval '1 h') WHERE job = ";
+    assert_eq!(number(&client, &format!("{bytes} {}", ids[1])).await, 4019);
+
+    let again = number(&client, &format!("SELECT rouse.retry({})", ids[0])).await;
+    assert_eq!(read(&client, again).await, Some(1));
+    assert_eq!(claim(&store, 1).await[0].payload.0.len(), 4019);
+    number(
+        &client,
+        &format!(
+            "SELECT rouse.enqueue('x', {}, run_at => now() + interval '1 day')",
+            large(7)
+        ),
+    )
+    .await;
+    let cancelled = "SELECT rouse.cancel(max(id))::integer::bigint FROM rouse.job";
+    assert_eq!(number(&client, cancelled).await, 1);
+    assert_eq!(
+        read(
+            &client,
+            number(&client, "SELECT max(id) FROM rouse.finished").await
+        )
+        .await,
+        Some(7)
+    );
+}
+
+#[tokio::test]
+async fn where_todays_partition_is_missing_a_large_payload_stays_in_its_row() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "DO $$ BEGIN EXECUTE 'DROP TABLE rouse.payload_' || to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD'); END $$",
+        )
+        .await
+        .unwrap();
+    let id = number(&client, &format!("SELECT rouse.enqueue('x', {})", large(1))).await;
+    assert_eq!(read(&client, id).await, Some(1));
+    let many = format!(
+        "SELECT max(id) FROM rouse.enqueue_many('x', ARRAY[{}]) AS id",
+        large(2)
+    );
+    assert_eq!(read(&client, number(&client, &many).await).await, Some(2));
+    assert_eq!(
+        number(
+            &client,
+            "SELECT count(*) FROM rouse.job WHERE payload IS NOT NULL"
+        )
+        .await,
+        2
+    );
+}
+
+#[tokio::test]
+async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
+    let db = TestDb::new().await;
+    let (client, store) = (db.client().await, db.worker().await);
+    // One lives; one ended today; one ended then, in a queue that keeps its jobs for ten years; one is gone.
+    let live = number(&client, "SELECT rouse.enqueue('x')").await;
+    client
+        .batch_execute(&format!(
+            "SELECT rouse.set_retention('long', 3650);
+             SET ROLE rouse_owner;
+             CREATE TABLE rouse.payload_20200101 PARTITION OF rouse.payload FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+             CREATE TABLE rouse.finished_keep_3650_20200101 PARTITION OF rouse.finished_keep_3650 FOR VALUES FROM ('2020-01-01') TO ('2020-02-01');
+             INSERT INTO rouse.payload SELECT id, '{{\"n\": 1}}', '2020-01-01 12:00' FROM unnest(ARRAY[{live}, -1, -2, -3]) AS id;
+             UPDATE rouse.job SET payload = NULL, payload_at = '2020-01-01 12:00';
+             INSERT INTO rouse.finished (id, lane, requested_at, available_at, finished_at, attempt, lost, state, payload_at, keep_days)
+             SELECT f.id, j.lane, f.at, f.at, f.at, 0, 0, 'cancelled', '2020-01-01 12:00', f.keep
+             FROM rouse.job AS j, (VALUES (-1, now(), 0), (-2, timestamptz '2020-01-01 13:00', 3650)) AS f(id, at, keep)"
+        ))
+        .await
+        .unwrap();
+    // A finished job of the next day may have been enqueued with one of these, and needs no copy.
+    client
+        .batch_execute(
+            "CREATE TABLE rouse.finished_20200102 PARTITION OF rouse.finished_default FOR VALUES FROM ('2020-01-02') TO ('2020-01-03')",
+        )
+        .await
+        .unwrap();
+    assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
+    assert_eq!(
+        number(&client, "SELECT count(*) FROM rouse.payload_20200101").await,
+        4
+    );
+    for dropped in [1, 0] {
+        assert_eq!(store.maintain_partitions(7).await.unwrap(), (dropped, 0));
+        for id in [live, -1, -2] {
+            assert_eq!(read(&client, id).await, Some(1), "job {id}");
+        }
+        assert_eq!(
+            number(&client, "SELECT count(*) FROM rouse.payload").await,
+            3
+        );
+    }
+    assert_eq!(claim(&store, 1).await[0].payload.0, "{\"n\": 1}");
+}
