@@ -201,7 +201,7 @@ BEGIN
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             IF stored_at IS NOT NULL THEN
-                INSERT INTO rouse.payload (job, payload, kept_at) VALUES (fresh, payload, stored_at);
+                INSERT INTO rouse.payload (job, payload, kept_at) VALUES (fresh, payload::text, stored_at);
             END IF;
             INSERT INTO rouse.record (at, job, event, who, detail)
             VALUES (p_at, p_was.id, 'retried', session_user, jsonb_build_object('as', fresh));

@@ -153,19 +153,19 @@ $$;
 -- nothing and locks nothing, so that a client that does not read holds nobody up. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[])
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
-               requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload jsonb, memory_bytes bigint, grants text,
+               requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
                lease_ms bigint, timeout_ms bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 100
-SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+-- An answer is at most 8 MiB, and does not go through a file.
+SET work_mem = '16MB' SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
-    -- The payload as jsonb: what is large stays where it is until it is sent.
     RETURN QUERY
     SELECT j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
-           -- In the partition of its day, mostly.
-           coalesce(j.payload, stored.payload,
+           -- In the partition of its day, mostly. A large one stays where it is until it is sent.
+           coalesce(j.payload::text, stored.payload,
                     (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at LIMIT 1)),
            j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms
     FROM unnest(p_ids) AS asked(id)

@@ -157,7 +157,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enab
 #variable_conflict use_variable
 DECLARE
     at        timestamptz := clock_timestamp();
-    bytes     integer := octet_length(payload::text);
+    written   text := payload::text;
+    bytes     integer := octet_length(written);
     bytes_max integer := 1024;
     sent      integer := bytes;
     valid     boolean := true;
@@ -178,7 +179,7 @@ BEGIN
         IF bytes <= bytes_max THEN
             stored_at := rouse._payload_at(bytes, at);
             IF stored_at IS NOT NULL THEN
-                INSERT INTO rouse.payload (job, payload, kept_at) VALUES (job_id, payload, stored_at);
+                INSERT INTO rouse.payload (job, payload, kept_at) VALUES (job_id, written, stored_at);
                 here := NULL;
             END IF;
         END IF;
@@ -272,7 +273,7 @@ BEGIN
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             IF stored_at IS NOT NULL THEN
-                INSERT INTO rouse.payload (job, payload, kept_at) VALUES (p_id, p_payload, stored_at);
+                INSERT INTO rouse.payload (job, payload, kept_at) VALUES (p_id, p_payload::text, stored_at);
             END IF;
             _enqueue_unique.id := p_id;
             created := true;
@@ -401,7 +402,7 @@ BEGIN
     IF rouse._payload_at((SELECT max(s) FROM unnest(sizes) AS s), at) IS NOT NULL THEN
         stored_at := ARRAY(SELECT rouse._payload_at(s.bytes, at) FROM unnest(sizes) WITH ORDINALITY AS s(bytes, place) ORDER BY s.place);
         INSERT INTO rouse.payload (job, payload, kept_at)
-        SELECT u.id, u.payload, u.stored_at FROM unnest(ids, payloads, stored_at) AS u(id, payload, stored_at) WHERE u.stored_at IS NOT NULL;
+        SELECT u.id, u.payload::text, u.stored_at FROM unnest(ids, payloads, stored_at) AS u(id, payload, stored_at) WHERE u.stored_at IS NOT NULL;
     END IF;
     RETURN QUERY
     INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants,

@@ -99,7 +99,7 @@ BEGIN
             EXECUTE format('ALTER TABLE rouse.finished ATTACH PARTITION rouse.%I FOR VALUES IN (%s)', part.of_table, part.keep_days);
             EXECUTE format('CREATE TRIGGER keep_table BEFORE TRUNCATE ON rouse.%I EXECUTE FUNCTION rouse._keep_history()', part.of_table);
         END IF;
-        EXECUTE format('CREATE TABLE rouse.%I (LIKE rouse.%I INCLUDING CONSTRAINTS INCLUDING COMPRESSION)', part.name, part.of_table);
+        EXECUTE format('CREATE TABLE rouse.%I (LIKE rouse.%I INCLUDING CONSTRAINTS INCLUDING COMPRESSION INCLUDING STORAGE)', part.name, part.of_table);
         EXECUTE format('GRANT SELECT ON rouse.%I TO rouse_observer, rouse_operator', part.name);
         EXECUTE format('ALTER TABLE rouse.%I ATTACH PARTITION rouse.%I FOR VALUES FROM (%L) TO (%L)',
             part.of_table, part.name, part.first_day::timestamp AT TIME ZONE 'UTC', part.end_day::timestamp AT TIME ZONE 'UTC');

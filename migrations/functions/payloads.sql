@@ -21,6 +21,6 @@ BEGIN
     IF p_payload_at IS NULL THEN
         RETURN p_payload;
     END IF;
-    RETURN (SELECT p.payload FROM rouse.payload AS p WHERE p.job = p_job AND p.kept_at >= p_payload_at LIMIT 1);
+    RETURN (SELECT p.payload::jsonb FROM rouse.payload AS p WHERE p.job = p_job AND p.kept_at >= p_payload_at LIMIT 1);
 END
 $$;
