@@ -2,12 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use rouse::worker::Settings;
+use rouse::worker::{Intervals, Settings};
 use serde_json::{Value, json};
 
-use crate::support::worker::{
-    TestWorker, catalog, ended, enqueue, put, show, until, until_true, until_within,
-};
+use crate::support::worker::{TestWorker, catalog, ended, enqueue, put, show, until, until_true};
 use crate::support::{TestDb, cut_all_others};
 
 /// A poll that never ends a wait within a test.
@@ -15,6 +13,17 @@ const NEVER: Duration = Duration::from_secs(60);
 
 fn settings() -> Settings {
     Settings::default()
+}
+
+/// Short sweeps ten times a second.
+fn hurried() -> Settings {
+    Settings {
+        intervals: Intervals {
+            sweep: Duration::from_millis(100),
+            ..Intervals::default()
+        },
+        ..settings()
+    }
 }
 
 #[tokio::test]
@@ -262,13 +271,13 @@ async fn jobs_whose_producer_commits_late_are_found_without_a_notification() {
         &db,
         Settings {
             notify: false,
-            ..settings()
+            ..hurried()
         },
     )
     .await;
-    // A sweep comes every second; from the second one on the worker does not look at what lies before the one before it.
+    // From the second sweep on the worker does not look at what lies before the one before it.
     let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(5) {
+    while began.elapsed() < Duration::from_millis(700) {
         ended(&client, put(&client, "'noop', queue => 'other'").await).await;
     }
     transaction.commit().await.unwrap();
@@ -282,32 +291,32 @@ async fn jobs_whose_producer_commits_late_are_found_without_a_notification() {
 }
 
 #[tokio::test]
-async fn a_late_commit_of_more_jobs_than_a_second_of_work_is_done_to_the_end() {
+async fn a_late_commit_of_more_jobs_than_the_work_between_two_sweeps_is_done_to_the_end() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);
     let transaction = late.transaction().await.unwrap();
     let late = "SELECT max(id) FROM rouse.enqueue_many('test.sleep', ARRAY(
-                    SELECT jsonb_build_object('ms', 100) FROM generate_series(1, 100))) AS id";
+                    SELECT jsonb_build_object('ms', 100) FROM generate_series(1, 40))) AS id";
     let last: i64 = transaction.query_one(late, &[]).await.unwrap().get(0);
     let worker = TestWorker::start(
         &db,
         Settings {
             notify: false,
             slots: 2,
-            ..settings()
+            ..hurried()
         },
     )
     .await;
     // The cursor passes them, and the sweeps forget that it was before them.
     let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(5) {
+    while began.elapsed() < Duration::from_millis(700) {
         ended(&client, put(&client, "'test.sleep', '{\"ms\": 1}'").await).await;
     }
     transaction.commit().await.unwrap();
     let committed = Instant::now();
     assert_eq!(ended(&client, last).await.state, "succeeded");
-    // They take 5 s. A restart that needs no reason comes 30 s after the start.
-    assert!(committed.elapsed() < Duration::from_secs(18));
+    // They take 2 s. A restart that needs no reason comes 30 s after the start.
+    assert!(committed.elapsed() < Duration::from_secs(15));
     worker.drain().await;
 }
 
@@ -356,7 +365,14 @@ async fn a_worker_serves_only_its_queues_and_only_jobs_whose_tags_it_has() {
 async fn a_lane_that_is_committed_long_after_it_was_numbered_is_found() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);
-    let worker = TestWorker::start(&db, settings()).await;
+    let settings = Settings {
+        intervals: Intervals {
+            restart: Duration::from_secs(1),
+            ..Intervals::default()
+        },
+        ..settings()
+    };
+    let worker = TestWorker::start(&db, settings).await;
     let transaction = late.transaction().await.unwrap();
     let row = transaction
         .query_one("SELECT rouse.enqueue('noop', queue => 'late')", &[])
@@ -376,12 +392,9 @@ async fn a_lane_that_is_committed_long_after_it_was_numbered_is_found() {
         .unwrap();
     ended(&client, row_after.get(0)).await;
     transaction.commit().await.unwrap();
-    // The long sweep, every 30 s, reads the whole catalog.
-    let job = until_within(&client, row.get(0), Duration::from_secs(50), |job| {
-        job.state == "succeeded"
-    })
-    .await;
-    assert_eq!(job.attempt, 1);
+    // The long sweep reads the whole catalog.
+    let job = ended(&client, row.get(0)).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     worker.drain().await;
 }
 
@@ -423,7 +436,7 @@ async fn a_job_that_is_committed_behind_the_cursors_is_found_by_its_notification
     let asleep = Settings {
         poll_min: NEVER,
         poll_max: NEVER,
-        ..settings()
+        ..hurried()
     };
     let worker = TestWorker::start(&db, asleep).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
@@ -432,11 +445,11 @@ async fn a_job_that_is_committed_behind_the_cursors_is_found_by_its_notification
         .query_one("SELECT rouse.enqueue('noop', '{\"n\": 1}')", &[])
         .await
         .unwrap();
-    // Enough looks, each more than a second after the one before, for the short sweep to forget.
+    // Enough looks, each more than two intervals of sweeps after the one before, for the short sweep to forget.
     for n in 0..4 {
         let id = enqueue(&client, "noop", json!({ "n": n })).await;
         ended(&client, id).await;
-        tokio::time::sleep(Duration::from_millis(1100)).await;
+        tokio::time::sleep(Duration::from_millis(250)).await;
     }
     transaction.commit().await.unwrap();
     let committed = Instant::now();

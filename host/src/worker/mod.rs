@@ -28,6 +28,7 @@ mod poll;
 mod prefetch;
 mod progress;
 mod reach;
+mod schedule;
 mod settings;
 mod settler;
 mod sleeper;
@@ -55,6 +56,7 @@ use tracing::{info, warn};
 pub use meters::{Became, Outcomes};
 pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
+pub use schedule::Intervals;
 pub use settings::{QueueOrder, Settings};
 
 use crate::job::{AbortReason, Incarnation};

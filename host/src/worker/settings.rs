@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::Overrides;
+use super::{Intervals, Overrides};
 use crate::store::WorkerKey;
 
 /// What an operator can set about a worker. [`Default`] documents the defaults.
@@ -47,6 +47,8 @@ pub struct Settings {
     pub sources: HashMap<String, String>,
     /// What the operator sets for handlers, over what their modules say.
     pub overrides: Overrides,
+    /// How often the worker looks behind its cursors.
+    pub intervals: Intervals,
 }
 
 /// What the order of the queues means (SPEC row A4).
@@ -100,6 +102,7 @@ impl Default for Settings {
             drain_timeout: Duration::from_secs(300),
             sources: HashMap::new(),
             overrides: Overrides::default(),
+            intervals: Intervals::default(),
         }
     }
 }

@@ -38,6 +38,7 @@ impl File {
             lost_max: self.lost_max.unwrap_or(default.lost_max),
             sources: self.sources.clone().into_iter().collect(),
             overrides: self.overrides(),
+            intervals: default.intervals,
         }
     }
 
