@@ -150,7 +150,8 @@ END
 $$;
 
 -- The jobs of these ids that the worker has by this claim, in the order of the ids. Those that it has lost meanwhile are left out. Changes
--- nothing and locks nothing, so that a client that does not read holds nobody up. Served by the primary key.
+-- nothing and locks nothing, so that a client that does not read holds nobody up. A payload that somebody has removed is an empty text:
+-- that job fails, and no other. Served by the primary key and payload_job.
 CREATE OR REPLACE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[])
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
@@ -166,7 +167,7 @@ BEGIN
     SELECT j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
            -- In the partition of its day, mostly. A large one stays where it is until it is sent.
            coalesce(j.payload::text, stored.payload,
-                    (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at LIMIT 1)),
+                    (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at LIMIT 1), ''),
            j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms
     FROM unnest(p_ids) AS asked(id)
     JOIN rouse.job AS j ON j.id = ANY (ARRAY[asked.id])

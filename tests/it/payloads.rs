@@ -1,10 +1,12 @@
 //! Large payloads are written once, and read wherever their job stands.
 
 use rouse::store::Locked;
+use rouse::worker::Settings;
 use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, result, settlement};
+use crate::support::worker::{TestWorker, ended};
 
 /// SQL for a payload that does not stay in its row, with this number in it.
 fn large(n: i32) -> String {
@@ -210,4 +212,36 @@ async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
         );
     }
     assert_eq!(claim(&store, 1).await[0].payload.0, "{\"n\": 1}");
+}
+
+#[tokio::test]
+async fn a_job_whose_payload_somebody_has_removed_fails_and_no_other_of_its_claim() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let many = format!(
+        "SELECT min(id) FROM rouse.enqueue_many('noop', ARRAY[{}, {}]) AS id",
+        large(1),
+        large(2)
+    );
+    let gone = number(&client, &many).await;
+    client
+        .batch_execute(&format!(
+            "BEGIN; SELECT rouse.unlock_history('a test'); DELETE FROM rouse.payload WHERE job = {gone}; COMMIT"
+        ))
+        .await
+        .unwrap();
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let job = ended(&client, gone).await;
+    assert_eq!((job.state.as_str(), job.attempt), ("failed", 1));
+    let error = job.error.unwrap();
+    assert_eq!(error["kind"], "invalid_payload");
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("removed it from rouse.payload"),
+        "{error}"
+    );
+    assert_eq!(ended(&client, gone + 1).await.state, "succeeded");
+    worker.drain().await;
 }

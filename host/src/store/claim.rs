@@ -113,7 +113,7 @@ pub struct ClaimedJob {
     pub ready_at: Option<SystemTime>,
     /// When it was claimed, by the database's clock.
     pub claimed_at: SystemTime,
-    /// JSON.
+    /// JSON; empty: somebody has removed it from `rouse.payload`.
     pub payload: JsonText,
     /// What this attempt may use instead of the handler's own limit, bytes: an earlier one ran out of
     /// memory.

@@ -97,6 +97,17 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
         return Duration::ZERO;
     };
     let overrides = &shared.settings.overrides;
+    if claim.job.payload.0.is_empty() {
+        let why = "payload is gone: somebody has removed it from rouse.payload".to_owned();
+        end(
+            shared,
+            &claim,
+            &handler.manifest.name,
+            RunEnd::PayloadRefused(why),
+        )
+        .await;
+        return Duration::ZERO;
+    }
     let policy = Policy::resolve(&handler.manifest, overrides);
     let mut policy = match claim.job.lease.or(claim.job.timeout) {
         None => policy,

@@ -33,7 +33,7 @@ pub(super) struct Lanes {
 }
 
 /// From which turn on a lane is looked at.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum After {
     /// From the cursor: there is a backlog, and whatever is committed now stands behind it.
     Cursor,
