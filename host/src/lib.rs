@@ -4,6 +4,7 @@
 //! `store`, `sandbox` → `job`. `store` and `sandbox` do not know each other, and nothing but `config`
 //! reads the environment.
 
+mod duration;
 mod harmless;
 pub mod job;
 pub mod sandbox;

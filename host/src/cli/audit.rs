@@ -7,12 +7,12 @@ use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 
 use super::attempt_error::cell;
-use super::duration::some_time;
 use super::list::{List, Shown};
 use super::number::between;
 use super::screen::Colour;
 use super::target::{Target, seen};
 use super::text::{as_json, plain};
+use crate::duration;
 use crate::job::JobId;
 use crate::store::Audit;
 
@@ -37,7 +37,7 @@ pub(super) struct Args {
     job: Option<i64>,
 
     /// How far back from now, or from --before, for instance 90s or 2h
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = some_time)]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration::argument_above_zero)]
     since: Duration,
 
     /// Only what happened before this time, as it was listed: the next page

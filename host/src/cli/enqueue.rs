@@ -6,12 +6,12 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 use serde_json::json;
 
-use super::duration::{duration, some_time};
 use super::number::between;
 use super::payload;
 use super::served::Wanted;
 use super::target::Target;
 use super::text::as_json;
+use crate::duration;
 use crate::store::{Enqueue, Enqueued};
 
 /// Options of `rouse enqueue`.
@@ -44,7 +44,7 @@ pub(super) struct Args {
     priority: Option<String>,
 
     /// Not before this long from now, for instance 90s or 2h
-    #[arg(long = "in", value_name = "TIME", value_parser = duration)]
+    #[arg(long = "in", value_name = "TIME", value_parser = duration::argument)]
     delay: Option<Duration>,
 
     /// How often it is tried in all; default: the handler's own
@@ -56,12 +56,12 @@ pub(super) struct Args {
     unique_key: Option<String>,
 
     /// How long a claim of it is good for without renewal, 2s to 1d; default: the handler's own
-    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     lease: Option<Duration>,
 
     /// How long an attempt may run, at most 30d; default: the handler's own. Where rouse.toml sets a timeout for the handler, the
     /// shorter of the two counts
-    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     timeout: Option<Duration>,
 
     /// A tag that its worker must have (again for several)

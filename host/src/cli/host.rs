@@ -15,13 +15,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use self::invocations::{TOKEN, Tokenless};
-use super::duration::duration;
 use super::misspelt::Named;
 use super::number::between;
 use super::open_files;
 use super::settings::sandbox_settings;
 use super::signals::Signals;
 use crate::config::{self, Environment, File, Queue};
+use crate::duration;
 use crate::http::{self, Access, Invocations, Metrics, Pages, Readiness, Report};
 use crate::invoke::{Invoker, Share};
 use crate::sandbox::{self, Catalog, HandlerSet, Sandbox};
@@ -77,7 +77,7 @@ pub(super) struct HostArgs {
     poll_max: Option<std::time::Duration>,
 
     /// After SIGTERM, how long running attempts may go on; default: 300s
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration::argument)]
     drain_timeout: Option<std::time::Duration>,
 }
 
@@ -123,7 +123,7 @@ pub(super) fn worker_id(text: &str) -> Result<String, String> {
 }
 
 fn poll_ceiling(text: &str) -> Result<std::time::Duration, String> {
-    let time = duration(text)?;
+    let time = duration::argument(text)?;
     let (min, max) = (
         std::time::Duration::from_millis(1),
         std::time::Duration::from_secs(60),

@@ -15,7 +15,6 @@ use serde_json::value::RawValue;
 use profile_file::ProfileFile;
 
 use super::attempt_error;
-use super::duration::some_time;
 use super::host::HANDLERS_DIR;
 use super::nearest::{did_you_mean, nearest};
 use super::open_files;
@@ -24,6 +23,7 @@ use super::settings::sandbox_settings;
 use super::signals::Signals;
 use super::text::{as_json, plain};
 use crate::config::File;
+use crate::duration;
 use crate::invoke::{Answer, Call, Invoked, once};
 use crate::job::{AbortReason, AttemptError, ErrorKind};
 use crate::sandbox::{AbortHandle, Catalog, Handler, HandlerSet, Profile, Sandbox};
@@ -69,7 +69,7 @@ pub(super) struct Args {
     config: Option<PathBuf>,
 
     /// How long it may run, for instance 90s; default: the handler's own
-    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    #[arg(long, value_name = "TIME", value_parser = duration::argument_above_zero)]
     timeout: Option<Duration>,
 
     /// The queue that the handler is told of

@@ -6,9 +6,9 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 use serde_json::json;
 
-use super::duration::duration;
 use super::target::Target;
 use super::text::as_json;
+use crate::duration;
 use crate::store::migrate;
 
 /// Options of `rouse migrate`.
@@ -22,7 +22,7 @@ pub(super) struct Args {
     check: bool,
 
     /// How long to wait for locks that other sessions hold; producers and workers go on meanwhile
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = duration::argument, default_value = "60s")]
     wait: Duration,
 
     /// Print the SQL that creates the roles, for an administrator to run; needs no database

@@ -5,7 +5,6 @@ mod attempt_error;
 mod audit;
 mod compile_module;
 mod dev;
-mod duration;
 mod each;
 mod enqueue;
 mod example;

@@ -2,7 +2,6 @@
 
 mod checks;
 mod dir_table;
-mod duration;
 mod exposed;
 mod handler_table;
 mod http_table;
@@ -92,21 +91,21 @@ pub struct File {
     /// False: poll only.
     notify: Option<bool>,
     /// The shortest wait between two looks; default 5 ms.
-    #[serde(default, deserialize_with = "duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     poll_min: Option<Duration>,
     /// The longest one; default 2 s, at most 60 s.
-    #[serde(default, deserialize_with = "duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     poll_max: Option<Duration>,
     /// How long running attempts may go on after a stop; default 300 s.
-    #[serde(default, deserialize_with = "duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     drain_timeout: Option<Duration>,
     /// How long a slot waits after an attempt before it starts the next one; default 0.
-    #[serde(default, deserialize_with = "duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     job_delay: Option<Duration>,
     /// Days for which finished jobs are kept; default 7.
     keep_days: Option<u32>,
     /// A job that has waited for so long goes ahead of newer ones; default 15 min, 0s: never.
-    #[serde(default, deserialize_with = "duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     promote_after: Option<Duration>,
     /// How much of each claim goes to such jobs, percent; default 100.
     promote_share: Option<u8>,
@@ -131,7 +130,7 @@ pub struct File {
     /// Modules that are compiled at the same time; default: as many as cores, at most 4.
     compilations_max: Option<usize>,
     /// CPU time for one module; default 120 s.
-    #[serde(default, deserialize_with = "duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     compile_cpu: Option<Duration>,
     /// Address space for the compilation of one module in MiB; default 2048.
     compile_memory_mb: Option<usize>,
@@ -147,7 +146,7 @@ pub struct File {
     #[serde(default, deserialize_with = "modules::keys")]
     trusted_keys: Vec<PublicKey>,
     /// How long a request may take, with its response; default 10 min.
-    #[serde(default, deserialize_with = "duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     http_timeout: Option<Duration>,
     /// The file with certificates of authorities that are trusted beside the system's.
     http_ca_file: Option<PathBuf>,

@@ -6,7 +6,8 @@
 
 use std::sync::Arc;
 
-use super::schema::Schema;
+use rouse_schema::Schema;
+
 use super::{AbortHandle, Handler, Sandbox};
 use crate::job::{AbortReason, RunEnd};
 

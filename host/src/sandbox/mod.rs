@@ -43,7 +43,6 @@ mod load;
 mod manifest;
 mod pin;
 mod quota;
-mod schema;
 
 pub use abort::AbortHandle;
 pub use binding::{ModuleBinding, Origin, Withheld};
@@ -65,5 +64,4 @@ pub use meter::Meter;
 pub use pin::{Lock, Pin, PublicKey, SigningKey, lock_line};
 pub use profile::Profile;
 pub use run::{JobInput, Run};
-pub use schema::Schema;
 pub use settings::{ModuleParts, Settings};

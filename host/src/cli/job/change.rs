@@ -9,10 +9,10 @@ use clap::Args as ClapArgs;
 use serde_json::json;
 
 use super::{EXIT_UNKNOWN, unknown};
-use crate::cli::duration::duration;
 use crate::cli::each::{Done, Refusal, each};
 use crate::cli::number::job_id;
 use crate::cli::target::Target;
+use crate::duration;
 use crate::job::JobId;
 use crate::store::{JsonText, Store, StoreError, When};
 
@@ -96,7 +96,7 @@ pub(super) struct Reschedule {
     ids: Vec<i64>,
 
     /// Not before this long from now, for instance 90s or 2h; default: at once
-    #[arg(long = "in", value_name = "TIME", value_parser = duration, conflicts_with = "at")]
+    #[arg(long = "in", value_name = "TIME", value_parser = duration::argument, conflicts_with = "at")]
     delay: Option<Duration>,
 
     /// Not before this time, for instance 2027-01-31T08:00Z

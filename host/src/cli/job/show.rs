@@ -10,7 +10,6 @@ use super::tries::tries;
 use super::{EXIT_UNKNOWN, cell, list, unknown};
 use crate::cli::ago;
 use crate::cli::attempt_error::lines;
-use crate::cli::duration::duration;
 use crate::cli::list::{List, Shown};
 use crate::cli::number::job_id;
 use crate::cli::screen::{Colour, Screen};
@@ -18,6 +17,7 @@ use crate::cli::served::{Wanted, waits};
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::cli::top::bytes;
+use crate::duration;
 use crate::job::JobId;
 use crate::store::JobView;
 
@@ -47,7 +47,7 @@ pub(super) struct Args {
     wait: bool,
 
     /// With --wait: for at most this long
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, requires = "wait")]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration::argument, requires = "wait")]
     timeout: Duration,
 
     /// Print everything as one JSON object

@@ -16,7 +16,6 @@ use tracing::debug;
 
 use self::progress::Progress;
 use self::summary::{Left, Summary, left};
-use crate::cli::duration::duration;
 use crate::cli::host::{HANDLERS_DIR, worker_id};
 use crate::cli::open_files;
 use crate::cli::settings::sandbox_settings;
@@ -25,6 +24,7 @@ use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
 use crate::cli::used::warn_of_unused_queue;
 use crate::config::{Environment, File};
+use crate::duration;
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Remaining, Store, StoreError};
@@ -89,7 +89,7 @@ pub(super) struct Args {
 }
 
 fn lease(text: &str) -> Result<Duration, String> {
-    let time = duration(text)?;
+    let time = duration::argument(text)?;
     match (Duration::from_secs(2)..=Duration::from_secs(86_400)).contains(&time) {
         true => Ok(time),
         false => Err("must be between 2s and 24h".into()),

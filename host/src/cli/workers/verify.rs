@@ -9,9 +9,9 @@ use clap::Args as ClapArgs;
 use serde_json::{Value, json};
 
 use super::{EXIT_REFUSED, EXIT_UNKNOWN};
-use crate::cli::duration::duration;
 use crate::cli::target::Target;
 use crate::cli::text::{as_json, plain};
+use crate::duration;
 use crate::sandbox::Digest;
 
 /// How often the answer is looked for.
@@ -46,7 +46,7 @@ pub(super) struct Args {
     module: Option<PathBuf>,
 
     /// How long to wait for its answer
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration::argument)]
     timeout: Duration,
 
     /// Print one JSON object

@@ -27,22 +27,22 @@ pub(super) struct HandlerTable {
     /// The oldest version that may serve.
     #[serde(default, deserialize_with = "super::modules::version")]
     pub(super) version_min: Option<Version>,
-    #[serde(default, deserialize_with = "super::duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     pub(super) lease: Option<Duration>,
-    #[serde(default, deserialize_with = "super::duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     pub(super) timeout: Option<Duration>,
-    #[serde(default, deserialize_with = "super::duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     pub(super) grace: Option<Duration>,
     pub(super) max_attempts: Option<u32>,
-    #[serde(default, deserialize_with = "super::duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     pub(super) retry_initial: Option<Duration>,
-    #[serde(default, deserialize_with = "super::duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     pub(super) retry_max: Option<Duration>,
     pub(super) retry_multiplier: Option<f64>,
     /// The share of a wait that is random.
     pub(super) retry_jitter: Option<f64>,
     /// How long a slot waits after an attempt.
-    #[serde(default, deserialize_with = "super::duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     pub(super) job_delay: Option<Duration>,
     /// `reuse` allows the instances of the handler to serve many jobs, if its module agrees.
     pub(super) instances: Option<Instances>,

@@ -16,7 +16,7 @@ pub(super) struct LimitsTable {
     /// Memory of an attempt in MiB after one that ran out of it; default twice `memory_mb`.
     memory_retry_mb: Option<usize>,
     /// CPU time of an attempt; default 10 minutes.
-    #[serde(default, deserialize_with = "super::duration::read")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     cpu: Option<Duration>,
     /// The largest result; default 4 MiB.
     result_bytes: Option<usize>,

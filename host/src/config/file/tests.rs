@@ -400,7 +400,7 @@ fn a_mistake_is_named_with_its_key() {
         ("quues = [\"a\"]", "quues"),
         ("slots = 0", "slots"),
         ("poll_max = \"5 minutes\"", "poll_max"),
-        ("poll_max = \"soon\"", "no duration"),
+        ("poll_max = \"soon\"", "\"soon\" is not a duration such as"),
         ("queues = []", "queues is empty"),
         ("queue = \"no\"", "queue"),
         ("invoke_max = 10001", "invoke_max"),

@@ -25,9 +25,9 @@ pub struct Narrowing {
     state: Option<bool>,
     #[serde(default)]
     memory_mb: Option<usize>,
-    #[serde(default, deserialize_with = "duration")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     pub(in crate::sandbox) cpu: Option<Duration>,
-    #[serde(default, deserialize_with = "duration")]
+    #[serde(default, deserialize_with = "crate::duration::optional")]
     timeout: Option<Duration>,
 }
 
@@ -101,14 +101,6 @@ fn hosts<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Vec<HostPattern>>
             .map_err(|why| serde::de::Error::custom(format!("http: {text:?}: {why}")))
     };
     texts.iter().map(read).collect::<Result<_, _>>().map(Some)
-}
-
-fn duration<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Duration>, D::Error> {
-    let text = String::deserialize(input)?;
-    let read = humantime::parse_duration(&text);
-    read.map(Some).map_err(|error| {
-        serde::de::Error::custom(format!("{text:?} is no duration such as \"90s\": {error}"))
-    })
 }
 
 #[cfg(test)]

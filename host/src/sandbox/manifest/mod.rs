@@ -8,10 +8,10 @@ mod tests;
 use std::collections::HashSet;
 use std::time::Duration;
 
+use rouse_schema::{PatternBytes, Schema};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::schema::{PatternBytes, Schema};
 use crate::harmless::printable;
 use crate::job::RetryPolicy;
 
@@ -344,7 +344,9 @@ fn schema(
 ) -> Result<Schema, String> {
     match written {
         None => Ok(Schema::open()),
-        Some(written) => Schema::parse(written, patterns).map_err(|why| format!("{what}: {why}")),
+        Some(written) => {
+            Schema::parse(written, patterns, printable).map_err(|why| format!("{what}: {why}"))
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::harmless::is_harmful;
 
 fn one(handler: Value) -> Result<HandlerManifest, String> {
     let manifest = Manifest::parse(&json!({ "handlers": [handler] }).to_string())?;
@@ -101,6 +102,21 @@ fn rubbish_is_refused_with_the_handler_and_the_field() {
         why.contains("output_schema: #/properties/b: \"(?=c)\": "),
         "{why}"
     );
+}
+
+#[test]
+fn messages_about_a_schema_are_safe_to_print() {
+    let nasty = "\u{1b}[2J\u{9b}\u{202e}\u{2066}\n";
+    let parsed = refused(json!({ "name": "a",
+        "input_schema": { "properties": { nasty: { "type": nasty } } } }));
+    let handler = one(json!({ "name": "a",
+        "input_schema": { "properties": { nasty: { "const": nasty } } } }));
+    let value = json!({ nasty: format!("{nasty}.") }).to_string();
+    let checked = handler.unwrap().input_schema.check(value.as_bytes());
+    for why in [parsed, checked.unwrap_err()] {
+        assert!(why.contains("\\u{9b}\\u{202e}\\u{2066}"), "{why}");
+        assert!(!why.contains(is_harmful), "{why}");
+    }
 }
 
 #[test]

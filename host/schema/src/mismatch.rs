@@ -1,6 +1,6 @@
 //! What does not match, for people.
 
-use super::excerpt;
+use super::Excerpt;
 use super::json::{Json, Kind, Place};
 use super::node::{Compiled, NodeId};
 
@@ -41,17 +41,23 @@ impl Mismatch<'_> {
     }
 
     /// The rest of a sentence: where it is, what the schema expects there, what there is, and where the schema says so.
-    pub(super) fn told(&self, schema: &Compiled, written: Json<'_>, json: Json<'_>) -> String {
+    pub(super) fn told(
+        &self,
+        schema: &Compiled,
+        written: Json<'_>,
+        json: Json<'_>,
+        excerpt: Excerpt,
+    ) -> String {
         let at = match json.pointer(self.at) {
             (top, _) if top.is_empty() => String::new(),
-            (pointer, false) => format!(" at {}", excerpt(&pointer)),
-            (pointer, true) => format!(" at the name of {}", excerpt(&pointer)),
+            (pointer, false) => format!(" at {}", excerpt.of(&pointer)),
+            (pointer, true) => format!(" at the name of {}", excerpt.of(&pointer)),
         };
         let rule = schema.rule(written, self.node, self.keyword);
         let rule_at = schema.pointer(written, self.node);
         let what = match (self.detail, rule) {
             (Detail::Missing(name), _) => {
-                format!("missing the required property \"{}\"", excerpt(name))
+                format!("missing the required property \"{}\"", excerpt.of(name))
             }
             (Detail::MatchesMany, _) => "expected exactly one match in \"oneOf\", got more".into(),
             (Detail::None | Detail::Count(_), None) => match rule_at.rsplit('/').next() {
@@ -59,24 +65,26 @@ impl Mismatch<'_> {
                     "unexpected property".into()
                 }
                 Some("items" | "unevaluatedItems") => "unexpected item".into(),
-                Some(_) | None => format!("expected no value, got {}", found(json, self.at)),
+                Some(_) | None => {
+                    format!("expected no value, got {}", found(json, self.at, excerpt))
+                }
             },
             (Detail::None, Some(rule)) => {
-                let expected = expected(self.keyword, written, rule);
-                format!("expected {expected}, got {}", found(json, self.at))
+                let expected = expected(self.keyword, written, rule, excerpt);
+                format!("expected {expected}, got {}", found(json, self.at, excerpt))
             }
             (Detail::Count(count), Some(rule)) => {
-                let expected = expected(self.keyword, written, rule);
+                let expected = expected(self.keyword, written, rule, excerpt);
                 format!("expected {expected}, got {count}")
             }
         };
-        format!("{at}: {what} ({})", excerpt(&rule_at))
+        format!("{at}: {what} ({})", excerpt.of(&rule_at))
     }
 }
 
 /// What a keyword expects, from what is written under it.
-fn expected(keyword: &str, written: Json<'_>, rule: Place) -> String {
-    let value = excerpt(written.raw(rule));
+fn expected(keyword: &str, written: Json<'_>, rule: Place, excerpt: Excerpt) -> String {
+    let value = excerpt.of(written.raw(rule));
     let counted = |one: &str, more: &str| match &*value {
         "1" => format!("1 {one}"),
         _ => format!("{value} {more}"),
@@ -128,17 +136,19 @@ fn types(written: Json<'_>, rule: Place) -> String {
 }
 
 /// What stands there, as far as it can be recognised.
-fn found(json: Json<'_>, at: Place) -> String {
+fn found(json: Json<'_>, at: Place, excerpt: Excerpt) -> String {
     match json.kind(at) {
-        Kind::Null | Kind::Boolean | Kind::Number | Kind::String => shortened(json.raw(at)),
+        Kind::Null | Kind::Boolean | Kind::Number | Kind::String => {
+            shortened(json.raw(at), excerpt)
+        }
         Kind::Array => "an array".to_owned(),
         Kind::Object => "an object".to_owned(),
     }
 }
 
-fn shortened(raw: &str) -> String {
+fn shortened(raw: &str, excerpt: Excerpt) -> String {
     match raw.char_indices().nth(FOUND_CHARS_MAX) {
-        Some((end, _)) => format!("{}…", excerpt(&raw[..end])),
-        None => excerpt(raw),
+        Some((end, _)) => format!("{}…", excerpt.of(&raw[..end])),
+        None => excerpt.of(raw),
     }
 }

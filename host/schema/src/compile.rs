@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::Excerpt;
 use super::canonical::canonical_text;
-use super::excerpt;
 use super::json::{Json, Kind, Member, Place};
 use super::node::{
     ArrayRules, Combined, Compiled, Condition, Contains, Dependent, Node, NodeId, NumberRules,
@@ -13,13 +13,17 @@ use super::number::Decimal;
 use super::pattern::Pattern;
 use super::references::References;
 
-/// Reads a schema. `pattern_bytes`: what its patterns may still need.
+/// Reads a schema. `pattern_bytes`: what its patterns may still need. `excerpt`: quotes it in messages.
 ///
 /// # Errors
 /// The mistake and its place.
-pub(super) fn compile(written: Json<'_>, pattern_bytes: &mut usize) -> Result<Compiled, String> {
+pub(super) fn compile(
+    written: Json<'_>,
+    pattern_bytes: &mut usize,
+    excerpt: Excerpt,
+) -> Result<Compiled, String> {
     let mistake = |place, why| {
-        let at = excerpt(&written.pointer(place).0);
+        let at = excerpt.of(&written.pointer(place).0);
         format!("#{at}: {why}")
     };
     let references = References::new(written).map_err(|(place, why)| mistake(place, why))?;
@@ -30,6 +34,7 @@ pub(super) fn compile(written: Json<'_>, pattern_bytes: &mut usize) -> Result<Co
         known: HashMap::new(),
         pending: Vec::new(),
         pattern_bytes,
+        excerpt,
     };
     compiler.add(written.root());
     // One after the other: a chain of references costs no stack.
@@ -55,6 +60,7 @@ struct Compiler<'a, 'p> {
     known: HashMap<Place, NodeId>,
     pending: Vec<(NodeId, Place)>,
     pattern_bytes: &'p mut usize,
+    excerpt: Excerpt,
 }
 
 impl<'a> Compiler<'a, '_> {
@@ -364,8 +370,10 @@ impl<'a> Reader<'_, 'a, '_> {
                     "which more than one \"$dynamicAnchor\" has for its name: references are resolved when the module loads",
                 );
             }
-            let target = target
-                .map_err(|why| format!("\"{keyword}\" is \"{}\", {why}", excerpt(&reference)))?;
+            let target = target.map_err(|why| {
+                let reference = self.compiler.excerpt.of(&reference);
+                format!("\"{keyword}\" is \"{reference}\", {why}")
+            })?;
             nodes.push(self.compiler.add(target));
         }
         Ok(nodes)
@@ -440,7 +448,7 @@ impl<'a> Reader<'_, 'a, '_> {
 
     fn pattern(&mut self, written: &str) -> Result<Pattern, String> {
         Pattern::parse(written, self.compiler.pattern_bytes)
-            .map_err(|why| format!("\"{}\": {why}", excerpt(written)))
+            .map_err(|why| format!("\"{}\": {why}", self.compiler.excerpt.of(written)))
     }
 
     fn names(&self, keyword: &str, at: Place) -> Result<Vec<Box<str>>, String> {
@@ -476,7 +484,7 @@ impl<'a> Reader<'_, 'a, '_> {
     fn wrong(&self, keyword: &str, at: Place, what: &str) -> String {
         format!(
             "\"{keyword}\" is {}, expected {what}",
-            excerpt(self.written.raw(at))
+            self.compiler.excerpt.of(self.written.raw(at))
         )
     }
 }

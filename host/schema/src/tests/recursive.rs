@@ -125,9 +125,12 @@ fn ends(schema: &Schema, value: &str, remembered: Remembered<'static>) -> Option
     check.remembered = remembered;
     Some(match check.whole() {
         Ok(()) => "fits".into(),
-        Err(Stop::Mismatch(mismatch)) => {
-            mismatch.told(compiled, schema.written.json(), document.json())
-        }
+        Err(Stop::Mismatch(mismatch)) => mismatch.told(
+            compiled,
+            schema.written.json(),
+            document.json(),
+            schema.excerpt,
+        ),
         Err(Stop::TooManySteps) => "too many steps".into(),
         Err(Stop::TooDeep) => "too deep".into(),
     })

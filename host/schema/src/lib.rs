@@ -1,8 +1,15 @@
-//! JSON Schema (2020-12): whether a payload or a result fits what the module says of its handler.
+//! Checks JSON against JSON Schemas (2020-12), neither of which is trusted.
 //!
-//! Schema and value both come from strangers. So the work is counted in steps and ends, nesting ends, patterns run in linear
-//! time, numbers are compared by their digits, and whatever cannot be checked within that does not fit. What is
-//! evaluated and what is not: `docs/explanation/attempts.md`; why this is our own: `docs/decisions/schemas-are-checked-by-our-own.md`.
+//! Rouse gets the schema from a WebAssembly module, and the JSON from a producer or a guest. Other evaluators trust the schema,
+//! which can ask for endless work; `docs/decisions/schemas-are-checked-by-our-own.md` has the reasons for this one.
+//!
+//! It promises that every check ends: it counts its work in steps, limits nesting, and matches patterns in linear time. It
+//! compares numbers by their digits, so that nothing is rounded. JSON that cannot be checked within these bounds does not match.
+//! Messages quote schemas and JSON by the caller's [`Quote`].
+//!
+//! It never skips a rule that decides whether JSON matches: [`Schema::parse`] refuses a schema with a rule that it does not
+//! evaluate. It never reads another document, starts a thread or writes a log, and it does not know the host or wasmtime.
+//! `docs/explanation/attempts.md` lists what is evaluated and what is not.
 
 mod ecma;
 mod json;
@@ -32,8 +39,6 @@ use evaluate::{Stop, evaluate};
 use json::Document;
 use node::Compiled;
 
-use crate::harmless::printable;
-
 /// All patterns of one module together, bytes: a thousand ordinary ones.
 const PATTERNS_BYTES_MAX: usize = 16 << 20;
 
@@ -55,48 +60,62 @@ const LEVELS_MAX: usize = 128;
 /// A part of a schema is quoted as far as people read it.
 const EXCERPT_BYTES_MAX: usize = 200;
 
+/// Writes text from a schema or from JSON into a message: safe to show in a terminal, and cut after about `bytes_max` bytes.
+pub type Quote = fn(text: &str, bytes_max: usize) -> String;
+
 /// A JSON Schema as a module wrote it, ready to be checked against.
 #[derive(Clone)]
 pub struct Schema {
     written: Arc<Document<'static>>,
+    excerpt: Excerpt,
     /// None where everything fits.
     compiled: Option<Arc<Compiled>>,
 }
 
 /// How many bytes the patterns of a module may still have.
-pub(super) struct PatternBytes(usize);
+pub struct PatternBytes(usize);
 
 impl PatternBytes {
-    pub(super) fn of_a_module() -> Self {
+    /// What the patterns in all schemas of one module may have: 16 MiB.
+    pub fn of_a_module() -> Self {
         Self(PATTERNS_BYTES_MAX)
     }
 }
 
 impl Schema {
-    /// Everything fits.
-    pub(super) fn open() -> Self {
+    /// The schema `true`, which everything matches.
+    pub fn open() -> Self {
         let anything = Document::read(b"true").expect("it is JSON");
         Self {
             written: Arc::new(anything),
+            // Nothing is ever said of a mismatch.
+            excerpt: Excerpt(|_, _| String::new()),
             compiled: None,
         }
     }
 
-    /// Reads a schema, in which numbers are what their digits say.
+    /// Reads a schema, in which numbers are what their digits say. `patterns`: what its patterns may have. `quote`: how messages
+    /// quote it, and later the JSON that does not match it.
     ///
     /// # Errors
     /// What is wrong with it, with the place in it, for the author of the module.
-    pub(super) fn parse(written: &RawValue, patterns: &mut PatternBytes) -> Result<Self, String> {
+    pub fn parse(
+        written: &RawValue,
+        patterns: &mut PatternBytes,
+        quote: Quote,
+    ) -> Result<Self, String> {
+        let excerpt = Excerpt(quote);
         let text = compact(written.get());
         let written = Document::read(text.as_bytes());
         let written = written.map_err(|_| "has too many parts")?.into_owned();
         if written.json().levels() > LEVELS_MAX {
             return Err(format!("is nested deeper than {LEVELS_MAX} levels"));
         }
-        let compiled = compile::compile(written.json(), &mut patterns.0)?;
+        let compiled = compile::compile(written.json(), &mut patterns.0, excerpt)?;
         Ok(Self {
             compiled: (!compiled.is_open()).then(|| Arc::new(compiled)),
             written: Arc::new(written),
+            excerpt,
         })
     }
 
@@ -107,7 +126,10 @@ impl Schema {
 
     /// Checks a JSON text. None where that takes longer than a millisecond: then [`check`](Self::check) has to do it, where
     /// blocking is allowed.
-    pub(super) fn check_quickly(&self, text: &[u8]) -> Option<Result<(), String>> {
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_quickly(&self, text: &[u8]) -> Option<Result<(), String>> {
         let Some(compiled) = &self.compiled else {
             return Some(Ok(()));
         };
@@ -129,12 +151,11 @@ impl Schema {
         self.check_while(text, &|| false)
     }
 
-    /// As [`check`](Self::check); ends, with any answer, soon after nobody wants it any more.
-    pub(super) fn check_while(
-        &self,
-        text: &[u8],
-        unwanted: &dyn Fn() -> bool,
-    ) -> Result<(), String> {
+    /// As [`check`](Self::check), which ends soon after `unwanted` has returned true: nobody wants the answer then.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check); where it was ended, any of them.
+    pub fn check_while(&self, text: &[u8], unwanted: &dyn Fn() -> bool) -> Result<(), String> {
         let Some(compiled) = &self.compiled else {
             return Ok(());
         };
@@ -156,7 +177,7 @@ impl Schema {
             Stop::TooManySteps => Misfit::TooManySteps,
             Stop::TooDeep => Misfit::TooDeep,
             Stop::Mismatch(mismatch) => {
-                Misfit::Mismatch(mismatch.told(compiled, self.written.json(), json))
+                Misfit::Mismatch(mismatch.told(compiled, self.written.json(), json, self.excerpt))
             }
         })
     }
@@ -222,7 +243,12 @@ fn compact(text: &str) -> String {
     text.chars().filter(keeps).collect()
 }
 
-/// A text of a stranger in a message.
-fn excerpt(text: &str) -> String {
-    printable(text, EXCERPT_BYTES_MAX)
+/// Quotes texts of strangers in messages, as far as people read them.
+#[derive(Clone, Copy)]
+struct Excerpt(Quote);
+
+impl Excerpt {
+    fn of(self, text: &str) -> String {
+        (self.0)(text, EXCERPT_BYTES_MAX)
+    }
 }

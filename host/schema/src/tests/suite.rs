@@ -12,7 +12,7 @@ use super::schema;
 
 const SUITE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../tests/json-schema-test-suite/draft2020-12"
+    "/../../tests/json-schema-test-suite/draft2020-12"
 );
 
 #[derive(Deserialize)]

@@ -13,7 +13,23 @@ use super::*;
 
 fn schema(written: &str) -> Result<Schema, String> {
     let written: &RawValue = serde_json::from_str(written).expect("the test has JSON");
-    Schema::parse(written, &mut PatternBytes::of_a_module())
+    Schema::parse(written, &mut PatternBytes::of_a_module(), quoted)
+}
+
+/// As the host quotes: what a terminal would mind is shown as an escape.
+fn quoted(text: &str, bytes_max: usize) -> String {
+    let mut quoted = String::new();
+    for character in text.chars() {
+        if quoted.len() >= bytes_max {
+            quoted.push('…');
+            break;
+        }
+        match character.is_control() || character == '\u{202e}' {
+            true => quoted.extend(character.escape_unicode()),
+            false => quoted.push(character),
+        }
+    }
+    quoted
 }
 
 /// Why this value does not fit.

@@ -1,0 +1,48 @@
+//! Durations as people write them (`90s`, `2h`): on the command line, in `rouse.toml`, in the grants of a job.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Deserializer;
+use serde::de::{Error, Visitor};
+
+/// Reads a duration.
+///
+/// # Errors
+/// What is wrong with it, as the rest of a sentence, with an example.
+fn parse(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|error| format!("is not a duration such as 90s or 2h: {error}"))
+}
+
+/// For clap, which names the argument and its value first.
+pub(crate) fn argument(text: &str) -> Result<Duration, String> {
+    parse(text).map_err(|why| format!("it {why}"))
+}
+
+/// As [`argument`]; zero is refused too.
+pub(crate) fn argument_above_zero(text: &str) -> Result<Duration, String> {
+    match argument(text)? {
+        Duration::ZERO => Err("it must be longer than that, for instance 90s".into()),
+        time => Ok(time),
+    }
+}
+
+/// For serde: a field that may be left out.
+pub(crate) fn optional<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Duration>, D::Error> {
+    input.deserialize_str(Written).map(Some)
+}
+
+struct Written;
+
+impl Visitor<'_> for Written {
+    type Value = Duration;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a duration with its unit, in quotes, such as \"90s\" or \"5m\"")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
+        parse(text).map_err(|why| E::custom(format!("{text:?} {why}")))
+    }
+}
