@@ -1,7 +1,5 @@
 //! The commands that Rouse is developed with; start them as `cargo xtask`.
 
-mod workspace;
-
 mod demo;
 
 mod test;
@@ -14,19 +12,14 @@ mod chaos;
 
 mod fuzz;
 
-mod guests;
 mod other_guests;
-mod wasm_toolchain;
-
-mod database;
-mod host_process;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-
-use crate::workspace::Workspace;
+use rouse_workbench::guests;
+use rouse_workbench::workspace::Workspace;
 
 #[derive(Parser)]
 #[command(

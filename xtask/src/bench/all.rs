@@ -2,10 +2,10 @@
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Command};
+use rouse_workbench::host_process::Interruption;
 
 use super::report::{ALL, Report};
 use super::{Bench, decay, drain, enqueue, idle, latency, scale};
-use crate::host_process::Interruption;
 
 #[derive(Args)]
 pub(super) struct Options {

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use rouse_workbench::percentiles::median;
 
 use super::backlog::Work;
 use super::drained::{self, Drained};
 use super::host::{Host, HostOptions};
-use super::percentiles::median;
 use super::report::{Report, Unit};
 use super::server::Server;
 use super::{Bench, probe};

@@ -4,17 +4,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use rouse_workbench::database;
+use rouse_workbench::percentiles::median;
 
 use super::Bench;
 use super::backlog::PAYLOAD;
 use super::host::{Host, HostOptions};
-use super::percentiles::median;
 use super::plain::Plain;
 use super::producers::{Producers, What};
 use super::report::{Report, Unit};
 use super::server::Server;
 use super::wal::Place;
-use crate::database;
 
 /// A busy host has so many jobs before it at least …
 const BACKLOG_MIN: i64 = 20_000;

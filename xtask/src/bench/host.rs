@@ -6,12 +6,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rouse_workbench::host_process::HostProcess;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::Bench;
 use super::cpu::{self, HostCpu};
 use super::server::Server;
-use crate::host_process::HostProcess;
 
 /// Compiling the modules takes seconds on a busy machine.
 const REGISTERED_WITHIN: Duration = Duration::from_secs(120);

@@ -4,11 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
+use rouse_workbench::percentiles::Percentiles;
 use serde_json::json;
 use tokio_postgres::types::Json;
 
 use super::host::{Host, HostOptions};
-use super::percentiles::Percentiles;
 use super::report::{Report, Unit};
 use super::server::Server;
 use super::{Bench, round_trip};

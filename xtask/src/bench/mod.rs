@@ -28,7 +28,6 @@ mod server;
 
 mod counts;
 mod cpu;
-pub(crate) mod percentiles;
 mod wal;
 
 mod progress;
@@ -40,9 +39,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use rouse_workbench::guests;
+use rouse_workbench::workspace::Workspace;
 
-use crate::guests;
-use crate::workspace::Workspace;
 use progress::Progress;
 
 #[derive(Args)]

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
+use rouse_workbench::database;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::Bench;
 use super::server::Server;
-use crate::database;
 
 /// As many connections as the best queues use to reach their best figures.
 const CONNECTIONS: usize = 4;

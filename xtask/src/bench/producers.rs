@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use rouse_workbench::database;
 use serde_json::{Value, json};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
@@ -12,7 +13,6 @@ use tokio_postgres::{Client, Statement};
 
 use super::plain::Plain;
 use super::server::Server;
-use crate::database;
 
 const ENQUEUE: &str = "SELECT rouse.enqueue('noop', $1)";
 const ENQUEUE_MANY: &str = "SELECT rouse.enqueue_many('noop', $1)";

@@ -4,12 +4,12 @@ use std::future::poll_fn;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use rouse_workbench::database;
 use tokio::sync::mpsc;
 use tokio_postgres::{AsyncMessage, NoTls};
 
 use super::Bench;
 use super::server::Server;
-use crate::database;
 
 const TABLE: &str = "\
     CREATE TABLE IF NOT EXISTS public.round_trip (

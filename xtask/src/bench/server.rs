@@ -5,13 +5,13 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rouse_workbench::database;
+use rouse_workbench::host_process::{self, HostProcess};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_postgres::Client;
 
 use super::{Bench, counts, cpu};
-use crate::database;
-use crate::host_process::{self, HostProcess};
 
 /// The server, with a connection that stays open.
 pub(super) struct Server {

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use rouse_workbench::percentiles::{Percentiles, median};
 
 use super::backlog::Work;
 use super::drained::{self, Drained};
 use super::host::HostOptions;
 use super::levels::Levels;
-use super::percentiles::{Percentiles, median};
 use super::plain::Plain;
 use super::producers::{Producers, What};
 use super::report::{Report, Unit};

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
+use rouse_workbench::percentiles::median;
 use tokio_postgres::Client;
 
 use super::Bench;
 use super::host::{Host, HostOptions, Memory};
-use super::percentiles::median;
 use super::report::{Report, Unit};
 use super::server::Server;
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use rouse_workbench::database;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 use tokio_postgres::types::Json;
@@ -14,7 +15,6 @@ use super::load::{FAULTS_BEGIN, Kind, LINE, PATIENT, QUEUES, WORK, Wish};
 use super::plan::Fault;
 use super::random::Random;
 use super::settings::{LEASE, LINE_SLOTS};
-use crate::database;
 
 const ENQUEUE: &str = "SELECT id FROM rouse.enqueue_many($1, $2, queue => $3, tags => $4) WITH ORDINALITY AS made(id, place) ORDER BY place";
 const CANCEL: &str = "SELECT rouse.cancel(id)::int::bigint FROM unnest($1::bigint[]) WITH ORDINALITY AS asked(id, place) ORDER BY place";

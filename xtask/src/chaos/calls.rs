@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use rouse_workbench::database;
 use tokio::time::timeout;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, Transaction};
 
 use super::ledger::{Answer, Ask, Ledger};
-use crate::database;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const RECONNECT_AFTER: Duration = Duration::from_millis(50);

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use anyhow::Result;
+use rouse_workbench::database;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -18,7 +19,6 @@ use super::producers::Recent;
 use super::random::Random;
 use super::server::Server;
 use super::settings::LEASE;
-use crate::database;
 
 /// What faults are done to.
 pub(super) struct Faults {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use rouse_workbench::host_process;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
@@ -16,7 +17,6 @@ use tokio::time::timeout;
 use super::folder::Folder;
 use super::ledger::{Ledger, What, now_us};
 use super::settings::{self, Role};
-use crate::host_process;
 
 /// A host that came up a moment ago is left alone.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);

@@ -38,9 +38,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum as _};
+use rouse_workbench::host_process;
+use rouse_workbench::workspace::Workspace;
 
-use crate::host_process;
-use crate::workspace::Workspace;
 use check::Known;
 use folder::Folder;
 use ledger::Run;

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use comfy_table::{CellAlignment, Table, presets};
+use rouse_workbench::percentiles::Percentiles;
 use serde_json::{Map, Value, json};
 
 use super::check::{self, Known, Rule, Violation};
@@ -13,7 +14,6 @@ use super::load::Kind;
 use super::plan::Fault;
 use super::tally;
 use super::world::World;
-use crate::bench::percentiles::Percentiles;
 
 /// Of the jobs that the rate promises; an outage enqueues nothing.
 const ACCEPTED_SHARE_MIN: f64 = 1.0 / 3.0;

@@ -5,6 +5,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use rouse_workbench::database;
+use rouse_workbench::guests;
+use rouse_workbench::host_process::{self, Interruption};
+use rouse_workbench::workspace::Workspace;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -20,10 +24,6 @@ use super::producers::{Producer, Recent};
 use super::server::Server;
 use super::settings::LINE_HOSTS;
 use super::watch;
-use crate::database;
-use crate::guests;
-use crate::host_process::{self, Interruption};
-use crate::workspace::Workspace;
 
 /// Compiling the module takes seconds on a busy machine.
 const REGISTERED_WITHIN: Duration = Duration::from_secs(120);

@@ -5,12 +5,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use rouse_workbench::database;
+use rouse_workbench::host_process::HostProcess;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::Mutex;
 
 use super::ledger::now_us;
-use crate::database;
-use crate::host_process::HostProcess;
 
 /// Recovery reads what was written since the last checkpoint.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);

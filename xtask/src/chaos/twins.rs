@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use rouse_workbench::database;
 
 use super::hosts::{Hosts, LOOK_EVERY, Life, RESTART_AFTER};
 use super::ledger::{Exit, What, now_us};
 use super::settings::Role;
-use crate::database;
 
 /// Compiling the module takes seconds on a busy machine.
 const REGISTERED_WITHIN: Duration = Duration::from_secs(20);

@@ -5,11 +5,11 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rouse_workbench::database;
 use tokio_postgres::Client;
 
 use super::folder::Folder;
 use super::server::Server;
-use crate::database;
 
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// The table itself: rouse.jobs shows nothing of another fence. The row and its job come from one snapshot.

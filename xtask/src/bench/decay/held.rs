@@ -1,12 +1,12 @@
 //! Throughput under a transaction that stays open, which keeps the server from removing dead rows.
 
 use anyhow::{Context as _, Result};
+use rouse_workbench::database;
 
 use super::Decay;
 use crate::bench::backlog::Work;
 use crate::bench::drained;
 use crate::bench::report::Unit;
-use crate::database;
 
 /// It has a snapshot, a transaction id, and locks on all that it has read.
 pub(super) const HOLD: &str = "\

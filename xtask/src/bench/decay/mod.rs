@@ -7,12 +7,12 @@ mod partitions;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
+use rouse_workbench::percentiles::median;
 
 use super::Bench;
 use super::backlog::Work;
 use super::drained::{self, Drained};
 use super::host::HostOptions;
-use super::percentiles::median;
 use super::report::{Report, Unit};
 use super::server::Server;
 

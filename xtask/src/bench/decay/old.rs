@@ -4,14 +4,14 @@ use std::slice;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use rouse_workbench::database;
+use rouse_workbench::percentiles::median;
 
 use super::held::HOLD;
 use super::{Decay, finished, rates};
 use crate::bench::backlog::Work;
 use crate::bench::host::{self, Host};
-use crate::bench::percentiles::median;
 use crate::bench::report::Unit;
-use crate::database;
 
 /// One drain in each while the transaction is open: a queue that is used, on a disk of ordinary size.
 const EVERY: Duration = Duration::from_secs(60);

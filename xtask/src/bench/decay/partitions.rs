@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rouse_workbench::database;
+use rouse_workbench::percentiles::median;
 use tokio_postgres::Client;
 
 use super::Decay;
-use crate::bench::percentiles::median;
 use crate::bench::report::Unit;
 use crate::bench::server::Server;
-use crate::database;
 
 /// Once an hour is what a host does; here it is done all the time.
 const EVERY: Duration = Duration::from_millis(100);

@@ -1,10 +1,10 @@
 //! Several hosts that share one queue.
 
 use anyhow::Result;
+use rouse_workbench::percentiles::median;
 
 use super::Scale;
 use crate::bench::backlog::Work;
-use crate::bench::percentiles::median;
 use crate::bench::probe;
 use crate::bench::report::Unit;
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, ensure};
+use rouse_workbench::database;
 use serde_json::json;
 use tokio_postgres::Client;
 use tokio_postgres::types::Json;
@@ -11,7 +12,6 @@ use super::Scale;
 use crate::bench::host::{Host, HostOptions};
 use crate::bench::report::Unit;
 use crate::bench::server::Server;
-use crate::database;
 
 const ENQUEUE: &str = "SELECT rouse.enqueue('noop', $1)";
 /// Between the commits, so that they meet the host at different moments.

@@ -1,10 +1,10 @@
 //! Larger payloads.
 
 use anyhow::Result;
+use rouse_workbench::percentiles::median;
 
 use super::Scale;
 use crate::bench::backlog::{PAYLOAD, Work};
-use crate::bench::percentiles::median;
 use crate::bench::probe;
 use crate::bench::report::Unit;
 

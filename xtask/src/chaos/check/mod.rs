@@ -21,9 +21,10 @@ mod times;
 #[cfg(test)]
 mod tests;
 
+use rouse_workbench::percentiles::Percentiles;
+
 use super::ledger::Run;
 use super::plan::Fault;
-use crate::bench::percentiles::Percentiles;
 pub(super) use file::file_on;
 pub(super) use known::Known;
 

@@ -7,11 +7,11 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 /// What `cargo metadata` says about the clone.
-pub(crate) struct Workspace {
+pub struct Workspace {
     /// The folder of the clone.
-    pub(crate) root: PathBuf,
+    pub root: PathBuf,
     /// Cargo's output; not always `target`, since CARGO_TARGET_DIR may say otherwise.
-    pub(crate) target_dir: PathBuf,
+    pub target_dir: PathBuf,
     packages: Vec<Package>,
 }
 
@@ -31,7 +31,8 @@ pub(crate) struct Artifact {
 }
 
 impl Workspace {
-    pub(crate) fn find() -> Result<Self> {
+    /// Asks cargo, in the clone that this program was started from.
+    pub fn find() -> Result<Self> {
         let mut command = cargo();
         command.args(["metadata", "--no-deps", "--format-version", "1"]);
         // `cargo run` sets this to the folder of xtask, from wherever in the clone it was called.
@@ -74,21 +75,21 @@ impl Workspace {
     }
 
     /// A cargo command that runs in the root of the clone.
-    pub(crate) fn cargo(&self, subcommand: &str) -> Command {
+    pub fn cargo(&self, subcommand: &str) -> Command {
         let mut command = cargo();
         command.arg(subcommand).current_dir(&self.root);
         command
     }
 
     /// Builds the `rouse` binary, and says where it is.
-    pub(crate) fn build_rouse(&self) -> Result<PathBuf> {
+    pub fn build_rouse(&self) -> Result<PathBuf> {
         self.build_program("rouse")
     }
 
     /// Builds a program of the clone, and says where it is.
     ///
     /// The whole workspace is selected, so that its dependencies are those of the tests too.
-    pub(crate) fn build_program(&self, name: &str) -> Result<PathBuf> {
+    pub fn build_program(&self, name: &str) -> Result<PathBuf> {
         let mut command = self.cargo("build");
         command.args(["--workspace", "--bin", name]);
         let artifacts = build(command)?;
@@ -155,7 +156,7 @@ pub(crate) fn build(mut command: Command) -> Result<Vec<Artifact>> {
 }
 
 /// A command as a person would type it.
-pub(crate) fn shown(command: &Command) -> String {
+pub fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut line = program
         .file_name()

@@ -4,16 +4,20 @@ use anyhow::{Result, ensure};
 
 /// In the unit of what was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Percentiles {
-    pub(crate) p50: f64,
-    pub(crate) p95: f64,
-    pub(crate) p99: f64,
-    pub(crate) max: f64,
+pub struct Percentiles {
+    /// The middle one.
+    pub p50: f64,
+    /// 95 in 100 are at most this.
+    pub p95: f64,
+    /// 99 in 100 are at most this.
+    pub p99: f64,
+    /// The largest.
+    pub max: f64,
 }
 
 impl Percentiles {
     /// By nearest rank: each of them is one of the values.
-    pub(crate) fn of(mut values: Vec<f64>) -> Result<Self> {
+    pub fn of(mut values: Vec<f64>) -> Result<Self> {
         ensure!(!values.is_empty(), "nothing was measured");
         values.sort_by(f64::total_cmp);
         let rank = |percent: usize| values[(values.len() * percent).div_ceil(100).max(1) - 1];
@@ -27,7 +31,7 @@ impl Percentiles {
 }
 
 /// The middle value; of an even number, the mean of the two in the middle.
-pub(super) fn median(mut values: Vec<f64>) -> Result<f64> {
+pub fn median(mut values: Vec<f64>) -> Result<f64> {
     ensure!(!values.is_empty(), "nothing was measured");
     values.sort_by(f64::total_cmp);
     let (lower, upper) = ((values.len() - 1) / 2, values.len() / 2);

@@ -13,7 +13,7 @@ use crate::workspace::{self, Package, Workspace};
 const WASIP1_GUEST: &str = "handlers/text-stats";
 
 /// What happened to a folder of .wasm files.
-pub(crate) struct Placed {
+pub struct Placed {
     folder: PathBuf,
     changed: Vec<String>,
     same: usize,
@@ -30,7 +30,7 @@ impl fmt::Display for Placed {
 }
 
 /// Builds handlers/* into `out`. Other files there are left alone: people keep their own modules in it.
-pub(crate) fn build_handlers(workspace: &Workspace, out: &Path) -> Result<Placed> {
+pub fn build_handlers(workspace: &Workspace, out: &Path) -> Result<Placed> {
     let rustc = wasm_toolchain::ensure(workspace)?;
     let handlers = workspace.guests_in("handlers");
     let modules = build(workspace, &rustc, "wasm32-wasip2", &handlers)?;
@@ -38,7 +38,7 @@ pub(crate) fn build_handlers(workspace: &Workspace, out: &Path) -> Result<Placed
 }
 
 /// Builds all that the tests load into `p1` and `p2` below the folder that is returned.
-pub(crate) fn build_test_guests(workspace: &Workspace) -> Result<PathBuf> {
+pub fn build_test_guests(workspace: &Workspace) -> Result<PathBuf> {
     let rustc = wasm_toolchain::ensure(workspace)?;
     let folder = workspace.target_dir.join("test-guests");
 

@@ -27,7 +27,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(30);
 const LOG_LINES_MAX: usize = 60;
 
 /// The process, with the end of what it has said.
-pub(crate) struct HostProcess {
+pub struct HostProcess {
     name: String,
     child: Child,
     log: Log,
@@ -36,18 +36,18 @@ pub(crate) struct HostProcess {
 }
 
 /// What the process says once it is ready.
-pub(crate) struct Ready {
+pub struct Ready {
     /// Connects to the database.
-    pub(crate) url: Option<String>,
+    pub url: Option<String>,
     /// The handlers that it serves.
-    pub(crate) handlers: Vec<String>,
+    pub handlers: Vec<String>,
 }
 
 type Log = Arc<Mutex<VecDeque<String>>>;
 
 impl HostProcess {
     /// Starts `rouse` with these arguments.
-    pub(crate) fn start(command: std::process::Command) -> Result<Self> {
+    pub fn start(command: std::process::Command) -> Result<Self> {
         let name = format!(
             "rouse {}",
             command
@@ -85,7 +85,7 @@ impl HostProcess {
     }
 
     /// Waits for the `{"event": "ready"}` that `rouse … --json` prints once it is ready.
-    pub(crate) async fn ready(&mut self) -> Result<Ready> {
+    pub async fn ready(&mut self) -> Result<Ready> {
         let ready = self.ready.take().context("a process is ready only once")?;
         self.during(async {
             timeout(READY_WITHIN, ready)
@@ -96,13 +96,14 @@ impl HostProcess {
         .await
     }
 
-    pub(crate) fn pid(&self) -> Option<u32> {
+    /// Its process id, until it has ended.
+    pub fn pid(&self) -> Option<u32> {
         self.child.id()
     }
 
     /// Does `work` while the process lives. When the work fails, when the process ends by itself, on
     /// Ctrl-C and on SIGTERM, the process is stopped, and the error has the end of its log.
-    pub(crate) async fn during<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
+    pub async fn during<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let mut interruption = Interruption::watch()?;
         let done = tokio::select! {
             done = work => done,
@@ -119,7 +120,7 @@ impl HostProcess {
     }
 
     /// Asks the process to stop, as an operator would, and waits for it.
-    pub(crate) async fn stop(&mut self) -> Result<ExitStatus> {
+    pub async fn stop(&mut self) -> Result<ExitStatus> {
         if let Some(pid) = self.child.id().and_then(pid) {
             kill_process(pid, Signal::TERM).context("send SIGTERM")?;
         }
@@ -136,7 +137,7 @@ impl HostProcess {
     }
 
     /// Stops the process after a failure, and returns the end of its log.
-    pub(crate) async fn end(&mut self) -> String {
+    pub async fn end(&mut self) -> String {
         let stopped = match self.stop().await {
             Ok(status) => format!("{status}"),
             Err(error) => format!("{error:#}"),
@@ -158,13 +159,14 @@ impl HostProcess {
 }
 
 /// Watches for Ctrl-C and SIGTERM.
-pub(crate) struct Interruption {
+pub struct Interruption {
     interrupt: Signals,
     terminate: Signals,
 }
 
 impl Interruption {
-    pub(crate) fn watch() -> Result<Self> {
+    /// From now on neither signal ends this process by itself.
+    pub fn watch() -> Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
@@ -172,7 +174,7 @@ impl Interruption {
     }
 
     /// Waits for one, and names it.
-    pub(crate) async fn come(&mut self) -> &'static str {
+    pub async fn come(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "interrupted",
             _ = self.terminate.recv() => "terminated",
@@ -180,7 +182,7 @@ impl Interruption {
     }
 
     /// Whether there was one since the watch began.
-    pub(crate) async fn has_come(&mut self) -> bool {
+    pub async fn has_come(&mut self) -> bool {
         tokio::select! {
             biased;
             _ = self.come() => true,
@@ -228,7 +230,7 @@ impl Ready {
 }
 
 /// Whether a process with this id is there.
-pub(crate) fn is_alive(id: u32) -> bool {
+pub fn is_alive(id: u32) -> bool {
     pid(id).is_some_and(|pid| test_kill_process(pid).is_ok())
 }
 
@@ -238,7 +240,7 @@ fn pid(id: u32) -> Option<Pid> {
 
 /// Lets the kernel stop the process when we are killed without a chance to do it.
 #[cfg(target_os = "linux")]
-pub(crate) fn end_with_us(command: &mut Command) {
+pub fn end_with_us(command: &mut Command) {
     #[expect(
         unsafe_code,
         reason = "the standard library has no safe way to run code in the child"
@@ -252,11 +254,12 @@ pub(crate) fn end_with_us(command: &mut Command) {
     }
 }
 
+/// Elsewhere the kernel offers no such thing.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn end_with_us(_command: &mut Command) {}
+pub fn end_with_us(_command: &mut Command) {}
 
 /// A new folder on a disk, which the user that the private Postgres runs as can reach.
-pub(crate) fn scratch_folder() -> Result<TempDir> {
+pub fn scratch_folder() -> Result<TempDir> {
     // /tmp may be memory, where fsync costs nothing.
     let base = match std::env::var_os("TMPDIR") {
         Some(dir) => PathBuf::from(dir),

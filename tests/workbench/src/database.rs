@@ -4,12 +4,12 @@ use anyhow::{Context as _, Result};
 use tokio_postgres::{Client, Config, NoTls};
 
 /// Connects, and lets the connection work until the client is dropped.
-pub(crate) async fn connect(url: &str) -> Result<Client> {
+pub async fn connect(url: &str) -> Result<Client> {
     open(&url.parse().context("read the address of the database")?).await
 }
 
 /// As [`connect`], to another database of the same server.
-pub(crate) async fn connect_to(url: &str, database: &str) -> Result<Client> {
+pub async fn connect_to(url: &str, database: &str) -> Result<Client> {
     let mut config: Config = url.parse().context("read the address of the database")?;
     open(config.dbname(database)).await
 }
@@ -25,7 +25,7 @@ async fn open(config: &Config) -> Result<Client> {
 }
 
 /// The process id of the server.
-pub(crate) async fn postmaster(client: &Client) -> Result<u32> {
+pub async fn postmaster(client: &Client) -> Result<u32> {
     let text: String = client
         .query_one(
             "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)",
