@@ -6,11 +6,11 @@ mod test;
 
 mod check;
 
-mod bench;
-
 mod chaos;
 
 mod fuzz;
+
+mod program;
 
 mod other_guests;
 
@@ -54,13 +54,8 @@ enum Command {
         out: PathBuf,
     },
     /// Measure: each benchmark starts a private Postgres with fsync on, and probes it beside
-    #[command(after_help = "Examples:\n  \
-        cargo xtask bench drain                 the sizes of the published figures\n  \
-        cargo xtask bench drain --jobs 10000 --runs 1\n  \
-        cargo xtask bench latency --json\n  \
-        cargo xtask bench all                   everything, and one table at the end\n\n\
-        docs/explanation/performance.md says what each figure means. Other work on the machine shows in all of them.")]
-    Bench(bench::Options),
+    #[command(disable_help_flag = true)]
+    Bench(program::Arguments),
     /// Kill, freeze, crash and interfere under load, then check that every promise was kept
     #[command(after_help = "Examples:\n  \
         cargo xtask chaos --minutes 5 --seed 7           the schedule of faults is made of the seed alone\n  \
@@ -81,8 +76,12 @@ enum Command {
     Fuzz(fuzz::Options),
 }
 
+/// Commands that read their arguments by themselves.
+const PROGRAMS: [&str; 1] = ["bench"];
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let arguments = program::with_help_last(std::env::args_os().collect(), &PROGRAMS);
+    let cli = Cli::parse_from(arguments);
     run(cli.command).unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
         ExitCode::FAILURE
@@ -100,7 +99,9 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             let placed = guests::build_handlers(&workspace, &out)?;
             println!("{placed}");
         }
-        Command::Bench(options) => return bench::run(&workspace, options),
+        Command::Bench(arguments) => {
+            return program::become_program(&workspace, "rouse-bench", &arguments);
+        }
         Command::Chaos(options) => return chaos::run(&workspace, options),
         Command::Fuzz(options) => return fuzz::run(&workspace, &options),
     }

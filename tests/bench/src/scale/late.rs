@@ -9,9 +9,9 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Json;
 
 use super::Scale;
-use crate::bench::host::{Host, HostOptions};
-use crate::bench::report::Unit;
-use crate::bench::server::Server;
+use crate::host::{Host, HostOptions};
+use crate::report::Unit;
+use crate::server::Server;
 
 const ENQUEUE: &str = "SELECT rouse.enqueue('noop', $1)";
 /// Between the commits, so that they meet the host at different moments.

@@ -6,9 +6,9 @@ use anyhow::{Context as _, Result, ensure};
 use tokio_postgres::Client;
 
 use super::Scale;
-use crate::bench::backlog::{Backlog, Work};
-use crate::bench::host::{self, Host, HostOptions};
-use crate::bench::report::Unit;
+use crate::backlog::{Backlog, Work};
+use crate::host::{self, Host, HostOptions};
+use crate::report::Unit;
 
 /// Two hosts with two slots each …
 const HOSTS: usize = 2;

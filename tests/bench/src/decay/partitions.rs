@@ -8,8 +8,8 @@ use rouse_workbench::percentiles::median;
 use tokio_postgres::Client;
 
 use super::Decay;
-use crate::bench::report::Unit;
-use crate::bench::server::Server;
+use crate::report::Unit;
+use crate::server::Server;
 
 /// Once an hour is what a host does; here it is done all the time.
 const EVERY: Duration = Duration::from_millis(100);

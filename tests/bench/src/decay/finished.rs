@@ -6,9 +6,9 @@
 
 use anyhow::{Context as _, Result};
 
-use crate::bench::Bench;
-use crate::bench::backlog::PAYLOAD;
-use crate::bench::server::Server;
+use crate::Bench;
+use crate::backlog::PAYLOAD;
+use crate::server::Server;
 
 const BATCH: i64 = 100_000;
 

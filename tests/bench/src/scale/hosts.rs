@@ -4,9 +4,9 @@ use anyhow::Result;
 use rouse_workbench::percentiles::median;
 
 use super::Scale;
-use crate::bench::backlog::Work;
-use crate::bench::probe;
-use crate::bench::report::Unit;
+use crate::backlog::Work;
+use crate::probe;
+use crate::report::Unit;
 
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     let work = Work::noop(scale.options.jobs);

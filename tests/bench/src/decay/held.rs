@@ -4,9 +4,9 @@ use anyhow::{Context as _, Result};
 use rouse_workbench::database;
 
 use super::Decay;
-use crate::bench::backlog::Work;
-use crate::bench::drained;
-use crate::bench::report::Unit;
+use crate::backlog::Work;
+use crate::drained;
+use crate::report::Unit;
 
 /// It has a snapshot, a transaction id, and locks on all that it has read.
 pub(super) const HOLD: &str = "\

@@ -4,9 +4,9 @@ use anyhow::Result;
 use rouse_workbench::percentiles::median;
 
 use super::Scale;
-use crate::bench::backlog::{PAYLOAD, Work};
-use crate::bench::probe;
-use crate::bench::report::Unit;
+use crate::backlog::{PAYLOAD, Work};
+use crate::probe;
+use crate::report::Unit;
 
 /// All payloads of a drain together; more would measure the disk.
 const BYTES_MAX: i64 = 128 << 20;

@@ -68,7 +68,7 @@ impl Plain {
             .await?;
         ensure!(
             one.iter().any(|value| value.starts_with("$1")),
-            "rouse.job has no payload: teach xtask/src/bench/plain.rs where it is"
+            "rouse.job has no payload: teach tests/bench/src/plain.rs where it is"
         );
         let into = format!("INSERT INTO public.plain_job ({})", columns.join(", "));
         Ok(Self {

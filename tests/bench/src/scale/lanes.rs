@@ -3,10 +3,10 @@
 use anyhow::Result;
 
 use super::Scale;
-use crate::bench::backlog::Work;
-use crate::bench::drained;
-use crate::bench::host::HostOptions;
-use crate::bench::report::Unit;
+use crate::backlog::Work;
+use crate::drained;
+use crate::host::HostOptions;
+use crate::report::Unit;
 
 /// Round robin over so many queues of one handler. The lanes are in the catalog before: this is about
 /// lanes that are used, not about their first job.

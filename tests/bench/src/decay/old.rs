@@ -9,9 +9,9 @@ use rouse_workbench::percentiles::median;
 
 use super::held::HOLD;
 use super::{Decay, finished, rates};
-use crate::bench::backlog::Work;
-use crate::bench::host::{self, Host};
-use crate::bench::report::Unit;
+use crate::backlog::Work;
+use crate::host::{self, Host};
+use crate::report::Unit;
 
 /// One drain in each while the transaction is open: a queue that is used, on a disk of ordinary size.
 const EVERY: Duration = Duration::from_secs(60);

@@ -38,14 +38,25 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, Subcommand};
+use clap::{Parser, Subcommand};
 use rouse_workbench::guests;
 use rouse_workbench::workspace::Workspace;
 
 use progress::Progress;
 
-#[derive(Args)]
-pub(crate) struct Options {
+/// Measure: each benchmark starts a private Postgres with fsync on, and probes it beside
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask bench",
+    bin_name = "cargo xtask bench",
+    after_help = "Examples:\n  \
+        cargo xtask bench drain                 the sizes of the published figures\n  \
+        cargo xtask bench drain --jobs 10000 --runs 1\n  \
+        cargo xtask bench latency --json\n  \
+        cargo xtask bench all                   everything, and one table at the end\n\n\
+        docs/explanation/performance.md says what each figure means. Other work on the machine shows in all of them."
+)]
+struct Cli {
     #[command(subcommand)]
     part: Part,
     /// Print one JSON object on stdout, and nothing else there
@@ -84,10 +95,18 @@ struct Bench {
     progress: Progress,
 }
 
-pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
+fn main() -> ExitCode {
+    run(Cli::parse()).unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(cli: Cli) -> Result<ExitCode> {
+    let workspace = Workspace::find()?;
     let bench = Bench {
         rouse: workspace.build_rouse()?,
-        guests: guests::build_test_guests(workspace)?.join("p2"),
+        guests: guests::build_test_guests(&workspace)?.join("p2"),
         progress: Progress::new(),
     };
     // Clients share the machine with what they measure: one thread is enough for them.
@@ -96,7 +115,7 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
         .enable_all()
         .build()?;
     let report = runtime.block_on(async {
-        match options.part {
+        match cli.part {
             Part::Drain(options) => drain::run(&bench, &options).await,
             Part::Latency(options) => latency::run(&bench, &options).await,
             Part::Enqueue(options) => enqueue::run(&bench, &options).await,
@@ -109,7 +128,7 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
         }
     })?;
     bench.progress.end();
-    report.print(options.json);
+    report.print(cli.json);
     Ok(match report.failures.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,

@@ -39,7 +39,7 @@ struct Level {
 
 impl Levels {
     pub(super) fn read(root: &Path) -> Result<Self> {
-        let path = root.join("xtask/bench-levels.toml");
+        let path = root.join("tests/bench/levels.toml");
         let text =
             std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         let levels = Self::parse(&text).with_context(|| format!("read {}", path.display()))?;
@@ -135,7 +135,7 @@ fn digits(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::Unit;
+    use crate::report::Unit;
 
     const TEXT: &str = "\
         [[level]]\nfigure = \"a.ratio\"\nbetter = \"higher\"\nlevel = 0.4\nworse_by = 2.0\n\

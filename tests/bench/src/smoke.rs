@@ -31,7 +31,7 @@ const IDLE_SECONDS: u32 = 15;
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Write what is measured into xtask/bench-levels.toml, as the new levels
+    /// Write what is measured into tests/bench/levels.toml, as the new levels
     #[arg(long)]
     pub(super) record: bool,
 }
