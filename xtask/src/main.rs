@@ -6,8 +6,6 @@ mod test;
 
 mod check;
 
-mod chaos;
-
 mod fuzz;
 
 mod program;
@@ -57,14 +55,8 @@ enum Command {
     #[command(disable_help_flag = true)]
     Bench(program::Arguments),
     /// Kill, freeze, crash and interfere under load, then check that every promise was kept
-    #[command(after_help = "Examples:\n  \
-        cargo xtask chaos --minutes 5 --seed 7           the schedule of faults is made of the seed alone\n  \
-        cargo xtask chaos --minutes 1 --faults kill-host,crash-server\n  \
-        cargo xtask chaos --minutes 1 --keep chaos-run   keeps the ledger, the evidence and the hosts' logs\n  \
-        cargo xtask chaos --check chaos-run              checks what an earlier run has kept, once more\n\n\
-        The exit code is 0 where every promise was kept, and every fault and every rule had its cases. Otherwise the\n\
-        folder with ledger, evidence and logs is kept, and its path is printed. docs/explanation/reliability.md says what is checked.")]
-    Chaos(chaos::Options),
+    #[command(disable_help_flag = true)]
+    Chaos(program::Arguments),
     /// Feed hostile modules, manifests, schemas and values to the code of the host
     #[command(after_help = "Examples:\n  \
         cargo xtask fuzz                                 a minute, another seed each time\n  \
@@ -77,7 +69,7 @@ enum Command {
 }
 
 /// Commands that read their arguments by themselves.
-const PROGRAMS: [&str; 1] = ["bench"];
+const PROGRAMS: [&str; 2] = ["bench", "chaos"];
 
 fn main() -> ExitCode {
     let arguments = program::with_help_last(std::env::args_os().collect(), &PROGRAMS);
@@ -99,10 +91,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             let placed = guests::build_handlers(&workspace, &out)?;
             println!("{placed}");
         }
-        Command::Bench(arguments) => {
-            return program::become_program(&workspace, "rouse-bench", &arguments);
-        }
-        Command::Chaos(options) => return chaos::run(&workspace, options),
+        Command::Bench(arguments) => return arguments.hand_to(&workspace, "rouse-bench"),
+        Command::Chaos(arguments) => return arguments.hand_to(&workspace, "rouse-chaos"),
         Command::Fuzz(options) => return fuzz::run(&workspace, &options),
     }
     Ok(ExitCode::SUCCESS)

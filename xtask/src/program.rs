@@ -15,16 +15,14 @@ pub(crate) struct Arguments {
     all: Vec<OsString>,
 }
 
-/// Returns only where the program cannot be built or started. It keeps our process, so that its signals, its output and its
-/// exit code are ours.
-pub(crate) fn become_program(
-    workspace: &Workspace,
-    name: &str,
-    arguments: &Arguments,
-) -> Result<ExitCode> {
-    let program = workspace.build_program(name)?;
-    let error = Command::new(&program).args(&arguments.all).exec();
-    Err(error).with_context(|| format!("start {}", program.display()))
+impl Arguments {
+    /// Builds the program and becomes it: its output, signals and exit code are those of `cargo xtask`. Returns only where that
+    /// cannot be done.
+    pub(crate) fn hand_to(&self, workspace: &Workspace, program: &str) -> Result<ExitCode> {
+        let program = workspace.build_program(program)?;
+        let error = Command::new(&program).args(&self.all).exec();
+        Err(error).with_context(|| format!("start {}", program.display()))
+    }
 }
 
 /// `help bench drain` becomes `bench drain --help`, because only the program knows its help.

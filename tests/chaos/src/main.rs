@@ -37,7 +37,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
-use clap::{Args, ValueEnum as _};
+use clap::{Parser, ValueEnum as _};
 use rouse_workbench::host_process;
 use rouse_workbench::workspace::Workspace;
 
@@ -48,8 +48,20 @@ use plan::Fault;
 use report::Report;
 use world::World;
 
-#[derive(Args)]
-pub(crate) struct Options {
+/// Kill, freeze, crash and interfere under load, then check that every promise was kept
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask chaos",
+    bin_name = "cargo xtask chaos",
+    after_help = "Examples:\n  \
+        cargo xtask chaos --minutes 5 --seed 7           the schedule of faults is made of the seed alone\n  \
+        cargo xtask chaos --minutes 1 --faults kill-host,crash-server\n  \
+        cargo xtask chaos --minutes 1 --keep chaos-run   keeps the ledger, the evidence and the hosts' logs\n  \
+        cargo xtask chaos --check chaos-run              checks what an earlier run has kept, once more\n\n\
+        The exit code is 0 where every promise was kept, and every fault and every rule had its cases. Otherwise the\n\
+        folder with ledger, evidence and logs is kept, and its path is printed. docs/explanation/reliability.md says what is checked."
+)]
+struct Options {
     /// How long there is load; draining and checking come on top
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
@@ -82,7 +94,14 @@ pub(crate) struct Options {
     json: bool,
 }
 
-pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
+fn main() -> ExitCode {
+    run(Options::parse()).unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(options: Options) -> Result<ExitCode> {
     if let Some(path) = &options.check {
         let report = judge(&Folder::of(path))?;
         return Ok(finish(&report, &options, Some(path)));
@@ -90,6 +109,7 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
     if options.hosts == 0 || options.producers == 0 || options.rate == 0 || options.minutes <= 0.0 {
         bail!("--hosts, --producers, --rate and --minutes must be more than 0");
     }
+    let workspace = Workspace::find()?;
     let planned = Run {
         seed: options
             .seed
@@ -121,7 +141,7 @@ pub(crate) fn run(workspace: &Workspace, options: Options) -> Result<ExitCode> {
         ),
         None => None,
     };
-    let done = run::run(workspace, planned, folder, sabotage.as_deref())
+    let done = run::run(&workspace, planned, folder, sabotage.as_deref())
         .and_then(|()| judge(&Folder::of(&path)));
     let failed = done
         .as_ref()

@@ -1,5 +1,5 @@
--- For `cargo xtask chaos --sabotage xtask/sabotage/no_fence.sql`: settlements look neither at the fence any more nor at whose
--- job it is. A run with it has to fail, with violations of stale_outcome.
+-- For `cargo xtask chaos --sabotage tests/chaos/sabotage/no_fence.sql`: settlements look neither at the fence any more nor
+-- at whose job it is. A run with it has to fail, with violations of stale_outcome.
 --
 -- Workers refuse a stale outcome themselves, before the database can: an attempt that cannot trust its lease is dropped. So
 -- claims are also good for a tenth of what workers think, and others take over jobs that still run.
