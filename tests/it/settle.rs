@@ -365,7 +365,7 @@ async fn the_sabotage_that_chaos_has_to_notice_lets_a_stale_outcome_through() {
     let stale = std::slice::from_ref(&stale);
     let settled = other.settle(stale, Locked::Wait).await.unwrap();
     assert!(settled.accepted.is_empty());
-    let sabotage = include_str!("../../xtask/sabotage/no_fence.sql");
+    let sabotage = include_str!("../chaos/sabotage/no_fence.sql");
     client.batch_execute(sabotage).await.unwrap();
     let settled = other.settle(stale, Locked::Wait).await.unwrap();
     assert!(settled.accepted.contains(&job.id));

@@ -7,9 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
-
-use crate::guests;
-use crate::workspace::Workspace;
+use rouse_workbench::guests;
+use rouse_workbench::workspace::Workspace;
 
 #[derive(Args)]
 pub(crate) struct Options {

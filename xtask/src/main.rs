@@ -1,32 +1,23 @@
 //! The commands that Rouse is developed with; start them as `cargo xtask`.
 
-mod workspace;
-
 mod demo;
 
 mod test;
 
 mod check;
 
-mod bench;
-
-mod chaos;
-
 mod fuzz;
 
-mod guests;
-mod other_guests;
-mod wasm_toolchain;
+mod program;
 
-mod database;
-mod host_process;
+mod other_guests;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-
-use crate::workspace::Workspace;
+use rouse_workbench::guests;
+use rouse_workbench::workspace::Workspace;
 
 #[derive(Parser)]
 #[command(
@@ -61,22 +52,11 @@ enum Command {
         out: PathBuf,
     },
     /// Measure: each benchmark starts a private Postgres with fsync on, and probes it beside
-    #[command(after_help = "Examples:\n  \
-        cargo xtask bench drain                 the sizes of the published figures\n  \
-        cargo xtask bench drain --jobs 10000 --runs 1\n  \
-        cargo xtask bench latency --json\n  \
-        cargo xtask bench all                   everything, and one table at the end\n\n\
-        docs/explanation/performance.md says what each figure means. Other work on the machine shows in all of them.")]
-    Bench(bench::Options),
+    #[command(disable_help_flag = true)]
+    Bench(program::Arguments),
     /// Kill, freeze, crash and interfere under load, then check that every promise was kept
-    #[command(after_help = "Examples:\n  \
-        cargo xtask chaos --minutes 5 --seed 7           the schedule of faults is made of the seed alone\n  \
-        cargo xtask chaos --minutes 1 --faults kill-host,crash-server\n  \
-        cargo xtask chaos --minutes 1 --keep chaos-run   keeps the ledger, the evidence and the hosts' logs\n  \
-        cargo xtask chaos --check chaos-run              checks what an earlier run has kept, once more\n\n\
-        The exit code is 0 where every promise was kept, and every fault and every rule had its cases. Otherwise the\n\
-        folder with ledger, evidence and logs is kept, and its path is printed. docs/explanation/reliability.md says what is checked.")]
-    Chaos(chaos::Options),
+    #[command(disable_help_flag = true)]
+    Chaos(program::Arguments),
     /// Feed hostile modules, manifests, schemas and values to the code of the host
     #[command(after_help = "Examples:\n  \
         cargo xtask fuzz                                 a minute, another seed each time\n  \
@@ -88,8 +68,12 @@ enum Command {
     Fuzz(fuzz::Options),
 }
 
+/// Commands that read their arguments by themselves.
+const PROGRAMS: [&str; 2] = ["bench", "chaos"];
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let arguments = program::with_help_last(std::env::args_os().collect(), &PROGRAMS);
+    let cli = Cli::parse_from(arguments);
     run(cli.command).unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
         ExitCode::FAILURE
@@ -107,8 +91,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             let placed = guests::build_handlers(&workspace, &out)?;
             println!("{placed}");
         }
-        Command::Bench(options) => return bench::run(&workspace, options),
-        Command::Chaos(options) => return chaos::run(&workspace, options),
+        Command::Bench(arguments) => return arguments.hand_to(&workspace, "rouse-bench"),
+        Command::Chaos(arguments) => return arguments.hand_to(&workspace, "rouse-chaos"),
         Command::Fuzz(options) => return fuzz::run(&workspace, &options),
     }
     Ok(ExitCode::SUCCESS)

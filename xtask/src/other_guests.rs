@@ -14,9 +14,8 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rouse_workbench::workspace::Workspace;
 use sha2::{Digest as _, Sha256};
-
-use crate::workspace::Workspace;
 
 /// A folder of `tests/guests-other`.
 struct Language {

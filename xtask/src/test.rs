@@ -5,10 +5,10 @@ use std::thread;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use rouse_workbench::guests;
+use rouse_workbench::workspace::Workspace;
 
-use crate::guests;
 use crate::other_guests;
-use crate::workspace::Workspace;
 
 /// Tests wait more than they compute, so that small machines may run more of them than they have cores.
 const TEST_THREADS_MIN: usize = 4;

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use anyhow::{Context as _, Result, bail};
-
-use crate::workspace::Workspace;
+use rouse_workbench::workspace::Workspace;
 
 /// Pinned, so that a new release changes nothing until somebody has seen it.
 const CARGO_DENY_VERSION: &str = "0.20.2";

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-
-use crate::workspace::{self, Workspace};
+use rouse_workbench::workspace::{self, Workspace};
 
 #[derive(Args)]
 pub(crate) struct Options {

@@ -9,12 +9,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rouse_workbench::database;
+use rouse_workbench::guests;
+use rouse_workbench::host_process::{self, HostProcess};
+use rouse_workbench::workspace::Workspace;
 use tokio_postgres::Client;
-
-use crate::database;
-use crate::guests;
-use crate::host_process::{self, HostProcess};
-use crate::workspace::Workspace;
 
 /// All jobs together take a few seconds; a machine that needs longer than this has a fault to show.
 const DONE_WITHIN: Duration = Duration::from_secs(120);

@@ -1,0 +1,72 @@
+//! Throughput under a transaction that stays open, which keeps the server from removing dead rows.
+
+use anyhow::{Context as _, Result};
+use rouse_workbench::database;
+
+use super::Decay;
+use crate::backlog::Work;
+use crate::drained;
+use crate::report::Unit;
+
+/// It has a snapshot, a transaction id, and locks on all that it has read.
+pub(super) const HOLD: &str = "\
+    BEGIN ISOLATION LEVEL REPEATABLE READ;
+    SELECT pg_current_xact_id();
+    SELECT (SELECT count(*) FROM rouse.job), (SELECT count(*) FROM rouse.finished), (SELECT count(*) FROM rouse.attempt)";
+
+/// Seconds in which the first and the last `$3` of the jobs `$1` to `$2` finished.
+const WINDOWS: &str = "\
+    WITH numbered AS (
+        SELECT finished_at AS at, row_number() OVER (ORDER BY finished_at, id) AS n, count(*) OVER () AS total
+        FROM rouse.finished WHERE id BETWEEN $1 AND $2)
+    SELECT extract(epoch FROM max(at) FILTER (WHERE n <= $3::bigint) - min(at))::float8,
+           extract(epoch FROM max(at) - min(at) FILTER (WHERE n > total - $3::bigint))::float8
+    FROM numbered";
+
+/// The last jobs against the first ones: without such a transaction, then with it.
+pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
+    let jobs = decay.options.held;
+    let [first, last] = windows(decay).await?;
+    let ratio = last / first;
+    let what = format!("probe: last against first of {jobs}, nothing held");
+    decay.figure("held.control", &what, ratio, Unit::Ratio);
+    decay.clear().await?;
+
+    let holder = database::connect(&decay.server.url).await?;
+    holder
+        .batch_execute(HOLD)
+        .await
+        .context("open a transaction and read the tables")?;
+    let [first, last] = windows(decay).await?;
+    holder
+        .batch_execute("ROLLBACK")
+        .await
+        .context("the transaction was open to the end")?;
+    decay.clear().await?;
+    let (what, per_s) = ("jobs, a transaction held open", Unit::PerSecond);
+    decay.figure("held.first_per_s", &format!("first {what}"), first, per_s);
+    decay.figure("held.last_per_s", &format!("last {what}"), last, per_s);
+    decay.figure(
+        "held.ratio",
+        "last against first",
+        last / first,
+        Unit::Ratio,
+    );
+    Ok(())
+}
+
+/// Jobs a second among the first ones and among the last ones.
+async fn windows(decay: &Decay<'_>) -> Result<[f64; 2]> {
+    let window = decay.options.window.min(decay.options.held / 2);
+    let work = Work::noop(decay.options.held);
+    let done = drained::drain(decay.bench, decay.server, &decay.host, 1, &work).await?;
+    let (first, last) = done.ids;
+    let row = decay
+        .server
+        .client
+        .query_one(WINDOWS, &[&first, &last, &window])
+        .await
+        .context("read when the first and the last jobs finished")?;
+    let per_s = |column| window as f64 / row.get::<_, f64>(column);
+    Ok([per_s(0), per_s(1)])
+}

@@ -1,0 +1,240 @@
+//! Whether a queue stays quick when it grows old: much pending, much finished, a transaction held open.
+
+mod finished;
+mod held;
+mod old;
+mod partitions;
+
+use anyhow::{Context as _, Result};
+use clap::{Args, ValueEnum};
+use rouse_workbench::percentiles::median;
+
+use super::Bench;
+use super::backlog::Work;
+use super::drained::{self, Drained};
+use super::host::HostOptions;
+use super::report::{Report, Unit};
+use super::server::Server;
+
+/// In one call of `rouse.enqueue_many`.
+const FILL_BATCH: i64 = 10_000;
+
+#[derive(Args)]
+pub(super) struct Options {
+    /// Jobs in each drain
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(i64).range(100..=10_000_000))]
+    pub(super) jobs: i64,
+    /// Drains in each state; the median is reported
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub(super) runs: u16,
+    /// Jobs that are pending in other lanes
+    #[arg(long, default_value_t = 5_000_000, value_parser = clap::value_parser!(i64).range(1_000..=100_000_000))]
+    pub(super) pending: i64,
+    /// Jobs that have finished before
+    #[arg(long, default_value_t = 5_000_000, value_parser = clap::value_parser!(i64).range(1_000..=100_000_000))]
+    pub(super) finished: i64,
+    /// Jobs that are processed while a transaction is held open
+    #[arg(long, default_value_t = 400_000, value_parser = clap::value_parser!(i64).range(1_000..=100_000_000))]
+    pub(super) held: i64,
+    /// How many of those are the first ones, and how many the last ones
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(i64).range(100..))]
+    pub(super) window: i64,
+    /// How long the transaction of `old` stays open, minutes; one drain a minute
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=1440))]
+    pub(super) minutes: u64,
+    /// Only these
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = State::SHORT)]
+    pub(super) only: Vec<State>,
+}
+
+/// What has become of the database before the drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum State {
+    /// Jobs are pending for a handler that the host does not have
+    PendingUnknown,
+    /// Jobs are pending for the same handler, in a queue that the host does not serve
+    PendingUnserved,
+    /// Jobs are pending for the same handler, in a lane of low priority that the host serves too
+    PendingLow,
+    /// Jobs have finished, yesterday and today
+    Finished,
+    /// A transaction is open that has read the tables
+    Held,
+    /// Partitions are made and dropped meanwhile
+    Partitions,
+    /// All at once: jobs are pending in a queue that the host does not serve, jobs have finished, and a transaction is open for
+    /// `--minutes`
+    Old,
+}
+
+impl State {
+    /// All but `old`, which takes as long as it is told to.
+    const SHORT: [Self; 6] = [
+        Self::PendingUnknown,
+        Self::PendingUnserved,
+        Self::PendingLow,
+        Self::Finished,
+        Self::Held,
+        Self::Partitions,
+    ];
+}
+
+struct Decay<'a> {
+    bench: &'a Bench,
+    server: &'a Server,
+    options: &'a Options,
+    host: HostOptions,
+    report: Report,
+    /// Jobs a second of the last fresh drains.
+    fresh: Vec<f64>,
+}
+
+pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
+    Server::during(bench, async |server| {
+        let mut decay = Decay {
+            bench,
+            server,
+            options,
+            host: HostOptions::new(&server.handlers(&bench.guests, &["noop"])?),
+            report: Report::new("decay"),
+            fresh: Vec::new(),
+        };
+        decay.host.queues = vec!["default".to_owned()];
+        decay.report.settings = server.settings();
+        let fresh = decay.drains().await?;
+        decay.fresh = rates(&fresh);
+        let jobs_per_s = median(decay.fresh.clone())?;
+        let gap = median(fresh.iter().map(|drained| drained.gap_ms).collect())?;
+        decay.figure(
+            "fresh.per_s",
+            "probe: jobs, fresh",
+            jobs_per_s,
+            Unit::PerSecond,
+        );
+        let what = "probe: longest time without a settlement, fresh";
+        decay.figure("fresh.gap", what, gap, Unit::Milliseconds);
+        for state in &options.only {
+            if let Err(error) = decay.in_state(*state).await {
+                let name = format!("{state:?}");
+                decay
+                    .report
+                    .failures
+                    .push(format!("decay, {name}: {error:#}"));
+                decay.clear().await?;
+            }
+        }
+        Ok(decay.report)
+    })
+    .await
+}
+
+impl Decay<'_> {
+    async fn in_state(&mut self, state: State) -> Result<()> {
+        let pending = self.options.pending;
+        match state {
+            State::PendingUnknown => {
+                let what = format!("{pending} pending for an unknown handler");
+                self.fill("nobody.has-this", "default", "normal").await?;
+                self.against_fresh("pending_unknown", &what).await
+            }
+            State::PendingUnserved => {
+                let what = format!("{pending} pending in a queue that is not served");
+                self.fill("noop", "elsewhere", "normal").await?;
+                self.against_fresh("pending_unserved", &what).await
+            }
+            State::PendingLow => {
+                let what = format!("{pending} pending with low priority, served");
+                self.fill("noop", "default", "low").await?;
+                self.against_fresh("pending_low", &what).await
+            }
+            State::Finished => {
+                let what = format!("{} finished, yesterday and today", self.options.finished);
+                finished::fill(self.bench, self.server, self.options.finished).await?;
+                self.server.settle_disk().await?;
+                self.against_fresh("finished", &what).await
+            }
+            State::Held => held::measure(self).await,
+            State::Partitions => partitions::measure(self).await,
+            State::Old => old::measure(self).await,
+        }
+    }
+
+    /// Drains in the state that was made, then makes it fresh again and drains once more: the drains
+    /// before and after are what the state is held against.
+    async fn against_fresh(&mut self, key: &str, what: &str) -> Result<()> {
+        let rate = rates(&self.drains().await?);
+        self.clear().await?;
+        let after = rates(&self.drains().await?);
+        let mut fresh = std::mem::replace(&mut self.fresh, after.clone());
+        fresh.extend(after);
+        let (rate, fresh) = (median(rate)?, median(fresh)?);
+        self.figure(&format!("{key}.per_s"), what, rate, Unit::PerSecond);
+        let ratio = rate / fresh;
+        self.figure(
+            &format!("{key}.ratio"),
+            "ratio to fresh",
+            ratio,
+            Unit::Ratio,
+        );
+        Ok(())
+    }
+
+    async fn drains(&self) -> Result<Vec<Drained>> {
+        let mut drains = Vec::new();
+        for _ in 0..self.options.runs {
+            drains.push(self.drain(self.options.jobs).await?);
+        }
+        Ok(drains)
+    }
+
+    async fn drain(&self, jobs: i64) -> Result<Drained> {
+        drained::drain(self.bench, self.server, &self.host, 1, &Work::noop(jobs)).await
+    }
+
+    /// Enqueues jobs beside those that are measured.
+    async fn fill(&self, handler: &str, queue: &str, priority: &str) -> Result<()> {
+        let (client, count) = (&self.server.client, self.options.pending);
+        let statement = client
+            .prepare(&format!(
+                "SELECT count(*) FROM rouse.enqueue_many('{handler}', ARRAY(
+                     SELECT {} FROM generate_series($1::bigint, $2::bigint) AS n),
+                     queue => '{queue}', priority => '{priority}')",
+                super::backlog::PAYLOAD
+            ))
+            .await?;
+        let title = format!("enqueueing {count} jobs for {handler} into {queue} ({priority})");
+        self.bench.progress.count(&title, count.unsigned_abs());
+        let mut from = 1;
+        while from <= count {
+            let to = count.min(from + FILL_BATCH - 1);
+            client
+                .query_one(&statement, &[&from, &to])
+                .await
+                .context("enqueue a batch")?;
+            self.bench.progress.at(to.unsigned_abs());
+            from = to + 1;
+        }
+        client.batch_execute("VACUUM ANALYZE rouse.job").await?;
+        self.server.settle_disk().await
+    }
+
+    /// As it was at the start: nothing pending, nothing finished.
+    async fn clear(&self) -> Result<()> {
+        self.server
+            .client
+            .batch_execute(
+                "SELECT rouse.unlock_history('bench'); TRUNCATE rouse.job, rouse.finished",
+            )
+            .await
+            .context("remove all jobs")?;
+        self.server.settle_disk().await
+    }
+
+    fn figure(&mut self, name: &str, what: &str, value: f64, unit: Unit) {
+        self.report.add(format!("decay.{name}"), what, value, unit);
+    }
+}
+
+fn rates(drains: &[Drained]) -> Vec<f64> {
+    drains.iter().map(Drained::jobs_per_s).collect()
+}

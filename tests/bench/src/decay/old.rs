@@ -1,0 +1,109 @@
+//! Everything that makes a queue old at once: much pending, much finished, and a transaction that stays open (SPEC row B8).
+
+use std::slice;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rouse_workbench::database;
+use rouse_workbench::percentiles::median;
+
+use super::held::HOLD;
+use super::{Decay, finished, rates};
+use crate::backlog::Work;
+use crate::host::{self, Host};
+use crate::report::Unit;
+
+/// One drain in each while the transaction is open: a queue that is used, on a disk of ordinary size.
+const EVERY: Duration = Duration::from_secs(60);
+/// So many of the first drains and of the last ones make a figure.
+const WINDOW: usize = 5;
+
+/// One host does all of it, as in a service that goes on; at the end some are started into it.
+pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
+    let (bench, options) = (decay.bench, decay.options);
+    let mut host = Host::start(bench, decay.server, &decay.host).await?;
+    let mut fresh = drains(decay, &mut host).await?;
+
+    let held_for = Duration::from_secs(options.minutes * 60);
+    finished::fill(bench, decay.server, options.finished).await?;
+    decay.fill("noop", "elsewhere", "normal").await?;
+    let holder = database::connect(&decay.server.url).await?;
+    holder
+        .batch_execute(HOLD)
+        .await
+        .context("open a transaction and read the tables")?;
+    let began = Instant::now();
+    let mut held = Vec::new();
+    while began.elapsed() < held_for {
+        let next = Instant::now() + EVERY;
+        held.push(drain(decay, &mut host).await?);
+        tokio::time::sleep_until(next.into()).await;
+    }
+    host.stop().await?;
+    let started = median(rates(&decay.drains().await?))?;
+    holder
+        .batch_execute("ROLLBACK")
+        .await
+        .context("the transaction was open to the end")?;
+
+    decay.clear().await?;
+    let mut host = Host::start(bench, decay.server, &decay.host).await?;
+    fresh.extend(drains(decay, &mut host).await?);
+    host.stop().await?;
+    let fresh = median(fresh)?;
+    let some = held.len().min(WINDOW);
+    let first = median(held[..some].to_vec())?;
+    let last = median(held[held.len() - some..].to_vec())?;
+    let all = median(held)?;
+    let what = format!(
+        "{} pending, {} finished, a transaction open for {} min",
+        options.pending, options.finished, options.minutes
+    );
+    decay.figure(
+        "old.fresh_per_s",
+        "probe: jobs, nothing of that",
+        fresh,
+        Unit::PerSecond,
+    );
+    decay.figure("old.per_s", &what, all, Unit::PerSecond);
+    for (key, what, rate) in [
+        (
+            "first_ratio",
+            "the first drains of it, ratio to fresh",
+            first,
+        ),
+        ("last_ratio", "the last drains of it, ratio to fresh", last),
+        ("ratio", "all drains of it, ratio to fresh", all),
+        (
+            "started_ratio",
+            "drains by hosts that start at its end, ratio to fresh",
+            started,
+        ),
+    ] {
+        decay.figure(&format!("old.{key}"), what, rate / fresh, Unit::Ratio);
+    }
+    Ok(())
+}
+
+/// As many drains as in each other state, jobs a second.
+async fn drains(decay: &Decay<'_>, host: &mut Host) -> Result<Vec<f64>> {
+    let mut rates = Vec::new();
+    for _ in 0..decay.options.runs {
+        rates.push(drain(decay, host).await?);
+    }
+    Ok(rates)
+}
+
+/// A drain by a host that runs, jobs a second.
+async fn drain(decay: &Decay<'_>, host: &mut Host) -> Result<f64> {
+    let (client, progress) = (&decay.server.client, &decay.bench.progress);
+    client.batch_execute("VACUUM rouse.job").await?;
+    client.batch_execute("BEGIN").await?;
+    let mut backlog = Work::noop(decay.options.jobs)
+        .enqueue(client, progress)
+        .await?;
+    client.batch_execute("COMMIT").await?;
+    let waiting = backlog.until_done(client, progress);
+    host::during(slice::from_mut(host), Box::pin(waiting)).await?;
+    Ok(backlog.jobs as f64 / backlog.times(client).await?.seconds)
+}

@@ -1,0 +1,202 @@
+//! How fast one host empties a queue of jobs that do nothing, and what each job costs.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use rouse_workbench::percentiles::median;
+
+use super::backlog::Work;
+use super::drained::{self, Drained};
+use super::host::{Host, HostOptions};
+use super::report::{Report, Unit};
+use super::server::Server;
+use super::{Bench, probe};
+
+/// All attempts have started by then; a small machine under load takes seconds for 200.
+const STARTED_WITHIN: Duration = Duration::from_secs(60);
+
+#[derive(Args)]
+pub(super) struct Options {
+    /// Jobs in each run
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(i64).range(1..=10_000_000))]
+    pub(super) jobs: i64,
+    /// Runs; the median of each figure is reported
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub(super) runs: u16,
+    /// Let instances of `noop` serve many jobs (rouse.toml: instances = "reuse") instead of one each
+    #[arg(long)]
+    pub(super) reuse: bool,
+    /// Attempts at the same time while the host's memory is read; 0, or --reuse, leaves this figure out
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(..=2_000))]
+    pub(super) attempts: u16,
+}
+
+pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
+    Server::during(bench, async |server| {
+        let mut report = Report::new("drain");
+        report.settings = server.settings();
+        let work = Work::noop(options.jobs);
+        let mut host = HostOptions::new(&server.handlers(&bench.guests, &["noop"])?);
+        if options.reuse {
+            host.config = Some("[handlers.noop]\ninstances = \"reuse\"\n".to_owned());
+        }
+        let mut probes = probe::run(bench, server, work.jobs, &work.payload).await?;
+        let mut runs = Vec::new();
+        for run in 1..=options.runs {
+            let drained = drained::drain(bench, server, &host, 1, &work).await?;
+            bench.progress.note(&format!(
+                "run {run} of {}: {:.0} jobs/s",
+                options.runs,
+                drained.jobs_per_s()
+            ));
+            runs.push(drained);
+        }
+        probes.extend(probe::run(bench, server, work.jobs, &work.payload).await?);
+        add(&mut report, &prefix(options), &runs, median(probes)?)?;
+        // Attempts that wait have instances of their own, reused or not.
+        if options.attempts > 0 && !options.reuse {
+            let resident = resident(bench, server, options.attempts).await?;
+            let what = format!("memory of the host, {} attempts running", options.attempts);
+            report.add("drain.rss_running", what, resident, Unit::Bytes);
+        }
+        Ok(report)
+    })
+    .await
+}
+
+fn prefix(options: &Options) -> String {
+    match options.reuse {
+        false => "drain".to_owned(),
+        true => "drain.reuse".to_owned(),
+    }
+}
+
+fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Result<()> {
+    let middle = |value: fn(&Drained) -> f64| median(runs.iter().map(value).collect());
+    let jobs_per_s = middle(Drained::jobs_per_s)?;
+    let growths: Vec<f64> = runs.iter().filter_map(|run| run.rss_growth).collect();
+    let mut figure = |name: &str, what: &str, value: f64, unit: Unit| {
+        report.add(format!("{prefix}.{name}"), what, value, unit);
+    };
+    figure(
+        "jobs",
+        "jobs in a run",
+        middle(|d| d.jobs as f64)?,
+        Unit::Count,
+    );
+    figure(
+        "seconds",
+        "first claim to last settlement",
+        middle(|d| d.seconds)?,
+        Unit::Seconds,
+    );
+    figure("jobs_per_s", "jobs", jobs_per_s, Unit::PerSecond);
+    figure(
+        "probe_per_s",
+        "probe: rows that plain SQL claims and deletes",
+        probe,
+        Unit::PerSecond,
+    );
+    figure(
+        "ratio",
+        "ratio to the probe",
+        jobs_per_s / probe,
+        Unit::Ratio,
+    );
+    let us = Unit::Microseconds;
+    figure(
+        "cpu_postgres",
+        "CPU time for a job: Postgres",
+        middle(|d| d.cpu_postgres_us)?,
+        us,
+    );
+    figure(
+        "cpu_control",
+        "the host's threads but for guests",
+        middle(|d| d.cpu_control_us)?,
+        us,
+    );
+    figure(
+        "cpu_guests",
+        "the host's threads for guests",
+        middle(|d| d.cpu_guests_us)?,
+        us,
+    );
+    figure(
+        "wal",
+        "WAL for a job: claim and settle",
+        middle(|d| d.wal)?,
+        Unit::Bytes,
+    );
+    figure(
+        "wal_enqueue",
+        "WAL for a job: enqueue, in batches",
+        middle(|d| d.wal_enqueue)?,
+        Unit::Bytes,
+    );
+    figure(
+        "statements",
+        "round trips for 1,000 jobs",
+        middle(|d| d.statements)?,
+        Unit::Count,
+    );
+    figure(
+        "rss_peak",
+        "memory of the host at its peak",
+        middle(|d| d.rss_peak)?,
+        Unit::Bytes,
+    );
+    if !growths.is_empty() {
+        let what = "and its growth from a tenth of the jobs to the end";
+        figure("rss_growth", what, median(growths)?, Unit::Bytes);
+    }
+    Ok(())
+}
+
+/// Memory of a host in which so many attempts run and wait, bytes.
+async fn resident(bench: &Bench, server: &Server, attempts: u16) -> Result<f64> {
+    bench.progress.step(&format!(
+        "letting {attempts} attempts wait at the same time"
+    ));
+    let mut options = HostOptions::new(&server.handlers(&bench.guests, &["test_guests"])?);
+    options.slots = Some(attempts);
+    options.drain_timeout = Some("0s");
+    let mut host = Host::start(bench, server, &options).await?;
+    let mut work = Work::noop(attempts.into());
+    work.handler = "test.race";
+    work.payload = "jsonb_build_object('ms', 3600000)".to_owned();
+    work.enqueue(&server.client, &bench.progress).await?;
+    host.during(async {
+        let began = std::time::Instant::now();
+        loop {
+            let running: i64 = server
+                .client
+                .query_one(
+                    "SELECT count(*) FROM rouse.job WHERE state::text = 'running'",
+                    &[],
+                )
+                .await?
+                .get(0);
+            if running == i64::from(attempts) {
+                // Claimed is not started; the last instances take milliseconds.
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                return Ok(());
+            }
+            if began.elapsed() > STARTED_WITHIN {
+                bail!("{running} of {attempts} attempts run after {STARTED_WITHIN:?}");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await
+    .context("wait until all attempts run")?;
+    let memory = host.memory()?;
+    host.stop().await?;
+    server
+        .client
+        .execute("DELETE FROM rouse.job", &[])
+        .await
+        .context("remove the jobs that waited")?;
+    Ok(memory.resident as f64)
+}

@@ -1,0 +1,235 @@
+//! One `rouse serve` process under measurement.
+
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rouse_workbench::host_process::HostProcess;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::Bench;
+use super::cpu::{self, HostCpu};
+use super::server::Server;
+
+/// Compiling the modules takes seconds on a busy machine.
+const REGISTERED_WITHIN: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// How the host is started.
+#[derive(Clone, Default)]
+pub(super) struct HostOptions {
+    pub(super) handlers: PathBuf,
+    /// None: as many as the host takes by itself.
+    pub(super) slots: Option<u16>,
+    pub(super) no_notify: bool,
+    /// Empty: all queues.
+    pub(super) queues: Vec<String>,
+    /// The text of its rouse.toml.
+    pub(super) config: Option<String>,
+    /// How long what runs may go on after the stop.
+    pub(super) drain_timeout: Option<&'static str>,
+}
+
+impl HostOptions {
+    pub(super) fn new(handlers: &Path) -> Self {
+        Self {
+            handlers: handlers.to_owned(),
+            ..Self::default()
+        }
+    }
+}
+
+/// A host that has registered.
+pub(super) struct Host {
+    process: HostProcess,
+    pid: u32,
+    worker_id: String,
+}
+
+/// Memory of a process, bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Memory {
+    pub(super) resident: u64,
+    pub(super) resident_peak: u64,
+}
+
+impl Memory {
+    pub(super) fn of(pid: u32) -> Result<Self> {
+        let path = format!("/proc/{pid}/status");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        let bytes = |field: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+            let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+            Some(kib << 10)
+        };
+        Ok(Self {
+            resident: bytes("VmRSS:").with_context(|| format!("find VmRSS in {path}"))?,
+            resident_peak: bytes("VmHWM:").with_context(|| format!("find VmHWM in {path}"))?,
+        })
+    }
+}
+
+impl Host {
+    /// Starts it and waits until it has loaded its handlers and registered.
+    pub(super) async fn start(
+        bench: &Bench,
+        server: &Server,
+        options: &HostOptions,
+    ) -> Result<Self> {
+        let worker_id = server.next_worker_id();
+        let folder = server.folder.join(&worker_id);
+        std::fs::create_dir(&folder)?;
+        if let Some(text) = &options.config {
+            std::fs::write(folder.join("rouse.toml"), text)?;
+        }
+        let mut command = Command::new(&bench.rouse);
+        command
+            .args(["serve", "--http", "off", "--worker-id", &worker_id])
+            .arg("--handlers")
+            .arg(&options.handlers)
+            .env("DATABASE_URL", &server.url)
+            .current_dir(folder);
+        if let Some(slots) = options.slots {
+            command.args(["--slots", &slots.to_string()]);
+        }
+        if options.no_notify {
+            command.arg("--no-notify");
+        }
+        for queue in &options.queues {
+            command.args(["--queue", queue]);
+        }
+        if let Some(time) = options.drain_timeout {
+            command.args(["--drain-timeout", time]);
+        }
+        let mut process = HostProcess::start(command)?;
+        process
+            .during(until(
+                server,
+                &worker_id,
+                "EXISTS (SELECT FROM rouse.worker WHERE worker_id = $1)",
+            ))
+            .await
+            .context("wait until the host has registered")?;
+        let pid = process.pid().context("the host has just ended")?;
+        Ok(Self {
+            process,
+            pid,
+            worker_id,
+        })
+    }
+
+    /// Starts several, all alike.
+    pub(super) async fn start_many(
+        bench: &Bench,
+        server: &Server,
+        options: &HostOptions,
+        count: usize,
+    ) -> Result<Vec<Self>> {
+        let mut hosts = Vec::new();
+        for _ in 0..count {
+            hosts.push(Self::start(bench, server, options).await?);
+        }
+        Ok(hosts)
+    }
+
+    /// Waits until it has asked producers for notifications.
+    pub(super) async fn asleep(&mut self, server: &Server) -> Result<()> {
+        let asleep = "EXISTS (SELECT FROM rouse.sleeper AS s JOIN rouse.worker AS w ON w.incarnation = s.worker
+                      WHERE w.worker_id = $1)";
+        self.process
+            .during(until(server, &self.worker_id, asleep))
+            .await
+            .context("wait until the host sleeps")
+    }
+
+    /// It does nothing more until [`thaw`](Self::thaw).
+    pub(super) fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    pub(super) fn thaw(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.pid.try_into()?).context("a process has a number")?;
+        kill_process(pid, signal).with_context(|| format!("signal {}", self.worker_id))
+    }
+
+    pub(super) fn cpu(&self) -> Result<HostCpu> {
+        cpu::host(self.pid)
+    }
+
+    pub(super) fn memory(&self) -> Result<Memory> {
+        Memory::of(self.pid)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Does `work` while the host lives; when the host ends by itself, its log is the error.
+    pub(super) async fn during<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        self.process.during(work).await
+    }
+
+    /// Stops it in order.
+    pub(super) async fn stop(mut self) -> Result<()> {
+        let status = self.process.stop().await?;
+        ensure!(
+            status.success(),
+            "`rouse serve` ended with {status}\n{}",
+            self.process.end().await
+        );
+        Ok(())
+    }
+}
+
+/// Does `work` while all of the hosts live.
+pub(super) async fn during<'a, T: 'a>(
+    hosts: &'a mut [Host],
+    mut work: Pin<Box<dyn Future<Output = Result<T>> + 'a>>,
+) -> Result<T> {
+    for host in hosts {
+        work = Box::pin(host.during(work));
+    }
+    work.await
+}
+
+/// Stops them all.
+pub(super) async fn stop_all(hosts: Vec<Host>) -> Result<()> {
+    for host in hosts {
+        host.stop().await?;
+    }
+    Ok(())
+}
+
+/// CPU time of them all.
+pub(super) fn cpu_of(hosts: &[Host]) -> Result<HostCpu> {
+    hosts
+        .iter()
+        .try_fold(HostCpu::default(), |sum, host| Ok(sum.plus(host.cpu()?)))
+}
+
+/// Waits for a condition of the worker `$1`.
+async fn until(server: &Server, worker_id: &str, condition: &str) -> Result<()> {
+    let began = Instant::now();
+    let statement = server
+        .client
+        .prepare(&format!("SELECT {condition}"))
+        .await?;
+    while !server
+        .client
+        .query_one(&statement, &[&worker_id])
+        .await?
+        .get::<_, bool>(0)
+    {
+        if began.elapsed() > REGISTERED_WITHIN {
+            bail!("{worker_id} was not there after {REGISTERED_WITHIN:?}");
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! Producers that commit long after they have enqueued, when their turns lie behind every cursor.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Result, ensure};
+use rouse_workbench::database;
+use serde_json::json;
+use tokio_postgres::Client;
+use tokio_postgres::types::Json;
+
+use super::Scale;
+use crate::host::{Host, HostOptions};
+use crate::report::Unit;
+use crate::server::Server;
+
+const ENQUEUE: &str = "SELECT rouse.enqueue('noop', $1)";
+/// Between the commits, so that they meet the host at different moments.
+const APART: Duration = Duration::from_millis(330);
+/// Between two jobs of the producer that keeps the worker busy.
+const BUSY_EVERY: Duration = Duration::from_millis(10);
+/// The long sweep finds whatever nothing else does; see ARCHITECTURE.md.
+const FOUND_WITHIN: Duration = Duration::from_secs(60);
+
+/// What else goes on in the lane.
+#[derive(Clone, Copy)]
+enum Meanwhile {
+    /// Nothing
+    Idle,
+    /// Other jobs, all the time
+    Busy,
+    /// Other jobs until the commits, which come all at once
+    BusyUntil,
+}
+
+pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
+    for (key, meanwhile, what) in [
+        ("idle", Meanwhile::Idle, "the worker was idle"),
+        ("busy", Meanwhile::Busy, "the lane is busy"),
+        (
+            "until",
+            Meanwhile::BusyUntil,
+            "the lane was busy until then",
+        ),
+    ] {
+        let worst = worst_delay_ms(scale, meanwhile, what).await?;
+        let what = format!(
+            "commit to start, {} s after the enqueue: {what}",
+            scale.options.late
+        );
+        scale.figure(
+            &format!("late_{key}.worst"),
+            &what,
+            worst,
+            Unit::Milliseconds,
+        );
+    }
+    Ok(())
+}
+
+async fn worst_delay_ms(scale: &Scale<'_>, meanwhile: Meanwhile, what: &str) -> Result<f64> {
+    let (bench, server) = (scale.bench, scale.server);
+    let options = HostOptions::new(&scale.handlers);
+    let mut host = Host::start(bench, server, &options).await?;
+    host.asleep(server).await?;
+    let length = Duration::from_secs(scale.options.late.into());
+    let commits = async {
+        let mut producers = Vec::new();
+        for _ in 0..scale.options.producers {
+            producers.push(Producer::begin(server).await?);
+        }
+        let title = format!("letting {} transactions wait: {what}", producers.len());
+        let wait = bench
+            .progress
+            .during(&title, length, tokio::time::sleep(length));
+        match meanwhile {
+            Meanwhile::Idle => {
+                wait.await;
+                commit_apart(&producers).await
+            }
+            Meanwhile::Busy => tokio::select! {
+                done = async { wait.await; commit_apart(&producers).await } => done,
+                failed = keep_busy(server) => failed,
+            },
+            Meanwhile::BusyUntil => {
+                tokio::select! {
+                    () = wait => {}
+                    failed = keep_busy(server) => { failed?; }
+                }
+                let mut commits = Vec::new();
+                for producer in &producers {
+                    commits.push(producer.commit().await?);
+                }
+                Ok(commits)
+            }
+        }
+    };
+    let commits = host.during(Box::pin(commits)).await?;
+    let mut worst = 0.0_f64;
+    for (id, acknowledged_at) in commits {
+        let started_at = host.during(started_at(&server.client, id)).await?;
+        let delay = started_at
+            .duration_since(acknowledged_at)
+            .unwrap_or_default();
+        worst = worst.max(delay.as_secs_f64() * 1e3);
+    }
+    host.stop().await?;
+    Ok(worst)
+}
+
+/// A transaction that has enqueued one job.
+struct Producer {
+    client: Client,
+    id: i64,
+}
+
+impl Producer {
+    async fn begin(server: &Server) -> Result<Self> {
+        let client = database::connect(&server.url).await?;
+        client.batch_execute("BEGIN").await?;
+        let id = client
+            .query_one(ENQUEUE, &[&Json(json!({"n": 1}))])
+            .await?
+            .get(0);
+        Ok(Self { client, id })
+    }
+
+    /// The job, and when its commit was acknowledged.
+    async fn commit(&self) -> Result<(i64, SystemTime)> {
+        self.client.batch_execute("COMMIT").await?;
+        Ok((self.id, SystemTime::now()))
+    }
+}
+
+async fn commit_apart(producers: &[Producer]) -> Result<Vec<(i64, SystemTime)>> {
+    let mut commits = Vec::new();
+    for producer in producers {
+        commits.push(producer.commit().await?);
+        tokio::time::sleep(APART).await;
+    }
+    Ok(commits)
+}
+
+/// Enqueues other jobs into the same lane. Ends only by an error.
+async fn keep_busy<T>(server: &Server) -> Result<T> {
+    let client = database::connect(&server.url).await?;
+    let statement = client.prepare(ENQUEUE).await?;
+    let mut clock = tokio::time::interval(BUSY_EVERY);
+    loop {
+        clock.tick().await;
+        client
+            .execute(&statement, &[&Json(json!({"n": 2}))])
+            .await?;
+    }
+}
+
+async fn started_at(client: &Client, id: i64) -> Result<SystemTime> {
+    let began = Instant::now();
+    loop {
+        let row = client
+            .query_opt(
+                "SELECT started_at FROM rouse.finished WHERE id = $1",
+                &[&id],
+            )
+            .await?;
+        if let Some(row) = row {
+            return Ok(row.get(0));
+        }
+        ensure!(
+            began.elapsed() < FOUND_WITHIN,
+            "job {id} was committed late and had not finished after {FOUND_WITHIN:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,142 @@
+//! What becomes of the figures with more hosts, more lanes, larger payloads, long jobs and late commits.
+
+mod hosts;
+mod lanes;
+mod late;
+mod long;
+mod payloads;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use rouse_workbench::percentiles::median;
+
+use super::Bench;
+use super::backlog::Work;
+use super::drained::{self, Drained};
+use super::host::HostOptions;
+use super::report::{Report, Unit};
+use super::server::Server;
+
+#[derive(Args)]
+pub(super) struct Options {
+    /// Jobs in each drain
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(i64).range(100..=10_000_000))]
+    pub(super) jobs: i64,
+    /// Drains of each kind; the median is reported
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub(super) runs: u16,
+    /// Numbers of hosts
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
+    pub(super) hosts: Vec<usize>,
+    /// Numbers of lanes
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 10, 1_000, 10_000])]
+    pub(super) lanes: Vec<i64>,
+    /// Sizes of payloads, bytes
+    #[arg(long, value_delimiter = ',', default_values_t = [100, 4_096, 65_536])]
+    pub(super) payloads: Vec<i64>,
+    /// How long after its enqueue a late producer commits, seconds
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=3_600))]
+    pub(super) late: u32,
+    /// How many late producers there are; the worst delay of them is reported
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=50))]
+    pub(super) producers: u32,
+    /// Only these
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Kind::value_variants().to_vec())]
+    pub(super) only: Vec<Kind>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Kind {
+    /// 1, 2, 4 and 8 hosts on one server
+    Hosts,
+    /// 1, 10, 1,000 and 10,000 lanes with jobs in each
+    Lanes,
+    /// Payloads of 100 B, 4 KiB and 64 KiB
+    Payloads,
+    /// 1-hour jobs that take most slots, among short ones
+    Long,
+    /// A producer that commits 30 s after its enqueue
+    Late,
+}
+
+struct Scale<'a> {
+    bench: &'a Bench,
+    server: &'a Server,
+    options: &'a Options,
+    /// With `noop` alone.
+    handlers: PathBuf,
+    report: Report,
+}
+
+pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
+    Server::during(bench, async |server| {
+        let mut scale = Scale {
+            bench,
+            server,
+            options,
+            handlers: server.handlers(&bench.guests, &["noop"])?,
+            report: Report::new("scale"),
+        };
+        scale.report.settings = server.settings();
+        for kind in &options.only {
+            if let Err(error) = scale.measure(*kind).await {
+                let failure = format!("scale, {kind:?}: {error:#}");
+                scale.report.failures.push(failure);
+            }
+            // What a failed part leaves must not be the next one's.
+            server
+                .client
+                .batch_execute(
+                    "SELECT rouse.unlock_history('bench'); TRUNCATE rouse.job, rouse.finished",
+                )
+                .await?;
+        }
+        Ok(scale.report)
+    })
+    .await
+}
+
+impl Scale<'_> {
+    async fn measure(&mut self, kind: Kind) -> Result<()> {
+        match kind {
+            Kind::Hosts => hosts::measure(self).await,
+            Kind::Lanes => lanes::measure(self).await,
+            Kind::Payloads => payloads::measure(self).await,
+            Kind::Long => long::measure(self).await,
+            Kind::Late => late::measure(self).await,
+        }
+    }
+
+    async fn drains(&self, hosts: usize, work: &Work) -> Result<Vec<Drained>> {
+        let options = HostOptions::new(&self.handlers);
+        let mut drains = Vec::new();
+        for _ in 0..self.options.runs {
+            drains.push(drained::drain(self.bench, self.server, &options, hosts, work).await?);
+        }
+        Ok(drains)
+    }
+
+    fn figure(&mut self, name: &str, what: &str, value: f64, unit: Unit) {
+        self.report.add(format!("scale.{name}"), what, value, unit);
+    }
+
+    /// The figures that each kind of drain has.
+    fn drained(&mut self, key: &str, what: &str, drains: &[Drained]) -> Result<f64> {
+        let middle = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
+        let per_s = middle(Drained::jobs_per_s)?;
+        self.figure(&format!("{key}.per_s"), what, per_s, Unit::PerSecond);
+        let (cpu, statements) = (middle(|d| d.cpu_postgres_us)?, middle(|d| d.statements)?);
+        let what = "CPU time for a job: Postgres";
+        self.figure(
+            &format!("{key}.cpu_postgres"),
+            what,
+            cpu,
+            Unit::Microseconds,
+        );
+        let what = "round trips for 1,000 jobs";
+        self.figure(&format!("{key}.statements"), what, statements, Unit::Count);
+        Ok(per_s)
+    }
+}

@@ -1,0 +1,172 @@
+//! A private Postgres that keeps its promises, for one benchmark.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rouse_workbench::database;
+use rouse_workbench::host_process::{self, HostProcess};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio_postgres::Client;
+
+use super::{Bench, counts, cpu};
+
+/// The server, with a connection that stays open.
+pub(super) struct Server {
+    pub(super) url: String,
+    /// In the database of the jobs. What it runs counts among the statements there; see `counts.rs`.
+    pub(super) client: Client,
+    /// In another database of the same server, so that reading statistics is no part of them.
+    pub(super) observer: Client,
+    /// A folder for this benchmark's files.
+    pub(super) folder: PathBuf,
+    postmaster: u32,
+    /// The processes that serve `client` and `observer`: their CPU time is the benchmark's own.
+    own_backends: [u32; 2],
+    settings: Value,
+    hosts: AtomicU32,
+}
+
+impl Server {
+    /// Starts a migrated server with fsync and synchronous_commit on, does `work`, stops it, and
+    /// removes its data.
+    pub(super) async fn during<T>(
+        bench: &Bench,
+        work: impl AsyncFnOnce(&Server) -> Result<T>,
+    ) -> Result<T> {
+        let scratch = host_process::scratch_folder()?;
+        let what = format!(
+            "starting a private Postgres in {}",
+            scratch.path().display()
+        );
+        bench.progress.step(&what);
+        let mut command = Command::new(&bench.rouse);
+        command
+            .args(["postgres", "--json", "--data-dir"])
+            .arg(scratch.path().join("pg"));
+        let mut process = HostProcess::start(command)?;
+        let ready = process.ready().await?;
+        let url = ready
+            .url
+            .context("`rouse postgres` did not say how to connect")?;
+        let done = process
+            .during(async {
+                let server = Self::connect(url, &scratch).await?;
+                work(&server).await
+            })
+            .await?;
+        let status = process.stop().await?;
+        ensure!(
+            status.success(),
+            "`rouse postgres` ended with {status}\n{}",
+            process.end().await
+        );
+        scratch
+            .close()
+            .context("remove the data of the benchmark")?;
+        Ok(done)
+    }
+
+    async fn connect(url: String, scratch: &TempDir) -> Result<Self> {
+        let client = database::connect(&url).await?;
+        let observer = database::connect_to(&url, "postgres").await?;
+        Ok(Self {
+            settings: settings(&client).await?,
+            own_backends: [backend(&client).await?, backend(&observer).await?],
+            postmaster: database::postmaster(&observer).await?,
+            folder: scratch.path().to_owned(),
+            hosts: AtomicU32::new(0),
+            url,
+            client,
+            observer,
+        })
+    }
+
+    /// CPU time of all processes of the server, the benchmark's own two excepted.
+    pub(super) fn cpu(&self) -> Result<cpu::Seconds> {
+        cpu::postgres(self.postmaster, &self.own_backends)
+    }
+
+    /// Ends the sessions of all others.
+    pub(super) async fn end_other_sessions(&self) -> Result<()> {
+        counts::end_sessions(&self.observer, &self.own_backends).await
+    }
+
+    /// What a figure depends on.
+    pub(super) fn settings(&self) -> Value {
+        self.settings.clone()
+    }
+
+    /// An id for the next host.
+    pub(super) fn next_worker_id(&self) -> String {
+        format!("bench-{}", self.hosts.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// An empty handlers folder with these modules in it; the same name means the same folder.
+    pub(super) fn handlers(&self, guests: &Path, modules: &[&str]) -> Result<PathBuf> {
+        let folder = self.folder.join(format!("handlers-{}", modules.join("-")));
+        std::fs::create_dir_all(&folder)?;
+        for module in modules {
+            let file = format!("{module}.wasm");
+            std::fs::copy(guests.join(&file), folder.join(&file))
+                .with_context(|| format!("copy the guest {file}"))?;
+        }
+        Ok(folder)
+    }
+
+    /// The server's own work on tables (autovacuum) pauses, where it would be counted as the hosts'.
+    pub(super) async fn suspend_housekeeping(&self) -> Result<()> {
+        self.observer
+            .batch_execute("ALTER SYSTEM SET autovacuum_naptime = '1h'")
+            .await
+            .context("set autovacuum_naptime")?;
+        self.observer
+            .batch_execute("SELECT pg_reload_conf()")
+            .await
+            .context("reload the settings of the server")
+    }
+
+    /// Writes all that is dirty, so that the next measurement starts with nothing owed.
+    pub(super) async fn settle_disk(&self) -> Result<()> {
+        self.observer
+            .batch_execute("CHECKPOINT")
+            .await
+            .context("write a checkpoint")
+    }
+}
+
+async fn backend(client: &Client) -> Result<u32> {
+    let pid: i32 = client
+        .query_one("SELECT pg_backend_pid()", &[])
+        .await?
+        .get(0);
+    Ok(u32::try_from(pid)?)
+}
+
+/// Measured on a server that may lose data, a figure would mean nothing.
+async fn settings(client: &Client) -> Result<Value> {
+    let row = client
+        .query_one(
+            "SELECT current_setting('server_version'), current_setting('fsync'),
+                    current_setting('synchronous_commit'), current_setting('full_page_writes')",
+            &[],
+        )
+        .await
+        .context("read the settings of the server")?;
+    let [version, fsync, synchronous_commit, full_page_writes]: [String; 4] =
+        std::array::from_fn(|column| row.get(column));
+    if [&fsync, &synchronous_commit, &full_page_writes] != ["on"; 3] {
+        bail!(
+            "fsync is {fsync}, synchronous_commit {synchronous_commit}, full_page_writes {full_page_writes}: \
+             a benchmark needs all of them on"
+        );
+    }
+    Ok(json!({
+        "postgres": version,
+        "fsync": fsync,
+        "synchronous_commit": synchronous_commit,
+        "cores": std::thread::available_parallelism().map_or(1, usize::from),
+    }))
+}

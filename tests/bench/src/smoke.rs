@@ -1,0 +1,199 @@
+//! A minute of small measurements, which fail where something has become far worse.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use rouse_workbench::percentiles::{Percentiles, median};
+
+use super::backlog::Work;
+use super::drained::{self, Drained};
+use super::host::HostOptions;
+use super::levels::Levels;
+use super::plain::Plain;
+use super::producers::{Producers, What};
+use super::report::{Report, Unit};
+use super::server::Server;
+use super::{Bench, counts, idle, latency, probe, round_trip};
+
+/// Fewer would measure the first claim, more the patience of who waits for CI.
+const JOBS: i64 = 10_000;
+const DRAINS: usize = 3;
+const ENQUEUE_CONNECTIONS: usize = 8;
+const ENQUEUE_SECONDS: u32 = 1;
+const ENQUEUE_PAIRS: usize = 2;
+const LATENCY_RATE: u32 = 20;
+const LATENCY_SECONDS: u32 = 2;
+/// A session that does nothing more reports the statements of the host's start after 10 s.
+const IDLE_SETTLE_SECONDS: u32 = 12;
+const IDLE_SECONDS: u32 = 15;
+
+#[derive(Args)]
+pub(super) struct Options {
+    /// Write what is measured into tests/bench/levels.toml, as the new levels
+    #[arg(long)]
+    pub(super) record: bool,
+}
+
+pub(super) async fn run(bench: &Bench, root: &Path, options: &Options) -> Result<Report> {
+    let mut levels = Levels::read(root)?;
+    let mut report = Server::during(bench, async |server| {
+        let mut report = Report::new("smoke");
+        report.settings = server.settings();
+        server.suspend_housekeeping().await?;
+        drain(bench, server, &mut report).await?;
+        enqueue(bench, server, &mut report).await?;
+        wait(bench, server, &mut report).await?;
+        let idle = idle::idle(bench, server, 1, IDLE_SETTLE_SECONDS, IDLE_SECONDS, 0.0).await?;
+        let what = "statements of an idle host in a minute";
+        report.add(
+            "smoke.idle",
+            what,
+            idle.statements_per_s * 60.0,
+            Unit::Count,
+        );
+        Ok(report)
+    })
+    .await?;
+    if options.record {
+        levels.record(&report)?;
+    } else {
+        report.failures = levels.check(&report);
+    }
+    Ok(report)
+}
+
+async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()> {
+    let work = Work::noop(JOBS);
+    let host = HostOptions::new(&server.handlers(&bench.guests, &["noop"])?);
+    let before = server.cpu()?;
+    let probes = probe::run(bench, server, work.jobs, &work.payload).await?;
+    // Filling its table included: what it stands for is how fast this machine is.
+    let probe_us = (server.cpu()? - before) * 1e6 / (work.jobs as f64 * probes.len() as f64);
+    let probe = median(probes)?;
+    let mut drains = Vec::new();
+    for _ in 0..DRAINS {
+        drains.push(drained::drain(bench, server, &host, 1, &work).await?);
+    }
+    let middle = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
+    // A machine that does something else makes batches smaller, never larger: the best of a few drains
+    // is what the code can do.
+    let least = |value: fn(&Drained) -> f64| drains.iter().map(value).fold(f64::INFINITY, f64::min);
+    let jobs_per_s = middle(Drained::jobs_per_s)?;
+    let mut figure = |name: &str, what: &str, value: f64, unit: Unit| {
+        report.add(format!("smoke.{name}"), what, value, unit);
+    };
+    figure(
+        "drain.ratio",
+        "drain: ratio to the probe",
+        jobs_per_s / probe,
+        Unit::Ratio,
+    );
+    let us = Unit::Microseconds;
+    figure(
+        "drain.cpu_probe",
+        "Postgres for a row of the probe",
+        probe_us,
+        us,
+    );
+    for (name, what, used) in [
+        (
+            "postgres",
+            "Postgres for a job",
+            middle(|d| d.cpu_postgres_us)?,
+        ),
+        (
+            "control",
+            "the host for a job",
+            middle(|d| d.cpu_control_us)?,
+        ),
+        (
+            "guests",
+            "the guest for a job",
+            middle(|d| d.cpu_guests_us)?,
+        ),
+    ] {
+        figure(&format!("drain.cpu_{name}"), what, used, us);
+        // Machines differ by a factor of two and more.
+        let against = format!("{what}, against the probe");
+        figure(
+            &format!("drain.cpu_{name}_ratio"),
+            &against,
+            used / probe_us,
+            Unit::Ratio,
+        );
+    }
+    let statements = least(|drained| drained.statements);
+    figure(
+        "drain.statements",
+        "round trips for 1,000 jobs",
+        statements,
+        Unit::Count,
+    );
+    let enqueue = least(|drained| drained.wal_enqueue);
+    figure(
+        "drain.wal_enqueue",
+        "WAL of 1,000 jobs: enqueue",
+        enqueue * 1e3,
+        Unit::Bytes,
+    );
+    let mut records = f64::INFINITY;
+    for drained in &drains {
+        // Images of whole pages depend on checkpoints; without pg_walinspect they stay in.
+        records = records.min(drained.wal_records(server).await.unwrap_or(drained.wal));
+    }
+    figure(
+        "drain.wal",
+        "WAL of 1,000 jobs: claim, settle",
+        records * 1e3,
+        Unit::Bytes,
+    );
+    Ok(())
+}
+
+async fn enqueue(bench: &Bench, server: &Server, report: &mut Report) -> Result<()> {
+    let plain = Plain::make(&server.client).await?;
+    let producers = Producers::connect(server, &plain, ENQUEUE_CONNECTIONS).await?;
+    bench
+        .progress
+        .step("enqueueing, in turns with plain INSERTs");
+    let mut ratios = Vec::new();
+    for _ in 0..ENQUEUE_PAIRS {
+        let plain = producers
+            .commits(What::Plain, ENQUEUE_CONNECTIONS, ENQUEUE_SECONDS)
+            .await?;
+        let rouse = producers
+            .commits(What::Rouse, ENQUEUE_CONNECTIONS, ENQUEUE_SECONDS)
+            .await?;
+        ratios.push(rouse.per_s / plain.per_s);
+    }
+    server.client.batch_execute("TRUNCATE rouse.job").await?;
+    let what = "enqueue: ratio to plain INSERTs";
+    report.add("smoke.enqueue.ratio", what, median(ratios)?, Unit::Ratio);
+    Ok(())
+}
+
+async fn wait(bench: &Bench, server: &Server, report: &mut Report) -> Result<()> {
+    let every = Duration::from_secs(1) / LATENCY_RATE;
+    let probe = round_trip::run(bench, server, every, LATENCY_RATE).await?;
+    let options = latency::Options {
+        rate: LATENCY_RATE,
+        seconds: LATENCY_SECONDS,
+        no_notify: false,
+    };
+    counts::hand_over(&server.client).await?;
+    let statements = counts::statements(&server.observer).await?;
+    let waits = latency::waits_of(bench, server, &options, false).await?;
+    counts::hand_over(&server.client).await?;
+    let statements = counts::statements(&server.observer).await? - statements;
+    let jobs = waits.called.len() as f64;
+    let ratio = Percentiles::of(probe)?.p50 / Percentiles::of(waits.called)?.p50;
+    let what = "wait for a start: the probe's median against it";
+    report.add("smoke.latency.ratio", what, ratio, Unit::Ratio);
+    // Each job is enqueued by one statement of its own.
+    let statements = (statements as f64 - jobs) * 1000.0 / jobs;
+    let what = "round trips for 1,000 jobs that come one by one";
+    report.add("smoke.latency.statements", what, statements, Unit::Count);
+    Ok(())
+}

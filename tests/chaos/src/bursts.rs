@@ -1,0 +1,268 @@
+//! Faults that bring jobs of their own.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use rouse_workbench::database;
+use tokio::time::Instant;
+use tokio_postgres::Client;
+use tokio_postgres::types::Json;
+
+use super::calls::Caller;
+use super::faults::Faults;
+use super::ledger::{Answer, Ask, What, now_us};
+use super::load::{FAULTS_BEGIN, Kind, LINE, PATIENT, QUEUES, WORK, Wish};
+use super::plan::Fault;
+use super::random::Random;
+use super::settings::{LEASE, LINE_SLOTS};
+
+const ENQUEUE: &str = "SELECT id FROM rouse.enqueue_many($1, $2, queue => $3, tags => $4) WITH ORDINALITY AS made(id, place) ORDER BY place";
+const CANCEL: &str = "SELECT rouse.cancel(id)::int::bigint FROM unnest($1::bigint[]) WITH ORDINALITY AS asked(id, place) ORDER BY place";
+/// How long a burst is tried while the server is down.
+const ENQUEUED_WITHIN: Duration = Duration::from_secs(10);
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Many times what the slots of the line take at once.
+const LINE_JOBS: usize = 150;
+/// Slots come free together, so that the host claims ahead, and then nothing comes free for so long. A claim stands in line for 1 s.
+const LINE_SLEEPS_MS: u64 = 800;
+/// In this time they have been cancelled, or have ended.
+const LINE_LASTS: Duration = Duration::from_secs(6);
+
+/// Several for each host.
+const PATIENT_JOBS: usize = 12;
+/// They end by themselves before their lease is renewed for the first time, 8 s after the claim.
+const PATIENT_SLEEPS_MS: u64 = 7_000;
+const BEGIN_WITHIN: Duration = Duration::from_secs(3);
+
+/// 4 MiB: far more than the buffers of a connection take.
+const LARGE_JOBS: usize = 64;
+const LARGE_BYTES: usize = 64 << 10;
+/// A claim of them takes some milliseconds.
+const CLAIM_WITHIN: Duration = Duration::from_millis(500);
+/// Others would have looked for what is theirs by then.
+const ASK_AFTER: Duration = Duration::from_secs(1);
+/// Longer than a call may take, so that one that hangs is seen, and less than the freeze lasts.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
+
+impl Faults {
+    /// So many jobs that differ in their number alone.
+    fn wishes(&self, count: usize, like: &Wish) -> Vec<Wish> {
+        let first = self
+            .jobs_brought
+            .fetch_add(count as i64, std::sync::atomic::Ordering::Relaxed);
+        (0..count as i64)
+            .map(|place| Wish {
+                n: FAULTS_BEGIN + first + place,
+                kind: Kind::OfAFault,
+                priority: "normal".into(),
+                ..like.clone()
+            })
+            .collect()
+    }
+
+    /// Enqueues so many of them in one statement. None: the server is down.
+    async fn bring(
+        &self,
+        caller: &mut Caller<'_>,
+        count: usize,
+        like: &Wish,
+    ) -> Result<Option<Vec<i64>>> {
+        let began = Instant::now();
+        while began.elapsed() < ENQUEUED_WITHIN {
+            let wishes = self.wishes(count, like);
+            let payloads: Vec<_> = wishes.iter().map(|wish| Json(wish.payload())).collect();
+            let asks = wishes.into_iter().map(|wish| Ask::Enqueue {
+                wish,
+                run_at_us: None,
+            });
+            let answers = caller
+                .call_together(
+                    asks.collect(),
+                    ENQUEUE,
+                    &[&like.handler, &payloads, &like.queue, &like.tags],
+                )
+                .await?;
+            let ids = answers.into_iter().flatten().map(|answer| match answer {
+                Answer::Ok(id) => Ok(Some(id)),
+                Answer::Unknown(_) => Ok(None),
+                Answer::Refused(why) => bail!("a burst was refused: {why}"),
+            });
+            let ids: Vec<i64> = ids.filter_map(Result::transpose).collect::<Result<_>>()?;
+            if ids.len() == count {
+                return Ok(Some(ids));
+            }
+            tokio::time::sleep(AGAIN_AFTER).await;
+        }
+        Ok(None)
+    }
+
+    /// A burst for hosts with few slots; what they have claimed beyond these is cancelled, as long as there is anything.
+    pub(super) async fn cancel_line(&self) -> Result<()> {
+        let from_us = now_us();
+        let mut caller = Caller::new(&self.server.url, &self.ledger);
+        let like = Wish {
+            handler: WORK.into(),
+            queue: LINE.into(),
+            tags: vec![LINE.into()],
+            sleep_ms: LINE_SLEEPS_MS,
+            ..Wish::default()
+        };
+        let Some(jobs) = self.bring(&mut caller, LINE_JOBS, &like).await? else {
+            return self.skipped(Fault::CancelLine, "the server is down");
+        };
+        // The newest claims of a host that has more than it has slots.
+        let in_line = "SELECT id FROM (
+                SELECT j.id, row_number() OVER (PARTITION BY j.worker ORDER BY j.claimed_at, j.turn) AS place
+                FROM rouse.job AS j WHERE j.id = ANY ($1) AND j.state = 'running') AS held
+            WHERE place > $2";
+        let mut count = 0;
+        let until = Instant::now() + LINE_LASTS;
+        let slots = LINE_SLOTS as i64;
+        while Instant::now() < until {
+            let looked = self.ids(in_line, &[&jobs, &slots]).await;
+            if let Ok(waiting) = looked
+                && !waiting.is_empty()
+            {
+                let asks = waiting
+                    .iter()
+                    .map(|job| Ask::Cancel { job: *job })
+                    .collect();
+                let answers = caller.call_together(asks, CANCEL, &[&waiting]).await?;
+                let done = answers.into_iter().flatten();
+                count += done.filter(|answer| *answer == Answer::Ok(1)).count() as u64;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        self.ledger.happened(from_us, What::LineCancelled { count })
+    }
+
+    /// Nobody listens for a second; what runs is cancelled in this time and after it.
+    pub(super) async fn cut_listeners(&self, mut random: Random) -> Result<()> {
+        let mut caller = Caller::new(&self.server.url, &self.ledger);
+        let like = Wish {
+            handler: PATIENT.into(),
+            queue: (*random.pick(&QUEUES)).into(),
+            sleep_ms: PATIENT_SLEEPS_MS,
+            ticks: true,
+            ..Wish::default()
+        };
+        let Some(jobs) = self.bring(&mut caller, PATIENT_JOBS, &like).await? else {
+            return self.skipped(Fault::CutListeners, "the server is down");
+        };
+        let began = Instant::now();
+        let queued = "SELECT id FROM rouse.job WHERE id = ANY ($1) AND state = 'queued'";
+        while began.elapsed() < BEGIN_WITHIN
+            && self
+                .ids(queued, &[&jobs])
+                .await
+                .is_ok_and(|queued| !queued.is_empty())
+        {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let from_us = now_us();
+        let cut = "SELECT pid::bigint FROM pg_stat_activity
+            WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND query LIKE 'LISTEN %' AND pg_terminate_backend(pid)";
+        match self.ids(cut, &[]).await {
+            Ok(ended) => {
+                let count = ended.len() as u64;
+                self.ledger
+                    .happened(from_us, What::ListenersCut { count })?;
+            }
+            Err(error) => return self.skipped(Fault::CutListeners, &format!("{error:#}")),
+        }
+        for job in jobs {
+            caller
+                .call(Ask::Cancel { job }, CANCEL, &[&vec![job]])
+                .await?;
+            tokio::time::sleep(Duration::from_millis(random.below(220))).await;
+        }
+        Ok(())
+    }
+
+    /// 4 MiB of jobs, and whoever claims them is frozen.
+    pub(super) async fn freeze_in_claim(&self, mut random: Random) -> Result<()> {
+        let length = LEASE + Duration::from_millis(random.between(4_500, 6_500));
+        let skipped = |why: &str| self.skipped(Fault::FreezeInClaim, why);
+        if !self.hosts.is_one_settled().await {
+            return skipped("too few hosts");
+        }
+        let Ok(client) = database::connect(&self.server.url).await else {
+            return skipped("the server is down");
+        };
+        let mut caller = Caller::new(&self.server.url, &self.ledger);
+        let like = Wish {
+            handler: WORK.into(),
+            queue: (*random.pick(&QUEUES)).into(),
+            pad_bytes: LARGE_BYTES,
+            ..Wish::default()
+        };
+        let Some(jobs) = self.bring(&mut caller, LARGE_JOBS, &like).await? else {
+            return skipped("the server is down");
+        };
+        let worker = who_claims(&client, &jobs).await;
+        // Where that one is busy with another fault, or was too quick, another is frozen all the same.
+        let draw = random.next();
+        let frozen = match self.hosts.freeze_now(worker.as_deref(), draw)? {
+            Some(frozen) => Some(frozen),
+            None => self.hosts.freeze_now(None, draw)?,
+        };
+        let Some(frozen) = frozen else {
+            return skipped("too few hosts");
+        };
+        let thaws = Instant::now() + length;
+        tokio::time::sleep(ASK_AFTER).await;
+        // Those that it has, and those that somebody has claimed in a transaction that goes on.
+        let held = "SELECT j.id FROM rouse.job AS j LEFT JOIN rouse.worker AS w ON w.incarnation = j.worker
+            WHERE j.id = ANY ($1) AND (j.state = 'queued' OR w.worker_id = $2) ORDER BY j.id LIMIT 2";
+        let mut asked = Ok(());
+        for job in self
+            .ids(held, &[&jobs, &frozen.worker()])
+            .await
+            .unwrap_or_default()
+        {
+            caller.manner.patience = ANSWERS_WITHIN;
+            let answer = caller
+                .call(Ask::Cancel { job }, CANCEL, &[&vec![job]])
+                .await;
+            asked = asked.and(answer.map(drop));
+        }
+        tokio::time::sleep_until(thaws).await;
+        frozen.thaw(&self.hosts, jobs)?;
+        asked
+    }
+
+    /// The first column of all rows.
+    async fn ids(
+        &self,
+        sql: &str,
+        params: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Result<Vec<i64>> {
+        let client = database::connect(&self.server.url).await?;
+        let rows = client.query(sql, params).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+}
+
+/// The host that has claimed any of these jobs, or claims at this moment.
+async fn who_claims(client: &Client, jobs: &[i64]) -> Option<String> {
+    let sql =
+        "SELECT w.worker_id FROM rouse.job AS j JOIN rouse.worker AS w ON w.incarnation = j.worker
+        WHERE j.id = ANY ($1) AND j.state = 'running'
+        UNION ALL
+        SELECT a.application_name FROM pg_stat_activity AS a
+        WHERE a.state = 'active' AND a.query LIKE '%FROM rouse.claim%'
+          AND a.query_start < clock_timestamp() - interval '5 ms'
+        LIMIT 1";
+    let began = Instant::now();
+    while began.elapsed() < CLAIM_WITHIN {
+        // An error: the server is down, and nobody claims.
+        let row = client.query_opt(sql, &[&jobs]).await.ok()?;
+        if let Some(row) = row {
+            return Some(row.get(0));
+        }
+    }
+    None
+}

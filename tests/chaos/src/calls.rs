@@ -1,0 +1,148 @@
+//! One call to the database, with its question and its answer in the ledger.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rouse_workbench::database;
+use tokio::time::timeout;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Error, Transaction};
+
+use super::ledger::{Answer, Ask, Ledger};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const RECONNECT_AFTER: Duration = Duration::from_millis(50);
+
+/// A connection that is made again when it is lost.
+pub(super) struct Caller<'a> {
+    url: &'a str,
+    ledger: &'a Ledger,
+    client: Option<Client>,
+    /// How the next calls are made.
+    pub(super) manner: Manner,
+}
+
+/// How a call is made.
+pub(super) struct Manner {
+    /// In a transaction that is rolled back.
+    pub(super) roll_back: bool,
+    /// After so long nobody waits for the answer any more.
+    pub(super) patience: Duration,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        Self {
+            roll_back: false,
+            patience: PATIENCE,
+        }
+    }
+}
+
+impl<'a> Caller<'a> {
+    pub(super) fn new(url: &'a str, ledger: &'a Ledger) -> Self {
+        Self {
+            url,
+            ledger,
+            client: None,
+            manner: Manner::default(),
+        }
+    }
+
+    /// Connects where needed; where that fails, nothing is asked. The answer to `sql` is one bigint.
+    pub(super) async fn call(
+        &mut self,
+        ask: Ask,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Answer>> {
+        let answers = self.call_together(vec![ask], sql, params).await?;
+        Ok(answers.and_then(|mut answers| answers.pop()))
+    }
+
+    /// Several questions in one statement: its rows are their answers, in their order.
+    pub(super) async fn call_together(
+        &mut self,
+        asks: Vec<Ask>,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Vec<Answer>>> {
+        let Manner {
+            roll_back,
+            patience,
+        } = self.manner;
+        let ledger = self.ledger;
+        let Some(client) = self.connected().await else {
+            return Ok(None);
+        };
+        let calls: Vec<u64> = asks
+            .into_iter()
+            .map(|ask| ledger.asked(ask))
+            .collect::<Result<_>>()?;
+        let all = |answer: Answer| vec![answer; calls.len()];
+        let answers = match timeout(patience, send(client, sql, params, roll_back)).await {
+            Ok(Ok(values)) if roll_back => {
+                all(Answer::Refused(format!("rolled back ({values:?})")))
+            }
+            Ok(Ok(values)) => values.into_iter().map(Answer::Ok).collect(),
+            Ok(Err(error)) => all(classify(&error)),
+            Err(_elapsed) => all(Answer::Unknown(format!("no answer within {patience:?}"))),
+        };
+        ensure!(
+            answers.len() == calls.len(),
+            "{} answers to {} questions",
+            answers.len(),
+            calls.len()
+        );
+        if answers.iter().any(|a| matches!(a, Answer::Unknown(_))) {
+            self.client = None;
+        }
+        for (call, answer) in calls.into_iter().zip(&answers) {
+            ledger.answered(call, answer.clone())?;
+        }
+        Ok(Some(answers))
+    }
+
+    async fn connected(&mut self) -> Option<&mut Client> {
+        if self.client.as_ref().is_none_or(Client::is_closed) {
+            self.client = match timeout(PATIENCE, database::connect(self.url)).await {
+                Ok(Ok(client)) => Some(client),
+                // The server is down: that is what this is about.
+                Ok(Err(_)) | Err(_) => {
+                    tokio::time::sleep(RECONNECT_AFTER).await;
+                    None
+                }
+            };
+        }
+        self.client.as_mut()
+    }
+}
+
+async fn send(
+    client: &mut Client,
+    sql: &str,
+    params: &[&(dyn ToSql + Sync)],
+    roll_back: bool,
+) -> Result<Vec<i64>, Error> {
+    let rows = match roll_back {
+        true => {
+            let transaction: Transaction<'_> = client.transaction().await?;
+            let rows = transaction.query(sql, params).await?;
+            transaction.rollback().await?;
+            rows
+        }
+        false => client.query(sql, params).await?,
+    };
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// An error of the statement is an answer; whatever ends the connection leaves open what was done.
+fn classify(error: &Error) -> Answer {
+    match error.as_db_error() {
+        Some(db) if db.severity() == "ERROR" => {
+            Answer::Refused(format!("{}: {}", db.code().code(), db.message()))
+        }
+        Some(db) => Answer::Unknown(format!("{} {}", db.severity(), db.message())),
+        None => Answer::Unknown(error.to_string()),
+    }
+}

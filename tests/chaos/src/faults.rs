@@ -1,0 +1,183 @@
+//! Does what the plan says, each fault as a task of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::time::Duration;
+
+use anyhow::Result;
+use rouse_workbench::database;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::calls::Caller;
+use super::hosts::Hosts;
+use super::ledger::{Answer, Ask, Ledger, What, now_us};
+use super::load::QUEUES;
+use super::module::Module;
+use super::plan::{Fault, Planned};
+use super::producers::Recent;
+use super::random::Random;
+use super::server::Server;
+use super::settings::LEASE;
+
+/// What faults are done to.
+pub(super) struct Faults {
+    pub(super) server: Arc<Server>,
+    pub(super) hosts: Arc<Hosts>,
+    pub(super) ledger: Arc<Ledger>,
+    pub(super) recent: Arc<Recent>,
+    pub(super) module: Module,
+    /// How many jobs faults have brought with them.
+    pub(super) jobs_brought: AtomicI64,
+}
+
+impl Faults {
+    /// Does all of the plan, and returns when the last fault is over.
+    pub(super) async fn run(self: Arc<Self>, plan: Vec<Planned>, began: Instant) -> Result<()> {
+        let mut running = JoinSet::new();
+        for planned in plan {
+            tokio::time::sleep_until(began + Duration::from_millis(planned.at_ms)).await;
+            let faults = self.clone();
+            running.spawn(async move { faults.one(&planned).await });
+            while let Some(done) = running.try_join_next() {
+                done??;
+            }
+        }
+        while let Some(done) = running.join_next().await {
+            done??;
+        }
+        Ok(())
+    }
+
+    async fn one(&self, planned: &Planned) -> Result<()> {
+        let mut random = Random::new(planned.draw, "fault");
+        let draw = random.next();
+        let done = match planned.fault {
+            Fault::KillHost => self.hosts.kill(draw).await?,
+            Fault::FreezeHost => {
+                let beyond = Duration::from_millis(random.between(1_000, 4_000));
+                self.hosts.freeze(draw, LEASE + beyond).await?
+            }
+            Fault::StopHost => self.hosts.restart(draw).await?,
+            Fault::CrashServer | Fault::KillBackend => {
+                return self.crash(planned.fault, random).await;
+            }
+            Fault::ReplaceModule => {
+                let from_us = now_us();
+                let sha256 = self.module.place(draw)?;
+                let what = What::ModuleReplaced { sha256 };
+                return self.ledger.happened(from_us, what);
+            }
+            Fault::TerminateBackends => return self.terminate(random).await,
+            Fault::ForgetSleepers => return self.forget_sleepers().await,
+            Fault::PauseQueue => return self.pause(random).await,
+            Fault::CancelLine => return self.cancel_line().await,
+            Fault::CutListeners => return self.cut_listeners(random).await,
+            Fault::FreezeInClaim => return self.freeze_in_claim(random).await,
+            Fault::SameId => {
+                return match self.hosts.share_an_id().await? {
+                    true => Ok(()),
+                    false => self.skipped(Fault::SameId, "the server is down"),
+                };
+            }
+            Fault::Cancel | Fault::Complete | Fault::Fail | Fault::Retry | Fault::Reschedule => {
+                return self.ask(planned, random).await;
+            }
+        };
+        match done {
+            true => Ok(()),
+            false => self.skipped(planned.fault, "too few hosts"),
+        }
+    }
+
+    pub(super) fn skipped(&self, fault: Fault, why: &str) -> Result<()> {
+        let why = why.into();
+        self.ledger.happened(now_us(), What::Skipped { fault, why })
+    }
+
+    async fn crash(&self, how: Fault, mut random: Random) -> Result<()> {
+        let down = Duration::from_millis(random.between(0, 3_000));
+        let done = match how {
+            Fault::KillBackend => self.server.kill_backend(random.next()).await,
+            _ => self.server.crash(down).await,
+        };
+        match done {
+            Ok(from_us) => self.ledger.happened(from_us, What::ServerCrashed { how }),
+            // It may be down already; where it does not come back, nothing that follows works.
+            Err(error) => {
+                self.server.answers().await?;
+                self.skipped(how, &format!("{error:#}"))
+            }
+        }
+    }
+
+    async fn terminate(&self, mut random: Random) -> Result<()> {
+        let from_us = now_us();
+        let (salt, most) = (random.next().to_string(), random.between(1, 4) as i64);
+        let sql = "SELECT count(*) FILTER (WHERE done) FROM (
+                SELECT pg_terminate_backend(pid) AS done FROM (
+                    SELECT pid FROM pg_stat_activity
+                    WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+                    ORDER BY md5(pid::text || $1::text) LIMIT $2) AS chosen) AS ended";
+        match self.scalar(sql, &[&salt, &most]).await {
+            Ok(count) => {
+                let count = count as u64;
+                self.ledger
+                    .happened(from_us, What::BackendsTerminated { count })
+            }
+            Err(error) => self.skipped(Fault::TerminateBackends, &format!("{error:#}")),
+        }
+    }
+
+    async fn forget_sleepers(&self) -> Result<()> {
+        let from_us = now_us();
+        let sql = "WITH gone AS (DELETE FROM rouse.sleeper RETURNING 1) SELECT count(*) FROM gone";
+        match self.scalar(sql, &[]).await {
+            Ok(rows) => {
+                let rows = rows as u64;
+                self.ledger
+                    .happened(from_us, What::SleepersForgotten { rows })
+            }
+            Err(error) => self.skipped(Fault::ForgetSleepers, &format!("{error:#}")),
+        }
+    }
+
+    async fn scalar(
+        &self,
+        sql: &str,
+        params: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Result<i64> {
+        let client = database::connect(&self.server.url).await?;
+        Ok(client.query_one(sql, params).await?.get(0))
+    }
+
+    async fn pause(&self, mut random: Random) -> Result<()> {
+        let queue = (*random.pick(&QUEUES)).to_owned();
+        let length = Duration::from_millis(random.between(500, 3_000));
+        let mut caller = Caller::new(&self.server.url, &self.ledger);
+        let ask = Ask::Pause {
+            queue: queue.clone(),
+        };
+        let sql = "SELECT (rouse.pause_queue($1) IS NOT NULL)::int::bigint";
+        if caller.call(ask, sql, &[&queue]).await?.is_none() {
+            return self.skipped(Fault::PauseQueue, "the server is down");
+        }
+        tokio::time::sleep(length).await;
+        self.resume(&queue).await
+    }
+
+    /// A queue that stays paused would be a fault of this program: it is asked until there is an answer.
+    pub(super) async fn resume(&self, queue: &str) -> Result<()> {
+        let mut caller = Caller::new(&self.server.url, &self.ledger);
+        let sql = "SELECT rouse.resume_queue($1)::int::bigint";
+        loop {
+            let ask = Ask::Resume {
+                queue: queue.to_owned(),
+            };
+            let answer = caller.call(ask, sql, &[&queue]).await?;
+            if matches!(answer, Some(Answer::Ok(_))) {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! What a run has shown: faults, cases, violations, times.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::Path;
+
+use comfy_table::{CellAlignment, Table, presets};
+use rouse_workbench::percentiles::Percentiles;
+use serde_json::{Map, Value, json};
+
+use super::check::{self, Known, Rule, Violation};
+use super::ledger::{Answer, Ask, Run};
+use super::load::Kind;
+use super::plan::Fault;
+use super::tally;
+use super::world::World;
+
+/// Of the jobs that the rate promises; an outage enqueues nothing.
+const ACCEPTED_SHARE_MIN: f64 = 1.0 / 3.0;
+/// Of a kind of job of which fewer are to be expected there may be none by chance (one in a thousand runs at this number).
+const EXPECTED_MIN: f64 = 7.0;
+/// All that is known of a job is written down for so many violations.
+const IN_FULL_MAX: usize = 40;
+/// And so many of them are printed.
+const PRINTED_MAX: usize = 12;
+
+pub(super) struct Report {
+    run: Run,
+    /// Done, and skipped.
+    faults: BTreeMap<Fault, (u64, u64)>,
+    rules: Vec<(&'static Rule, u64, usize)>,
+    counts: Vec<(&'static str, u64)>,
+    /// Of the rules that measure something.
+    times: Vec<(&'static Rule, &'static str, Percentiles)>,
+    pub(super) violations: Vec<(&'static str, Violation)>,
+    first_in_full: Option<String>,
+    /// Why the run does not pass.
+    pub(super) failures: Vec<String>,
+}
+
+impl Report {
+    pub(super) fn of(known: &Known<'_>) -> Self {
+        let world = known.world;
+        let mut report = Self {
+            run: world.run.clone(),
+            faults: tally::faults(world),
+            rules: Vec::new(),
+            counts: tally::jobs(world),
+            times: Vec::new(),
+            violations: Vec::new(),
+            first_in_full: None,
+            failures: Vec::new(),
+        };
+        for (rule, found) in check::check(known) {
+            report
+                .rules
+                .push((rule, found.checked, found.violations.len()));
+            if !found.violations.is_empty() {
+                let count = found.violations.len();
+                report.failures.push(format!(
+                    "{}: {count} violations of: {}",
+                    rule.name, rule.promise
+                ));
+            } else if found.checked == 0 && rule.is_needed(&world.run) {
+                report
+                    .failures
+                    .push(format!("{}: there was no case to check", rule.name));
+            }
+            if let Ok(percentiles) = Percentiles::of(found.measured_ms) {
+                report.times.push((rule, found.measures, percentiles));
+            }
+            let violations = found.violations.into_iter();
+            report.violations.extend(violations.map(|v| (rule.name, v)));
+        }
+        let first = report.violations.iter().find_map(|(_, v)| v.job);
+        report.first_in_full = first.map(|job| check::file_on(known, job));
+        report.did_it_happen(world);
+        report
+    }
+
+    /// A run without its load, or without its faults, has shown nothing.
+    fn did_it_happen(&mut self, world: &World) {
+        let accepted = world.calls.iter().filter(|call| {
+            // What faults bring with them is no load.
+            matches!(&call.ask, Ask::Enqueue { wish, .. } if wish.kind != Kind::OfAFault)
+                && matches!(call.answer, Answer::Ok(_))
+        });
+        let wanted = f64::from(self.run.rate) * self.run.minutes * 60.0 * ACCEPTED_SHARE_MIN;
+        let accepted = accepted.count();
+        if (accepted as f64) < wanted {
+            self.failures.push(format!(
+                "only {accepted} jobs were accepted: at least {wanted:.0} are a load"
+            ));
+        }
+        let kinds = tally::kinds(world);
+        for (kind, share) in Kind::ALL {
+            if wanted * share as f64 / 1000.0 >= EXPECTED_MIN && !kinds.contains(&kind) {
+                self.failures
+                    .push(format!("there was no job of the kind {kind:?}"));
+            }
+        }
+        for fault in &self.run.faults {
+            if self.faults.get(fault).is_none_or(|(done, _)| *done == 0) {
+                self.failures
+                    .push(format!("the fault {} has never happened", fault.name()));
+            }
+        }
+    }
+
+    /// Each violation with all that is known of its job.
+    pub(super) fn violations_in_full(&self, known: &Known<'_>) -> String {
+        let mut text = String::new();
+        let mut told = BTreeSet::new();
+        for (rule, violation) in &self.violations {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{rule}: {}", violation.what);
+            if let Some(job) = violation.job
+                && told.len() < IN_FULL_MAX
+                && told.insert(job)
+            {
+                text.push_str(&check::file_on(known, job));
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    pub(super) fn print(&self, as_json: bool, kept: Option<&Path>) {
+        if as_json {
+            println!("{}", self.to_json(kept));
+            return;
+        }
+        println!("{}", self.fault_table());
+        println!("{}", self.rule_table());
+        let counts: Vec<_> = self
+            .counts
+            .iter()
+            .map(|(what, n)| format!("{n} {what}"))
+            .collect();
+        println!("{}", counts.join(", "));
+        for (_, measures, times) in &self.times {
+            println!(
+                "{measures}: p50 {:.0} ms, p99 {:.0} ms, longest {:.0} ms",
+                times.p50, times.p99, times.max
+            );
+        }
+        for (rule, violation) in self.violations.iter().take(PRINTED_MAX) {
+            println!("VIOLATION of {rule}: {}", violation.what);
+        }
+        if let Some(first) = &self.first_in_full {
+            println!("all that is known of the first:\n{first}");
+        }
+        if self.violations.len() > PRINTED_MAX {
+            println!("… and {} more", self.violations.len() - PRINTED_MAX);
+        }
+        for failure in &self.failures {
+            println!("FAILED: {failure}");
+        }
+        if let Some(kept) = kept {
+            println!("ledger, evidence and logs: {}", kept.display());
+            if !self.violations.is_empty() {
+                println!("what is known of each violation: violations.txt there");
+            }
+        }
+        println!("the same faults and jobs again: {}", self.command());
+    }
+
+    fn command(&self) -> String {
+        let Run {
+            seed,
+            minutes,
+            hosts,
+            producers,
+            rate,
+            faults,
+            ..
+        } = &self.run;
+        let mut command = format!(
+            "cargo xtask chaos --minutes {minutes} --seed {seed} --hosts {hosts} --producers {producers} --rate {rate}"
+        );
+        if faults.len() < <Fault as clap::ValueEnum>::value_variants().len() {
+            let names: Vec<_> = faults.iter().map(|fault| fault.name()).collect();
+            command.push_str(" --faults ");
+            command.push_str(&names.join(","));
+        }
+        command
+    }
+
+    fn fault_table(&self) -> Table {
+        let mut table = table(["fault", "done", "skipped"]);
+        for (fault, (done, skipped)) in &self.faults {
+            table.add_row([fault.name(), done.to_string(), skipped.to_string()]);
+        }
+        table
+    }
+
+    fn rule_table(&self) -> Table {
+        let mut table = table(["promise", "cases", "violations"]);
+        for (rule, checked, violations) in &self.rules {
+            table.add_row([
+                format!("{}: {}", rule.name, rule.promise),
+                checked.to_string(),
+                violations.to_string(),
+            ]);
+        }
+        table
+    }
+
+    fn to_json(&self, kept: Option<&Path>) -> Value {
+        let faults: Map<String, Value> = self
+            .faults
+            .iter()
+            .map(|(fault, (done, skipped))| {
+                (fault.name(), json!({"done": done, "skipped": skipped}))
+            })
+            .collect();
+        let rules: Map<String, Value> = self
+            .rules
+            .iter()
+            .map(|(rule, checked, violations)| {
+                (
+                    rule.name.into(),
+                    json!({"cases": checked, "violations": violations}),
+                )
+            })
+            .collect();
+        let times: Map<String, Value> = self
+            .times
+            .iter()
+            .map(|(rule, _, t)| {
+                (
+                    rule.name.into(),
+                    json!({"p50": t.p50, "p99": t.p99, "max": t.max}),
+                )
+            })
+            .collect();
+        let counts: Map<String, Value> = self
+            .counts
+            .iter()
+            .map(|(what, count)| ((*what).into(), (*count).into()))
+            .collect();
+        let violations: Vec<_> = self
+            .violations
+            .iter()
+            .map(|(rule, v)| json!({"rule": rule, "job": v.job, "what": v.what}))
+            .collect();
+        json!({
+            "run": self.run,
+            "again": self.command(),
+            "faults": faults,
+            "rules": rules,
+            "counts": counts,
+            "measured_ms": times,
+            "violations": violations,
+            "failures": self.failures,
+            "folder": kept,
+        })
+    }
+}
+
+fn table(header: [&str; 3]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.set_header(header);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}

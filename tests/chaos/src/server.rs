@@ -1,0 +1,122 @@
+//! A private Postgres with fsync on, which is crashed and comes back.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rouse_workbench::database;
+use rouse_workbench::host_process::HostProcess;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::sync::Mutex;
+
+use super::ledger::now_us;
+
+/// Recovery reads what was written since the last checkpoint.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+pub(super) struct Server {
+    pub(super) url: String,
+    rouse: PathBuf,
+    data: PathBuf,
+    process: Mutex<HostProcess>,
+}
+
+impl Server {
+    pub(super) async fn start(rouse: &Path, data: &Path) -> Result<Self> {
+        let (process, url) = launch(rouse, data).await?;
+        Ok(Self {
+            url,
+            rouse: rouse.to_owned(),
+            data: data.to_owned(),
+            process: Mutex::new(process),
+        })
+    }
+
+    /// What `pg_ctl stop -m immediate` does, a while of nothing, and a start. Returns when that began.
+    pub(super) async fn crash(&self, down: Duration) -> Result<i64> {
+        let mut process = self.process.lock().await;
+        let client = database::connect(&self.url).await?;
+        let postmaster = database::postmaster(&client).await?;
+        let from_us = now_us();
+        signal(i32::try_from(postmaster)?, Signal::QUIT)?;
+        // `rouse postgres` has lost its server, and says so with its exit code.
+        let _ = process.stop().await?;
+        tokio::time::sleep(down).await;
+        let began = Instant::now();
+        loop {
+            match launch(&self.rouse, &self.data).await {
+                Ok((launched, _)) => {
+                    *process = launched;
+                    break;
+                }
+                // `rouse postgres` looks at the schema, and gives up where another fault cuts its connection.
+                Err(error) if began.elapsed() > ANSWERS_WITHIN => return Err(error),
+                Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        }
+        self.answers().await?;
+        Ok(from_us)
+    }
+
+    /// kill -9 of a backend, after which the server ends all others and recovers. Returns when that began.
+    pub(super) async fn kill_backend(&self, draw: u64) -> Result<i64> {
+        // Not while the server is being started.
+        let _process = self.process.lock().await;
+        let client = database::connect(&self.url).await?;
+        let draw = draw.to_string();
+        let row = client
+            .query_opt(
+                "SELECT pid FROM pg_stat_activity
+                 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+                 ORDER BY md5(pid::text || $1::text) LIMIT 1",
+                &[&draw],
+            )
+            .await?
+            .context("nobody is connected")?;
+        let from_us = now_us();
+        signal(row.get(0), Signal::KILL)?;
+        // It is noticed, and then nobody may connect for a while.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        self.answers().await?;
+        Ok(from_us)
+    }
+
+    /// Waits until somebody can connect and ask.
+    pub(super) async fn answers(&self) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            if let Ok(client) = database::connect(&self.url).await
+                && client.batch_execute("SELECT 1").await.is_ok()
+            {
+                return Ok(());
+            }
+            if began.elapsed() > ANSWERS_WITHIN {
+                bail!("Postgres does not answer {ANSWERS_WITHIN:?} after it was crashed");
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    pub(super) async fn stop(&self) -> Result<()> {
+        self.process.lock().await.stop().await?;
+        Ok(())
+    }
+}
+
+async fn launch(rouse: &Path, data: &Path) -> Result<(HostProcess, String)> {
+    let mut command = Command::new(rouse);
+    command.args(["postgres", "--json", "--data-dir"]).arg(data);
+    let mut process = HostProcess::start(command)?;
+    let ready = process.ready().await?;
+    let url = ready
+        .url
+        .context("`rouse postgres` did not say how to connect")?;
+    Ok((process, url))
+}
+
+fn signal(pid: i32, signal: Signal) -> Result<()> {
+    let pid = Pid::from_raw(pid).context("a process has a number")?;
+    kill_process(pid, signal).context("signal a process of Postgres")
+}
