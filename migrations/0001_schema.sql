@@ -270,7 +270,7 @@ CREATE TABLE rouse.finished (
     tenant            text,
     source            text,
     unique_key        text,
-    -- As in rouse.job, whose check holds for both.
+    -- As in rouse.job.
     payload           jsonb,
     payload_at        timestamptz,
     result            jsonb,
@@ -293,7 +293,8 @@ CREATE TABLE rouse.finished (
     -- For how many days it is kept; 0: as long as all are.
     keep_days         smallint NOT NULL DEFAULT 0,
     CHECK ((state = 'succeeded') = (result IS NOT NULL)),
-    CHECK ((state IN ('failed', 'timed_out')) = (error IS NOT NULL))
+    CHECK ((state IN ('failed', 'timed_out')) = (error IS NOT NULL)),
+    CHECK (num_nulls(payload, payload_at) = 1)
 ) PARTITION BY LIST (keep_days);
 CREATE TABLE rouse.finished_default PARTITION OF rouse.finished FOR VALUES IN (0) PARTITION BY RANGE (finished_at);
 CREATE INDEX finished_id ON rouse.finished (id);

@@ -181,7 +181,7 @@ $$;
 
 -- Makes a new job of one that has ended, `p_was`, with the same lane, payload, tenant, source, max_attempts, grants, lease, timeout and
 -- unique key. Returns its id; or, where nothing is made, the live job that stands in its place, with `is_retry`: true where that one is
--- its retry, false where it only has its unique key. Served by job_retry and job_unique_key; wakes as an enqueue does.
+-- its retry, false where it only has its unique key. All are null where its payload is gone: somebody has removed it. Served by job_retry and job_unique_key; wakes as an enqueue does.
 CREATE OR REPLACE FUNCTION rouse._retry(p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -190,6 +190,9 @@ DECLARE
     bytes     integer := octet_length(payload::text);
     stored_at timestamptz := rouse._payload_at(bytes, p_at);
 BEGIN
+    IF payload IS NULL THEN
+        RETURN;
+    END IF;
     PERFORM rouse._open_lane(p_was.lane);
     FOR try IN 1 .. 10 LOOP
         INSERT INTO rouse.job AS j (id, lane, turn, retried_from, requested_at, available_at, max_attempts, bytes, tenant, source,
@@ -251,6 +254,10 @@ BEGIN
         RAISE EXCEPTION 'rouse: job % cannot be retried: job %, which is live, has its unique key %',
             was.id, done.live, quote_literal(substr(was.unique_key, strpos(was.unique_key, '/') + 1))
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Wait for the end of that one, or cancel it first.';
+    END IF;
+    IF done.made IS NULL AND done.live IS NULL THEN
+        RAISE EXCEPTION 'rouse: job % cannot be retried: its payload is gone', was.id
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Somebody has removed it from rouse.payload.';
     END IF;
     RETURN coalesce(done.made, done.live);
 END

@@ -150,13 +150,14 @@ END
 $$;
 
 -- The jobs of these ids that the worker has by this claim, in the order of the ids. Those that it has lost meanwhile are left out. Changes
--- nothing and locks nothing, so that a client that does not read holds nobody up. A payload that somebody has removed is an empty text:
+-- nothing and locks nothing that anybody but a drop of payloads waits for, so that a client that does not read holds nobody up. Not STABLE: where
+-- it has waited for such a drop, it has to see what that has copied. A payload that somebody has removed is an empty text:
 -- that job fails, and no other. Served by the primary key and payload_job.
 CREATE OR REPLACE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[])
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
                lease_ms bigint, timeout_ms bigint)
-LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 100
+LANGUAGE plpgsql SECURITY DEFINER ROWS 100
 -- An answer is at most 8 MiB, and does not go through a file.
 SET work_mem = '16MB' SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$

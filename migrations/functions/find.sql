@@ -263,7 +263,7 @@ $$;
 -- retried. The filter has to name states.
 --
 --   retried, made   the jobs, and the new job of each
---   refused         jobs whose unique key a live job has
+--   refused         jobs whose unique key a live job has, and those whose payload is gone
 CREATE OR REPLACE FUNCTION rouse.retry_jobs(
     filter jsonb, before bigint DEFAULT NULL, most integer DEFAULT 100, look_at integer DEFAULT 100000,
     OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT looked_at integer, OUT next_before bigint)
@@ -308,7 +308,7 @@ BEGIN
         IF done.made IS NOT NULL THEN
             retried := retried || one;
             made := made || done.made;
-        ELSIF NOT done.is_retry THEN
+        ELSIF done.is_retry IS NOT TRUE THEN
             refused := refused || one;
         END IF;
     END LOOP;

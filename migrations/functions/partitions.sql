@@ -176,6 +176,8 @@ BEGIN
         RAISE EXCEPTION 'rouse.drop_partitions: keep must be at least one day, not %', coalesce(keep::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    -- What is copied goes to today's.
+    PERFORM rouse.prepare_partitions(0);
     BEGIN
         LOCK TABLE ONLY rouse.finished IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
     EXCEPTION

@@ -6,7 +6,7 @@
 CREATE OR REPLACE FUNCTION rouse._payload_at(p_bytes integer, p_at timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    IF p_bytes < 2048 OR to_regclass('rouse.payload_' || to_char(p_at AT TIME ZONE 'UTC', 'YYYYMMDD')) IS NULL THEN
+    IF p_bytes IS NULL OR p_bytes < 2048 OR to_regclass('rouse.payload_' || to_char(p_at AT TIME ZONE 'UTC', 'YYYYMMDD')) IS NULL THEN
         RETURN NULL;
     END IF;
     RETURN p_at;

@@ -832,3 +832,21 @@ async fn a_migration_outside_a_transaction_that_waits_too_long_names_who_it_wait
         "{error}"
     );
 }
+
+#[tokio::test]
+async fn a_worker_goes_on_after_the_types_of_its_records_were_made_anew() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let worker = TestWorker::start(&db, Settings::default()).await;
+    let before = enqueue(&client, "noop", json!({"n": 1})).await;
+    assert_eq!(ended(&client, before).await.state, "succeeded");
+    // With the functions that take them.
+    client
+        .batch_execute("DROP TYPE rouse.claim_order, rouse.settlement CASCADE")
+        .await
+        .unwrap();
+    assert_eq!(run(&db.url()).await.unwrap().applied, ["functions"]);
+    let after = enqueue(&client, "noop", json!({"n": 2})).await;
+    assert_eq!(ended(&client, after).await.state, "succeeded");
+    worker.drain().await;
+}

@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 
 use crate::support::TestDb;
 use crate::support::claims::{claim, result, settlement};
-use crate::support::worker::{TestWorker, ended};
+use crate::support::worker::{TestWorker, ended, until_true};
 
 /// SQL for a payload that does not stay in its row, with this number in it.
 fn large(n: i32) -> String {
@@ -244,4 +244,68 @@ async fn a_job_whose_payload_somebody_has_removed_fails_and_no_other_of_its_clai
     );
     assert_eq!(ended(&client, gone + 1).await.state, "succeeded");
     worker.drain().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_waits_for_the_drop_of_a_payload_reads_its_copy() {
+    let db = TestDb::new().await;
+    let (mut owner, client, store) = (db.client().await, db.client().await, db.worker().await);
+    let id = number(&client, "SELECT rouse.enqueue('x')").await;
+    client
+        .batch_execute(&format!(
+            "SET ROLE rouse_owner;
+             CREATE TABLE rouse.payload_20200101 PARTITION OF rouse.payload FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
+             INSERT INTO rouse.payload VALUES ({id}, '{{\"n\": 1}}', '2020-01-01 12:00');
+             UPDATE rouse.job SET payload = NULL, payload_at = '2020-01-01 12:00'"
+        ))
+        .await
+        .unwrap();
+    let drop = owner.transaction().await.unwrap();
+    drop.query("SELECT rouse.drop_partitions('7 days')", &[])
+        .await
+        .unwrap();
+    let claiming = tokio::spawn(async move { claim(&store, 1).await });
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity
+                 WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%rouse.claimed(%')";
+    until_true(&client, waits).await;
+    drop.commit().await.unwrap();
+    assert_eq!(claiming.await.unwrap()[0].payload.0, "{\"n\": 1}");
+}
+
+#[tokio::test]
+async fn a_job_without_its_payload_is_not_retried_and_keeps_no_other_from_that() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let many = format!(
+        "SELECT min(id) FROM rouse.enqueue_many('x', ARRAY[{}, {}]) AS id",
+        large(1),
+        large(2)
+    );
+    let gone = number(&client, &many).await;
+    client
+        .batch_execute(&format!(
+            "SELECT rouse.fail({gone}, 'x'), rouse.fail({gone} + 1, 'x');
+             BEGIN; SELECT rouse.unlock_history('a test'); DELETE FROM rouse.payload WHERE job = {gone}; COMMIT"
+        ))
+        .await
+        .unwrap();
+    let error = client
+        .query(&format!("SELECT rouse.retry({gone})"), &[])
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error.as_db_error().unwrap().message(),
+        format!("rouse: job {gone} cannot be retried: its payload is gone")
+    );
+    let row = client
+        .query_one(
+            "SELECT retried, refused FROM rouse.retry_jobs('{\"state\": \"failed\"}')",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        (row.get::<_, Vec<i64>>(0), row.get::<_, Vec<i64>>(1)),
+        (vec![gone + 1], vec![gone])
+    );
 }

@@ -177,17 +177,17 @@ impl Store {
         wanted: usize,
         checked_at: Option<SystemTime>,
     ) -> Result<Claimed, StoreError> {
-        let me = self.me()?;
+        let (me, lists) = (self.me()?, self.lists().await?);
         let orders: Vec<OrderRecord> = orders.iter().map(OrderRecord::from).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
         let rows = self
-            .query(
+            .query_with_records(
                 include_str!("claim.sql"),
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
-                    (&orders, me.lists.of("claim_order")),
+                    (&orders, lists.of("claim_order")),
                     (&wanted, Type::INT4),
                     (&checked_at, Type::TIMESTAMPTZ),
                 ],

@@ -69,15 +69,15 @@ impl Store {
     /// Keeps these lines; returns how many it took: those of jobs that are this worker's, or of which it has ended an
     /// attempt.
     pub async fn append_log(&self, lines: &[LogLine]) -> Result<usize, StoreError> {
-        let me = self.me()?;
+        let (me, lists) = (self.me()?, self.lists().await?);
         let lines: Vec<LineRecord<'_>> = lines.iter().map(LineRecord::from).collect();
         let rows = self
-            .query(
+            .query_with_records(
                 include_str!("append_log.sql"),
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
-                    (&lines, me.lists.of("log_line")),
+                    (&lines, lists.of("log_line")),
                 ],
             )
             .await?;

@@ -102,6 +102,8 @@ pub struct Store {
     target: Arc<str>,
     /// Who has registered through it; shown with each write of a worker.
     identity: Arc<ArcSwapOption<registration::Identity>>,
+    /// The types of records, once they were read.
+    lists: Arc<ArcSwapOption<records::Lists>>,
 }
 
 /// A verb that did not work.
@@ -238,6 +240,7 @@ impl Store {
             connector: connector.clone(),
             target: connector.target().into(),
             identity: Arc::default(),
+            lists: Arc::default(),
         }
     }
 

@@ -4,8 +4,11 @@
 //! type, and nowhere between.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use tokio_postgres::types::{Field, Kind, Type};
+use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{Field, Kind, ToSql, Type};
 
 use super::{Store, StoreError};
 
@@ -18,8 +21,7 @@ const NAMES: [&str; 5] = [
     "log_line",
 ];
 
-/// Lists of records, by the name of the record. Their numbers in the catalog differ from database to database; they are read when a
-/// worker registers.
+/// Lists of records, by the name of the record. Their numbers in the catalog differ from database to database.
 #[derive(Debug)]
 pub(super) struct Lists(HashMap<&'static str, Type>);
 
@@ -34,11 +36,47 @@ impl Lists {
 }
 
 impl Store {
+    /// The types of records.
+    ///
+    /// # Errors
+    /// As of a read, and where the database lacks one: it is not migrated.
+    pub(super) async fn lists(&self) -> Result<Arc<Lists>, StoreError> {
+        if let Some(lists) = self.lists.load_full() {
+            return Ok(lists);
+        }
+        let lists = Arc::new(self.read_records().await?);
+        self.lists.store(Some(lists.clone()));
+        Ok(lists)
+    }
+
+    /// [`query`](Store::query) with lists of records. Where the server does not know their types (any more), because the schema was made
+    /// anew, they are read again for the next call.
+    pub(super) async fn query_with_records(
+        &self,
+        sql: &str,
+        params: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Vec<Row>, StoreError> {
+        let answer = self.query(sql, params).await;
+        let unknown = [
+            // "cache lookup failed for type"
+            SqlState::INTERNAL_ERROR,
+            SqlState::UNDEFINED_OBJECT,
+            SqlState::UNDEFINED_FUNCTION,
+            SqlState::DATATYPE_MISMATCH,
+        ];
+        if let Err(error) = &answer
+            && error.code().is_some_and(|code| unknown.contains(code))
+        {
+            self.lists.store(None);
+        }
+        answer
+    }
+
     /// Reads the types of records.
     ///
     /// # Errors
     /// Where the database lacks one: it is not migrated.
-    pub(super) async fn read_records(&self) -> Result<Lists, StoreError> {
+    async fn read_records(&self) -> Result<Lists, StoreError> {
         let names: &[&str] = &NAMES;
         let rows = self
             .query(include_str!("records.sql"), &[(&names, Type::TEXT_ARRAY)])

@@ -8,7 +8,6 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio_postgres::types::{Json, Type};
 
-use super::records::Lists;
 use super::{Store, StoreError};
 use crate::job::Incarnation;
 
@@ -87,12 +86,11 @@ pub struct Stats {
     pub loading: bool,
 }
 
-/// What a verb of a worker has to show, and the types of what it sends.
+/// What a verb of a worker has to show.
 #[derive(Debug)]
 pub(super) struct Identity {
     pub(super) incarnation: Incarnation,
     pub(super) key: WorkerKey,
-    pub(super) lists: Lists,
 }
 
 impl Identity {
@@ -147,7 +145,6 @@ impl Store {
         &self,
         worker: &Registration,
     ) -> Result<(Incarnation, Duration), StoreError> {
-        let lists = self.read_records().await?;
         let rows = self
             .query(
                 "SELECT incarnation, heartbeat_ms FROM rouse.register($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
@@ -175,7 +172,6 @@ impl Store {
         self.identity.store(Some(Arc::new(Identity {
             incarnation,
             key: worker.key.clone(),
-            lists,
         })));
         let every = u64::try_from(row.get::<_, i64>(1)).unwrap_or(30_000);
         Ok((incarnation, Duration::from_millis(every)))

@@ -50,17 +50,17 @@ impl Store {
         reports: &[Report],
         ended: &[(JobId, Fence)],
     ) -> Result<HashSet<JobId>, StoreError> {
-        let me = self.me()?;
+        let (me, lists) = (self.me()?, self.lists().await?);
         let reports: Vec<ReportRecord<'_>> = reports.iter().map(ReportRecord::from).collect();
         let ended_ids: Vec<i64> = ended.iter().map(|(id, _)| id.0).collect();
         let ended_fences: Vec<i64> = ended.iter().map(|(_, fence)| fence.0).collect();
         let rows = self
-            .query(
+            .query_with_records(
                 include_str!("report.sql"),
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
-                    (&reports, me.lists.of("progress_report")),
+                    (&reports, lists.of("progress_report")),
                     (&ended_ids, Type::INT8_ARRAY),
                     (&ended_fences, Type::INT8_ARRAY),
                 ],

@@ -49,14 +49,14 @@ impl From<&RunningUsage> for UsageRecord {
 impl Store {
     /// Writes down what these attempts have used, and forgets the others of this worker.
     pub async fn report_usage(&self, running: &[RunningUsage]) -> Result<(), StoreError> {
-        let me = self.me()?;
+        let (me, lists) = (self.me()?, self.lists().await?);
         let usages: Vec<UsageRecord> = running.iter().map(UsageRecord::from).collect();
-        self.query(
+        self.query_with_records(
             include_str!("report_usage.sql"),
             &[
                 (&me.incarnation.0, Type::INT8),
                 (&me.key(), Type::BYTEA),
-                (&usages, me.lists.of("attempt_usage")),
+                (&usages, lists.of("attempt_usage")),
             ],
         )
         .await?;

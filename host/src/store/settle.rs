@@ -74,16 +74,16 @@ impl Store {
         batch: &[S],
         locked: Locked,
     ) -> Result<Settled, StoreError> {
-        let me = self.me()?;
+        let (me, lists) = (self.me()?, self.lists().await?);
         let batch: Vec<SettlementRecord<'_>> =
             batch.iter().map(|one| one.borrow().into()).collect();
         let rows = self
-            .query(
+            .query_with_records(
                 include_str!("settle.sql"),
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
-                    (&batch, me.lists.of("settlement")),
+                    (&batch, lists.of("settlement")),
                     (&(locked == Locked::Skip), Type::BOOL),
                 ],
             )
