@@ -131,7 +131,6 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_it_ref
         protocols: (PROTOCOL, PROTOCOL + 1),
         // They name functions without their parameters.
         rights: &[],
-        ..ALL
     };
     // A host of this release works while the next one is applied, and goes on.
     let worker = TestWorker::start(&db, Settings::default()).await;

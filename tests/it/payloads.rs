@@ -256,7 +256,8 @@ async fn a_claim_that_waits_for_the_drop_of_a_payload_reads_its_copy() {
             "SET ROLE rouse_owner;
              CREATE TABLE rouse.payload_20200101 PARTITION OF rouse.payload FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
              INSERT INTO rouse.payload VALUES ({id}, '{{\"n\": 1}}', '2020-01-01 12:00');
-             UPDATE rouse.job SET payload = NULL, payload_at = '2020-01-01 12:00'"
+             UPDATE rouse.job SET payload = NULL, payload_at = '2020-01-01 12:00';
+             RESET ROLE"
         ))
         .await
         .unwrap();
