@@ -1,5 +1,7 @@
 //! Jobs that are found by what they are, and retried in batches.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
@@ -458,6 +460,8 @@ async fn a_retry_of_many_that_is_stopped_ends_with_a_whole_batch_and_the_same_co
     )
     .await;
     host.signal(libc::SIGINT);
+    // Nothing tells when the process has noticed it; without this pause both batches may be done before.
+    tokio::time::sleep(Duration::from_millis(500)).await;
     transaction.rollback().await.unwrap();
     let (status, said) = host.exit(PATIENCE);
     assert_eq!(status.code(), Some(130), "{said}");

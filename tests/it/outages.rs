@@ -150,10 +150,12 @@ async fn a_drain_says_that_its_database_is_away_and_goes_on_when_it_is_back() {
     let client = connect(&url).await;
     migrate(&url).await.unwrap();
     let folder = folder("", &["test_guests.wasm"]);
-    let running = enqueue(&client, "test.sleep", json!({"ms": 8000})).await;
+    let running = enqueue(&client, "test.sleep", json!({"ms": 20_000})).await;
     let args = ["queue", "drain", "default", "--json"];
     let drain = Host::spawn(command(&url, &args, &folder));
-    until(&client, running, |job| job.state == "running").await;
+    // Started, not only claimed: a claim that has not started when the server goes away waits for the end of its lease.
+    until_true(&client, "SELECT EXISTS (SELECT FROM rouse.running)").await;
+    assert_eq!(show(&client, running).await.state, "running");
     tokio::task::spawn_blocking(move || drop(before))
         .await
         .unwrap();
