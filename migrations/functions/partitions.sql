@@ -176,7 +176,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.drop_partitions: keep must be at least one day, not %', coalesce(keep::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    -- What is copied goes to today's.
+    -- Copies go to today's partitions.
     PERFORM rouse.prepare_partitions(0);
     BEGIN
         LOCK TABLE ONLY rouse.finished IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;

@@ -1,5 +1,5 @@
--- The records that the functions of workers take. Schema rouse is the first to know a field, and a host the first to send it: both have
--- it in one place, the type here and the struct in host/src/store/.
+-- The records that the functions of workers take. A field stands in two places: in its type here, and in the struct of the same name in
+-- host/src/store/.
 --
 -- A type is never changed once it is released, because a record with another number of fields is refused: a new field makes a new type
 -- (settlement_2), a new signature of the function, and a new protocol number (protocol.sql).
