@@ -161,7 +161,7 @@ CREATE TABLE rouse.job (
     available_at timestamptz NOT NULL,
     claimed_at   timestamptz,
     lease_until  timestamptz,
-    -- Attempts begun, the running one included.
+    -- Attempts started, the running one included.
     attempt      integer NOT NULL DEFAULT 0,
     -- How many of them were lost with their worker.
     lost         integer NOT NULL DEFAULT 0,
@@ -352,7 +352,7 @@ CREATE INDEX record_at ON rouse.record USING brin (at) WITH (pages_per_range = 3
 
 -- Admin actions that no host has logged yet. Unlogged: a crash of the server keeps some of it out of logs, and nothing out of
 -- rouse.record.
-CREATE UNLOGGED TABLE rouse.untold (
+CREATE UNLOGGED TABLE rouse.audit_outbox (
     id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      timestamptz NOT NULL,
     job     bigint,

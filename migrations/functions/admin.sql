@@ -141,7 +141,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.fail: message has 1 to 16384 bytes' USING ERRCODE = 'invalid_parameter_value',
             HINT = 'It says why, to whoever looks at the job.';
     END IF;
-    IF NOT rouse._end(fail.id, 'failed', NULL, jsonb_build_object('kind', 'outside', 'message', fail.message), 'failed') THEN
+    IF NOT rouse._end(fail.id, 'failed', NULL, jsonb_build_object('kind', 'admin', 'message', fail.message), 'failed') THEN
         was := rouse._ended(fail.id);
         IF was.state <> 'failed' OR was.error->>'message' IS DISTINCT FROM fail.message THEN
             PERFORM rouse._refuse_ended(fail.id, 'failed', was.state,
@@ -321,7 +321,7 @@ BEGIN
 END
 $$;
 
--- Pauses a queue, and returns since when it is paused. Every claim that begins after the commit leaves its jobs
+-- Pauses a queue, and returns since when it is paused. Every claim that starts after the commit leaves its jobs
 -- alone; what has been claimed before goes on. Enqueuing goes on too.
 CREATE OR REPLACE FUNCTION rouse.pause_queue(queue text) RETURNS timestamptz
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -456,11 +456,11 @@ BEGIN
 END
 $$;
 
--- Admin actions go to the log of one host, with its next heartbeat: the trigger leaves them in rouse.untold, rouse.tell takes them.
-CREATE OR REPLACE FUNCTION rouse._note_for_a_host() RETURNS trigger
+-- Admin actions go to the log of one host, with its next heartbeat: the trigger leaves them in rouse.audit_outbox, rouse.take_audit_outbox takes them.
+CREATE OR REPLACE FUNCTION rouse._fill_audit_outbox() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO rouse.untold (at, job, queue, event, attempt, who, detail)
+    INSERT INTO rouse.audit_outbox (at, job, queue, event, attempt, who, detail)
     VALUES (NEW.at, NEW.job, NEW.queue, NEW.event, NEW.attempt, NEW.who, NEW.detail);
     RETURN NULL;
 END
@@ -468,10 +468,10 @@ $$;
 -- What workers do, their own events tell.
 DO $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.record'::regclass AND tgname = 'record_is_told') THEN
-        CREATE TRIGGER record_is_told AFTER INSERT ON rouse.record
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.record'::regclass AND tgname = 'record_to_audit_outbox') THEN
+        CREATE TRIGGER record_to_audit_outbox AFTER INSERT ON rouse.record
             -- Of a purge, that of the queue.
-            FOR EACH ROW WHEN (NEW.who IS NOT NULL AND (NEW.job IS NULL OR NEW.event <> 'purged')) EXECUTE FUNCTION rouse._note_for_a_host();
+            FOR EACH ROW WHEN (NEW.who IS NOT NULL AND (NEW.job IS NULL OR NEW.event <> 'purged')) EXECUTE FUNCTION rouse._fill_audit_outbox();
     END IF;
 END
 $$;
@@ -480,7 +480,7 @@ $$;
 -- will. What is a day old is forgotten, 1,000 of it at a time. In the order in which they were done; handler and queue are null where
 -- the job is not kept any more. Workers of a limited login get none, unless it has the maintenance. This feed is a copy for logs: what
 -- a worker takes and does not log is still in rouse.record. Served by the primary keys and finished_id.
-CREATE OR REPLACE FUNCTION rouse.tell(p_worker bigint, p_key bytea, p_most integer)
+CREATE OR REPLACE FUNCTION rouse.take_audit_outbox(p_worker bigint, p_key bytea, p_most integer)
 RETURNS TABLE (at timestamptz, event text, job bigint, handler text, queue text, attempt integer, who text, detail jsonb)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -491,13 +491,13 @@ BEGIN
         RETURN;
     END IF;
     p_most := least(greatest(coalesce(p_most, 0), 0), 1000);
-    DELETE FROM rouse.untold AS u
-    WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.untold AS next ORDER BY next.id LIMIT 1000 FOR UPDATE SKIP LOCKED))
+    DELETE FROM rouse.audit_outbox AS u
+    WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.audit_outbox AS next ORDER BY next.id LIMIT 1000 FOR UPDATE SKIP LOCKED))
       AND u.at < clock_timestamp() - interval '1 day';
     RETURN QUERY
     WITH taken AS MATERIALIZED (
-        DELETE FROM rouse.untold AS u
-        WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.untold AS next ORDER BY next.id LIMIT p_most FOR UPDATE SKIP LOCKED))
+        DELETE FROM rouse.audit_outbox AS u
+        WHERE u.id = ANY (ARRAY(SELECT next.id FROM rouse.audit_outbox AS next ORDER BY next.id LIMIT p_most FOR UPDATE SKIP LOCKED))
         RETURNING u.*)
     SELECT t.at, t.event, t.job, l.handler, coalesce(t.queue, l.queue), nullif(t.attempt, 0), t.who, t.detail
     FROM taken AS t

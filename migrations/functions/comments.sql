@@ -114,7 +114,7 @@ COMMENT ON FUNCTION rouse.challenges IS
     'Lists the open challenges of this incarnation.';
 COMMENT ON FUNCTION rouse.answer_challenge IS
     'Answers one challenge; false if it is not open.';
-COMMENT ON FUNCTION rouse.tell IS
+COMMENT ON FUNCTION rouse.take_audit_outbox IS
     'Takes admin actions that no host has logged yet.';
 COMMENT ON FUNCTION rouse.maintain_partitions IS
     'Drops expired partitions, stale progress and stale usage.';

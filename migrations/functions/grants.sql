@@ -39,7 +39,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.claim, rouse.claim_bound, rouse.claimed, rouse.adopt, rouse.settle, rouse.renew,
     rouse.recorded_step_names, rouse.recorded_step, rouse.record_step, rouse.report, rouse.report_usage, rouse.append_log,
     rouse.get_state, rouse.state_keys, rouse.set_state, rouse.delete_state,
-    rouse.challenges, rouse.answer_challenge, rouse.tell,
+    rouse.challenges, rouse.answer_challenge, rouse.take_audit_outbox,
     rouse.prepare_partitions, rouse.maintain_partitions, rouse.maintain_lanes
     TO rouse_worker;
 GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.backlog TO rouse_worker;
@@ -52,7 +52,7 @@ GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.history, rouse.audit, r
 GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload TO rouse_observer, rouse_operator;
 GRANT SELECT ON
     rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
-    rouse.handler_state, rouse.challenge, rouse.untold, rouse.worker_login,
+    rouse.handler_state, rouse.challenge, rouse.audit_outbox, rouse.worker_login,
     rouse.jobs, rouse.queues, rouse.backlog, rouse.workers, rouse.handlers, rouse.usage, rouse.top
     TO rouse_observer, rouse_operator;
 -- Not the fences.

@@ -76,7 +76,7 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp S
 #variable_conflict use_column
 DECLARE
     upto   timestamptz := coalesce(audit.before, 'infinity');
-    begins timestamptz := least(audit.before, clock_timestamp());
+    starts timestamptz := least(audit.before, clock_timestamp());
     span   interval := '1 second';
     here   bigint;
     given  bigint := 0;
@@ -88,7 +88,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.audit: most must be 1 to 100000, not %', coalesce(audit.most::text, 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
     LOOP
-        begins := CASE WHEN span > interval '1 year' THEN audit.since ELSE greatest(audit.since, begins - span) END;
+        starts := CASE WHEN span > interval '1 year' THEN audit.since ELSE greatest(audit.since, starts - span) END;
         RETURN QUERY
         SELECT e.at, e.event, e.job, coalesce(e.queue, l.queue), coalesce(e.handler, l.handler), e.attempt, w.worker_id, e.who, e.detail
         FROM (
@@ -98,17 +98,17 @@ BEGIN
                        'payload_bytes', octet_length(rouse._payload(f.id, f.payload, f.payload_at)::text), 'sha256', encode(f.digest, 'hex'),
                        'kind', f.error -> 'kind', 'message', left(f.error ->> 'message', 200))) AS detail
             FROM rouse.finished AS f
-            WHERE f.finished_at >= begins AND f.finished_at < upto AND audit.who IS NULL
+            WHERE f.finished_at >= starts AND f.finished_at < upto AND audit.who IS NULL
             UNION ALL
             SELECT a.ended_at, CASE WHEN a.lost THEN 'lost' ELSE 'attempt_failed' END, a.job, a.lane, NULL, a.handler, a.attempt, a.worker, NULL,
                    jsonb_strip_nulls(jsonb_build_object('claimed_at', a.claimed_at, 'started_at', a.started_at, 'sha256', encode(a.digest, 'hex'),
                        'kind', a.error -> 'kind', 'message', left(a.error ->> 'message', 200)))
             FROM rouse.attempt AS a
-            WHERE a.ended_at >= begins AND a.ended_at < upto AND audit.who IS NULL
+            WHERE a.ended_at >= starts AND a.ended_at < upto AND audit.who IS NULL
             UNION ALL
             SELECT r.at, r.event, r.job, NULL, r.queue, NULL, nullif(r.attempt, 0), r.worker, r.who, r.detail
             FROM rouse.record AS r
-            WHERE r.at >= begins AND r.at < upto AND (audit.who IS NULL OR r.who = audit.who)) AS e
+            WHERE r.at >= starts AND r.at < upto AND (audit.who IS NULL OR r.who = audit.who)) AS e
         LEFT JOIN LATERAL (
             SELECT j.lane FROM rouse.job AS j WHERE j.id = e.job AND e.lane IS NULL
             UNION ALL
@@ -121,8 +121,8 @@ BEGIN
         ORDER BY e.at DESC FETCH FIRST (audit.most - given) ROWS WITH TIES;
         GET DIAGNOSTICS here = ROW_COUNT;
         given := given + here;
-        EXIT WHEN given >= audit.most OR begins <= audit.since;
-        upto := begins;
+        EXIT WHEN given >= audit.most OR starts <= audit.since;
+        upto := starts;
         span := span * 4;
     END LOOP;
 END

@@ -222,7 +222,7 @@ BEGIN
         SELECT o.id FROM rouse.lane AS o WHERE o.closed_at IS NULL GROUP BY o.id HAVING max(o.used_at) < at - interval '1 day');
     GET DIAGNOSTICS closed = ROW_COUNT;
 
-    -- A job can be in a closed lane for a day and a while; the days that are kept have to have begun after that. And whoever might have
+    -- A job can be in a closed lane for a day and a while; the days that are kept have to have started after that. And whoever might have
     -- found the lane open has to have ended.
     SELECT min(p.first_day)::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM rouse._partitions() AS p WHERE p.parent IN ('finished', 'attempt');
     WITH gone AS (

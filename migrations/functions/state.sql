@@ -24,7 +24,7 @@ BEGIN
 END
 $$;
 
--- The keys that begin so, in the order of their bytes, after this one (null: from the first), at most so many; in the same way.
+-- The keys that start so, in the order of their bytes, after this one (null: from the first), at most so many; in the same way.
 CREATE OR REPLACE FUNCTION rouse.state_keys(
     p_worker bigint, p_key bytea, p_id bigint, p_fence bigint, p_handler text, p_prefix text, p_after text, p_most integer)
 RETURNS TABLE (refusal text, name text)

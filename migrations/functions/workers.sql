@@ -144,7 +144,7 @@ $$;
 -- from now, as a rule after this commits: a claim looks at the leases that have ended since the last one (rouse.claim). Where the commit takes
 -- longer, the orphans are found by the next sweep.
 -- Its running jobs are found by job_lease, all of whose rows are read: it happens once in a life.
-CREATE OR REPLACE FUNCTION rouse._bury(p_worker bigint) RETURNS void
+CREATE OR REPLACE FUNCTION rouse._expire_worker(p_worker bigint) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     at     timestamptz := clock_timestamp();
@@ -225,7 +225,7 @@ BEGIN
                 USING ERRCODE = 'RW005',
                       HINT = 'Give each host a worker id (worker_id) and a key file (worker_key_file) of its own. If that host is gone, its id is free 90 s after its last heartbeat.';
         END IF;
-        PERFORM rouse._bury(holder.incarnation);
+        PERFORM rouse._expire_worker(holder.incarnation);
         UPDATE rouse.worker AS w SET replaced_at = at WHERE w.incarnation = holder.incarnation;
     END IF;
     -- The timeout flag goes on from life to life, until somebody clears it.
@@ -251,16 +251,16 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Says that the worker lives, what it can run (null: what it could run before), how it fares (SPEC row A2) and whether it takes no
--- more jobs; and buries those of whom nothing was heard for 90 s. Returns how many those were, and the worker's own timeout flag: how
+-- more jobs; and expires those of whom nothing was heard for 90 s. Returns how many those were, and the worker's own timeout flag: how
 -- many attempts it is for.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
-    p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean, OUT buried integer, OUT timeouts bigint)
+    p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     at     timestamptz := clock_timestamp();
     gone   bigint;
 BEGIN
-    buried := 0;
+    expired := 0;
     PERFORM rouse._known(p_worker, p_key);
     IF p_capabilities IS NOT NULL THEN
         PERFORM rouse._check_capabilities(p_capabilities);
@@ -274,14 +274,14 @@ BEGIN
         draining_at = CASE WHEN p_draining THEN coalesce(w.draining_at, at) END
     WHERE w.incarnation = p_worker
     RETURNING w.timeouts INTO timeouts;
-    -- Whoever is being buried by another at this moment is left to that one. Served by worker_living.
+    -- Whoever is being expired by another at this moment is left to that one. Served by worker_living.
     FOR gone IN
         SELECT w.incarnation FROM rouse.worker AS w
         WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at < at - interval '90 seconds'
         ORDER BY w.worker_id FOR UPDATE SKIP LOCKED
     LOOP
-        PERFORM rouse._bury(gone);
-        buried := buried + 1;
+        PERFORM rouse._expire_worker(gone);
+        expired := expired + 1;
     END LOOP;
 END
 $$;
@@ -291,7 +291,7 @@ CREATE OR REPLACE FUNCTION rouse.unregister(p_worker bigint, p_key bytea) RETURN
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM rouse._known(p_worker, p_key);
-    PERFORM rouse._bury(p_worker);
+    PERFORM rouse._expire_worker(p_worker);
     UPDATE rouse.worker AS w SET stopped_at = w.dead_at, dead_at = NULL WHERE w.incarnation = p_worker;
 END
 $$;
@@ -309,7 +309,7 @@ DECLARE
     forgotten integer;
     kept_from timestamptz;
 BEGIN
-    -- The lock of rouse.register: nobody begins a life of this id meanwhile.
+    -- The lock of rouse.register: nobody starts a life of this id meanwhile.
     PERFORM rouse._lock('register', forget_worker.worker_id);
     FOR life IN
         SELECT w.incarnation, w.hostname, w.seen_at FROM rouse.worker AS w
@@ -321,7 +321,7 @@ BEGIN
                 USING ERRCODE = 'object_not_in_prerequisite_state',
                       HINT = 'Stop it first. One that is gone is dead 90 s after its last heartbeat.';
         END IF;
-        PERFORM rouse._bury(life.incarnation);
+        PERFORM rouse._expire_worker(life.incarnation);
     END LOOP;
     UPDATE rouse.worker AS w
     SET forgotten_at = at, key_hash = NULL, hostname = '', platform = '', version = '', slots = 0, refused = 0,
@@ -335,7 +335,7 @@ BEGIN
     END IF;
     PERFORM rouse._have_partitions(at);
     INSERT INTO rouse.record (at, event, who, detail)
-    VALUES (at, 'forgotten', session_user, jsonb_build_object('worker_id', forget_worker.worker_id, 'lives', forgotten));
+    VALUES (at, 'forgotten', session_user, jsonb_build_object('worker_id', forget_worker.worker_id, 'incarnations', forgotten));
     SELECT min(p.first_day)::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM rouse._partitions() AS p WHERE p.parent IN ('finished', 'attempt', 'record');
     DELETE FROM rouse.worker AS w
     WHERE w.forgotten_at < kept_from AND NOT EXISTS (
@@ -371,7 +371,7 @@ BEGIN
         PERFORM rouse._have_partitions(at);
         INSERT INTO rouse.record (at, event, who, detail)
         VALUES (at, 'timeouts_cleared', session_user,
-                jsonb_build_object('worker_id', clear_timeouts.worker_id, 'lives', cleared, 'timeouts', seen));
+                jsonb_build_object('worker_id', clear_timeouts.worker_id, 'incarnations', cleared, 'timeouts', seen));
     END IF;
     RETURN cleared;
 END

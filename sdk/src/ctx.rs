@@ -69,7 +69,7 @@ pub(crate) trait Host {
     fn grace_remaining(&self) -> Option<Duration>;
     fn abort_source(&self) -> Source;
     /// The recorded result of a step, JSON; none where it is to be done.
-    fn begin_step(&self, name: &str) -> Result<Option<Vec<u8>>>;
+    fn start_step(&self, name: &str) -> Result<Option<Vec<u8>>>;
     fn complete_step(&self, name: &str, output: Vec<u8>) -> Result<()>;
     fn secret(&self, name: &str) -> Result<String>;
     /// A JSON object.
@@ -103,7 +103,7 @@ pub struct Ctx {
     world: Rc<World>,
     /// Which of the steps of each name are under way or done in this attempt. Ordered: the first hash table of an attempt asks the
     /// host for its seed.
-    begun: RefCell<BTreeMap<String, BTreeSet<u32>>>,
+    started: RefCell<BTreeMap<String, BTreeSet<u32>>>,
 }
 
 impl Ctx {
@@ -111,7 +111,7 @@ impl Ctx {
         Self {
             job,
             world,
-            begun: RefCell::default(),
+            started: RefCell::default(),
         }
     }
 
@@ -192,12 +192,12 @@ impl Ctx {
         name: impl AsRef<str>,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let begun = self.begin(name.as_ref())?;
-        let output = match self.recorded(&begun.name)? {
+        let started = self.start(name.as_ref())?;
+        let output = match self.recorded(&started.name)? {
             Some(recorded) => recorded,
-            None => self.record(&begun.name, work()?)?,
+            None => self.record(&started.name, work()?)?,
         };
-        begun.done();
+        started.done();
         Ok(output)
     }
 
@@ -210,12 +210,12 @@ impl Ctx {
         name: impl AsRef<str>,
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let begun = self.begin(name.as_ref())?;
-        let output = match self.recorded(&begun.name)? {
+        let started = self.start(name.as_ref())?;
+        let output = match self.recorded(&started.name)? {
             Some(recorded) => recorded,
-            None => self.record(&begun.name, work.await?)?,
+            None => self.record(&started.name, work.await?)?,
         };
-        begun.done();
+        started.done();
         Ok(output)
     }
 
@@ -286,7 +286,7 @@ impl Ctx {
     }
 
     /// HMAC-SHA256 of a message, with a secret as the key that `rouse.toml` grants for signing (`sign = true`): 32 bytes.
-    /// The host computes it, so that the handler never holds the key. A secret that begins with `whsec_` stands for
+    /// The host computes it, so that the handler never holds the key. A secret that starts with `whsec_` stands for
     /// the key whose base64 follows, as in [Standard Webhooks](https://www.standardwebhooks.com).
     ///
     /// ```
@@ -311,13 +311,13 @@ impl Ctx {
     }
 
     /// Takes the first name that is free: `name`, `name#2`, `name#3` …
-    fn begin(&self, name: &str) -> Result<Begun<'_>> {
+    fn start(&self, name: &str) -> Result<Begun<'_>> {
         if name.contains('#') {
             let why = format_args!("the name of a step has no #, which {name:?} has");
             return Err(Error::permanent(why).kind("step-refused"));
         }
-        let mut begun = self.begun.borrow_mut();
-        let taken = begun.entry(name.to_owned()).or_default();
+        let mut started = self.started.borrow_mut();
+        let taken = started.entry(name.to_owned()).or_default();
         let nth = (1..).find(|nth| !taken.contains(nth)).unwrap_or(u32::MAX);
         taken.insert(nth);
         Ok(Begun {
@@ -332,7 +332,7 @@ impl Ctx {
     }
 
     fn recorded<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        let Some(bytes) = self.world.begin_step(name)? else {
+        let Some(bytes) = self.world.start_step(name)? else {
             return Ok(None);
         };
         serde_json::from_slice(&bytes).map(Some).map_err(|error| {
@@ -355,8 +355,8 @@ impl Ctx {
     }
 }
 
-/// A step that is under way. Dropped before it is done, it gives its name free: who begins it again in this attempt
-/// begins the same.
+/// A step that is under way. Dropped before it is done, it gives its name free: who starts it again in this attempt
+/// starts the same.
 struct Begun<'a> {
     ctx: &'a Ctx,
     base: String,
@@ -373,7 +373,7 @@ impl Begun<'_> {
 
 impl Drop for Begun<'_> {
     fn drop(&mut self) {
-        if let Some(taken) = self.ctx.begun.borrow_mut().get_mut(&self.base) {
+        if let Some(taken) = self.ctx.started.borrow_mut().get_mut(&self.base) {
             taken.remove(&self.nth);
         }
     }

@@ -85,7 +85,7 @@ impl<'a> State<'a> {
         self.world.state_delete(key.as_ref())
     }
 
-    /// All keys that begin so, in the order of their bytes; `""`: all.
+    /// All keys that start so, in the order of their bytes; `""`: all.
     pub fn keys(&self, prefix: impl AsRef<str>) -> Result<Vec<String>> {
         let mut keys = Vec::<String>::new();
         loop {

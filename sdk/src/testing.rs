@@ -288,7 +288,7 @@ impl Host for Recorder {
         }))
     }
 
-    fn begin_step(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
+    fn start_step(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         self.unless_aborted()?;
         Ok(self.recorded.borrow().get(name).cloned())
     }

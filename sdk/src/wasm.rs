@@ -172,8 +172,8 @@ impl Host for Imports {
             .map(Duration::from_millis)
     }
 
-    fn begin_step(&self, name: &str) -> crate::Result<Option<Vec<u8>>> {
-        steps::begin(name).map_err(step_error)
+    fn start_step(&self, name: &str) -> crate::Result<Option<Vec<u8>>> {
+        steps::start(name).map_err(step_error)
     }
 
     fn complete_step(&self, name: &str, output: Vec<u8>) -> crate::Result<()> {

@@ -212,7 +212,7 @@ async fn a_claim_that_was_given_back_keeps_its_time_and_a_purge_says_who_of_each
         (&json!("cancelled"), &json!(me))
     );
     // A host tells of the purge once, not of each job.
-    let told = "SELECT count(*) FROM rouse.untold WHERE event = 'purged'";
+    let told = "SELECT count(*) FROM rouse.audit_outbox WHERE event = 'purged'";
     assert_eq!(
         client.query_one(told, &[]).await.unwrap().get::<_, i64>(0),
         1

@@ -93,7 +93,10 @@ async fn a_host_that_is_told_to_stop_while_it_starts_ends_well() {
     host.signal(libc::SIGTERM);
     let (status, output) = host.exit(PATIENCE);
     assert!(status.success(), "{status}: {output}");
-    assert!(output.contains("before it had begun anything"), "{output}");
+    assert!(
+        output.contains("before it had started anything"),
+        "{output}"
+    );
 }
 
 #[tokio::test]
@@ -627,9 +630,9 @@ async fn serve_answers_for_its_health_and_counts_what_it_does() {
         "rouse_oldest_transaction_seconds ",
     ] {
         assert!(!metrics.contains(shown), "{shown}: {metrics}");
-        let began = std::time::Instant::now();
+        let started = std::time::Instant::now();
         while !get("/metrics").await.1.contains(shown) {
-            assert!(began.elapsed() < PATIENCE, "{shown}");
+            assert!(started.elapsed() < PATIENCE, "{shown}");
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     }
@@ -823,9 +826,9 @@ async fn a_host_that_cannot_claim_is_not_ready_however_often_it_renews() {
     assert!(ready().await);
     let broken = "ALTER FUNCTION rouse.peek RENAME TO peek_away";
     client.batch_execute(broken).await.unwrap();
-    let began = std::time::Instant::now();
+    let started = std::time::Instant::now();
     while ready().await {
-        assert!(began.elapsed() < PATIENCE, "it cannot claim");
+        assert!(started.elapsed() < PATIENCE, "it cannot claim");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     for _ in 0..3 {

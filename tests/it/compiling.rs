@@ -148,7 +148,7 @@ async fn a_module_that_takes_too_much_memory_to_compile_is_refused_and_the_rest_
 }
 
 #[tokio::test]
-async fn while_one_module_is_being_compiled_others_begin_to_serve() {
+async fn while_one_module_is_being_compiled_others_start_to_serve() {
     let go_on = scratch("go-on").join("go-on");
     let mut settings = limited(60, 2 << 30);
     settings.compiler = Some(compiler_that_waits("test.slow", &go_on));
@@ -217,7 +217,7 @@ async fn a_compile_bomb_gives_its_place_to_the_others_and_goes_on_behind_them() 
     fs::write(folder.join("later.wasm"), echo("test.later", "1")).unwrap();
     let handlers = catalog.until(|set| set.get("test.later").is_some()).await;
     assert_eq!(handlers.slow, ["a-bomb.wasm", "b-bomb.wasm"]);
-    // Each was read once for each try that has begun, and each bomb has had one compiler of its own or none yet.
+    // Each was read once for each try that has started, and each bomb has had one compiler of its own or none yet.
     assert!(catalog.loads().files_read() <= 5, "{:?}", catalog.loads());
 }
 

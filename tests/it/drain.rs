@@ -190,7 +190,7 @@ async fn a_job_that_fails_once_and_succeeds_within_the_drain_is_well() {
 }
 
 #[tokio::test]
-async fn a_source_that_is_bound_to_a_missing_handler_keeps_a_drain_from_beginning() {
+async fn a_source_that_is_bound_to_a_missing_handler_keeps_a_drain_from_start() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("[sources]\nlegacy = \"text.stats\"\n", &["noop.wasm"]);

@@ -131,7 +131,10 @@ async fn the_dead_are_listed_until_they_are_forgotten_and_their_jobs_go_on_namin
     rouse(&db, &["workers", "ls"]).await.exits(0).says("dead");
     let forgotten = rouse(&db, &["workers", "forget", "mail", "--json"]).await;
     forgotten.exits(0);
-    assert_eq!(forgotten.json(), json!({"worker_id": "mail", "lives": 1}));
+    assert_eq!(
+        forgotten.json(),
+        json!({"worker_id": "mail", "incarnations": 1})
+    );
     assert_eq!(
         rouse(&db, &["workers", "ls", "--all", "--json"])
             .await
@@ -763,7 +766,7 @@ async fn a_worker_keeps_the_flag_of_a_timeout_until_somebody_clears_it() {
         .exits(0)
         .says("the timeout flag of worker mail is cleared");
     let again = rouse(&db, &["workers", "clear", "mail", "--json"]).await;
-    assert_eq!(again.json()["lives"], 0);
+    assert_eq!(again.json()["incarnations"], 0);
     rouse(&db, &["workers", "clear", "nobody"])
         .await
         .exits(3)

@@ -12,10 +12,10 @@ use crate::support::worker::{
     PATIENCE, TestWorker, cancel, catalog, ended, enqueue, sandbox, show, until, until_true,
 };
 
-/// Notes which attempts have begun, and which have ended.
+/// Notes which attempts have started, and which have ended.
 #[derive(Default)]
 struct Seen {
-    began: Mutex<Vec<i64>>,
+    started: Mutex<Vec<i64>>,
     ended: Mutex<Vec<i64>>,
 }
 
@@ -31,7 +31,7 @@ fn noted(list: &Mutex<Vec<i64>>, id: i64) -> bool {
 impl Middleware for Seen {
     fn around<'a>(&'a self, attempt: &'a AttemptInfo<'a>, next: Next<'a>) -> Running<'a> {
         Box::pin(async move {
-            note(&self.began, attempt.id.0);
+            note(&self.started, attempt.id.0);
             let run = next.run().await;
             note(&self.ended, attempt.id.0);
             run
@@ -102,7 +102,7 @@ async fn a_job_that_is_cancelled_while_it_waits_for_a_slot_never_starts() {
     worker.drain().await;
     let started: Vec<i64> = cancelled
         .into_iter()
-        .filter(|id| noted(&seen.began, *id))
+        .filter(|id| noted(&seen.started, *id))
         .collect();
     assert!(started.is_empty(), "they have started: {started:?}");
 }
@@ -123,7 +123,7 @@ async fn a_job_that_is_cancelled_before_the_answer_of_its_claim_arrives_never_st
     let worker = TestWorker::start_with(parts, Settings::default());
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let running = enqueue(&client, "test.wait-abort", json!({})).await;
-    until_noted(&seen.began, running).await;
+    until_noted(&seen.started, running).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
 
     let answer = proxy.hold("FROM rouse.claim(", Side::Answer);
@@ -139,6 +139,6 @@ async fn a_job_that_is_cancelled_before_the_answer_of_its_claim_arrives_never_st
     let next = enqueue(&client, "noop", json!({"n": 2})).await;
     assert_eq!(ended(&client, next).await.state, "succeeded");
     worker.drain().await;
-    assert!(!noted(&seen.began, id), "it has started");
+    assert!(!noted(&seen.started, id), "it has started");
     assert_eq!(show(&client, id).await.state, "cancelled");
 }

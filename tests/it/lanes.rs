@@ -209,7 +209,7 @@ async fn a_closed_lane_is_removed_once_nothing_that_is_kept_can_refer_to_it() {
         .await
         .unwrap();
     cancel(&client, enqueue(&client, "x", json!({})).await).await;
-    // Somebody who has begun to write before it was closed.
+    // Somebody who has started to write before it was closed.
     let transaction = writer.transaction().await.unwrap();
     transaction
         .execute("UPDATE rouse.queue SET created_at = now()", &[])

@@ -560,11 +560,11 @@ async fn the_feed_of_admin_actions_and_the_history_are_not_a_limited_logins_unle
                ALTER TABLE rouse.log_20200101 OWNER TO rouse_owner";
     client.batch_execute(old).await.unwrap();
     let deaf = limited.worker("deaf", &["mail"]).await;
-    assert_eq!(deaf.tell(1000).await.unwrap().len(), 0);
+    assert_eq!(deaf.take_audit_outbox(1000).await.unwrap().len(), 0);
     assert_eq!(deaf.maintain_partitions(7).await.unwrap().0, 0);
     let keeper = keeper.worker("keeper", &["mail"]).await;
     assert_eq!(
-        keeper.tell(1000).await.unwrap().len(),
+        keeper.take_audit_outbox(1000).await.unwrap().len(),
         1,
         "nobody has swallowed it"
     );
@@ -713,6 +713,10 @@ async fn where_the_queue_of_notifications_fills_nothing_is_notified_and_everythi
         panic!("the notification of the test itself is the first");
     };
     assert_eq!(first.queue, "the-end");
-    let usage = worker.vitals().await.unwrap().notification_queue_usage;
+    let usage = worker
+        .database_metrics()
+        .await
+        .unwrap()
+        .notification_queue_usage;
     assert!((0.0..0.5).contains(&usage), "{usage}");
 }

@@ -145,7 +145,7 @@ async fn every_transition_is_an_event_with_the_same_fields() {
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok())
             .filter(|line| line["target"] == "rouse::job" && line["job.id"] == id)
-            // The cancellation itself was done from outside, and is an event of the audit feed.
+            // The cancellation itself is an admin action, and an event of the audit outbox.
             .filter(|line| line["by"].is_null())
             // It is of no attempt yet.
             .filter(|line| line["event"] != "promoted")
@@ -299,7 +299,7 @@ async fn what_is_done_from_outside_is_told_once_whoever_is_there() {
     let id = ask("SELECT rouse.enqueue('noop', queue => 'mail')").await;
     cancel(&client, id).await;
     let again = ask(&format!("SELECT rouse.retry({id})")).await;
-    let all_is_told = "SELECT NOT EXISTS (SELECT FROM rouse.untold)";
+    let all_is_told = "SELECT NOT EXISTS (SELECT FROM rouse.audit_outbox)";
     let [one, other] = [host_that_logs(&db, "one"), host_that_logs(&db, "other")];
     for host in [&one, &other] {
         host.line(PATIENCE, |line| line.contains("worker started"));
@@ -317,7 +317,7 @@ async fn what_is_done_from_outside_is_told_once_whoever_is_there() {
     let written = || -> usize {
         let told = hosts
             .iter()
-            .map(|host| host.output().matches("done from outside").count());
+            .map(|host| host.output().matches("admin action").count());
         told.sum()
     };
     let until = Instant::now() + PATIENCE;
@@ -332,7 +332,7 @@ async fn what_is_done_from_outside_is_told_once_whoever_is_there() {
         .iter()
         .flat_map(|output| output.lines())
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|line| line["message"] == "done from outside")
+        .filter(|line| line["message"] == "admin action")
         .collect();
     let one = |event: &str| -> &Value {
         let mut told = told.iter().filter(|told| told["event"] == event);
@@ -369,11 +369,11 @@ async fn who_does_not_log_what_is_done_from_outside_leaves_it_to_others_for_a_da
     let folder = folder("", &["noop.wasm"]);
     let drain = async || rouse_in(&db, &["queue", "drain", "default"], &folder).await;
     drain().await.exits(0);
-    let untold = "SELECT count(*) FROM rouse.untold";
+    let untold = "SELECT count(*) FROM rouse.audit_outbox";
     let left: i64 = client.query_one(untold, &[]).await.unwrap().get(0);
     assert_eq!(left, 1);
     client
-        .batch_execute("UPDATE rouse.untold SET at = at - interval '25 hours'")
+        .batch_execute("UPDATE rouse.audit_outbox SET at = at - interval '25 hours'")
         .await
         .unwrap();
     enqueue(&client, "noop", json!({"n": 1})).await;
@@ -387,12 +387,12 @@ async fn a_host_that_cannot_ask_what_was_done_from_outside_goes_on() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
-        .batch_execute("DROP FUNCTION rouse.tell")
+        .batch_execute("DROP FUNCTION rouse.take_audit_outbox")
         .await
         .unwrap();
     let host = host_that_logs(&db, "one");
     host.line(PATIENCE, |line| {
-        line.contains("cannot read what was done from outside")
+        line.contains("cannot read the audit outbox")
     });
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");

@@ -578,7 +578,7 @@ async fn every_function_that_others_may_call_has_a_comment_and_none_is_for_every
         Vec::<String>::new(),
         "for everybody"
     );
-    // Those of the others begin with _: they trust their caller. One only formats numbers, and one reads what its caller may read.
+    // Those of the others start with _: they trust their caller. One only formats numbers, and one reads what its caller may read.
     assert_eq!(
         list(&format!(
             "{granted} AND starts_with(p.proname, '_') ORDER BY 1"
@@ -610,9 +610,9 @@ fn producer(url: String) -> (Arc<AtomicBool>, tokio::task::JoinHandle<(u32, Dura
         let client = connect(&url).await;
         let (mut jobs, mut slowest) = (0, Duration::ZERO);
         while !told.load(Ordering::Relaxed) {
-            let began = Instant::now();
+            let started = Instant::now();
             enqueue(&client, "x", json!({})).await;
-            slowest = slowest.max(began.elapsed());
+            slowest = slowest.max(started.elapsed());
             jobs += 1;
         }
         (jobs, slowest)

@@ -38,7 +38,7 @@ fn metric(page: &str, name: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn a_wait_begins_when_the_job_is_ready_and_the_delay_of_a_schedule_is_told_apart() {
+async fn a_wait_starts_when_the_job_is_ready_and_the_delay_of_a_schedule_is_told_apart() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (host, address) = serve(&db);
@@ -153,9 +153,9 @@ async fn a_slot_waits_between_jobs_as_the_worker_or_the_handler_is_told() {
     let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     // It need not wait for the delay after the last one.
-    let began = Instant::now();
+    let started = Instant::now();
     worker.drain().await;
-    assert!(began.elapsed() < PATIENCE);
+    assert!(started.elapsed() < PATIENCE);
     let rows = client
         .query(
             &format!(

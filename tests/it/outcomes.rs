@@ -203,7 +203,7 @@ async fn an_outcome_that_cannot_be_written_holds_up_no_other_and_ends_with_its_l
         let id = enqueue(&client, "noop", json!({ "n": n })).await;
         assert_eq!(ended(&client, id).await.state, "succeeded");
     }
-    // Its lease is not renewed for ever: another attempt begins.
+    // Its lease is not renewed for ever: another attempt starts.
     until(&client, refused, |job| job.attempt > 1).await;
     worker.drain().await;
 }
@@ -222,7 +222,7 @@ async fn no_room(client: &Client, condition: &str) {
     client.batch_execute(&sql).await.unwrap();
 }
 
-/// Ends what [`no_room`] began. DROP TRIGGER alone locks the partitions before their parent, and whoever reads the history locks the
+/// Ends what [`no_room`] started. DROP TRIGGER alone locks the partitions before their parent, and whoever reads the history locks the
 /// parent first: they would deadlock.
 async fn room_again(client: &Client) {
     client
@@ -248,7 +248,7 @@ async fn an_outcome_for_which_there_is_no_room_holds_up_no_other_and_ends_with_i
     };
     let worker = TestWorker::start(&db, short).await;
     until_true(&client, "SELECT count(*) = 98 FROM rouse.finished").await;
-    // Their leases are not renewed for ever: other attempts begin.
+    // Their leases are not renewed for ever: other attempts start.
     until_true(&client, "SELECT bool_and(attempt > 1) FROM rouse.job").await;
     room_again(&client).await;
     until_true(

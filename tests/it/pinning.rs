@@ -77,7 +77,7 @@ async fn only_listed_modules_serve_and_the_refusal_has_the_line_that_allows_the_
 }
 
 #[tokio::test]
-async fn without_a_lock_that_can_be_read_nothing_begins_to_serve() {
+async fn without_a_lock_that_can_be_read_nothing_starts_to_serve() {
     let good = echo("test.echo", "1");
     let lock = scratch("lock").join("handlers.lock");
     let handlers = Handlers::on(locked(&lock), &[("echo.wasm", &good)]).await;

@@ -174,7 +174,7 @@ async fn each_job_is_looked_up_whatever_the_statistics_say() {
 }
 
 #[tokio::test]
-async fn a_producer_looks_its_lane_up_although_the_catalog_was_small_when_it_began() {
+async fn a_producer_looks_its_lane_up_although_the_catalog_was_small_when_it_started() {
     const READ: &str = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
          FROM pg_stat_xact_user_tables WHERE relid = 'rouse.lane'::regclass";
     const ENQUEUE: &str = "SELECT rouse.enqueue($1), rouse.enqueue_many($1, '{1}'::jsonb[])";

@@ -91,9 +91,9 @@ async fn a_second_start_takes_less_than_a_second_and_finds_the_data() {
     // The best of ten, because other tests make the machine busy.
     let mut quickest = Duration::MAX;
     for _ in 0..10 {
-        let began = Instant::now();
+        let started = Instant::now();
         start(&settings).unwrap().stop();
-        quickest = quickest.min(began.elapsed());
+        quickest = quickest.min(started.elapsed());
         if quickest < Duration::from_secs(1) {
             break;
         }

@@ -40,7 +40,7 @@ async fn a_settlement_and_a_renewal_share_one_backoff() {
     let proxy = Proxy::start(&db).await;
     let client = db.client().await;
     let host = serve(proxy.url());
-    let mut begun = Vec::new();
+    let mut started = Vec::new();
     for ms in [20_000, 1_000] {
         let id = enqueue(&client, "test.sleep", json!({"ms": ms})).await;
         // Started, not only claimed: if the answer to a claim is lost, the job waits for the end of its lease.
@@ -48,7 +48,7 @@ async fn a_settlement_and_a_renewal_share_one_backoff() {
         host.line(PATIENCE, |line| {
             line.contains(&says) && line.contains("asleep")
         });
-        begun.push(id);
+        started.push(id);
     }
     proxy.goes_away();
     host.line(PATIENCE, |line| {
@@ -59,7 +59,7 @@ async fn a_settlement_and_a_renewal_share_one_backoff() {
     host.line(PATIENCE, |line| {
         line.contains("the database is reached again")
     });
-    for id in begun {
+    for id in started {
         let job = ended(&client, id).await;
         assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     }

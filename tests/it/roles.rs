@@ -32,7 +32,7 @@ const JOB: &str = "SELECT * FROM rouse.job(1)";
 const HISTORY: &str = "SELECT * FROM rouse.history(1)";
 const CLAIM: &str = "SELECT * FROM rouse.claim(1, NULL, 1, '{}', 1)";
 const CLAIM_BOUND: &str = "SELECT * FROM rouse.claim_bound(1, NULL, 1, '{}', '{}', 1, 1)";
-const TELL: &str = "SELECT * FROM rouse.tell(1, NULL, 1)";
+const TAKE_AUDIT_OUTBOX: &str = "SELECT * FROM rouse.take_audit_outbox(1, NULL, 1)";
 const SETTLE: &str = "SELECT * FROM rouse.settle(1, NULL, '{}', false)";
 const RENEW: &str = "SELECT * FROM rouse.renew(1, NULL, '{}', '{}', '{}')";
 const REGISTER: &str =
@@ -54,7 +54,7 @@ const PURGE: &str = "SELECT rouse.purge_queue('roles')";
 const QUEUES: &str = "SELECT * FROM rouse.queues";
 const BACKLOG: &str = "SELECT * FROM rouse.backlog";
 const END: &str = "SELECT rouse._end(1, 'cancelled', NULL, NULL, 'x')";
-const BURY: &str = "SELECT rouse._bury(1)";
+const EXPIRE: &str = "SELECT rouse._expire_worker(1)";
 const GET_STATE: &str = "SELECT * FROM rouse.get_state(1, NULL, 1, 1, 'x', 'k')";
 const STATE_KEYS: &str = "SELECT * FROM rouse.state_keys(1, NULL, 1, 1, 'x', '', NULL, 1)";
 const SET_STATE: &str = "SELECT * FROM rouse.set_state(1, NULL, 1, 1, 'x', 'k', '', 1, NULL, 1, 1)";
@@ -109,7 +109,7 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
     let worker = &[
         CLAIM,
         CLAIM_BOUND,
-        TELL,
+        TAKE_AUDIT_OUTBOX,
         SETTLE,
         RENEW,
         REGISTER,
@@ -139,7 +139,7 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
             HISTORY,
             CLAIM,
             CLAIM_BOUND,
-            TELL,
+            TAKE_AUDIT_OUTBOX,
             SETTLE,
             RENEW,
             REGISTER,
@@ -153,7 +153,7 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
             KEYS,
             WORKERS,
             DROP_AT_ONCE,
-            BURY,
+            EXPIRE,
             COMPLETE,
             PAUSE,
             PURGE,

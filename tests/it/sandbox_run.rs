@@ -108,7 +108,7 @@ async fn a_describe_that_fails_is_refused_with_standard_error_and_backtrace() {
 }
 
 #[tokio::test]
-async fn a_describe_has_32_mib_beside_the_memory_that_the_module_begins_with() {
+async fn a_describe_has_32_mib_beside_the_memory_that_the_module_starts_with() {
     // A runtime of 28 MiB, and as much for what it does.
     let text = manifest("test.it", "1");
     let describe = |mib: u32| {

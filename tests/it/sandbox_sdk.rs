@@ -330,7 +330,7 @@ fn abort_soon(abort: &AbortHandle, grace: Duration) {
 }
 
 #[tokio::test]
-async fn a_sleeping_guest_uses_no_processor() {
+async fn a_sleeping_guest_uses_no_cpu() {
     let run = run_with("test.sleep", json!({ "ms": 300 }), AbortHandle::new()).await;
     assert_eq!(run.end, RunEnd::Returned(b"300".into()));
     assert!(run.wall >= Duration::from_millis(300));

@@ -46,7 +46,7 @@ fn cpu_of_children() -> Duration {
 
 /// Starts a host in a folder with so many modules, and prints what that takes.
 fn start(folder: &Path, cached: &str) {
-    let (before, began) = (cpu_of_children(), Instant::now());
+    let (before, started) = (cpu_of_children(), Instant::now());
     let mut command = Command::new(rouse_binary());
     command
         .args(["serve", "--no-queue", "--http", "127.0.0.1:0"])
@@ -56,10 +56,10 @@ fn start(folder: &Path, cached: &str) {
         .env_remove("DATABASE_URL");
     let host = Host::spawn(command);
     host.line(PATIENCE, |line| line.contains("module serves"));
-    let first = began.elapsed();
+    let first = started.elapsed();
     let patience = Duration::from_secs(600);
     let loaded = host.line(patience, |line| line.contains("modules loaded"));
-    let all = began.elapsed();
+    let all = started.elapsed();
     host.signal(libc::SIGTERM);
     let (status, output) = host.exit(PATIENCE);
     assert!(status.success(), "{output}");

@@ -459,7 +459,7 @@ async fn progress_is_shown_while_the_attempt_runs_and_only_its_worker_may_say_it
     assert_eq!(refused(&client).await, 1, "by the other worker");
     assert_eq!(shown().await.unwrap()["percent"], 50);
 
-    // Whoever has the job now begins at nothing.
+    // Whoever has the job now starts at nothing.
     client
         .execute(
             "UPDATE rouse.job SET fence = fence + 1 WHERE id = $1",

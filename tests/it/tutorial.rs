@@ -35,7 +35,7 @@ enum Printed {
 struct Reader {
     /// The working directory and the variables of the terminals, as `cd` and `export` leave them.
     state: PathBuf,
-    /// Where the page begins.
+    /// Where the page starts.
     folder: PathBuf,
     /// Words of the page, with what stands for them here.
     own: Vec<(&'static str, String)>,

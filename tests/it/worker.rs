@@ -276,8 +276,8 @@ async fn jobs_whose_producer_commits_late_are_found_without_a_notification() {
     )
     .await;
     // From the second sweep on the worker does not look at what lies before the one before it.
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_millis(700) {
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_millis(700) {
         ended(&client, put(&client, "'noop', queue => 'other'").await).await;
     }
     transaction.commit().await.unwrap();
@@ -308,8 +308,8 @@ async fn a_late_commit_of_more_jobs_than_the_work_between_two_sweeps_is_done_to_
     )
     .await;
     // The cursor passes them, and the sweeps forget that it was before them.
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_millis(700) {
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_millis(700) {
         ended(&client, put(&client, "'test.sleep', '{\"ms\": 1}'").await).await;
     }
     transaction.commit().await.unwrap();

@@ -72,7 +72,7 @@ async fn heartbeat(store: &Store) -> Result<i32, rouse::store::StoreError> {
     store
         .heartbeat(Some(&json!({})), &Stats::default(), false)
         .await
-        .map(|heard| heard.buried)
+        .map(|heard| heard.expired)
 }
 
 #[tokio::test]
@@ -215,7 +215,7 @@ async fn a_worker_changes_nothing_about_a_job_of_another_and_is_counted() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_not_heard_of_is_buried_by_the_others_and_its_jobs_are_free() {
+async fn a_worker_that_is_not_heard_of_is_expired_by_the_others_and_its_jobs_are_free() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for _ in 0..3 {
@@ -425,7 +425,7 @@ async fn failed_jobs_and_failed_attempts_are_two_counters_and_both_are_there_fro
 }
 
 #[tokio::test]
-async fn a_worker_whose_life_is_over_stops_what_runs_and_begins_a_new_one() {
+async fn a_worker_whose_life_is_over_stops_what_runs_and_starts_a_new_one() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -433,7 +433,7 @@ async fn a_worker_whose_life_is_over_stops_what_runs_and_begins_a_new_one() {
     until(&client, id, |job| job.state == "running").await;
     // It is told so, and finds out by its heartbeat.
     client
-        .batch_execute("SELECT rouse._bury(incarnation) FROM rouse.worker")
+        .batch_execute("SELECT rouse._expire_worker(incarnation) FROM rouse.worker")
         .await
         .unwrap();
     until_true(

@@ -12,7 +12,7 @@ use rouse_workbench::workspace::Workspace;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// How long new cases are begun, all targets together
+    /// How long new cases are started, all targets together
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// Decides all cases; default: another one each time
@@ -117,14 +117,14 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> 
     Ok(code)
 }
 
-/// The target of a case that was kept: its file name begins with it.
+/// The target of a case that was kept: its file name starts with it.
 fn target_of(file: &std::path::Path) -> Result<Target> {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
-    let begins = |target: &&Target| name.starts_with(&format!("{}-", target.name()));
-    match Target::value_variants().iter().find(begins) {
+    let starts = |target: &&Target| name.starts_with(&format!("{}-", target.name()));
+    match Target::value_variants().iter().find(starts) {
         Some(target) => Ok(*target),
         None => bail!(
-            "{name} is no case that `cargo xtask fuzz` has kept: its name begins with none of its targets"
+            "{name} is no case that `cargo xtask fuzz` has kept: its name starts with none of its targets"
         ),
     }
 }

@@ -59,10 +59,10 @@ pub(crate) fn build(workspace: &Workspace, rouse: &Path, test_guests: &Path) -> 
         let builds = LANGUAGES.map(|language| {
             let folder = &folder;
             scope.spawn(move || {
-                let begun = Instant::now();
+                let started = Instant::now();
                 let place = |built: Built| place(&built, &language, folder);
                 let placed = built(workspace, rouse, &language).and_then(place);
-                let secs = begun.elapsed().as_secs();
+                let secs = started.elapsed().as_secs();
                 match &placed {
                     Ok(true) => println!("guest of {}: built in {secs} s", language.name),
                     Ok(false) => {}

@@ -92,7 +92,7 @@ pub struct Delivered {
     pub status: u16,
     /// What it was told to know the delivery by.
     pub id: String,
-    /// The begin of its answer, 4 KiB at most.
+    /// The start of its answer, 4 KiB at most.
     pub response: String,
     /// True where the answer goes on.
     pub response_is_cut: bool,

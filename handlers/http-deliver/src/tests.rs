@@ -207,7 +207,7 @@ fn a_password_in_a_url_is_in_no_error() {
 }
 
 #[test]
-fn of_a_long_answer_the_begin_is_kept() {
+fn of_a_long_answer_the_start_is_kept() {
     let ctx = receiver(|_| Ok(http::Response::new(200, "x".repeat(5000))));
     let result = ctx.run::<super::deliver>(json!({"url": URL})).unwrap();
     assert_eq!(result["response"].as_str().map(str::len), Some(4096));

@@ -63,7 +63,7 @@ fn has_huge_number(json: &str) -> bool {
     })
 }
 
-/// What begins behind an `e`.
+/// What starts behind an `e`.
 fn is_huge_exponent(text: &str) -> bool {
     let text = text.trim_start_matches(['+', '-']);
     let end = text.find(|c: char| !c.is_ascii_digit());

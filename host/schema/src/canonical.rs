@@ -1,7 +1,7 @@
 //! Equal values as equal texts: members by name, numbers and strings by what they are.
 
 use super::evaluate::{Check, DEPTH_MAX, Stop};
-use super::json::{Json, Kind, Place};
+use super::json::{Json, Kind, Location};
 use super::node::Compiled;
 use super::number::Decimal;
 
@@ -9,7 +9,7 @@ use super::number::Decimal;
 ///
 /// # Errors
 /// Where it is nested too deep.
-pub(super) fn canonical_text(json: Json<'_>, at: Place) -> Result<Vec<u8>, String> {
+pub(super) fn canonical_text(json: Json<'_>, at: Location) -> Result<Vec<u8>, String> {
     let nothing = Compiled::default();
     let mut check = Check::new(&nothing, json, u64::MAX, &|| false);
     let mut out = Vec::new();
@@ -21,7 +21,7 @@ pub(super) fn canonical_text(json: Json<'_>, at: Place) -> Result<Vec<u8>, Strin
 
 impl<'s> Check<'s, '_, '_> {
     /// Sorted, so that no list makes this quadratic.
-    pub(super) fn has_equal_items(&mut self, at: Place) -> Result<bool, Stop<'s>> {
+    pub(super) fn has_equal_items(&mut self, at: Location) -> Result<bool, Stop<'s>> {
         let json = self.json;
         let mut all = Vec::new();
         let mut items: Vec<(usize, usize)> = Vec::new();
@@ -41,7 +41,7 @@ impl<'s> Check<'s, '_, '_> {
     }
 
     /// Writes the value so that equal ones are written alike: members by name, numbers and strings by what they are.
-    pub(super) fn canonical(&mut self, at: Place, out: &mut Vec<u8>) -> Result<(), Stop<'s>> {
+    pub(super) fn canonical(&mut self, at: Location, out: &mut Vec<u8>) -> Result<(), Stop<'s>> {
         if self.depth == DEPTH_MAX {
             return Err(Stop::TooDeep);
         }

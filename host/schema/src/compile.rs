@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::Excerpt;
 use super::canonical::canonical_text;
-use super::json::{Json, Kind, Member, Place};
+use super::json::{Json, Kind, Location, Member};
 use super::node::{
     ArrayRules, Combined, Compiled, Condition, Contains, Dependent, Node, NodeId, NumberRules,
     ObjectRules, StringRules, Types, Values,
@@ -16,17 +16,17 @@ use super::references::References;
 /// Reads a schema. `pattern_bytes`: what its patterns may still need. `excerpt`: quotes it in messages.
 ///
 /// # Errors
-/// The mistake and its place.
+/// The mistake and its location.
 pub(super) fn compile(
     written: Json<'_>,
     pattern_bytes: &mut usize,
     excerpt: Excerpt,
 ) -> Result<Compiled, String> {
-    let mistake = |place, why| {
-        let at = excerpt.of(&written.pointer(place).0);
+    let mistake = |location, why| {
+        let at = excerpt.of(&written.pointer(location).0);
         format!("#{at}: {why}")
     };
-    let references = References::new(written).map_err(|(place, why)| mistake(place, why))?;
+    let references = References::new(written).map_err(|(location, why)| mistake(location, why))?;
     let mut compiler = Compiler {
         written,
         references,
@@ -38,8 +38,10 @@ pub(super) fn compile(
     };
     compiler.add(written.root());
     // One after the other: a chain of references costs no stack.
-    while let Some((id, place)) = compiler.pending.pop() {
-        let node = compiler.read(place).map_err(|why| mistake(place, why))?;
+    while let Some((id, location)) = compiler.pending.pop() {
+        let node = compiler
+            .read(location)
+            .map_err(|why| mistake(location, why))?;
         compiler.compiled.nodes[id.0 as usize] = node;
     }
     let mut compiled = compiler.compiled;
@@ -47,7 +49,7 @@ pub(super) fn compile(
         Ok(()) => Ok(compiled),
         Err(id) => {
             let why = "refers to itself without an end".into();
-            Err(mistake(compiled.node(id).place, why))
+            Err(mistake(compiled.node(id).location, why))
         }
     }
 }
@@ -57,35 +59,35 @@ struct Compiler<'a, 'p> {
     references: References<'a>,
     compiled: Compiled,
     /// References may lead to the same one.
-    known: HashMap<Place, NodeId>,
-    pending: Vec<(NodeId, Place)>,
+    known: HashMap<Location, NodeId>,
+    pending: Vec<(NodeId, Location)>,
     pattern_bytes: &'p mut usize,
     excerpt: Excerpt,
 }
 
 impl<'a> Compiler<'a, '_> {
-    /// A place for a subschema, which is read later.
-    fn add(&mut self, place: Place) -> NodeId {
+    /// A location for a subschema, which is read later.
+    fn add(&mut self, location: Location) -> NodeId {
         let id = NodeId(self.compiled.nodes.len() as u32);
-        let id = *self.known.entry(place).or_insert(id);
+        let id = *self.known.entry(location).or_insert(id);
         if id.0 as usize == self.compiled.nodes.len() {
             self.compiled.nodes.push(Node {
-                place,
+                location,
                 ..Node::default()
             });
-            self.pending.push((id, place));
+            self.pending.push((id, location));
         }
         id
     }
 
-    fn read(&mut self, place: Place) -> Result<Node, String> {
+    fn read(&mut self, location: Location) -> Result<Node, String> {
         let written = self.written;
-        match written.kind(place) {
+        match written.kind(location) {
             Kind::Object => {}
             Kind::Boolean => {
                 return Ok(Node {
-                    place,
-                    never: written.raw(place) == "false",
+                    location,
+                    never: written.raw(location) == "false",
                     ..Node::default()
                 });
             }
@@ -95,15 +97,15 @@ impl<'a> Compiler<'a, '_> {
         }
         let mut reader = Reader {
             written,
-            place,
-            members: written.members(place),
+            location,
+            members: written.members(location),
             compiler: self,
         };
         reader.dialect()?;
         // Looked into for its mistakes; what is used comes by reference.
         reader.by_name("$defs")?;
         Ok(Node {
-            place,
+            location,
             types: reader.types()?,
             values: reader.values()?,
             number: reader.number_rules()?.map(Box::new),
@@ -122,13 +124,13 @@ impl<'a> Compiler<'a, '_> {
 struct Reader<'c, 'a, 'p> {
     compiler: &'c mut Compiler<'a, 'p>,
     written: Json<'a>,
-    place: Place,
+    location: Location,
     /// By name.
     members: Vec<Member<'a>>,
 }
 
 impl<'a> Reader<'_, 'a, '_> {
-    fn get(&self, keyword: &str) -> Option<Place> {
+    fn get(&self, keyword: &str) -> Option<Location> {
         let found = self
             .members
             .binary_search_by(|member| (*member.name).cmp(keyword));
@@ -360,7 +362,7 @@ impl<'a> Reader<'_, 'a, '_> {
                 return Err(self.wrong(keyword, at, "a URI reference"));
             };
             let references = &mut self.compiler.references;
-            let mut target = references.find(self.place, &reference);
+            let mut target = references.find(self.location, &reference);
             if keyword == "$dynamicRef"
                 && target
                     .as_ref()
@@ -451,7 +453,7 @@ impl<'a> Reader<'_, 'a, '_> {
             .map_err(|why| format!("\"{}\": {why}", self.compiler.excerpt.of(written)))
     }
 
-    fn names(&self, keyword: &str, at: Place) -> Result<Vec<Box<str>>, String> {
+    fn names(&self, keyword: &str, at: Location) -> Result<Vec<Box<str>>, String> {
         let names = self.listed(keyword, at, "a list of names")?.into_iter();
         let names = names.map(|name| self.text(name).map(Box::from));
         let names: Option<_> = names.collect();
@@ -459,11 +461,11 @@ impl<'a> Reader<'_, 'a, '_> {
     }
 
     /// What a string says.
-    fn text(&self, at: Place) -> Option<std::borrow::Cow<'a, str>> {
+    fn text(&self, at: Location) -> Option<std::borrow::Cow<'a, str>> {
         (self.written.kind(at) == Kind::String).then(|| self.written.string(at))
     }
 
-    fn listed(&self, keyword: &str, at: Place, what: &str) -> Result<Vec<Place>, String> {
+    fn listed(&self, keyword: &str, at: Location, what: &str) -> Result<Vec<Location>, String> {
         match self.written.kind(at) {
             Kind::Array => Ok(self.written.items(at).collect()),
             Kind::Null | Kind::Boolean | Kind::Number | Kind::String | Kind::Object => {
@@ -472,7 +474,12 @@ impl<'a> Reader<'_, 'a, '_> {
         }
     }
 
-    fn members_of(&self, keyword: &str, at: Place, what: &str) -> Result<Vec<Member<'a>>, String> {
+    fn members_of(
+        &self,
+        keyword: &str,
+        at: Location,
+        what: &str,
+    ) -> Result<Vec<Member<'a>>, String> {
         match self.written.kind(at) {
             Kind::Object => Ok(self.written.members(at)),
             Kind::Null | Kind::Boolean | Kind::Number | Kind::String | Kind::Array => {
@@ -481,7 +488,7 @@ impl<'a> Reader<'_, 'a, '_> {
         }
     }
 
-    fn wrong(&self, keyword: &str, at: Place, what: &str) -> String {
+    fn wrong(&self, keyword: &str, at: Location, what: &str) -> String {
         format!(
             "\"{keyword}\" is {}, expected {what}",
             self.compiler.excerpt.of(self.written.raw(at))

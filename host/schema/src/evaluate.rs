@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::HashSet;
 
-use super::json::{Json, Kind, Member, Place};
+use super::json::{Json, Kind, Location, Member};
 use super::mismatch::{Detail, Mismatch};
 use super::node::{
     ArrayRules, Combined, Compiled, Node, NodeId, NumberRules, ObjectRules, StringRules,
@@ -32,7 +32,7 @@ pub(super) enum Stop<'s> {
 }
 
 /// The properties of one object, or the items of one array, that something has looked at.
-type Seen = HashSet<Place>;
+type Seen = HashSet<Location>;
 
 /// Checks the whole value. `steps`: how many it may take; `unwanted`: whether nobody waits for the answer any more.
 pub(super) fn evaluate<'s>(
@@ -55,7 +55,7 @@ pub(super) struct Check<'s, 'j, 'u> {
     pub(super) held: u64,
     pub(super) depth: u32,
     /// Properties that are looked into once the others of their object fit; those of outer objects first.
-    pub(super) later: Vec<(NodeId, Place)>,
+    pub(super) later: Vec<(NodeId, Location)>,
     pub(super) remembered: Remembered<'s>,
     pub(super) unwanted: &'u dyn Fn() -> bool,
 }
@@ -96,7 +96,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
     }
 
     /// As much as what is noted of an object can take, until it is [let go](Self::let_go).
-    fn hold(&mut self, at: Place) -> Result<(), Stop<'s>> {
+    fn hold(&mut self, at: Location) -> Result<(), Stop<'s>> {
         self.held += self.json.parts_of(at);
         match self.held > HELD_PARTS_MAX {
             true => Err(Stop::TooManySteps),
@@ -104,7 +104,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         }
     }
 
-    fn let_go(&mut self, at: Place) {
+    fn let_go(&mut self, at: Location) {
         self.held -= self.json.parts_of(at);
     }
 
@@ -113,7 +113,12 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
     }
 
     /// `seen`: where the properties are noted that something looks at, if anybody asks.
-    fn fits(&mut self, mut id: NodeId, at: Place, seen: Option<&mut Seen>) -> Result<(), Stop<'s>> {
+    fn fits(
+        &mut self,
+        mut id: NodeId,
+        at: Location,
+        seen: Option<&mut Seen>,
+    ) -> Result<(), Stop<'s>> {
         self.count(1)?;
         let mut node = self.schema.node(id);
         while let Some(target) = node.leads_to {
@@ -146,7 +151,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         &mut self,
         id: NodeId,
         node: &'s Node,
-        at: Place,
+        at: Location,
         seen: Option<&mut Seen>,
     ) -> Result<(), Stop<'s>> {
         if self.depth == DEPTH_MAX {
@@ -170,7 +175,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         &mut self,
         id: NodeId,
         node: &'s Node,
-        at: Place,
+        at: Location,
         rest: NodeId,
         outer: Option<&mut Seen>,
     ) -> Result<(), Stop<'s>> {
@@ -179,7 +184,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         // Who does not fit is the end, or is let go where it was tried.
         self.rules(id, node, at, Some(&mut seen))?;
         self.let_go(at);
-        let mut unseen: Vec<Place> = match self.json.kind(at) {
+        let mut unseen: Vec<Location> = match self.json.kind(at) {
             Kind::Object => self.members(at)?.iter().map(|member| member.at).collect(),
             _ => self.json.items(at).collect(),
         };
@@ -199,7 +204,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         &mut self,
         id: NodeId,
         node: &'s Node,
-        at: Place,
+        at: Location,
         mut seen: Option<&mut Seen>,
     ) -> Result<(), Stop<'s>> {
         let kind = self.json.kind(at);
@@ -252,7 +257,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         }
     }
 
-    fn number(&mut self, id: NodeId, rules: &NumberRules, at: Place) -> Result<(), Stop<'s>> {
+    fn number(&mut self, id: NodeId, rules: &NumberRules, at: Location) -> Result<(), Stop<'s>> {
         let raw = self.json.raw(at);
         self.count_bytes(raw.len())?;
         if rules.multiple_of.is_some() {
@@ -294,7 +299,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         first_broken(id, at, &broken)
     }
 
-    fn string(&mut self, id: NodeId, rules: &StringRules, at: Place) -> Result<(), Stop<'s>> {
+    fn string(&mut self, id: NodeId, rules: &StringRules, at: Location) -> Result<(), Stop<'s>> {
         let text = self.json.string(at);
         self.count_bytes(text.len())?;
         if rules.min_length.is_some() || rules.max_length.is_some() {
@@ -316,7 +321,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         &mut self,
         id: NodeId,
         rules: &'s ArrayRules,
-        at: Place,
+        at: Location,
         mut seen: Option<&mut Seen>,
     ) -> Result<(), Stop<'s>> {
         let json = self.json;
@@ -362,7 +367,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         &mut self,
         id: NodeId,
         rules: &'s ObjectRules,
-        at: Place,
+        at: Location,
         mut seen: Option<&mut Seen>,
     ) -> Result<(), Stop<'s>> {
         let members = self.members(at)?;
@@ -420,7 +425,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
     }
 
     /// As [`fits`](Self::fits), or left for later where it looks further into the value.
-    fn soon(&mut self, id: NodeId, at: Place) -> Result<(), Stop<'s>> {
+    fn soon(&mut self, id: NodeId, at: Location) -> Result<(), Stop<'s>> {
         match self.schema.node(id).is_deep {
             true => self.later.push((id, at)),
             false => self.fits(id, at, None)?,
@@ -431,7 +436,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
     fn require(
         &mut self,
         id: NodeId,
-        at: Place,
+        at: Location,
         members: &[Member<'_>],
         names: &'s [Box<str>],
         keyword: &'static str,
@@ -454,7 +459,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         &mut self,
         id: NodeId,
         combined: &'s Combined,
-        at: Place,
+        at: Location,
         mut seen: Option<&mut Seen>,
     ) -> Result<(), Stop<'s>> {
         for node in combined.references.iter().chain(&combined.all_of) {
@@ -504,7 +509,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         id: NodeId,
         keyword: &'static str,
         nodes: &[NodeId],
-        at: Place,
+        at: Location,
         mut seen: Option<&mut Seen>,
     ) -> Result<(), Stop<'s>> {
         let mut fitting = 0;
@@ -549,7 +554,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
     fn tried(
         &mut self,
         id: NodeId,
-        at: Place,
+        at: Location,
         seen: Option<&mut Seen>,
     ) -> Result<Result<(), Mismatch<'s>>, Stop<'s>> {
         let mut own = seen.as_ref().map(|_| Seen::new());
@@ -572,7 +577,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
     fn fits_or_not(
         &mut self,
         id: NodeId,
-        at: Place,
+        at: Location,
         seen: Option<&mut Seen>,
     ) -> Result<Result<(), Mismatch<'s>>, Stop<'s>> {
         let (held, later) = (self.held, self.later.len());
@@ -587,7 +592,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         }
     }
 
-    pub(super) fn members(&mut self, at: Place) -> Result<Vec<Member<'j>>, Stop<'s>> {
+    pub(super) fn members(&mut self, at: Location) -> Result<Vec<Member<'j>>, Stop<'s>> {
         let mut count: u64 = 0;
         for name in self.json.items(at).step_by(2) {
             self.count_bytes(self.json.raw(name).len())?;
@@ -605,7 +610,7 @@ fn has(members: &[Member<'_>], name: &str) -> bool {
         .is_ok()
 }
 
-fn fails<'s>(node: NodeId, at: Place, keyword: &'static str) -> Result<(), Stop<'s>> {
+fn fails<'s>(node: NodeId, at: Location, keyword: &'static str) -> Result<(), Stop<'s>> {
     Err(Stop::Mismatch(Mismatch {
         at,
         node,
@@ -616,7 +621,7 @@ fn fails<'s>(node: NodeId, at: Place, keyword: &'static str) -> Result<(), Stop<
 
 fn first_broken<'s>(
     node: NodeId,
-    at: Place,
+    at: Location,
     rules: &[(bool, &'static str)],
 ) -> Result<(), Stop<'s>> {
     match rules.iter().find(|(broken, _)| *broken) {
@@ -627,7 +632,7 @@ fn first_broken<'s>(
 
 fn within<'s>(
     node: NodeId,
-    at: Place,
+    at: Location,
     count: u64,
     (min, min_keyword): (Option<u64>, &'static str),
     (max, max_keyword): (Option<u64>, &'static str),

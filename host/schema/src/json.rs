@@ -1,4 +1,4 @@
-//! A JSON text as the list of its parts, each with its place in the text.
+//! A JSON text as the list of its parts, each with its location in the text.
 //!
 //! Numbers keep all their digits, nesting needs no stack, and each part has 16 bytes, where a `Value` can have hundreds for one
 //! byte of text.
@@ -35,7 +35,7 @@ struct Part {
 
 /// Which part of a text.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Place(u32);
+pub(super) struct Location(u32);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -50,8 +50,8 @@ pub(super) enum Kind {
 /// A member of an object.
 pub(super) struct Member<'a> {
     pub(super) name: Cow<'a, str>,
-    pub(super) name_at: Place,
-    pub(super) at: Place,
+    pub(super) name_at: Location,
+    pub(super) at: Location,
 }
 
 #[derive(Debug)]
@@ -155,31 +155,31 @@ impl<'a> Json<'a> {
     }
 
     /// How many parts it has with all that is in it.
-    pub(super) fn parts_of(self, at: Place) -> u64 {
+    pub(super) fn parts_of(self, at: Location) -> u64 {
         u64::from(self.part(at).next - at.0)
     }
 
     /// True where a part is this one, or in it.
-    pub(super) fn is_within(self, outer: Place, part: Place) -> bool {
+    pub(super) fn is_within(self, outer: Location, part: Location) -> bool {
         (outer.0..self.part(outer).next).contains(&part.0)
     }
 
-    pub(super) fn root(self) -> Place {
-        Place(0)
+    pub(super) fn root(self) -> Location {
+        Location(0)
     }
 
-    pub(super) fn kind(self, at: Place) -> Kind {
+    pub(super) fn kind(self, at: Location) -> Kind {
         self.part(at).kind
     }
 
     /// The text of this part, as it was written.
-    pub(super) fn raw(self, at: Place) -> &'a str {
+    pub(super) fn raw(self, at: Location) -> &'a str {
         let part = self.part(at);
         &self.text[part.start as usize..part.end as usize]
     }
 
     /// What a string says.
-    pub(super) fn string(self, at: Place) -> Cow<'a, str> {
+    pub(super) fn string(self, at: Location) -> Cow<'a, str> {
         let raw = self.raw(at);
         let inner = &raw[1..raw.len() - 1];
         match inner.contains('\\') {
@@ -190,25 +190,25 @@ impl<'a> Json<'a> {
     }
 
     /// What is in an array, or names and values by turns of an object.
-    pub(super) fn items(self, at: Place) -> impl Iterator<Item = Place> + use<'a> {
+    pub(super) fn items(self, at: Location) -> impl Iterator<Item = Location> + use<'a> {
         let end = self.part(at).next;
         let mut next = at.0 + 1;
         std::iter::from_fn(move || {
-            let item = (next < end).then_some(Place(next))?;
+            let item = (next < end).then_some(Location(next))?;
             next = self.part(item).next;
             Some(item)
         })
     }
 
     /// The members of an object by name. Of those that are there twice the last one counts, as for Postgres.
-    pub(super) fn members(self, at: Place) -> Vec<Member<'a>> {
+    pub(super) fn members(self, at: Location) -> Vec<Member<'a>> {
         let mut members: Vec<Member<'a>> = self
             .items(at)
             .step_by(2)
             .map(|name_at| Member {
                 name: self.string(name_at),
                 name_at,
-                at: Place(name_at.0 + 1),
+                at: Location(name_at.0 + 1),
             })
             .collect();
         members.sort_by(|a, b| a.name.cmp(&b.name));
@@ -220,7 +220,7 @@ impl<'a> Json<'a> {
     }
 
     /// The way to this part: a JSON pointer (RFC 6901). Of a member's name it is that of the member, with true.
-    pub(super) fn pointer(self, to: Place) -> (String, bool) {
+    pub(super) fn pointer(self, to: Location) -> (String, bool) {
         let mut pointer = String::new();
         let mut at = self.root();
         while at != to {
@@ -236,7 +236,7 @@ impl<'a> Json<'a> {
                     return (pointer, true);
                 }
                 (true, false) => {
-                    let name = self.string(Place(child.0 - 1));
+                    let name = self.string(Location(child.0 - 1));
                     pointer += &format!("/{}", escaped(&name));
                 }
             }
@@ -245,7 +245,7 @@ impl<'a> Json<'a> {
         (pointer, false)
     }
 
-    fn part(self, at: Place) -> &'a Part {
+    fn part(self, at: Location) -> &'a Part {
         &self.parts[at.0 as usize]
     }
 }

@@ -98,7 +98,7 @@ impl Schema {
     /// quote it, and later the JSON that does not match it.
     ///
     /// # Errors
-    /// What is wrong with it, with the place in it, for the author of the module.
+    /// What is wrong with it, with the location in it, for the author of the module.
     pub fn parse(
         written: &RawValue,
         patterns: &mut PatternBytes,

@@ -1,7 +1,7 @@
 //! What does not match, for people.
 
 use super::Excerpt;
-use super::json::{Json, Kind, Place};
+use super::json::{Json, Kind, Location};
 use super::node::{Compiled, NodeId};
 
 /// A value is quoted as far as it can be recognised.
@@ -10,7 +10,7 @@ const FOUND_CHARS_MAX: usize = 40;
 /// A rule, and the part of a value that does not match it.
 #[derive(Clone, Copy)]
 pub(super) struct Mismatch<'s> {
-    pub(super) at: Place,
+    pub(super) at: Location,
     pub(super) node: NodeId,
     pub(super) keyword: &'static str,
     pub(super) detail: Detail<'s>,
@@ -29,9 +29,9 @@ pub(super) enum Detail<'s> {
 }
 
 impl Mismatch<'_> {
-    /// How much it says about an alternative for the value at this place: 0 where it only tells alternatives apart, 2 where
+    /// How much it says about an alternative for the value at this location: 0 where it only tells alternatives apart, 2 where
     /// something further inside does not match.
-    pub(super) fn tells(&self, at: Place) -> u8 {
+    pub(super) fn tells(&self, at: Location) -> u8 {
         match self.keyword {
             "const" | "enum" => 0,
             _ if self.at != at => 2,
@@ -83,7 +83,7 @@ impl Mismatch<'_> {
 }
 
 /// What a keyword expects, from what is written under it.
-fn expected(keyword: &str, written: Json<'_>, rule: Place, excerpt: Excerpt) -> String {
+fn expected(keyword: &str, written: Json<'_>, rule: Location, excerpt: Excerpt) -> String {
     let value = excerpt.of(written.raw(rule));
     let counted = |one: &str, more: &str| match &*value {
         "1" => format!("1 {one}"),
@@ -114,8 +114,8 @@ fn expected(keyword: &str, written: Json<'_>, rule: Place, excerpt: Excerpt) -> 
     }
 }
 
-fn types(written: Json<'_>, rule: Place) -> String {
-    let names: Vec<Place> = match written.kind(rule) {
+fn types(written: Json<'_>, rule: Location) -> String {
+    let names: Vec<Location> = match written.kind(rule) {
         Kind::Array => written.items(rule).collect(),
         Kind::Null | Kind::Boolean | Kind::Number | Kind::String | Kind::Object => vec![rule],
     };
@@ -136,7 +136,7 @@ fn types(written: Json<'_>, rule: Place) -> String {
 }
 
 /// What stands there, as far as it can be recognised.
-fn found(json: Json<'_>, at: Place, excerpt: Excerpt) -> String {
+fn found(json: Json<'_>, at: Location, excerpt: Excerpt) -> String {
     match json.kind(at) {
         Kind::Null | Kind::Boolean | Kind::Number | Kind::String => {
             shortened(json.raw(at), excerpt)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::json::{Json, Kind, Place};
+use super::json::{Json, Kind, Location};
 use super::number::Decimal;
 use super::pattern::Pattern;
 
@@ -25,7 +25,7 @@ pub(super) type Values = (&'static str, HashSet<Vec<u8>>);
 #[derive(Default)]
 pub(super) struct Node {
     /// Where it is written.
-    pub(super) place: Place,
+    pub(super) location: Location,
     /// The schema `false`.
     pub(super) never: bool,
     pub(super) types: Option<Types>,
@@ -134,16 +134,16 @@ impl Compiled {
 
     /// Where a subschema is written: a JSON pointer into `written`, which is the whole of it.
     pub(super) fn pointer(&self, written: Json<'_>, id: NodeId) -> String {
-        format!("#{}", written.pointer(self.node(id).place).0)
+        format!("#{}", written.pointer(self.node(id).location).0)
     }
 
     /// What a subschema has under a keyword.
-    pub(super) fn rule(&self, written: Json<'_>, id: NodeId, keyword: &str) -> Option<Place> {
-        let place = self.node(id).place;
-        if written.kind(place) != Kind::Object {
+    pub(super) fn rule(&self, written: Json<'_>, id: NodeId, keyword: &str) -> Option<Location> {
+        let location = self.node(id).location;
+        if written.kind(location) != Kind::Object {
             return None;
         }
-        let mut members = written.members(place).into_iter();
+        let mut members = written.members(location).into_iter();
         Some(members.find(|member| member.name == keyword)?.at)
     }
 

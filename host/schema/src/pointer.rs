@@ -3,13 +3,13 @@
 
 use std::collections::HashMap;
 
-use super::json::{Json, Kind, Member, Place};
+use super::json::{Json, Kind, Location, Member};
 
-/// Finds places.
+/// Finds locations.
 pub(super) struct Pointers<'a> {
     json: Json<'a>,
-    arrays: HashMap<Place, Vec<Place>>,
-    objects: HashMap<Place, Vec<Member<'a>>>,
+    arrays: HashMap<Location, Vec<Location>>,
+    objects: HashMap<Location, Vec<Member<'a>>>,
 }
 
 impl<'a> Pointers<'a> {
@@ -21,8 +21,8 @@ impl<'a> Pointers<'a> {
         }
     }
 
-    /// The place that `path` leads to from here, if there is one.
-    pub(super) fn place(&mut self, from: Place, path: &str) -> Option<Place> {
+    /// The location that `path` leads to from here, if there is one.
+    pub(super) fn location(&mut self, from: Location, path: &str) -> Option<Location> {
         if path.is_empty() {
             return Some(from);
         }
@@ -32,7 +32,7 @@ impl<'a> Pointers<'a> {
         })
     }
 
-    fn child(&mut self, at: Place, step: &str) -> Option<Place> {
+    fn child(&mut self, at: Location, step: &str) -> Option<Location> {
         let json = self.json;
         match json.kind(at) {
             Kind::Object => {

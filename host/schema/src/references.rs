@@ -1,4 +1,4 @@
-//! Where `$ref` and `$dynamicRef` lead: to places by their pointer or their anchor, in the schema as a whole or in one within it
+//! Where `$ref` and `$dynamicRef` lead: to locations by their pointer or their anchor, in the schema as a whole or in one within it
 //! that has an `$id` of its own.
 
 use std::collections::HashMap;
@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 
 use url::Url;
 
-use super::json::{Json, Kind, Member, Place};
+use super::json::{Json, Kind, Location, Member};
 use super::pointer::Pointers;
 
 /// What relative references are relative to, where the schema does not say it.
@@ -43,21 +43,21 @@ pub(super) struct References<'a> {
     /// In the order of the text; the first is the whole.
     resources: Vec<Resource>,
     by_uri: HashMap<String, usize>,
-    anchors: HashMap<(usize, String), Place>,
+    anchors: HashMap<(usize, String), Location>,
     /// Which of them are `$dynamicAnchor`s, by name.
-    dynamic: HashMap<String, Vec<Place>>,
+    dynamic: HashMap<String, Vec<Location>>,
 }
 
 /// The whole, or a schema with an `$id`: what `#` means in it.
 struct Resource {
-    root: Place,
+    root: Location,
     /// The one around it.
     parent: usize,
     base: Url,
 }
 
 /// A mistake, and the subschema that has it.
-type Mistake = (Place, String);
+type Mistake = (Location, String);
 
 impl<'a> References<'a> {
     /// Looks for the names in a schema.
@@ -75,14 +75,14 @@ impl<'a> References<'a> {
         };
         let mut schemas = schemas(json);
         // What is around others stands before them.
-        schemas.sort_unstable_by_key(|(place, _)| *place);
-        for (place, members) in &schemas {
-            let mistake = |why| (*place, why);
+        schemas.sort_unstable_by_key(|(location, _)| *location);
+        for (location, members) in &schemas {
+            let mistake = |why| (*location, why);
             let id = text(json, members, "$id").map_err(mistake)?;
-            references.add(*place, id).map_err(mistake)?;
+            references.add(*location, id).map_err(mistake)?;
             for keyword in ["$anchor", "$dynamicAnchor"] {
                 if let Some(name) = text(json, members, keyword).map_err(mistake)? {
-                    references.name(*place, keyword, name).map_err(mistake)?;
+                    references.name(*location, keyword, name).map_err(mistake)?;
                 }
             }
         }
@@ -95,7 +95,7 @@ impl<'a> References<'a> {
     }
 
     /// Notes a resource, if this is one.
-    fn add(&mut self, root: Place, id: Option<String>) -> Result<(), String> {
+    fn add(&mut self, root: Location, id: Option<String>) -> Result<(), String> {
         let around = (!self.resources.is_empty()).then(|| self.resource_of(root));
         let base = match around {
             Some(around) => &self.resources[around].base,
@@ -121,35 +121,39 @@ impl<'a> References<'a> {
         Ok(())
     }
 
-    fn name(&mut self, place: Place, keyword: &str, name: String) -> Result<(), String> {
+    fn name(&mut self, location: Location, keyword: &str, name: String) -> Result<(), String> {
         if keyword == "$dynamicAnchor" {
-            self.dynamic.entry(name.clone()).or_default().push(place);
+            self.dynamic.entry(name.clone()).or_default().push(location);
         }
-        let resource = self.resource_of(place);
-        match self.anchors.insert((resource, name), place) {
+        let resource = self.resource_of(location);
+        match self.anchors.insert((resource, name), location) {
             // A schema may have both.
-            Some(other) if other != place => Err(format!("\"{keyword}\" is given twice")),
+            Some(other) if other != location => Err(format!("\"{keyword}\" is given twice")),
             Some(_) | None => Ok(()),
         }
     }
 
-    /// The innermost resource that a place is in.
-    fn resource_of(&self, place: Place) -> usize {
+    /// The innermost resource that a location is in.
+    fn resource_of(&self, location: Location) -> usize {
         let before = self
             .resources
-            .partition_point(|resource| resource.root <= place);
+            .partition_point(|resource| resource.root <= location);
         let mut resource = before.saturating_sub(1);
-        while !self.json.is_within(self.resources[resource].root, place) {
+        while !self.json.is_within(self.resources[resource].root, location) {
             resource = self.resources[resource].parent;
         }
         resource
     }
 
-    /// Where a reference leads that stands in the schema at this place.
+    /// Where a reference leads that stands in the schema at this location.
     ///
     /// # Errors
     /// What is wrong with it, as the rest of a sentence.
-    pub(super) fn find(&mut self, from: Place, reference: &str) -> Result<Place, &'static str> {
+    pub(super) fn find(
+        &mut self,
+        from: Location,
+        reference: &str,
+    ) -> Result<Location, &'static str> {
         const ELSEWHERE: &str =
             "which is another document: a schema has to contain all that it refers to";
         let around = self.resource_of(from);
@@ -164,32 +168,32 @@ impl<'a> References<'a> {
             }
         };
         let fragment = percent_encoding::percent_decode_str(&fragment).decode_utf8_lossy();
-        let place = if fragment.is_empty() || fragment.starts_with('/') {
+        let location = if fragment.is_empty() || fragment.starts_with('/') {
             self.pointers
-                .place(self.resources[resource].root, &fragment)
+                .location(self.resources[resource].root, &fragment)
         } else {
             let name = (resource, fragment.into_owned());
             self.anchors.get(&name).copied()
         };
-        place.ok_or("which leads to nothing in the schema")
+        location.ok_or("which leads to nothing in the schema")
     }
 
-    /// True where a `$dynamicRef` that [leads](Self::find) to this place can lead to others too, by the way that led to it.
-    pub(super) fn is_dynamic(&self, target: Place) -> bool {
+    /// True where a `$dynamicRef` that [leads](Self::find) to this location can lead to others too, by the way that led to it.
+    pub(super) fn is_dynamic(&self, target: Location) -> bool {
         let mut named = self.dynamic.values();
-        named.any(|places| places.len() > 1 && places.contains(&target))
+        named.any(|locations| locations.len() > 1 && locations.contains(&target))
     }
 }
 
 /// All subschemas that are objects, wherever the standard has some, with what is in them.
-fn schemas(json: Json<'_>) -> Vec<(Place, Vec<Member<'_>>)> {
+fn schemas(json: Json<'_>) -> Vec<(Location, Vec<Member<'_>>)> {
     let mut schemas = Vec::new();
     let mut pending = vec![json.root()];
-    while let Some(place) = pending.pop() {
-        if json.kind(place) != Kind::Object {
+    while let Some(location) = pending.pop() {
+        if json.kind(location) != Kind::Object {
             continue;
         }
-        let members = json.members(place);
+        let members = json.members(location);
         for member in &members {
             let keyword = &&*member.name;
             match json.kind(member.at) {
@@ -202,7 +206,7 @@ fn schemas(json: Json<'_>) -> Vec<(Place, Vec<Member<'_>>)> {
                 _ => {}
             }
         }
-        schemas.push((place, members));
+        schemas.push((location, members));
     }
     schemas
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::json::Place;
+use super::json::Location;
 use super::mismatch::Mismatch;
 use super::node::NodeId;
 
@@ -17,7 +17,7 @@ const STEPS_MIN: u64 = 32;
 
 /// Results of one check.
 pub(super) struct Remembered<'s> {
-    results: HashMap<(NodeId, Place), Result<'s>>,
+    results: HashMap<(NodeId, Location), Result<'s>>,
     results_max: usize,
     steps_min: u64,
 }
@@ -43,7 +43,7 @@ impl<'s> Remembered<'s> {
     }
 
     /// What is known: nothing, that it matches, or why it does not.
-    pub(super) fn find(&self, node: NodeId, at: Place) -> Option<Option<Mismatch<'s>>> {
+    pub(super) fn find(&self, node: NodeId, at: Location) -> Option<Option<Mismatch<'s>>> {
         if self.results.is_empty() {
             return None;
         }
@@ -55,7 +55,7 @@ impl<'s> Remembered<'s> {
     pub(super) fn note(
         &mut self,
         node: NodeId,
-        at: Place,
+        at: Location,
         mismatch: Option<Mismatch<'s>>,
         steps: u64,
     ) {

@@ -135,7 +135,7 @@ fn poll_ceiling(text: &str) -> Result<std::time::Duration, String> {
     }
 }
 
-/// A host that loads its handlers, and has not begun to claim.
+/// A host that loads its handlers, and has not started to claim.
 pub(super) struct Host {
     settings: worker::Settings,
     sandbox: Arc<Sandbox>,
@@ -149,7 +149,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Checks the settings, begins to load the handlers, opens the HTTP port (`off`: none).
+    /// Checks the settings, starts to load the handlers, opens the HTTP port (`off`: none).
     pub(super) async fn prepare(
         args: &HostArgs,
         written: Written,

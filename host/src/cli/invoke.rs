@@ -134,7 +134,7 @@ async fn invoke(args: Args) -> anyhow::Result<u8> {
         payload: payload.into_bytes(),
         queue: args.queue,
         tenant: args.tenant,
-        profile: profile.as_ref().map(|_| Arc::new(Profile::begin())),
+        profile: profile.as_ref().map(|_| Arc::new(Profile::start())),
     };
     let noted = call.profile.clone();
     let mut invoked = run_until_a_signal(&sandbox, &handler, policy, call, &mut signals).await?;

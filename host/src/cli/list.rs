@@ -217,7 +217,7 @@ fn in_colours(text: &str) -> String {
         for character in line.chars() {
             match BEGIN.iter().position(|mark| *mark == character) {
                 Some(place) => {
-                    coloured += Colour::ALL[place].begin();
+                    coloured += Colour::ALL[place].start();
                     open = true;
                 }
                 None if character != END => coloured.push(character),
@@ -319,7 +319,7 @@ mod tests {
         assert!(text.contains("\x1b[32msucceeded\x1b[0m"), "{text:?}");
         assert!(text.contains("\x1b[31mfailed\x1b[0m"), "{text:?}");
         let plain = filled(NARROW).text();
-        let colours = Colour::ALL.map(Colour::begin);
+        let colours = Colour::ALL.map(Colour::start);
         let mut without = text.replace(Colour::END, "");
         for colour in colours {
             without = without.replace(colour, "");

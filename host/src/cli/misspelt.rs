@@ -29,7 +29,7 @@ impl Named {
     }
 
     /// A sentence for each name that none of these handlers has.
-    pub(super) fn astray(&self, handlers: &HandlerSet) -> BTreeSet<String> {
+    pub(super) fn unmatched(&self, handlers: &HandlerSet) -> BTreeSet<String> {
         let names = handlers.names();
         let fits = |pattern: &str| names.iter().any(|name| pattern_covers(pattern, name));
         let tables = self.tables.iter().filter(|table| !fits(table));
@@ -47,13 +47,13 @@ impl Named {
         tables.chain(sources).collect()
     }
 
-    /// Warns of those that were not astray `before`.
+    /// Warns of those that were not unmatched `before`.
     fn warn(&self, handlers: &HandlerSet, before: &BTreeSet<String>) -> BTreeSet<String> {
-        let astray = self.astray(handlers);
-        for sentence in astray.difference(before) {
+        let unmatched = self.unmatched(handlers);
+        for sentence in unmatched.difference(before) {
             warn!("{sentence}");
         }
-        astray
+        unmatched
     }
 
     /// Warns of each name that no handler has, once all modules were tried, and while the folder changes, until the catalog is

@@ -52,8 +52,8 @@ impl Colour {
     /// What ends a colour (ECMA-48, SGR).
     pub(super) const END: &str = "\x1b[0m";
 
-    /// What begins it.
-    pub(super) fn begin(self) -> &'static str {
+    /// What starts it.
+    pub(super) fn start(self) -> &'static str {
         match self {
             Self::Green => "\x1b[32m",
             Self::Red => "\x1b[31m",
@@ -75,6 +75,6 @@ impl Colour {
 
     /// The text in this colour.
     pub(super) fn paint(self, text: &str) -> String {
-        format!("{}{text}{}", self.begin(), Self::END)
+        format!("{}{text}{}", self.start(), Self::END)
     }
 }

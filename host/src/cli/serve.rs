@@ -53,7 +53,7 @@ pub(super) async fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads the settings, looks at the database, and begins to load the handlers.
+/// Reads the settings, looks at the database, and starts to load the handlers.
 async fn start(args: &Args) -> anyhow::Result<(Host, Option<Databases>)> {
     let mut written = args.host.read()?;
     if args.no_queue {

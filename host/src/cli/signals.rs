@@ -45,7 +45,7 @@ impl Signals {
     pub(super) async fn stop(mut self, stop: Stop) {
         self.next().await;
         info!(
-            "stopping: nothing more is begun, what runs is finished (a second signal stops that too)"
+            "stopping: nothing more is started, what runs is finished (a second signal stops that too)"
         );
         stop.drain();
         self.next().await;
@@ -55,5 +55,5 @@ impl Signals {
 
 /// Logs that a command ended before it had started its work.
 pub(super) fn stopped_early() {
-    info!("stopped before it had begun anything");
+    info!("stopped before it had started anything");
 }

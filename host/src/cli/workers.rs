@@ -105,7 +105,7 @@ async fn forget(args: Workers) -> anyhow::Result<ExitCode> {
             Ok(lives) => {
                 return Ok(Ok(Done {
                     text: format!("worker {} is forgotten", plain(id)),
-                    json: json!({"worker_id": id, "lives": lives}),
+                    json: json!({"worker_id": id, "incarnations": lives}),
                 }));
             }
             Err(error) if error.is_unknown_worker() => Refusal {
@@ -132,7 +132,7 @@ async fn clear(args: Workers) -> anyhow::Result<ExitCode> {
                     0 => format!("worker {} has no timeout flag", plain(id)),
                     _ => format!("the timeout flag of worker {} is cleared", plain(id)),
                 };
-                let json = json!({"worker_id": id, "lives": lives});
+                let json = json!({"worker_id": id, "incarnations": lives});
                 Ok(Ok(Done { text, json }))
             }
             Err(error) if error.is_unknown_worker() => Ok(Err(Refusal {

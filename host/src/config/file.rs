@@ -241,7 +241,7 @@ fn said(error: &toml::de::Error, text: &str) -> String {
     if let Some(why) = secret_table::written_out(text) {
         return why;
     }
-    if let Some(why) = secret_table::untold(error, text) {
+    if let Some(why) = secret_table::redacted_error(error, text) {
         return why;
     }
     let said = whole_numbers(&error.to_string());

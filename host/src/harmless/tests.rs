@@ -26,7 +26,7 @@ fn one_line_is_one_line_and_paragraphs_keep_theirs() {
 }
 
 #[test]
-fn a_name_keeps_nothing_that_begins_a_line() {
+fn a_name_keeps_nothing_that_starts_a_line() {
     assert_eq!(name("a\nb\tc.wasm"), "a\\u{a}b\\u{9}c.wasm");
     assert_eq!(name("a b.wasm"), "a b.wasm");
 }

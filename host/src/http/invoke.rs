@@ -148,7 +148,7 @@ async fn answer(
     request: Request,
 ) -> Result<Response, Problem> {
     invocations.access.admit(request.headers())?;
-    // What cannot be run is not read. `begin` decides, once the payload is there.
+    // What cannot be run is not read. `start` decides, once the payload is there.
     invocations.invoker.look(handler)?;
     let payload = payload(request, invocations.payload_bytes_max, BODY_PATIENCE).await?;
     let call = Call {
@@ -157,7 +157,7 @@ async fn answer(
         tenant: None,
         profile: None,
     };
-    let invocation = invocations.invoker.begin(handler, call)?;
+    let invocation = invocations.invoker.start(handler, call)?;
     response(invocation.ended().await)
 }
 

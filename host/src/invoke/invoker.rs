@@ -51,7 +51,7 @@ pub struct Invocation {
 
 impl Invoker {
     /// At most `max` at once; the sandbox has to have room for them beside what else it runs. Once `stop` says so,
-    /// nothing is begun any more.
+    /// nothing is started any more.
     pub fn new(
         sandbox: Arc<Sandbox>,
         catalog: Arc<Catalog>,
@@ -79,7 +79,7 @@ impl Invoker {
     /// Says without starting anything that it would not be started, as far as that is clear already.
     ///
     /// # Errors
-    /// Those of [`begin`](Self::begin).
+    /// Those of [`start`](Self::start).
     pub fn look(&self, handler: &str) -> Result<(), Refusal> {
         self.find(handler)?;
         match self.free.available_permits() {
@@ -106,9 +106,9 @@ impl Invoker {
     ///
     /// # Errors
     /// Where there is no such handler, too many run, or the host is stopping.
-    pub fn begin(&self, handler: &str, call: Call) -> Result<Invocation, Refusal> {
-        // Held before the look, so that `end` does not miss what begins at this moment.
-        let _begins = self.running.token();
+    pub fn start(&self, handler: &str, call: Call) -> Result<Invocation, Refusal> {
+        // Held before the look, so that `end` does not miss what starts at this moment.
+        let _starts = self.running.token();
         let handler = self.find(handler)?;
         let Ok(place) = self.free.clone().try_acquire_owned() else {
             return Err(Refusal::Full(self.max));

@@ -63,14 +63,14 @@ pub enum RunEnd {
     PayloadRefused(String),
     /// The handler returned something that does not fit what it says of its results.
     ResultRefused(String),
-    /// The attempt was told to stop and did, or was stopped; or it had to stop before it began.
+    /// The attempt was told to stop and did, or was stopped; or it had to stop before it started.
     Aborted(AbortReason),
-    /// It never began: no slot came free in time, or its claim is too old.
+    /// It never started: no slot came free in time, or its claim is too old.
     NotStarted,
-    /// It never began: the handler that has to run it is not here, be it the job's own or the one that the operator bound
+    /// It never started: the handler that has to run it is not here, be it the job's own or the one that the operator bound
     /// to its source.
     NoHandler,
-    /// It never began: this host does not understand what the job leaves of its grants.
+    /// It never started: this host does not understand what the job leaves of its grants.
     GrantsRefused(String),
     /// The host could not run the handler at all (no instance, a missing import …).
     Unrunnable(String),

@@ -154,7 +154,7 @@ pub struct OwnLimits {
 /// | the run timeout | after the backoff; the last one ends the job as `timed_out` |
 /// | the host could not run it | after the backoff |
 /// | what the job leaves of its grants is not understood | never |
-/// | a shutdown, or it never began: no slot in time, no handler | at once, and this one does not count |
+/// | a shutdown, or it never started: no slot in time, no handler | at once, and this one does not count |
 ///
 /// (SPEC rows B4, Q5.)
 pub fn decide(end: RunEnd, tries: Tries, policy: &RetryPolicy, random: f64) -> Outcome {

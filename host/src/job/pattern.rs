@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// True when the pattern is this handler's name, or one of a family that it belongs to: `image.*`
-/// is every handler whose name begins with `image.`, and `*` is every handler.
+/// is every handler whose name starts with `image.`, and `*` is every handler.
 pub fn pattern_covers(pattern: &str, handler: &str) -> bool {
     match pattern.strip_suffix('*') {
         // `image.*` is for `image.thumbnail`, not for `image.` and not for `imagery.x`.

@@ -425,8 +425,8 @@ fn nothing_is_said_about_a_job_whose_lease_is_lost_and_a_shutdown_gives_it_back(
 }
 
 #[test]
-fn an_attempt_that_never_began_does_not_count_and_one_whose_grants_are_not_understood_is_the_last()
-{
+fn an_attempt_that_never_started_does_not_count_and_one_whose_grants_are_not_understood_is_the_last()
+ {
     let outcome = |end| decide(end, tries(3, 3), &RetryPolicy::default(), 0.0);
     for end in [RunEnd::NotStarted, RunEnd::NoHandler] {
         assert!(matches!(outcome(end), Outcome::Released));

@@ -37,7 +37,7 @@ pub(super) fn launch(
 ) -> Result<Process, StartError> {
     let log_path = home.log_path();
     let log = open_log(&log_path)?;
-    let began = Instant::now();
+    let started = Instant::now();
     loop {
         let before = log.metadata().map_or(0, |found| found.len());
         let mut command = command(settings, home, binaries, socket_dir);
@@ -55,7 +55,7 @@ pub(super) fn launch(
         let tail = tail(&log_path, before);
         match ended {
             Unready::Ended(_) if predecessor_lives(&tail) => {
-                if began.elapsed() < PREDECESSOR_PATIENCE {
+                if started.elapsed() < PREDECESSOR_PATIENCE {
                     thread::sleep(RETRY_EVERY);
                     continue;
                 }
@@ -138,7 +138,7 @@ enum Unready {
 
 /// Watches a starting server: none when it is ready.
 fn watch(process: &Process, cluster: &Path, cancel: &CancellationToken) -> Option<Unready> {
-    let began = Instant::now();
+    let started = Instant::now();
     loop {
         if let Some(status) = process.wait(LOOK_EVERY) {
             return Some(Unready::Ended(status));
@@ -149,7 +149,7 @@ fn watch(process: &Process, cluster: &Path, cancel: &CancellationToken) -> Optio
         if cancel.is_cancelled() {
             return Some(Unready::Cancelled);
         }
-        if began.elapsed() > READY_PATIENCE {
+        if started.elapsed() > READY_PATIENCE {
             return Some(Unready::Slow);
         }
     }

@@ -95,7 +95,7 @@ impl fmt::Display for ModuleBinding {
 /// Why a module may not have a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Denied {
-    /// A sentence that begins with "it …".
+    /// A sentence that starts with "it …".
     pub(super) why: String,
     /// The lines of `rouse.toml` that would allow it; none where they would not be the operator's wish.
     pub(super) lines: Option<String>,

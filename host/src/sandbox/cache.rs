@@ -39,7 +39,7 @@ const LOOK_EVERY_BYTES: u64 = CACHE_BYTES_MAX / 16;
 /// A file that is still being written after this time was left by a host that died.
 const WRITING_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// How an entry begins, before its digest. Changes with the form of entries, and with what is done to a file before it is
+/// How an entry starts, before its digest. Changes with the form of entries, and with what is done to a file before it is
 /// compiled: the adapter around modules of wasm32-wasip1 is not in the key.
 const MAGIC: &[u8; 16] = b"rouse code 0002\n";
 

@@ -15,7 +15,7 @@ use crate::job::{AbortReason, RunEnd};
 const NO_PAYLOAD: &[u8] = b"{}";
 
 impl Sandbox {
-    /// How the attempt ends before it begins: its payload does not fit, or it was told to stop meanwhile.
+    /// How the attempt ends before it starts: its payload does not fit, or it was told to stop meanwhile.
     pub(super) async fn unfit_payload(
         &self,
         handler: &Handler,

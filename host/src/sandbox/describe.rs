@@ -19,7 +19,7 @@ use super::state::{AttemptState, OfAttempt};
 use super::{Handler, Limits, Manifest, Sandbox, Settings};
 use crate::harmless::line;
 
-/// Beside the memory that the module begins with, which holds a whole runtime in some languages: a manifest is put
+/// Beside the memory that the module starts with, which holds a whole runtime in some languages: a manifest is put
 /// together from constants.
 const MEMORY_BYTES_MORE: usize = 32 << 20;
 
@@ -36,7 +36,7 @@ const FRAMES_MAX: usize = 12;
 /// Blocks; not for async code.
 ///
 /// # Errors
-/// A sentence that begins with "it …".
+/// A sentence that starts with "it …".
 pub(super) fn describe(
     sandbox: &Arc<Sandbox>,
     pre: ModulePre<AttemptState>,
@@ -53,7 +53,7 @@ impl Sandbox {
     /// Instantiates the module of this handler once more and asks it for its manifest, as when it was loaded.
     ///
     /// # Errors
-    /// Where that fails, or the module does not say the same of the handler any more; a sentence that begins with
+    /// Where that fails, or the module does not say the same of the handler any more; a sentence that starts with
     /// "it …".
     pub async fn verify(self: &Arc<Self>, handler: &Handler) -> Result<(), String> {
         let task = self.guests().spawn(call(
@@ -140,15 +140,15 @@ async fn call(
     }
 }
 
-/// What the module begins with, and some more. No more than any attempt may have is counted of the former: where that is not
+/// What the module starts with, and some more. No more than any attempt may have is counted of the former: where that is not
 /// enough, no attempt could run either.
 fn memory_bytes(pre: &ModulePre<AttemptState>, settings: &Settings) -> usize {
-    let begins_with = pre.instance_pre().component().resources_required();
-    let begins_with = begins_with.map_or(0, |it| {
+    let starts_with = pre.instance_pre().component().resources_required();
+    let starts_with = starts_with.map_or(0, |it| {
         let pages = u64::from(it.num_memories) * it.max_initial_memory_size.unwrap_or(0);
         usize::try_from(pages).map_or(usize::MAX, |pages| pages.saturating_mul(PAGE_BYTES))
     });
-    begins_with.min(settings.memory_bytes_most()) + MEMORY_BYTES_MORE
+    starts_with.min(settings.memory_bytes_most()) + MEMORY_BYTES_MORE
 }
 
 /// What helps to find the fault: the last lines of standard error, where most languages say why, and where it stopped.

@@ -40,7 +40,7 @@ const IDLE_COUNT_MAX: usize = 64;
 /// system call, an interruption of the other threads, and a page fault for each page that the next
 /// attempt touches: 12 µs for a no-op. (`docs/decisions/a-fresh-instance-is-cheap.md`)
 ///
-/// A small guest whose stack is 128 KiB has 192 to 256 KiB to begin with, and a table of 8 KiB for
+/// A small guest whose stack is 128 KiB has 192 to 256 KiB to start with, and a table of 8 KiB for
 /// 1,000 functions. 200 attempts at once keep at most 200 × (256 + 2 × 64) KiB = 75 MiB, mostly
 /// under 55. Of the largest modules that are allowed (4 memories, 8 tables) they keep 200 × (4 × 256 + 8 × 64) KiB = 300 MiB; what an
 /// attempt is reckoned to need, 2 MiB (`pool.rs`), is never reached.
@@ -159,7 +159,7 @@ impl Sandbox {
         self.attempts_max
     }
 
-    /// True where there is no room for another attempt of the usual size: it is better not to begin what would only run
+    /// True where there is no room for another attempt of the usual size: it is better not to start what would only run
     /// out of the host's memory.
     pub fn memory_is_short(&self) -> bool {
         self.budget.free_bytes()

@@ -1,10 +1,10 @@
 //! What handlers may use: directories, servers, secrets, state, variables, settings, clocks.
 
+mod attenuation;
 mod granted;
 mod http;
 pub(super) mod lines;
 mod missing;
-mod narrowing;
 mod pasted;
 mod root;
 mod secrets;
@@ -15,13 +15,13 @@ use std::path::PathBuf;
 
 use crate::job::pattern_covers;
 
+pub use self::attenuation::Attenuation;
 pub(super) use self::granted::Granted;
 #[cfg(test)]
 pub(super) use self::granted::GrantedDir;
 pub use self::http::{Host, HostPattern, HttpGrant, HttpScheme};
 pub use self::missing::Missing;
 pub(super) use self::missing::{held, missing};
-pub use self::narrowing::Narrowing;
 pub use self::pasted::annotated;
 pub(super) use self::root::{Root, Roots};
 pub use self::secrets::{Secret, SecretGrant, Secrets};
@@ -69,7 +69,7 @@ pub struct Quota {
 /// One directory, given to one handler or to a family of handlers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// A handler's name, or a pattern: `image.*` is every handler whose name begins with
+    /// A handler's name, or a pattern: `image.*` is every handler whose name starts with
     /// `image.`, and `*` is every handler.
     pub handler: String,
     /// The directory on the host. A relative one counts from the host's working directory.

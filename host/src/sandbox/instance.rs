@@ -54,7 +54,7 @@ impl Sandbox {
         {
             let state = kept.store.data_mut();
             state.next(of)?;
-            limits::begin(&mut kept.store);
+            limits::start(&mut kept.store);
             return Ok(kept);
         }
         let mut limits = handler.limits.clone();

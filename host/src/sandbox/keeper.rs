@@ -59,7 +59,7 @@ pub trait StateKeeper: Send + Sync {
     /// What is kept under this key.
     fn get<'a>(&'a self, key: &'a str) -> Waiting<'a, Result<Option<Kept>, String>>;
 
-    /// The keys that begin so, in order, after this one, at most so many.
+    /// The keys that start so, in order, after this one, at most so many.
     fn keys<'a>(
         &'a self,
         prefix: &'a str,

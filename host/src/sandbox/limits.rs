@@ -253,7 +253,7 @@ pub(super) fn limit(store: &mut Store<AttemptState>, limits: &Limits) {
     store.set_hostcall_fuel(limits.hostcall_bytes_max());
     store.set_max_component_handles(limits.handles);
     store.data_mut().table.set_max_capacity(limits.resources);
-    begin(store);
+    start(store);
     // Every tick, a guest that computes lets the others run, or is stopped.
     store.epoch_deadline_callback(|context| {
         let state = context.data();
@@ -268,8 +268,8 @@ pub(super) fn limit(store: &mut Store<AttemptState>, limits: &Limits) {
     });
 }
 
-/// Counts the ticks from now on, at the begin of each job.
-pub(super) fn begin(store: &mut Store<AttemptState>) {
+/// Counts the ticks from now on, at the start of each job.
+pub(super) fn start(store: &mut Store<AttemptState>) {
     store.set_epoch_deadline(1);
 }
 

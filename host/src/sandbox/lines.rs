@@ -33,7 +33,7 @@ type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 /// The lines of a module's source, by offset in its file.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Lines {
-    /// Offset where something begins, and the call that it belongs to; none where nothing is known. Ascending.
+    /// Offset where something starts, and the call that it belongs to; none where nothing is known. Ascending.
     places: Vec<(u32, Option<u32>)>,
     calls: Vec<Call>,
     names: Vec<String>,
@@ -83,7 +83,7 @@ impl Lines {
     pub(super) fn at(&self, offset: usize) -> impl Iterator<Item = SourceLine<'_>> {
         let after = self
             .places
-            .partition_point(|(begin, _)| *begin as usize <= offset);
+            .partition_point(|(start, _)| *start as usize <= offset);
         let found = after.checked_sub(1).and_then(|at| self.places[at].1);
         let call = |index: u32| self.calls.get(index as usize);
         let mut next = found.and_then(call);
@@ -131,7 +131,7 @@ pub(super) fn longest_name(component: &[u8]) -> Option<usize> {
 /// A core module within a component.
 #[derive(Default)]
 struct Module<'a> {
-    /// Where its code begins in the file, and how long it is.
+    /// Where its code starts in the file, and how long it is.
     code: u32,
     code_bytes: u32,
     /// `.debug_line` and so on.
@@ -177,11 +177,11 @@ impl<'a> Module<'a> {
             Ok(EndianSlice::new(bytes, LittleEndian))
         };
         let source = Context::from_dwarf(Dwarf::load(section)?)?;
-        for (begin, bytes, _) in source.find_location_range(0, u64::from(self.code_bytes))? {
+        for (start, bytes, _) in source.find_location_range(0, u64::from(self.code_bytes))? {
             if rows.len() == ROWS_MAX || writing.is_full() {
                 break;
             }
-            let mut frames = source.find_frames(begin).skip_all_loads()?;
+            let mut frames = source.find_frames(start).skip_all_loads()?;
             let mut stack = Vec::new();
             while let Some(frame) = frames.next()? {
                 stack.push(frame);
@@ -191,10 +191,10 @@ impl<'a> Module<'a> {
             for frame in stack.iter().rev() {
                 call = Some(writing.call(frame, call));
             }
-            let end = begin.saturating_add(bytes);
+            let end = start.saturating_add(bytes);
             let offset =
                 |at: u64| u32::try_from(at).map_or(u32::MAX, |at| at.saturating_add(self.code));
-            rows.push((offset(begin), offset(end), call));
+            rows.push((offset(start), offset(end), call));
         }
         Ok(())
     }
@@ -202,7 +202,7 @@ impl<'a> Module<'a> {
 
 /// Rows as places: none overlaps another, and neighbours with the same call are one.
 fn places(mut rows: Vec<Row>) -> Vec<(u32, Option<u32>)> {
-    rows.sort_by_key(|(begin, ..)| *begin);
+    rows.sort_by_key(|(start, ..)| *start);
     let mut places: Vec<(u32, Option<u32>)> = Vec::new();
     let mut put = |at: u32, call: Option<u32>| {
         if places.last().is_some_and(|(last, _)| *last == at) {
@@ -213,11 +213,11 @@ fn places(mut rows: Vec<Row>) -> Vec<(u32, Option<u32>)> {
         }
     };
     let mut end_of_last = 0;
-    for (begin, end, call) in rows {
-        if begin > end_of_last {
+    for (start, end, call) in rows {
+        if start > end_of_last {
             put(end_of_last, None);
         }
-        put(begin, call);
+        put(start, call);
         end_of_last = end_of_last.max(end);
     }
     put(end_of_last, None);
@@ -277,9 +277,9 @@ impl<'a> Writing<'a> {
             return *known;
         }
         let names = &mut self.lines.names;
-        let begin = file.floor_char_boundary(NAME_BYTES_MAX);
-        names.push(file[..begin].to_owned());
-        self.names_bytes += begin;
+        let start = file.floor_char_boundary(NAME_BYTES_MAX);
+        names.push(file[..start].to_owned());
+        self.names_bytes += start;
         let new = index(names);
         self.files.insert(file.to_owned(), new);
         new
@@ -291,12 +291,12 @@ fn index<T>(of: &[T]) -> u32 {
     u32::try_from(of.len() - 1).unwrap_or(u32::MAX)
 }
 
-/// The name of a function as people write it, or its begin: a name of 200 bytes can stand for a megabyte.
+/// The name of a function as people write it, or its start: a name of 200 bytes can stand for a megabyte.
 pub(super) fn demangled(name: &str) -> String {
-    let mut begin = Begin(String::new());
+    let mut start = Begin(String::new());
     // It ends with an error where there is no room for more.
-    let _ = write!(begin, "{:#}", rustc_demangle::demangle(name));
-    begin.0
+    let _ = write!(start, "{:#}", rustc_demangle::demangle(name));
+    start.0
 }
 
 /// Takes text until it has [`NAME_BYTES_MAX`].

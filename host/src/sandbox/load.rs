@@ -15,7 +15,7 @@ use super::lines::Lines;
 use super::state::AttemptState;
 use super::{Manifest, Origin, PublicKey, Sandbox, describe};
 
-/// How a WebAssembly file begins: the magic number, then what kind it is.
+/// How a WebAssembly file starts: the magic number, then what kind it is.
 const MODULE_HEADER: &[u8] = b"\0asm\x01\0\0\0";
 const COMPONENT_HEADER: &[u8] = b"\0asm\x0d\0\x01\0";
 
@@ -89,7 +89,7 @@ impl CodeFrom {
     }
 }
 
-/// Why there is no module; a sentence that begins with "it …" for whoever put the file there.
+/// Why there is no module; a sentence that starts with "it …" for whoever put the file there.
 #[derive(Debug)]
 pub(super) enum NotLoaded {
     /// Because of what the file contains: the same contents are refused whenever they come.
@@ -132,7 +132,7 @@ impl fmt::Debug for Module {
 }
 
 impl Module {
-    /// What of its manifest this host does not know, as a sentence that begins with "its manifest …"; none: it knows all of it.
+    /// What of its manifest this host does not know, as a sentence that starts with "its manifest …"; none: it knows all of it.
     pub fn ignores(&self) -> Option<String> {
         let unknown = &self.manifest.unknown;
         let keys = unknown.join(", ");
@@ -216,7 +216,7 @@ struct Loaded {
 
 /// Why code of the compiler is not taken in.
 enum Unfit {
-    /// The module is of more parts, or of larger ones, than the pool has room for: a sentence that begins with "it …".
+    /// The module is of more parts, or of larger ones, than the pool has room for: a sentence that starts with "it …".
     Module(String),
     /// It is damaged, or not of this host's version.
     Code(wasmtime::Error),

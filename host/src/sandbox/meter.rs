@@ -96,7 +96,7 @@ pub(super) async fn within_cpu<F: Future>(
 /// in the middle, up to this much too much is counted.
 const SHORT: Duration = Duration::from_micros(200);
 
-/// How old a thread's last reading may be when a poll begins.
+/// How old a thread's last reading may be when a poll starts.
 const READING_AGE_MAX: Duration = Duration::from_millis(10);
 
 /// What a thread's clocks said at one time.

@@ -52,7 +52,7 @@ pub use catalog::{Catalog, GRANTS, Handler, HandlerSet, Loads, Refusal};
 pub use compile::{CompilerLimits, compile_stdin};
 pub use engine::Sandbox;
 pub use grants::{
-    Grant, Grants, Host, HostPattern, HttpGrant, HttpScheme, Missing, Mode, Narrowing, Quota,
+    Attenuation, Grant, Grants, Host, HostPattern, HttpGrant, HttpScheme, Missing, Mode, Quota,
     Secret, SecretGrant, Secrets, StateQuota, annotated,
 };
 pub use journal::{Journal, Waiting};

@@ -38,7 +38,7 @@ impl Lock {
 }
 
 /// Reads lines as `sha256sum` writes them: a digest, two spaces (or a space and `*`), a name. Empty lines and those that
-/// begin with `#` are left out.
+/// start with `#` are left out.
 impl FromStr for Lock {
     type Err = String;
 

@@ -5,7 +5,7 @@ use std::fs;
 /// Beyond this, one process gains nothing: the sizes below were measured up to here.
 const ATTEMPTS_MAX: usize = 10_000;
 
-/// Memory mappings of a live instance: 2 for its stack, and for each of its memories up to 4 (what it began with, what was added,
+/// Memory mappings of a live instance: 2 for its stack, and for each of its memories up to 4 (what it started with, what was added,
 /// what is out of bounds, the guard). Measured by `host/examples/attempt_cost.rs`, `held`: 5.8 for a Rust guest.
 const MAPS_PER_STACK: usize = 2;
 const MAPS_PER_MEMORY: usize = 4;
@@ -17,10 +17,10 @@ const MAPS_SPARE_SHARE: usize = 13;
 const MEMORY_RESERVED_BYTES: usize = (4 << 30) + (32 << 20);
 
 /// Address space of the memories of all attempts, which is in one piece: of the 128 TiB that a process has, the largest that is
-/// free begins below the program, which Linux puts at two thirds (85 TiB).
+/// free starts below the program, which Linux puts at two thirds (85 TiB).
 const RESERVED_BYTES_MAX: usize = 80 << 40;
 
-/// What a small guest occupies: 1.1 MiB of memory to begin with, its stack, its tables.
+/// What a small guest occupies: 1.1 MiB of memory to start with, its stack, its tables.
 const ATTEMPT_BYTES_MIN: usize = 2 << 20;
 
 /// Where the machine says nothing of its memory.

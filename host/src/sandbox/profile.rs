@@ -25,11 +25,11 @@ impl Profile {
     /// profiled. A look at a large module takes some 40 ms, in which the guest stands still.
     pub const EVERY: Duration = Duration::from_millis(1);
 
-    /// An empty one, which begins now.
-    pub fn begin() -> Self {
+    /// An empty one, which starts now.
+    pub fn start() -> Self {
         Self(Mutex::new(Samples {
-            began_at: SystemTime::now(),
-            began: Instant::now(),
+            started_at: SystemTime::now(),
+            started: Instant::now(),
             looking: Duration::ZERO,
             names: Table::default(),
             functions: Table::default(),
@@ -56,14 +56,14 @@ impl Profile {
 
     /// Looks at what the guest is doing.
     pub(super) fn look(&self, store: impl AsContext, lines: &Lines) {
-        let begin = Instant::now();
+        let start = Instant::now();
         let stack = called(&WasmBacktrace::force_capture(store), lines);
         let mut samples = self.lock();
-        let at = begin
-            .duration_since(samples.began)
+        let at = start
+            .duration_since(samples.started)
             .saturating_sub(samples.looking);
         samples.add(at, stack);
-        samples.looking += begin.elapsed();
+        samples.looking += start.elapsed();
     }
 
     fn lock(&self) -> MutexGuard<'_, Samples> {
@@ -80,8 +80,8 @@ impl fmt::Debug for Profile {
 
 /// What was seen. A name, a function, a frame and a stack are kept once, and are numbers from there on.
 struct Samples {
-    began_at: SystemTime,
-    began: Instant,
+    started_at: SystemTime,
+    started: Instant,
     /// The time that the looks took: the guest stood still, and so does its clock.
     looking: Duration,
     names: Table<String>,
@@ -112,7 +112,7 @@ struct Stack {
 }
 
 struct Sample {
-    /// Since the begin.
+    /// Since the start.
     at: Duration,
     stack: Option<usize>,
 }

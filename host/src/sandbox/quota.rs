@@ -189,7 +189,7 @@ impl Ledger {
     }
 
     fn measure(&self) {
-        let began = Instant::now();
+        let started = Instant::now();
         let before = {
             let mut counts = lock(&self.counts);
             counts.freed = Size::default();
@@ -214,7 +214,7 @@ impl Ledger {
         // What was under way then, or was added since, may or may not have been found: it is added.
         counts.used = found.plus(counts.charged.minus(before));
         counts.measured_at = Some(Instant::now());
-        counts.measuring_took = began.elapsed();
+        counts.measuring_took = started.elapsed();
     }
 }
 
@@ -290,7 +290,7 @@ mod tests {
         let writes = || ledger.charge(Size::bytes(10), QUOTA).is_some();
         let measured_at = || lock(&ledger.counts).measured_at;
         assert!(!writes());
-        let (first, began) = (measured_at(), Instant::now());
+        let (first, started) = (measured_at(), Instant::now());
         for _ in 0..1000 {
             assert!(!writes());
         }
@@ -300,7 +300,7 @@ mod tests {
             ledger.freed(Size::bytes(1));
             assert!(!writes());
         }
-        if began.elapsed() >= SHRUNK_AGE_MAX / 2 {
+        if started.elapsed() >= SHRUNK_AGE_MAX / 2 {
             return; // This machine was away for a while.
         }
         assert_eq!(measured_at(), first);

@@ -22,9 +22,15 @@ impl Store {
 
     /// All lives of the worker with this id, or of every worker: rows of the view `rouse.workers`, by id, the newest
     /// life first. None: this login may not look.
-    pub async fn lives(&self, worker_id: Option<&str>) -> Result<Option<Vec<Value>>, StoreError> {
-        self.look(include_str!("lives.sql"), &[(&worker_id, Type::TEXT)])
-            .await
+    pub async fn incarnations(
+        &self,
+        worker_id: Option<&str>,
+    ) -> Result<Option<Vec<Value>>, StoreError> {
+        self.look(
+            include_str!("incarnations.sql"),
+            &[(&worker_id, Type::TEXT)],
+        )
+        .await
     }
 
     /// The ids of all workers that are not forgotten. None: this login may not look.

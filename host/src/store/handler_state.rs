@@ -99,7 +99,7 @@ impl Store {
         Ok(row.map(|row| row.map(|row| (row.get(1), row.get(2)))))
     }
 
-    /// The keys that begin so, in the order of their bytes, after this one, at most so many.
+    /// The keys that start so, in the order of their bytes, after this one, at most so many.
     pub async fn state_keys(
         &self,
         of: StateOf<'_>,

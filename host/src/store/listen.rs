@@ -75,7 +75,7 @@ pub const ECHO_WITHIN: Duration = Duration::from_secs(5);
 /// How long it may take to leave.
 const LEAVES_WITHIN: Duration = Duration::from_secs(1);
 
-/// The channel of one life of a worker; see `rouse._bury`, `rouse.adopt` and `rouse.cancel`
+/// The channel of one life of a worker; see `rouse._expire_worker`, `rouse.adopt` and `rouse.cancel`
 /// (`migrations/functions/workers.sql`).
 fn own_channel(worker: Incarnation) -> String {
     format!("rouse_worker_{}", worker.0)

@@ -7,10 +7,14 @@
 pub mod connect;
 pub mod migrate;
 
+mod admin;
+mod admin_state;
 mod adopt;
 mod audit;
+mod audit_outbox;
 mod challenge;
 mod claim;
+mod database_metrics;
 mod enqueue;
 mod find;
 mod fleet;
@@ -20,7 +24,6 @@ mod json;
 mod lanes;
 mod listen;
 mod log;
-mod outside;
 mod overdue;
 mod partitions;
 mod peek;
@@ -35,10 +38,7 @@ mod report;
 mod running;
 mod settle;
 mod sleep;
-mod state_from_outside;
 mod steps;
-mod tell;
-mod vitals;
 
 use std::error::Error as _;
 use std::io;
@@ -56,12 +56,15 @@ use self::connect::{Connector, NotOpened, Pool, PooledClient, Reach};
 use crate::harmless::printable;
 use crate::job::Incarnation;
 
+pub use admin::When;
 pub use adopt::{Adopted, LostJob};
 pub use audit::Audit;
+pub use audit_outbox::AdminAction;
 pub use challenge::Challenge;
 pub use claim::{
     CLAIM_BYTES_MAX, COLUMNS_BYTES, ClaimOrder, Claimed, ClaimedJob, Only, fills_an_answer,
 };
+pub use database_metrics::{COUNTED_WITHIN, DatabaseMetrics, Depth};
 pub use enqueue::{Enqueue, Enqueued};
 pub use find::{FoundJobs, RetriedJobs};
 pub use handler_state::{StateOf, StateSet, StateWrite};
@@ -70,7 +73,6 @@ pub use json::JsonText;
 pub use lanes::Lane;
 pub use listen::{ECHO_WITHIN, Heard, Listener, WAKE_CHANNEL, Wakeup};
 pub use log::{LogLine, LoggedLine};
-pub use outside::When;
 pub use overdue::OverdueLane;
 pub use peek::{Looking, Peek};
 pub use promote::Promotion;
@@ -82,8 +84,6 @@ pub use report::Report;
 pub use running::RunningUsage;
 pub use settle::{Fate, Locked, Ran, Settled, Settlement};
 pub use steps::NotMine;
-pub use tell::Done;
-pub use vitals::{COUNTED_WITHIN, Depth, Vitals};
 
 /// How long Postgres may take to answer. No statement of a host takes long; a connection that is
 /// silent for so long leads nowhere.

@@ -133,7 +133,7 @@ impl StoreError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heartbeat {
     /// Workers that were found dead by the way.
-    pub buried: i32,
+    pub expired: i32,
     /// For how many attempts the worker has its timeout flag (SPEC row A6).
     pub timeouts: i64,
 }
@@ -191,7 +191,7 @@ impl Store {
         let me = self.me()?;
         let rows = self
             .query(
-                "SELECT buried, timeouts FROM rouse.heartbeat($1, $2, $3, $4, $5)",
+                "SELECT expired, timeouts FROM rouse.heartbeat($1, $2, $3, $4, $5)",
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
@@ -205,7 +205,7 @@ impl Store {
             .first()
             .expect("a function with OUT parameters returns one row");
         Ok(Heartbeat {
-            buried: row.get(0),
+            expired: row.get(0),
             timeouts: row.get(1),
         })
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use metrics::counter;
 
 use super::Shared;
-use super::events::{self, Of, Since};
+use super::events::{self, EventContext, Since};
 use super::journal::AttemptJournal;
 use super::leases::Begun;
 use super::meters::{Became, HandlerMeters};
@@ -14,7 +14,7 @@ use super::middleware::{AttemptInfo, Next};
 use super::policy::Policy;
 use super::settler::{Ended, Unsettled};
 use crate::job::{ErrorKind, Fence, JobId, Outcome, OwnLimits, RetryPolicy, RunEnd, Tries, decide};
-use crate::sandbox::{AbortHandle, BootTime, Handler, JobInput, Narrowing, Run};
+use crate::sandbox::{AbortHandle, Attenuation, BootTime, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Fate, JsonText, Lane, Ran, Settlement};
 
 /// A job, as it came from the database.
@@ -31,8 +31,12 @@ pub(super) struct Claim {
 
 impl Claim {
     /// What events about it tell. `handler`: the one that runs.
-    pub(super) fn of<'a>(&self, shared: &'a Shared, handler: &'a str) -> Of<'a> {
-        Of {
+    pub(super) fn event_context<'a>(
+        &self,
+        shared: &'a Shared,
+        handler: &'a str,
+    ) -> EventContext<'a> {
+        EventContext {
             worker_id: &shared.settings.worker_id,
             id: self.job.id,
             handler,
@@ -116,8 +120,8 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
             policy.of_job(claim.job.lease, claim.job.timeout, operator_timeout)
         }
     };
-    let (handler, mut own) = match narrow(&handler, &claim.job, &mut policy) {
-        Ok(narrowed) => narrowed.unwrap_or((handler, OwnLimits::default())),
+    let (handler, mut own) = match attenuate(&handler, &claim.job, &mut policy) {
+        Ok(attenuated) => attenuated.unwrap_or((handler, OwnLimits::default())),
         Err(why) => {
             let why = RunEnd::GrantsRefused(why);
             end(shared, &claim, &handler.manifest.name, why).await;
@@ -130,13 +134,13 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
         &claim.job,
         handler.clone(),
     ));
-    let begun = Begun {
+    let started = Begun {
         lease: policy.lease,
         grace: policy.grace,
         watched: journal.watched(),
     };
     let leases = &shared.leases;
-    let abort = match leases.begin(claim.job.id, claim.job.fence, &begun).await {
+    let abort = match leases.start(claim.job.id, claim.job.fence, &started).await {
         Ok(abort) => abort,
         Err(why) => {
             end(shared, &claim, &handler.manifest.name, why).await;
@@ -168,7 +172,7 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
     policy.job_delay.unwrap_or(shared.settings.job_delay)
 }
 
-/// Ends an attempt that never began.
+/// Ends an attempt that never started.
 async fn end(shared: &Shared, claim: &Claim, handler: &str, end: RunEnd) {
     // What waits to be written needs no lease for longer than it has one.
     shared.leases.give_up(claim.job.id, claim.job.fence);
@@ -196,7 +200,7 @@ fn tries(claim: &Claim) -> Tries {
 ///
 /// # Errors
 /// Why nothing of it may run: what this host does not understand may take away anything.
-fn narrow(
+fn attenuate(
     handler: &Handler,
     job: &ClaimedJob,
     policy: &mut Policy,
@@ -204,18 +208,18 @@ fn narrow(
     let Some(JsonText(grants)) = &job.grants else {
         return Ok(None);
     };
-    let left = Narrowing::parse(grants)?;
-    let narrowed = handler.narrowed(&left);
+    let left = Attenuation::parse(grants)?;
+    let attenuated = handler.attenuated(&left);
     let timeout = left.timeout(policy.timeout);
     let memory = |handler: &Handler| handler.limits.memory_bytes_of(memory_bytes(job));
     let own = OwnLimits {
-        memory: memory(&narrowed) < memory(handler),
-        cpu: narrowed.limits.cpu < handler.limits.cpu,
+        memory: memory(&attenuated) < memory(handler),
+        cpu: attenuated.limits.cpu < handler.limits.cpu,
         timeout: timeout < policy.timeout,
         enqueued_timeout: false,
     };
     policy.timeout = timeout;
-    Ok(Some((narrowed, own)))
+    Ok(Some((attenuated, own)))
 }
 
 /// When an attempt really started, and what it has used.
@@ -249,7 +253,7 @@ async fn sandbox_run(
         claimed_at: job.claimed_at,
         worker_id: &shared.settings.worker_id,
     };
-    let of = claim.of(shared, &handler.manifest.name);
+    let of = claim.event_context(shared, &handler.manifest.name);
     events::started(of);
     let run = shared
         .sandbox
@@ -320,7 +324,7 @@ async fn settle(
         Outcome::Released => Fate::Released,
         Outcome::Dropped(reason) => {
             counter!("rouse_lease_losses_total", "reason" => reason.as_str()).increment(1);
-            events::dropped(claim.of(shared, &meters.handler), reason);
+            events::dropped(claim.event_context(shared, &meters.handler), reason);
             meters.count(Became::Dropped);
             shared.leases.remove(job.id, job.fence);
             return;

@@ -164,7 +164,7 @@ impl Claimer<'_> {
     /// Waits for a notification, the poll, or the next job that is due, whichever comes first; true
     /// for a notification.
     async fn wait(&mut self) -> bool {
-        let began = Instant::now();
+        let started = Instant::now();
         let listening = self.shared.listening.load(Ordering::Relaxed);
         let mut wait = self.poll.wait(listening, rand::random());
         if listening && !self.sleeper.is_asleep() {
@@ -172,7 +172,7 @@ impl Claimer<'_> {
             wait = wait.min(BUSY_AFTER);
         }
         if let Some(due) = self.looks.due_at() {
-            wait = wait.min(due.saturating_duration_since(began));
+            wait = wait.min(due.saturating_duration_since(started));
         }
         // The timer may not fire before its time: S5 holds by the database's clock anyway.
         let woken = tokio::time::timeout(wait, async {
@@ -190,7 +190,7 @@ impl Claimer<'_> {
             debug!("woken");
             self.poll.reset();
         }
-        if began.elapsed() >= BUSY_AFTER {
+        if started.elapsed() >= BUSY_AFTER {
             self.sleeper.idles();
         }
         woken

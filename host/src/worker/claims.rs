@@ -10,7 +10,7 @@ use tracing::error;
 use super::Shared;
 use super::ageing::{KNOWN_AHEAD, KNOWN_MAX, Overdue, Share};
 use super::attempt::{self, Claim};
-use super::events::{self, Of, Since};
+use super::events::{self, EventContext, Since};
 use super::lanes::{After, Lanes, Serving};
 use super::leases::UnderWay;
 use super::policy::Policy;
@@ -278,7 +278,7 @@ impl<'a> Claims<'a> {
         };
         let handler = lane.handler.clone();
         counter!("rouse_jobs_lost_total", "handler" => handler, "next" => next).increment(1);
-        let of = Of {
+        let of = EventContext {
             worker_id: &self.shared.settings.worker_id,
             id: job.id,
             handler: &lane.handler,
@@ -364,8 +364,8 @@ impl<'a> Claims<'a> {
 
     /// Claims jobs of bound sources from lanes whose own handler is not here; asks nothing where there are no such lanes.
     pub(super) async fn claim_by_source(&mut self, wanted: usize) -> Result<Found, StoreError> {
-        let began = Instant::now();
-        let lanes = match wanted > 0 && self.finds_by_source() && began >= self.by_source_at {
+        let started = Instant::now();
+        let lanes = match wanted > 0 && self.finds_by_source() && started >= self.by_source_at {
             true => self.lanes.by_source(),
             false => Vec::new(),
         };
@@ -383,8 +383,8 @@ impl<'a> Claims<'a> {
             .await?;
         // Where many are asked for, or dead rows are in the way, it is dear.
         self.by_source_at = match jobs.is_empty() {
-            true => began + pause_after(began.elapsed()),
-            false => began,
+            true => started + pause_after(started.elapsed()),
+            false => started,
         };
         // None of them is always the first.
         self.sources.rotate_left(1);
@@ -488,7 +488,7 @@ impl<'a> Claims<'a> {
                     received,
                     lease: job_lease.unwrap_or(lease),
                 };
-                let of = claim.of(self.shared, &claim.lane.handler);
+                let of = claim.event_context(self.shared, &claim.lane.handler);
                 match adopted {
                     true => events::adopted(of, claim.job.lost),
                     false => {

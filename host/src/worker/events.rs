@@ -1,5 +1,5 @@
 //! Every transition of a job as a structured event (SPEC row Q10): target `rouse::job`, with `event`, `job.id`, `handler`,
-//! `attempt`, `worker.id` and, from the claim on, `elapsed_ms`; what is done from outside has no claim, and tells who did it.
+//! `attempt`, `worker.id` and, from the claim on, `elapsed_ms`; an admin action has no claim, and names who did it.
 //! docs/reference/events.md lists them.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use super::{Settings, Shared};
 use crate::harmless::printable;
 use crate::job::{AbortReason, Attempt, Incarnation, JobId, RetryAt};
 use crate::sandbox::BootTime;
-use crate::store::{Done, Fate, JsonText};
+use crate::store::{AdminAction, Fate, JsonText};
 
 const TARGET: &str = "rouse::job";
 /// Of the worker itself.
@@ -24,7 +24,7 @@ const ODD_BYTES_MAX: usize = 1 << 10;
 
 /// Of which attempt an event tells.
 #[derive(Clone, Copy)]
-pub(super) struct Of<'a> {
+pub(super) struct EventContext<'a> {
     pub(super) worker_id: &'a str,
     pub(super) id: JobId,
     pub(super) handler: &'a str,
@@ -41,7 +41,7 @@ pub(super) enum Since {
     Told(Duration),
 }
 
-impl Of<'_> {
+impl EventContext<'_> {
     fn elapsed_ms(&self) -> u64 {
         let elapsed = match self.since {
             Since::Asked(asked) => BootTime::now().since(asked),
@@ -52,15 +52,15 @@ impl Of<'_> {
 }
 
 macro_rules! event {
-    ($level:ident, $name:expr, $of:expr $(, $($field:tt)+)?) => {
+    ($level:ident, $name:expr, $context:expr $(, $($field:tt)+)?) => {
         $level!(
             target: TARGET,
             event = $name,
-            job.id = $of.id.0,
-            handler = $of.handler,
-            attempt = $of.attempt.0,
-            worker.id = $of.worker_id,
-            elapsed_ms = $of.elapsed_ms(),
+            job.id = $context.id.0,
+            handler = $context.handler,
+            attempt = $context.attempt.0,
+            worker.id = $context.worker_id,
+            elapsed_ms = $context.elapsed_ms(),
             $($($field)+)?
         )
     };
@@ -84,9 +84,9 @@ pub(super) fn all_are_heard() -> bool {
 }
 
 /// Somebody has enqueued it. A worker hears of that with the claim of its first attempt, and again where that claim is given back.
-pub(super) fn enqueued(of: Of<'_>, queue: &str, at: SystemTime) {
+pub(super) fn enqueued(context: EventContext<'_>, queue: &str, at: SystemTime) {
     let at = humantime::format_rfc3339_millis(at);
-    event!(debug, "enqueued", of, queue, at = %at);
+    event!(debug, "enqueued", context, queue, at = %at);
 }
 
 /// Its time has come: it has got its turn.
@@ -94,28 +94,28 @@ pub(super) fn promoted(worker_id: &str, id: JobId) {
     debug!(target: TARGET, event = "promoted", job.id = id.0, worker.id = worker_id);
 }
 
-pub(super) fn claimed(of: Of<'_>) {
-    event!(debug, "claimed", of);
+pub(super) fn claimed(context: EventContext<'_>) {
+    event!(debug, "claimed", context);
 }
 
-pub(super) fn adopted(of: Of<'_>, lost: i32) {
-    event!(info, "adopted", of, lost, "its worker is gone");
+pub(super) fn adopted(context: EventContext<'_>, lost: i32) {
+    event!(info, "adopted", context, lost, "its worker is gone");
 }
 
 /// Its worker is gone, and nobody has claimed it at once: it waits, or has failed.
-pub(super) fn lost(of: Of<'_>, lost: i32, has_failed: bool) {
+pub(super) fn lost(context: EventContext<'_>, lost: i32, has_failed: bool) {
     match has_failed {
         false => event!(
             warn,
             "lost",
-            of,
+            context,
             lost,
             "its worker is gone; it waits for its next attempt"
         ),
         true => event!(
             warn,
             "failed",
-            of,
+            context,
             lost,
             error = r#"{"kind":"lost"}"#,
             "its worker is gone, once too often"
@@ -123,85 +123,96 @@ pub(super) fn lost(of: Of<'_>, lost: i32, has_failed: bool) {
     }
 }
 
-pub(super) fn started(of: Of<'_>) {
-    event!(debug, "started", of);
+pub(super) fn started(context: EventContext<'_>) {
+    event!(debug, "started", context);
 }
 
 /// The attempt was told to stop.
-pub(super) fn aborted(of: Of<'_>, reason: AbortReason, took: Duration) {
+pub(super) fn aborted(context: EventContext<'_>, reason: AbortReason, took: Duration) {
     let stopped_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-    event!(info, "aborted", of, reason = reason.as_str(), stopped_ms);
+    event!(
+        info,
+        "aborted",
+        context,
+        reason = reason.as_str(),
+        stopped_ms
+    );
 }
 
 /// Nothing is said about the job: it is not this worker's any more.
-pub(super) fn dropped(of: Of<'_>, reason: AbortReason) {
-    event!(debug, "dropped", of, reason = reason.as_str());
+pub(super) fn dropped(context: EventContext<'_>, reason: AbortReason) {
+    event!(debug, "dropped", context, reason = reason.as_str());
 }
 
 /// The outcome came too late.
-pub(super) fn refused(of: Of<'_>) {
-    event!(info, "refused", of, "outcome refused: the lease is lost");
+pub(super) fn refused(context: EventContext<'_>) {
+    event!(
+        info,
+        "refused",
+        context,
+        "outcome refused: the lease is lost"
+    );
 }
 
 /// The outcome could not be written before its lease ran out, or the host had to stop.
-pub(super) fn given_up(of: Of<'_>) {
+pub(super) fn given_up(context: EventContext<'_>) {
     event!(
         error,
         "given_up",
-        of,
+        context,
         "outcome given up: it could not be written before the lease ran out, or the host had to stop; the job runs again"
     );
 }
 
 /// The outcome is written.
-pub(super) fn settled(of: Of<'_>, fate: &Fate) {
+pub(super) fn settled(context: EventContext<'_>, fate: &Fate) {
     match fate {
-        Fate::Succeeded(_) => event!(debug, "succeeded", of),
+        Fate::Succeeded(_) => event!(debug, "succeeded", context),
         Fate::Ended(state, why) => {
-            event!(warn, state.as_str(), of, error = %in_short(why));
+            event!(warn, state.as_str(), context, error = %in_short(why));
         }
         Fate::Retry(again, why) => {
             let error = in_short(why);
             match again.at {
                 RetryAt::After(delay) => {
                     let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-                    event!(info, "retried", of, delay_ms, error = %error);
+                    event!(info, "retried", context, delay_ms, error = %error);
                 }
                 RetryAt::Time(at) => {
                     let at = humantime::format_rfc3339_millis(at);
-                    event!(info, "retried", of, retry_at = %at, error = %error);
+                    event!(info, "retried", context, retry_at = %at, error = %error);
                 }
             }
         }
-        Fate::Released => event!(debug, "released", of),
+        Fate::Released => event!(debug, "released", context),
     }
 }
 
-/// Whether anybody hears of what is done from outside.
-pub(super) fn outside_is_heard() -> bool {
+/// True where admin actions are logged.
+pub(super) fn admin_actions_are_logged() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::INFO)
 }
 
-/// Somebody did this from outside.
-pub(super) fn outside(worker_id: &str, done: &Done) {
+/// An operator or a program did this.
+pub(super) fn admin_action(worker_id: &str, action: &AdminAction) {
     info!(
         target: TARGET,
-        event = done.event,
-        job.id = done.job.map(|job| job.0),
-        handler = done.handler,
-        queue = done.queue,
-        attempt = done.attempt,
-        by = done.who,
-        at = done.at,
-        detail = done.detail,
+        event = action.event,
+        job.id = action.job.map(|job| job.0),
+        handler = action.handler,
+        queue = action.queue,
+        attempt = action.attempt,
+        by = action.who,
+        at = action.at,
+        detail = action.detail,
         worker.id = worker_id,
-        "done from outside"
+        "admin action"
     );
 }
 
 impl Unsettled {
-    pub(super) fn of<'a>(&'a self, shared: &'a Shared) -> Of<'a> {
-        Of {
+    pub(super) fn event_context<'a>(&'a self, shared: &'a Shared) -> EventContext<'a> {
+        EventContext {
             worker_id: &shared.settings.worker_id,
             id: self.settlement.id,
             handler: &self.meters.handler,

@@ -296,7 +296,7 @@ impl Lanes {
         if self.known.get(&id).is_some_and(Known::is_ours) {
             self.active.insert(id);
         } else if let Some(place) = self.by_source.iter().position(|it| *it == id) {
-            // The next claim by source begins with it.
+            // The next claim by source starts with it.
             self.by_source.remove(place);
             self.by_source.push_front(id);
         }
@@ -415,13 +415,13 @@ impl Lanes {
     }
 
     /// The short sweep: every cursor goes back to where it was two sweeps ago; where it was at the start then, or there were no two
-    /// sweeps, to turn `begins_at`. In a lane that still has jobs no cursor goes forward: they may be behind that place, since a restart.
-    pub(super) fn rewind(&mut self, begins_at: i64) {
+    /// sweeps, to turn `starts_at`. In a lane that still has jobs no cursor goes forward: they may be behind that place, since a restart.
+    pub(super) fn rewind(&mut self, starts_at: i64) {
         for (id, known) in &mut self.known {
             let [oldest, newer] = known.marks;
             known.marks = [newer, known.cursor];
             known.cursor = match oldest {
-                i64::MIN => known.cursor.min(begins_at),
+                i64::MIN => known.cursor.min(starts_at),
                 oldest if self.active.contains(id) => known.cursor.min(oldest),
                 oldest => oldest,
             };

@@ -48,7 +48,7 @@ struct Lease {
     asked: bool,
 }
 
-/// An attempt that has begun.
+/// An attempt that has started.
 #[derive(Clone)]
 pub(super) struct Begun {
     /// For how long it renews its lease.
@@ -85,8 +85,8 @@ impl Lease {
         !self.over && (self.doubted || (self.attempt.is_some() && renewed))
     }
 
-    /// Why its attempt may not begin; none: that is not known yet.
-    fn begin(&mut self, attempt: &Begun, now: BootTime) -> Option<Result<AbortHandle, RunEnd>> {
+    /// Why its attempt may not start; none: that is not known yet.
+    fn start(&mut self, attempt: &Begun, now: BootTime) -> Option<Result<AbortHandle, RunEnd>> {
         if let Some(reason) = self.abort.reason() {
             return Some(Err(RunEnd::Aborted(reason)));
         }
@@ -178,7 +178,7 @@ impl Inner {
         self.held.get_mut(&id).filter(|lease| lease.fence == fence)
     }
 
-    /// Those of attempts that have begun.
+    /// Those of attempts that have started.
     fn running(&self) -> impl Iterator<Item = (JobId, &Lease)> {
         self.held
             .iter()
@@ -199,43 +199,43 @@ impl Leases {
         UnderWay(self)
     }
 
-    /// Begins an attempt of a claim that has arrived. Where somebody may have changed the job meanwhile, the database is asked
+    /// Starts an attempt of a claim that has arrived. Where somebody may have changed the job meanwhile, the database is asked
     /// first.
     ///
     /// # Errors
     /// How it ends instead: it is another's or nobody's any more, or it has to be given back.
-    pub(super) async fn begin(
+    pub(super) async fn start(
         &self,
         id: JobId,
         fence: Fence,
         attempt: &Begun,
     ) -> Result<AbortHandle, RunEnd> {
-        if let Some(begun) = self.try_begin(id, fence, attempt) {
-            return begun;
+        if let Some(started) = self.try_start(id, fence, attempt) {
+            return started;
         }
-        let begun = async {
+        let started = async {
             loop {
                 let mut answers = pin!(self.answers.notified());
                 // Waits from here on: an answer between the look and the await is not missed.
                 answers.as_mut().enable();
-                if let Some(begun) = self.try_begin(id, fence, attempt) {
-                    return begun;
+                if let Some(started) = self.try_start(id, fence, attempt) {
+                    return started;
                 }
                 answers.await;
             }
         };
-        let answered = tokio::time::timeout(ANSWERED_WITHIN, begun).await;
+        let answered = tokio::time::timeout(ANSWERED_WITHIN, started).await;
         answered.unwrap_or(Err(RunEnd::NotStarted))
     }
 
-    fn try_begin(
+    fn try_start(
         &self,
         id: JobId,
         fence: Fence,
         attempt: &Begun,
     ) -> Option<Result<AbortHandle, RunEnd>> {
         match self.lock().get(id, fence) {
-            Some(lease) => lease.begin(attempt, BootTime::now()),
+            Some(lease) => lease.start(attempt, BootTime::now()),
             // A later claim of this worker has it.
             None => Some(Err(RunEnd::Aborted(AbortReason::TakenByAnotherWorker))),
         }
@@ -248,7 +248,7 @@ impl Leases {
         }
     }
 
-    /// Aborts all attempts, those that begin later too; returns the jobs of those that run.
+    /// Aborts all attempts, those that start later too; returns the jobs of those that run.
     pub(super) fn abort_all(&self, reason: AbortReason) -> Vec<i64> {
         let mut inner = self.lock();
         let reason = *inner.all_aborted.get_or_insert(reason);
@@ -375,14 +375,14 @@ impl Leases {
             | AbortReason::Shutdown => lease.grace(),
         };
         lease.abort.abort(reason, grace);
-        let has_begun = lease.attempt.is_some();
+        let has_started = lease.attempt.is_some();
         drop(inner);
-        if !has_begun {
+        if !has_started {
             // It is dropped when its turn comes.
             debug!(
                 job.id = id.0,
                 reason = reason.as_str(),
-                "a claim was lost before its attempt began"
+                "a claim was lost before its attempt started"
             );
             return;
         }
@@ -410,7 +410,7 @@ impl Leases {
     }
 
     /// True when the lease of an attempt that has ended cannot be trusted any more. One that has never
-    /// begun is trusted for the shortest lease after `asked`.
+    /// started is trusted for the shortest lease after `asked`.
     pub(super) fn is_lost(&self, id: JobId, fence: Fence, asked: BootTime) -> bool {
         let until = self
             .lock()
@@ -523,16 +523,16 @@ mod tests {
             self.lock().hold(id, Lease::new(fence, asked, lease));
         }
 
-        /// Its attempt begins at once.
-        fn begins(&self, id: JobId, fence: Fence, lease: Duration) -> Result<AbortHandle, RunEnd> {
-            let begun = self.try_begin(id, fence, &attempt(lease));
-            begun.expect("it is known whether it may")
+        /// Its attempt starts at once.
+        fn starts(&self, id: JobId, fence: Fence, lease: Duration) -> Result<AbortHandle, RunEnd> {
+            let started = self.try_start(id, fence, &attempt(lease));
+            started.expect("it is known whether it may")
         }
 
         /// An attempt that runs, of a claim that was asked for then.
         fn runs(&self, id: JobId, fence: Fence, asked: BootTime) -> AbortHandle {
             self.arrives(id, fence, asked, LEASE);
-            self.begins(id, fence, LEASE).expect("it may begin")
+            self.starts(id, fence, LEASE).expect("it may begin")
         }
     }
 
@@ -570,7 +570,7 @@ mod tests {
             let runs_out_in_the_database = asked.plus(Duration::from_millis(way_there_ms)).plus(lease);
             let leases = Leases::default();
             leases.arrives(JOB, FENCE, asked, lease);
-            let told = leases.begins(JOB, FENCE, lease).expect("it may begin");
+            let told = leases.starts(JOB, FENCE, lease).expect("it may begin");
 
             let now = asked.plus(Duration::from_millis(later_ms));
             let due = !leases.due(now).is_empty();
@@ -583,13 +583,13 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_of_a_job_that_was_changed_begins_when_the_database_has_said_that_it_may() {
+    fn an_attempt_of_a_job_that_was_changed_starts_when_the_database_has_said_that_it_may() {
         let (asked, leases) = (BootTime::now(), Leases::default());
         leases.arrives(JOB, FENCE, asked, LEASE);
         leases.arrives(JobId(2), FENCE, asked, LEASE);
         leases.doubt(Some(JOB));
-        assert!(leases.begins(JobId(2), FENCE, LEASE).is_ok());
-        let unknown = || leases.try_begin(JOB, FENCE, &attempt(LEASE)).is_none();
+        assert!(leases.starts(JobId(2), FENCE, LEASE).is_ok());
+        let unknown = || leases.try_start(JOB, FENCE, &attempt(LEASE)).is_none();
         assert!(unknown(), "it is to be asked for");
         let due = leases.due(asked);
         assert_eq!(due.iter().map(|one| one.id).collect::<Vec<_>>(), [JOB]);
@@ -598,18 +598,18 @@ mod tests {
         assert!(unknown(), "nobody has answered");
         let due = leases.due(asked);
         assert!(leases.extend(&due[0], asked));
-        assert!(leases.begins(JOB, FENCE, LEASE).is_ok());
+        assert!(leases.starts(JOB, FENCE, LEASE).is_ok());
     }
 
     #[tokio::test]
-    async fn an_attempt_that_waits_for_an_answer_begins_or_ends_with_it() {
+    async fn an_attempt_that_waits_for_an_answer_starts_or_ends_with_it() {
         let (asked, leases) = (BootTime::now(), Arc::new(Leases::default()));
         for (id, lost) in [(JOB, None), (JobId(2), Some(AbortReason::Cancelled))] {
             leases.arrives(id, FENCE, asked, LEASE);
             leases.doubt(Some(id));
             let waiting = tokio::spawn({
                 let leases = leases.clone();
-                async move { leases.begin(id, FENCE, &attempt(LEASE)).await }
+                async move { leases.start(id, FENCE, &attempt(LEASE)).await }
             });
             tokio::task::yield_now().await;
             assert!(!waiting.is_finished());
@@ -619,8 +619,8 @@ mod tests {
                 Some(reason) => leases.lose(id, FENCE, reason),
             }
             leases.answers.notify_waiters();
-            let begun = waiting.await.expect("it ends");
-            assert_eq!(begun.err(), lost.map(RunEnd::Aborted));
+            let started = waiting.await.expect("it ends");
+            assert_eq!(started.err(), lost.map(RunEnd::Aborted));
         }
     }
 
@@ -629,8 +629,8 @@ mod tests {
         let leases = Leases::default();
         leases.arrives(JOB, FENCE, BootTime::now(), LEASE);
         leases.doubt(None);
-        let begun = leases.begin(JOB, FENCE, &attempt(LEASE)).await;
-        assert_eq!(begun.err(), Some(RunEnd::NotStarted));
+        let started = leases.start(JOB, FENCE, &attempt(LEASE)).await;
+        assert_eq!(started.err(), Some(RunEnd::NotStarted));
     }
 
     #[test]
@@ -646,14 +646,14 @@ mod tests {
             leases.doubt(heard);
             for (id, doubted) in [JOB, JobId(2)].into_iter().zip(doubted) {
                 leases.arrives(id, FENCE, asked, LEASE);
-                let unknown = leases.try_begin(id, FENCE, &attempt(LEASE)).is_none();
+                let unknown = leases.try_start(id, FENCE, &attempt(LEASE)).is_none();
                 assert_eq!(unknown, doubted, "{heard:?} {id}");
             }
             drop(under_way);
             // Not for ever: the next claim is another one.
             let _under_way = leases.claiming();
             leases.arrives(JobId(3), FENCE, asked, LEASE);
-            assert!(leases.begins(JobId(3), FENCE, LEASE).is_ok());
+            assert!(leases.starts(JobId(3), FENCE, LEASE).is_ok());
         }
     }
 
@@ -675,8 +675,8 @@ mod tests {
         let leases = Leases::default();
         leases.arrives(JOB, FENCE, ago(LEASE), LEASE);
         leases.distrust(BootTime::now());
-        let begun = leases.begins(JOB, FENCE, LEASE);
-        assert_eq!(begun.err(), Some(RunEnd::NotStarted));
+        let started = leases.starts(JOB, FENCE, LEASE);
+        assert_eq!(started.err(), Some(RunEnd::NotStarted));
     }
 
     #[test]
@@ -702,14 +702,14 @@ mod tests {
         let second = leases.runs(JOB, Fence(8), now);
         assert_eq!(first.reason(), Some(AbortReason::TakenByAnotherWorker));
         assert_eq!(second.reason(), None);
-        // Nor does it begin, where it still waited.
-        let begun = leases.begins(JOB, FENCE, LEASE);
+        // Nor does it start, where it still waited.
+        let started = leases.starts(JOB, FENCE, LEASE);
         let taken = RunEnd::Aborted(AbortReason::TakenByAnotherWorker);
-        assert_eq!(begun.err(), Some(taken));
+        assert_eq!(started.err(), Some(taken));
     }
 
     #[test]
-    fn an_attempt_that_would_begin_after_all_were_aborted_does_not() {
+    fn an_attempt_that_would_start_after_all_were_aborted_does_not() {
         let (now, leases) = (BootTime::now(), Leases::default());
         let told = leases.runs(JOB, FENCE, now);
         leases.arrives(JobId(2), FENCE, now, LEASE);
@@ -717,20 +717,20 @@ mod tests {
         assert_eq!(told.reason(), Some(AbortReason::Shutdown));
         leases.arrives(JobId(3), FENCE, now, LEASE);
         for id in [2, 3] {
-            let begun = leases.begins(JobId(id), FENCE, LEASE);
-            assert_eq!(begun.err(), Some(RunEnd::Aborted(AbortReason::Shutdown)));
+            let started = leases.starts(JobId(id), FENCE, LEASE);
+            assert_eq!(started.err(), Some(RunEnd::Aborted(AbortReason::Shutdown)));
         }
     }
 
     #[test]
-    fn no_claim_begins_once_the_life_of_the_worker_is_over() {
+    fn no_claim_starts_once_the_life_of_the_worker_is_over() {
         let (now, leases) = (BootTime::now(), Leases::default());
         let told = leases.runs(JOB, FENCE, now);
         leases.arrives(JobId(2), FENCE, now, LEASE);
         assert_eq!(leases.lose_all(AbortReason::Error), [JOB.0]);
         assert_eq!(told.reason(), Some(AbortReason::Error));
-        let begun = leases.begins(JobId(2), FENCE, LEASE);
-        assert_eq!(begun.err(), Some(RunEnd::Aborted(AbortReason::Error)));
+        let started = leases.starts(JobId(2), FENCE, LEASE);
+        assert_eq!(started.err(), Some(RunEnd::Aborted(AbortReason::Error)));
     }
 
     #[test]
@@ -752,7 +752,7 @@ mod tests {
         let told = leases.runs(JOB, FENCE, BootTime::now());
         assert_eq!(told.reason(), None);
         assert!(!leases.is_lost(JOB, FENCE, BootTime::now()));
-        // As if it had been asked for at the beginning of the clock: ten seconds of trust, long gone.
+        // As if it had been asked for at the start of the clock: ten seconds of trust, long gone.
         assert!(leases.extend(&renewal(), BootTime::default()));
         assert_eq!(told.reason(), Some(AbortReason::Error));
         assert!(leases.is_lost(JOB, FENCE, BootTime::now()));

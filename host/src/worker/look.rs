@@ -99,11 +99,11 @@ impl<'a> Looks<'a> {
 
     /// One look.
     pub(super) async fn look(&mut self, wanted: usize, why: Why) -> Result<Found, StoreError> {
-        let began = Instant::now();
+        let started = Instant::now();
         if self.claims.serve() {
             self.writers.lanes_are_new();
         }
-        if self.schedule.looks_back(began) {
+        if self.schedule.looks_back(started) {
             self.claims.lanes.look_back();
         }
         // Whether it is known that there is something to claim.
@@ -112,7 +112,7 @@ impl<'a> Looks<'a> {
             Why::Woken => self.take_notes().await?,
             Why::Poll => false,
         };
-        match self.schedule.next(began, why, known) {
+        match self.schedule.next(started, why, known) {
             Step::Sweep(sweep) => self.sweep(sweep, wanted, known).await,
             Step::Peek => Ok(self.peek_and_claim(wanted, false, false).await?.found),
             Step::Claim { after, promote } => {
@@ -140,12 +140,12 @@ impl<'a> Looks<'a> {
             self.no_orphans_since = None;
         } else {
             // What was numbered before then and was not committed at the last sweep is a transaction that it has seen.
-            let begins_at = if self.writers.all_are_late() {
+            let starts_at = if self.writers.all_are_late() {
                 newer
             } else {
                 older
             };
-            self.claims.lanes.rewind(begins_at.unwrap_or(i64::MIN));
+            self.claims.lanes.rewind(starts_at.unwrap_or(i64::MIN));
         }
         let looked = self.peek_and_claim(wanted, known, true).await?;
         self.swept_turns = [newer, looked.turn];

@@ -3,26 +3,28 @@
 //! One job's journey is in `attempt.rs`: claim → dispatch → sandbox run (within the middlewares) → `RunEnd` →
 //! `Outcome` → settle.
 //! Around it run loops, each in its own file: the claimer, the slots, the settler, the leases,
-//! the wakeups, the heartbeats, the challenges, the progress, the log lines, the usage and the upkeep. They share `Shared` and nothing else.
+//! the wakeups, the heartbeats, the challenges, the progress, the log lines, the usage and the maintenance. They share `Shared` and nothing else.
 //!
 //! Promises: at least once (an attempt whose lease is lost may run twice); a job is settled at
 //! most once, by the owner of its fence; no time of this machine's clock decides anything.
 
 mod ageing;
 mod attempt;
+mod audit_outbox;
 mod challenges;
 mod claimer;
 mod claims;
+mod database_metrics;
 mod events;
+mod heartbeat;
 mod journal;
 mod lanes;
 mod leases;
-mod life;
 mod logs;
 mod look;
+mod maintenance;
 mod meters;
 mod middleware;
-mod outside;
 mod policy;
 mod poll;
 mod prefetch;
@@ -35,9 +37,7 @@ mod sleeper;
 mod slots;
 mod state;
 mod unbound;
-mod upkeep;
 mod usage;
-mod vitals;
 mod waits;
 mod wakeups;
 mod writers;
@@ -153,7 +153,7 @@ struct Shared {
     /// One call at a time for what can wait (progress, usage, lines, metrics, partitions): claims, settlements and renewals
     /// do not wait behind it for a connection.
     patient_calls: Semaphore,
-    tally: life::Tally,
+    tally: heartbeat::Tally,
     challenges: challenges::Challenges,
     /// The next heartbeat is sent at once: the database has refused this worker, or has not heard of it for a while. A host that is heard
     /// of after it has lost attempts has not crashed.
@@ -210,10 +210,10 @@ pub async fn run(
         .await
         .context("make the partitions of the history")?;
     let (incarnation, heartbeat) = store
-        .register(&life::registration(
+        .register(&heartbeat::registration(
             &settings,
             &catalog.current(),
-            life::Tally::at_start(&catalog),
+            heartbeat::Tally::at_start(&catalog),
         ))
         .await
         .context("register the worker")?;
@@ -241,7 +241,7 @@ pub async fn run(
         step_calls: Semaphore::new(journal::CALLS_MAX),
         state_calls: Semaphore::new(journal::CALLS_MAX),
         patient_calls: Semaphore::new(1),
-        tally: life::Tally::new(),
+        tally: heartbeat::Tally::new(),
         challenges: challenges::Challenges::default(),
         heartbeat_now: Notify::new(),
         reborn: watch::Sender::new(incarnation),
@@ -264,9 +264,9 @@ pub async fn run(
     around.spawn(logs::run_until(shared.clone(), around_stop.clone()));
     spawn(Box::pin(usage::run_forever(shared.clone())));
     spawn(Box::pin(slots::give_back_late_claims(shared.clone())));
-    spawn(Box::pin(upkeep::run_forever(shared.clone())));
-    spawn(Box::pin(vitals::run_forever(shared.clone())));
-    spawn(Box::pin(life::run_forever(shared.clone(), heartbeat)));
+    spawn(Box::pin(maintenance::run_forever(shared.clone())));
+    spawn(Box::pin(database_metrics::run_forever(shared.clone())));
+    spawn(Box::pin(heartbeat::run_forever(shared.clone(), heartbeat)));
     spawn(Box::pin(challenges::answer_forever(shared.clone())));
     spawn(Box::pin(wakeups::listen_forever(shared.clone(), listen_at)));
     let mut settler = tokio::spawn(settler::run(shared.clone(), ended));

@@ -60,7 +60,7 @@ impl Progress {
 
     /// Puts back what attempts have said that could not be written, but for those that have said something since, or have
     /// ended. Which had ended before is not kept, or an outage would pile it up: their rows are shown to nobody, and go with
-    /// the next upkeep.
+    /// the next maintenance.
     fn put_back(&self, said: HashMap<JobId, Report>) {
         let mut news = self.lock();
         for (id, report) in said {

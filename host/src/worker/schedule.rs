@@ -17,7 +17,7 @@ pub(super) const WINDOW_MARGIN: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Intervals {
     /// Turns are given before their jobs are committed, and those of a few milliseconds are committed in any order. Where there is no
-    /// backlog, looks begin where the cursors were this long ago, or up to twice as long.
+    /// backlog, looks start where the cursors were this long ago, or up to twice as long.
     pub look_back: Duration,
     /// Between two short sweeps: what was committed late is found within about two of these.
     pub sweep: Duration,
@@ -58,7 +58,7 @@ pub(super) struct Sweep {
     pub(super) restart: bool,
     /// The catalog of lanes is re-read.
     pub(super) rereads_catalog: bool,
-    began: Instant,
+    started: Instant,
 }
 
 /// When what is due.
@@ -112,7 +112,7 @@ impl Schedule {
         is_time
     }
 
-    /// What a look does that begins now. `known`: there is something to claim.
+    /// What a look does that starts now. `known`: there is something to claim.
     pub(super) fn next(&mut self, now: Instant, why: Why, known: bool) -> Step {
         let patience = match why {
             // A job that somebody says is there comes first, and the sweep with the next look.
@@ -148,7 +148,7 @@ impl Schedule {
         Sweep {
             restart,
             rereads_catalog,
-            began: now,
+            started: now,
         }
     }
 
@@ -165,7 +165,7 @@ impl Schedule {
         if sweep.restart {
             // A restart that has not looked into all lanes is none.
             self.is_behind |= is_cut;
-            let took = now.saturating_duration_since(sweep.began);
+            let took = now.saturating_duration_since(sweep.started);
             let Intervals {
                 restart,
                 restart_max,
@@ -226,9 +226,9 @@ impl Schedule {
         self.due_at = wait.map(|wait| now + wait);
     }
 
-    /// A look that began then has found nothing due.
-    pub(super) fn none_was_due(&mut self, began: Instant) {
-        self.none_due_since = Some(began);
+    /// A look that started then has found nothing due.
+    pub(super) fn none_was_due(&mut self, started: Instant) {
+        self.none_due_since = Some(started);
     }
 
     /// How far back jobs are looked for that have become due; none: everything.
@@ -385,7 +385,7 @@ mod tests {
         let restart = Sweep {
             restart: true,
             rereads_catalog: false,
-            began: now,
+            started: now,
         };
         let short = Sweep {
             restart: false,

@@ -401,7 +401,7 @@ fn keep_trying(shared: &Shared, part: &mut Vec<Unsettled>) {
                 .is_lost(one.settlement.id, one.settlement.fence, one.asked);
         if lost {
             one.meters.count(Became::GivenUp);
-            events::given_up(one.of(shared));
+            events::given_up(one.event_context(shared));
             shared
                 .leases
                 .remove(one.settlement.id, one.settlement.fence);
@@ -417,12 +417,12 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     shared.leases.remove(*id, *fence);
     if !accepted {
         one.meters.count(Became::Refused);
-        events::refused(one.of(shared));
+        events::refused(one.event_context(shared));
         return;
     }
     one.meters.count(became(fate));
     shared.tally.settled(fate);
-    events::settled(one.of(shared), fate);
+    events::settled(one.event_context(shared), fate);
     if let Fate::Retry(..) = fate {
         // The claimer's sleep has to end when this job is due.
         shared.wakeups.ring(None);

@@ -2,7 +2,7 @@
 //!
 //! A slot is a task on the threads for guests that takes one claim after the other from here for as
 //! long as there is one. So a short job costs no hand-over between threads: the task that ended
-//! the last attempt begins the next.
+//! the last attempt starts the next.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

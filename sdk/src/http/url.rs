@@ -11,7 +11,7 @@ pub(crate) struct Url {
     pub(crate) scheme: String,
     /// `host` or `host:port`.
     pub(crate) authority: String,
-    /// Begins with a slash, and has no fragment.
+    /// Starts with a slash, and has no fragment.
     pub(crate) path_with_query: String,
 }
 
@@ -24,10 +24,10 @@ impl Url {
         };
         let (scheme, rest) = text
             .split_once("://")
-            .ok_or_else(|| wrong("it begins with http:// or https://"))?;
+            .ok_or_else(|| wrong("it starts with http:// or https://"))?;
         let scheme = scheme.to_ascii_lowercase();
         if scheme != "http" && scheme != "https" {
-            return Err(wrong("it begins with http:// or https://"));
+            return Err(wrong("it starts with http:// or https://"));
         }
         let rest = rest.split('#').next().unwrap_or_default();
         let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
@@ -103,9 +103,9 @@ impl fmt::Display for Url {
 pub fn without_user(url: &str) -> String {
     let scheme = url.find(":/").map_or(0, |end| end + 1);
     let rest = url[scheme..].trim_start_matches(['/', '\\']);
-    let begin = &url[..url.len() - rest.len()];
+    let start = &url[..url.len() - rest.len()];
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    // What stands there for a port and is none is the begin of a password with such a character in it.
+    // What stands there for a port and is none is the start of a password with such a character in it.
     let authority = &rest[..end];
     let port = authority.rsplit_once(':').map_or("", |(_, port)| port);
     let is_port = port.ends_with(']') || port.bytes().all(|byte| byte.is_ascii_digit());
@@ -115,7 +115,7 @@ pub fn without_user(url: &str) -> String {
         rest.len()
     };
     let host = rest[..end].rfind('@').map_or(0, |at| at + 1);
-    format!("{begin}{}", &rest[host..])
+    format!("{start}{}", &rest[host..])
 }
 
 /// Takes `.` and `..` out of a path, and leaves a query as it is.

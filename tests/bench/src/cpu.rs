@@ -90,7 +90,7 @@ pub(super) fn postgres(postmaster: u32, without: &[u32]) -> Result<Seconds> {
     Ok(total)
 }
 
-/// Time on a processor of one thread, to the nanosecond; `stat` counts hundredths of a second.
+/// CPU time of one thread, to the nanosecond; `stat` counts hundredths of a second.
 fn running(task: &Path) -> Result<Seconds> {
     let Ok(text) = fs::read_to_string(task.join("schedstat")) else {
         return Ok(Stat::read(&task.join("stat").to_string_lossy())?.own);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_processor_time_grows_with_work() {
+    fn our_own_cpu_time_grows_with_work() {
         let own = |pid| host(pid).unwrap().total;
         let before = own(std::process::id());
         let mut sum = 0_u64;

@@ -168,7 +168,7 @@ async fn resident(bench: &Bench, server: &Server, attempts: u16) -> Result<f64> 
     work.payload = "jsonb_build_object('ms', 3600000)".to_owned();
     work.enqueue(&server.client, &bench.progress).await?;
     host.during(async {
-        let began = std::time::Instant::now();
+        let started = std::time::Instant::now();
         loop {
             let running: i64 = server
                 .client
@@ -183,7 +183,7 @@ async fn resident(bench: &Bench, server: &Server, attempts: u16) -> Result<f64> 
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 return Ok(());
             }
-            if began.elapsed() > STARTED_WITHIN {
+            if started.elapsed() > STARTED_WITHIN {
                 bail!("{running} of {attempts} attempts run after {STARTED_WITHIN:?}");
             }
             tokio::time::sleep(Duration::from_millis(100)).await;

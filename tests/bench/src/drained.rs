@@ -59,7 +59,7 @@ pub(super) async fn drain(
     work: &Work,
 ) -> Result<Drained> {
     let client = &server.client;
-    // Each run begins with a table of live jobs that has no dead rows, as with a host that goes on.
+    // Each run starts with a table of live jobs that has no dead rows, as with a host that goes on.
     client.batch_execute("VACUUM rouse.job").await?;
     bench.progress.step(&format!("starting {hosts} host(s)"));
     let mut hosts = Host::start_many(bench, server, options, hosts).await?;
@@ -67,7 +67,7 @@ pub(super) async fn drain(
     counts::hand_over(client).await?;
     client.batch_execute("BEGIN").await?;
     let mut backlog = work.enqueue(client, &bench.progress).await?;
-    let log_begin = Place::now(&server.observer).await?;
+    let log_enqueued = Place::now(&server.observer).await?;
     let statements = counts::statements(&server.observer).await?;
     let (postgres, host) = (server.cpu()?, host::cpu_of(&hosts)?);
 
@@ -103,9 +103,9 @@ pub(super) async fn drain(
         cpu_postgres_us: postgres * 1e6 / jobs,
         cpu_control_us: host.control() * 1e6 / jobs,
         cpu_guests_us: host.guests * 1e6 / jobs,
-        wal_enqueue: log_begin.bytes_since(log_start) as f64 / jobs,
-        wal: log_end.bytes_since(log_begin) as f64 / jobs,
-        log: [log_begin, log_end],
+        wal_enqueue: log_enqueued.bytes_since(log_start) as f64 / jobs,
+        wal: log_end.bytes_since(log_enqueued) as f64 / jobs,
+        log: [log_enqueued, log_end],
         statements: statements as f64 * 1000.0 / jobs,
         rss_peak: rss_peak as f64,
         rss_growth: rss_early.map(|early| rss_end - early),

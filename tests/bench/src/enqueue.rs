@@ -102,7 +102,7 @@ impl Measure<'_> {
             Workers::Busy => {
                 let handlers = server.handlers(&bench.guests, &["noop"])?;
                 let mut host = Host::start(bench, server, &HostOptions::new(&handlers)).await?;
-                let began = Instant::now();
+                let started = Instant::now();
                 host.during(Box::pin(async {
                     tokio::select! {
                         done = self.singles() => done,
@@ -115,7 +115,7 @@ impl Measure<'_> {
                     .query_one("SELECT count(*) FROM rouse.finished", &[])
                     .await?
                     .get(0);
-                let drained = finished as f64 / began.elapsed().as_secs_f64();
+                let drained = finished as f64 / started.elapsed().as_secs_f64();
                 let what = "jobs that the busy worker has drained meanwhile";
                 self.report
                     .add("enqueue.busy.drained", what, drained, Unit::PerSecond);

@@ -215,7 +215,7 @@ pub(super) fn cpu_of(hosts: &[Host]) -> Result<HostCpu> {
 
 /// Waits for a condition of the worker `$1`.
 async fn until(server: &Server, worker_id: &str, condition: &str) -> Result<()> {
-    let began = Instant::now();
+    let started = Instant::now();
     let statement = server
         .client
         .prepare(&format!("SELECT {condition}"))
@@ -226,7 +226,7 @@ async fn until(server: &Server, worker_id: &str, condition: &str) -> Result<()> 
         .await?
         .get::<_, bool>(0)
     {
-        if began.elapsed() > REGISTERED_WITHIN {
+        if started.elapsed() > REGISTERED_WITHIN {
             bail!("{worker_id} was not there after {REGISTERED_WITHIN:?}");
         }
         tokio::time::sleep(LOOK_EVERY).await;

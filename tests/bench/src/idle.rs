@@ -32,7 +32,7 @@ pub(super) struct Options {
 
 /// What an idle host costs.
 pub(super) struct Idle {
-    /// Share of one processor, percent.
+    /// Share of one CPU, percent.
     pub(super) host_percent: f64,
     /// The same of Postgres, beyond what it takes without hosts.
     pub(super) postgres_percent: f64,
@@ -76,7 +76,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
             );
             report.add(
                 key("cpu"),
-                format!("processor {of}"),
+                format!("CPU {of}"),
                 host + postgres,
                 Unit::Percent,
             );
@@ -93,7 +93,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     .await
 }
 
-/// Percent of a processor that the server takes for itself.
+/// Percent of a CPU that the server takes for itself.
 async fn alone(bench: &Bench, server: &Server, seconds: u32) -> Result<f64> {
     let before = server.cpu()?;
     wait(bench, "watching the server alone", seconds).await;

@@ -143,7 +143,7 @@ async fn enqueue(server: &Server, options: &Options) -> Result<Vec<Enqueued>> {
 /// is between the two.
 async fn waits(server: &Server, enqueued: &[Enqueued]) -> Result<Waits> {
     let ids: Vec<i64> = enqueued.iter().map(|job| job.id).collect();
-    let began = std::time::Instant::now();
+    let started = std::time::Instant::now();
     let rows = loop {
         let rows = server
             .client
@@ -158,7 +158,7 @@ async fn waits(server: &Server, enqueued: &[Enqueued]) -> Result<Waits> {
             break rows;
         }
         ensure!(
-            began.elapsed() < FINISHED_WITHIN,
+            started.elapsed() < FINISHED_WITHIN,
             "{} of {} jobs had succeeded after {FINISHED_WITHIN:?}",
             rows.len(),
             ids.len()

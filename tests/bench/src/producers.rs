@@ -74,13 +74,13 @@ impl Producers {
                 };
                 let payload = Json(payload(1));
                 start.wait().await;
-                let began = Instant::now();
+                let started = Instant::now();
                 let mut commits = 0_u32;
-                while began.elapsed() < length {
+                while started.elapsed() < length {
                     producer.client.query_one(statement, &[&payload]).await?;
                     commits += 1;
                 }
-                Ok::<_, tokio_postgres::Error>((commits, began.elapsed()))
+                Ok::<_, tokio_postgres::Error>((commits, started.elapsed()))
             });
         }
         let mut rate = Rate::default();
@@ -100,9 +100,9 @@ impl Producers {
             What::Plain => &producer.insert_many,
         };
         let payloads: Vec<_> = (0..MANY).map(|n| Json(payload(n))).collect();
-        let began = Instant::now();
+        let started = Instant::now();
         let mut rows = 0.0;
-        while began.elapsed() < Duration::from_secs(seconds.into()) {
+        while started.elapsed() < Duration::from_secs(seconds.into()) {
             let ids = producer.client.query(statement, &[&payloads]).await?;
             ensure!(
                 ids.len() == MANY,
@@ -113,7 +113,7 @@ impl Producers {
         }
         Ok(Rate {
             rows,
-            per_s: rows / began.elapsed().as_secs_f64(),
+            per_s: rows / started.elapsed().as_secs_f64(),
         })
     }
 }

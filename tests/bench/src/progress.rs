@@ -23,18 +23,18 @@ impl Progress {
         Self { bar, terminal }
     }
 
-    /// Something begins whose length is not known.
+    /// Something starts whose length is not known.
     pub(super) fn step(&self, what: &str) {
-        self.begin(what, "{spinner} {elapsed} {msg}", None);
+        self.start(what, "{spinner} {elapsed} {msg}", None);
     }
 
-    /// Something begins that counts up to `length`.
+    /// Something starts that counts up to `length`.
     pub(super) fn count(&self, what: &str, length: u64) {
         let template = "{spinner} {elapsed} {msg} {bar:30} {human_pos}/{human_len}";
-        self.begin(what, template, Some(length));
+        self.start(what, template, Some(length));
     }
 
-    /// Something begins that takes this long; the bar then moves by itself.
+    /// Something starts that takes this long; the bar then moves by itself.
     pub(super) async fn during<T>(
         &self,
         what: &str,
@@ -42,7 +42,7 @@ impl Progress {
         work: impl Future<Output = T>,
     ) -> T {
         let template = "{spinner} {elapsed} {msg} {bar:30} {pos}/{len} s";
-        self.begin(what, template, Some(length.as_secs()));
+        self.start(what, template, Some(length.as_secs()));
         let mut work = std::pin::pin!(work);
         loop {
             tokio::select! {
@@ -71,7 +71,7 @@ impl Progress {
         self.bar.finish_and_clear();
     }
 
-    fn begin(&self, what: &str, template: &str, length: Option<u64>) {
+    fn start(&self, what: &str, template: &str, length: Option<u64>) {
         if !self.terminal {
             eprintln!("{what}");
             return;

@@ -143,11 +143,11 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         bench.progress.step("starting a host");
         let mut host = Host::start(bench, server, &handlers).await?;
         let pid = host.pid();
-        let began = Instant::now();
+        let started = Instant::now();
         let samples = host
             .during(soak(bench, &server.client, pid, chunks))
             .await?;
-        let seconds = began.elapsed().as_secs_f64();
+        let seconds = started.elapsed().as_secs_f64();
         // It has not ended by itself meanwhile: `during` would have said so.
         host.stop().await?;
         let mut report = Report::new("soak");

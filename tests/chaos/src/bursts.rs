@@ -69,8 +69,8 @@ impl Faults {
         count: usize,
         like: &Wish,
     ) -> Result<Option<Vec<i64>>> {
-        let began = Instant::now();
-        while began.elapsed() < ENQUEUED_WITHIN {
+        let started = Instant::now();
+        while started.elapsed() < ENQUEUED_WITHIN {
             let wishes = self.wishes(count, like);
             let payloads: Vec<_> = wishes.iter().map(|wish| Json(wish.payload())).collect();
             let asks = wishes.into_iter().map(|wish| Ask::Enqueue {
@@ -151,9 +151,9 @@ impl Faults {
         let Some(jobs) = self.bring(&mut caller, PATIENT_JOBS, &like).await? else {
             return self.skipped(Fault::CutListeners, "the server is down");
         };
-        let began = Instant::now();
+        let started = Instant::now();
         let queued = "SELECT id FROM rouse.job WHERE id = ANY ($1) AND state = 'queued'";
-        while began.elapsed() < BEGIN_WITHIN
+        while started.elapsed() < BEGIN_WITHIN
             && self
                 .ids(queued, &[&jobs])
                 .await
@@ -256,8 +256,8 @@ async fn who_claims(client: &Client, jobs: &[i64]) -> Option<String> {
         WHERE a.state = 'active' AND a.query LIKE '%FROM rouse.claim%'
           AND a.query_start < clock_timestamp() - interval '5 ms'
         LIMIT 1";
-    let began = Instant::now();
-    while began.elapsed() < CLAIM_WITHIN {
+    let started = Instant::now();
+    while started.elapsed() < CLAIM_WITHIN {
         // An error: the server is down, and nobody claims.
         let row = client.query_opt(sql, &[&jobs]).await.ok()?;
         if let Some(row) = row {

@@ -18,14 +18,14 @@ const AHEAD: &str = "1 hour";
 
 /// Waits until nothing is live but what is scheduled far ahead; returns how many jobs are left after the patience.
 pub(super) async fn drained(client: &Client) -> Result<i64> {
-    let began = Instant::now();
+    let started = Instant::now();
     let sql = format!(
         "SELECT count(*) FROM rouse.job
          WHERE state = 'running' OR turn IS NOT NULL OR available_at < now() + interval '{AHEAD}'"
     );
     loop {
         let left: i64 = client.query_one(&sql, &[]).await?.get(0);
-        if left == 0 || began.elapsed() > DRAINED_WITHIN {
+        if left == 0 || started.elapsed() > DRAINED_WITHIN {
             return Ok(left);
         }
         tokio::time::sleep(LOOK_EVERY).await;

@@ -33,10 +33,10 @@ pub(super) struct Faults {
 
 impl Faults {
     /// Does all of the plan, and returns when the last fault is over.
-    pub(super) async fn run(self: Arc<Self>, plan: Vec<Planned>, began: Instant) -> Result<()> {
+    pub(super) async fn run(self: Arc<Self>, plan: Vec<Planned>, started: Instant) -> Result<()> {
         let mut running = JoinSet::new();
         for planned in plan {
-            tokio::time::sleep_until(began + Duration::from_millis(planned.at_ms)).await;
+            tokio::time::sleep_until(started + Duration::from_millis(planned.at_ms)).await;
             let faults = self.clone();
             running.spawn(async move { faults.one(&planned).await });
             while let Some(done) = running.try_join_next() {

@@ -34,7 +34,7 @@ impl Folder {
         &self.0
     }
 
-    /// A folder for each host, with a file for each begin and each end of an attempt.
+    /// A folder for each host, with a file for each start and each end of an attempt.
     pub(super) fn evidence(&self) -> PathBuf {
         self.0.join("evidence")
     }

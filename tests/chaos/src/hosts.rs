@@ -139,12 +139,12 @@ impl Hosts {
 
     /// Waits until something can be done to a host; false where that takes too long.
     pub(super) async fn is_one_settled(&self) -> bool {
-        let began = Instant::now();
+        let started = Instant::now();
         loop {
             if !Self::settled(&self.lock()).is_empty() {
                 return true;
             }
-            if began.elapsed() > WAITS_FOR_A_HOST {
+            if started.elapsed() > WAITS_FOR_A_HOST {
                 return false;
             }
             tokio::time::sleep(LOOK_EVERY).await;

@@ -98,7 +98,7 @@ pub(super) enum Answer {
     Unknown(String),
 }
 
-/// Something that was done to the system, from its beginning to its end.
+/// Something that was done to the system, from its start to its end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Happened {
     pub(super) from_us: i64,
@@ -160,7 +160,7 @@ pub(super) enum What {
         fault: Fault,
         why: String,
     },
-    /// Nobody enqueues any more, no fault begins any more.
+    /// Nobody enqueues any more, no fault starts any more.
     LoadEnded,
 }
 

@@ -18,7 +18,7 @@ pub(super) const LINE: &str = "line";
 pub(super) const ATTEMPTS_MAX: i32 = 4;
 /// The same for those that run into their time-out.
 pub(super) const SPIN_ATTEMPTS_MAX: i32 = 2;
-/// Jobs of another producer begin here.
+/// Jobs of another producer start here.
 const PRODUCER_STRIDE: i64 = 1_000_000_000;
 /// And those that faults bring with them here: before those of all producers.
 pub(super) const FAULTS_BEGIN: i64 = 1;

@@ -9,9 +9,9 @@ mod load;
 mod plan;
 mod random;
 
+mod admin_actions;
 mod bursts;
 mod faults;
-mod outside;
 mod producers;
 
 mod calls;

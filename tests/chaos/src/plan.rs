@@ -80,7 +80,7 @@ impl Fault {
 /// One fault, and when.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Planned {
-    /// After the beginning of the load.
+    /// After the start of the load.
     pub(super) at_ms: u64,
     pub(super) fault: Fault,
     /// Decides what is left to chance: how long, which of them.

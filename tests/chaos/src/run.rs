@@ -114,7 +114,7 @@ async fn scene(
         module,
         jobs_brought: AtomicI64::new(0),
     });
-    let began = Instant::now();
+    let started = Instant::now();
     let mut tasks = JoinSet::new();
     for number in 0..settings.producers {
         let producer = Producer {
@@ -125,9 +125,9 @@ async fn scene(
             url: server.url.clone(),
             ledger: ledger.clone(),
         };
-        tasks.spawn(producer.run(began + length));
+        tasks.spawn(producer.run(started + length));
     }
-    tasks.spawn(faults.clone().run(plan, began));
+    tasks.spawn(faults.clone().run(plan, started));
     let work = async {
         while let Some(done) = tasks.join_next().await {
             done??;
@@ -146,7 +146,7 @@ async fn scene(
         done = work => done?,
         ended = hosts.supervise() => ended.context("supervise the hosts")?,
         failed = watch::progress(&server, &folder) => failed.context("watch the progress")?,
-        () = tell(&server, &hosts, &recent, began) => {}
+        () = tell(&server, &hosts, &recent, started) => {}
     }
     hosts.stop_all().await?;
     let client = database::connect(&server.url).await?;
@@ -166,7 +166,7 @@ fn save(plan: &[Planned], folder: &Folder) -> Result<()> {
 
 async fn registered(server: &Server, hosts: usize) -> Result<()> {
     let client = database::connect(&server.url).await?;
-    let began = Instant::now();
+    let started = Instant::now();
     loop {
         let there: i64 = client
             .query_one("SELECT count(*) FROM rouse.worker", &[])
@@ -175,7 +175,7 @@ async fn registered(server: &Server, hosts: usize) -> Result<()> {
         if there >= hosts as i64 {
             return Ok(());
         }
-        if began.elapsed() > REGISTERED_WITHIN {
+        if started.elapsed() > REGISTERED_WITHIN {
             bail!("only {there} of {hosts} hosts have registered within {REGISTERED_WITHIN:?}");
         }
         tokio::time::sleep(LOOK_EVERY).await;
@@ -183,7 +183,7 @@ async fn registered(server: &Server, hosts: usize) -> Result<()> {
 }
 
 /// Says every few seconds how it goes.
-async fn tell(server: &Server, hosts: &Hosts, recent: &Recent, began: Instant) {
+async fn tell(server: &Server, hosts: &Hosts, recent: &Recent, started: Instant) {
     loop {
         tokio::time::sleep(TELL_EVERY).await;
         let live = match database::connect(&server.url).await {
@@ -195,7 +195,7 @@ async fn tell(server: &Server, hosts: &Hosts, recent: &Recent, began: Instant) {
         };
         eprintln!(
             "{:>5} s: {} accepted, {} refused, {} unknown; {live} live; {} hosts serve",
-            began.elapsed().as_secs(),
+            started.elapsed().as_secs(),
             recent.accepted.load(Ordering::Relaxed),
             recent.refused.load(Ordering::Relaxed),
             recent.unknown.load(Ordering::Relaxed),

@@ -34,7 +34,7 @@ impl Server {
         })
     }
 
-    /// What `pg_ctl stop -m immediate` does, a while of nothing, and a start. Returns when that began.
+    /// What `pg_ctl stop -m immediate` does, a while of nothing, and a start. Returns when that started.
     pub(super) async fn crash(&self, down: Duration) -> Result<i64> {
         let mut process = self.process.lock().await;
         let client = database::connect(&self.url).await?;
@@ -44,7 +44,7 @@ impl Server {
         // `rouse postgres` has lost its server, and says so with its exit code.
         let _ = process.stop().await?;
         tokio::time::sleep(down).await;
-        let began = Instant::now();
+        let started = Instant::now();
         loop {
             match launch(&self.rouse, &self.data).await {
                 Ok((launched, _)) => {
@@ -52,7 +52,7 @@ impl Server {
                     break;
                 }
                 // `rouse postgres` looks at the schema, and gives up where another fault cuts its connection.
-                Err(error) if began.elapsed() > ANSWERS_WITHIN => return Err(error),
+                Err(error) if started.elapsed() > ANSWERS_WITHIN => return Err(error),
                 Err(_) => tokio::time::sleep(LOOK_EVERY).await,
             }
         }
@@ -60,7 +60,7 @@ impl Server {
         Ok(from_us)
     }
 
-    /// kill -9 of a backend, after which the server ends all others and recovers. Returns when that began.
+    /// kill -9 of a backend, after which the server ends all others and recovers. Returns when that started.
     pub(super) async fn kill_backend(&self, draw: u64) -> Result<i64> {
         // Not while the server is being started.
         let _process = self.process.lock().await;
@@ -85,14 +85,14 @@ impl Server {
 
     /// Waits until somebody can connect and ask.
     pub(super) async fn answers(&self) -> Result<()> {
-        let began = Instant::now();
+        let started = Instant::now();
         loop {
             if let Ok(client) = database::connect(&self.url).await
                 && client.batch_execute("SELECT 1").await.is_ok()
             {
                 return Ok(());
             }
-            if began.elapsed() > ANSWERS_WITHIN {
+            if started.elapsed() > ANSWERS_WITHIN {
                 bail!("Postgres does not answer {ANSWERS_WITHIN:?} after it was crashed");
             }
             tokio::time::sleep(LOOK_EVERY).await;

@@ -136,7 +136,7 @@ pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
         ),
         ("calls without an answer", unknown.count() as u64),
         ("of them enqueues that are there", kept.count() as u64),
-        ("attempts begun", world.evidence.len() as u64),
+        ("attempts started", world.evidence.len() as u64),
         ("attempts lost", lost.count() as u64),
         ("claims given back", released.count() as u64),
     ]

@@ -49,8 +49,8 @@ impl Hosts {
         let second = self.launch(Role::Twin, worker.clone())?;
         let mut twins = [Twin::of(first), Twin::of(second)];
         let mut exits = Vec::new();
-        let began = Instant::now();
-        let mut until = began + REGISTERED_WITHIN;
+        let started = Instant::now();
+        let mut until = started + REGISTERED_WITHIN;
         while Instant::now() < until {
             for (host, twin) in twins.iter_mut().enumerate() {
                 let had_none = exits.is_empty();
@@ -103,9 +103,9 @@ impl Hosts {
     }
 
     async fn has_come_up(&self, worker: &str) -> bool {
-        let began = Instant::now();
+        let started = Instant::now();
         let sql = "SELECT count(*) FROM rouse.worker WHERE worker_id = $1";
-        while began.elapsed() < REGISTERED_WITHIN {
+        while started.elapsed() < REGISTERED_WITHIN {
             if let Ok(client) = database::connect(&self.url).await
                 && let Ok(row) = client.query_one(sql, &[&worker]).await
                 && row.get::<_, i64>(0) > 0

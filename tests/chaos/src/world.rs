@@ -33,7 +33,7 @@ pub(super) struct Evidence {
     pub(super) job: i64,
     pub(super) attempt: i32,
     pub(super) nonce: String,
-    pub(super) begun_us: i64,
+    pub(super) started_us: i64,
     /// When its step was recorded, and not an earlier attempt's.
     pub(super) stepped_us: Option<i64>,
     /// The last of its ticks.
@@ -152,7 +152,7 @@ pub(super) struct World {
 }
 
 impl Evidence {
-    /// When it has last left anything outside of the database; its begin does not count.
+    /// When it has last left anything outside of the database; its start does not count.
     pub(super) fn last_us(&self) -> Option<i64> {
         self.ended_us.max(self.stepped_us).max(self.ticked_us)
     }
@@ -276,7 +276,7 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
                         job: job.parse()?,
                         attempt: attempt.parse()?,
                         nonce: nonce.to_owned(),
-                        begun_us: at_us,
+                        started_us: at_us,
                         ..Evidence::default()
                     };
                     if found.insert(key, evidence).is_some() {
@@ -290,7 +290,7 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
     for (key, at_us, what) in later {
         let Some(evidence) = found.get_mut(&key) else {
             bail!(
-                "the attempt {} on {} has gone on, and never begun",
+                "the attempt {} on {} has gone on, and never started",
                 key.1,
                 key.0
             );
@@ -303,7 +303,7 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
         }
     }
     let mut all: Vec<_> = found.into_values().collect();
-    all.sort_by(|a, b| (a.begun_us, &a.nonce).cmp(&(b.begun_us, &b.nonce)));
+    all.sort_by(|a, b| (a.started_us, &a.nonce).cmp(&(b.started_us, &b.nonce)));
     Ok(all)
 }
 

@@ -41,7 +41,7 @@ struct Options {
     /// Decides all cases
     #[arg(long)]
     seed: u64,
-    /// How long new cases are begun
+    /// How long new cases are started
     #[arg(long)]
     seconds: u64,
     /// Where the case that runs is written
@@ -71,7 +71,7 @@ enum Target {
     Schemas,
 }
 
-/// When the case began that runs, in seconds from the start.
+/// When the case started that runs, in seconds from the start.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
 
 fn main() -> Result<()> {

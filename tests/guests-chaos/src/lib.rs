@@ -1,6 +1,6 @@
 //! A handler that leaves evidence of each of its attempts outside of the database.
 //!
-//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.begin`, `….step`, `….tick` and `….end`. A
+//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.start`, `….step`, `….tick` and `….end`. A
 //! file is made by one system call, so that no kill can leave half of it.
 
 use std::collections::hash_map::RandomState;
@@ -48,8 +48,8 @@ struct Witness {
 }
 
 impl Witness {
-    /// Leaves evidence that an attempt begins.
-    fn begin(ctx: &Ctx) -> Result<Self, Error> {
+    /// Leaves evidence that an attempt starts.
+    fn start(ctx: &Ctx) -> Result<Self, Error> {
         let witness = Self {
             job: ctx.job().id,
             attempt: ctx.job().attempt,
@@ -91,7 +91,7 @@ async fn patient(ctx: &Ctx, work: Work) -> Result<Value, Error> {
 }
 
 async fn attempt(ctx: &Ctx, work: Work) -> Result<Value, Error> {
-    let witness = Witness::begin(ctx)?;
+    let witness = Witness::start(ctx)?;
     let mut result = witness.to_json();
     result["n"] = work.n.into();
     let mut sleep_ms = work.sleep_ms;
@@ -135,7 +135,7 @@ async fn sleep(ms: u64) {
 /// Computes on until its run timeout stops it.
 #[handler(name = "chaos.spin", capabilities = ["dir"])]
 fn spin(ctx: &Ctx, work: Work) -> Result<Value, Error> {
-    Witness::begin(ctx)?;
+    Witness::start(ctx)?;
     let mut n = work.n;
     loop {
         n = std::hint::black_box(n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));

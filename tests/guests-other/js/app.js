@@ -1,6 +1,6 @@
 // Handlers in JavaScript: each shows one thing that the host offers.
 import { abort, log } from "rouse:handler/context@0.1.0";
-import { begin, complete } from "rouse:handler/steps@0.1.0";
+import { start, complete } from "rouse:handler/steps@0.1.0";
 
 const encode = (value) => new TextEncoder().encode(JSON.stringify(value));
 const decode = (bytes) => JSON.parse(new TextDecoder().decode(bytes));
@@ -18,7 +18,7 @@ const HANDLERS = {
 
   // The first attempt records its number and fails; the next one gets that number back.
   steps(job) {
-    const recorded = begin("number");
+    const recorded = start("number");
     if (recorded === undefined) {
       complete("number", encode(job.attempt));
       throw { kind: "once", message: "the step is recorded", permanent: false, retryAfterMs: 0n };

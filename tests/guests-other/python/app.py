@@ -22,7 +22,7 @@ def fail(job: JobInfo, payload: str) -> object:
 
 def step(job: JobInfo, payload: str) -> object:
     """The first attempt records its number and fails; the next one gets that number back."""
-    recorded = steps.begin("number")
+    recorded = steps.start("number")
     if recorded is None:
         steps.complete("number", json.dumps(job.attempt).encode())
         raise Err(Failure("once", "the step is recorded", None, False, 0))

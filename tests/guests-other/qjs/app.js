@@ -1,6 +1,6 @@
 // Handlers in JavaScript, for QuickJS: each shows one thing that the host offers.
 import { abort, log } from "rouse:handler/context@0.1.0";
-import { begin, complete } from "rouse:handler/steps@0.1.0";
+import { start, complete } from "rouse:handler/steps@0.1.0";
 
 // QuickJS has no TextEncoder: UTF-8 by way of the escapes of addresses.
 const encode = (value) =>
@@ -20,7 +20,7 @@ const HANDLERS = {
 
   // The first attempt records its number and fails; the next one gets that number back.
   steps(job) {
-    const recorded = begin("number");
+    const recorded = start("number");
     if (recorded === null) {
       complete("number", encode(job.attempt));
       throw { kind: "once", message: "the step is recorded", permanent: false, retryAfterMs: 0n };

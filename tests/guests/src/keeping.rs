@@ -20,7 +20,7 @@ enum Call {
     /// The bytes of a value.
     Bytes(String),
     Set(String, Value),
-    /// So many keys that begin so, with values of so many bytes.
+    /// So many keys that start so, with values of so many bytes.
     Fill(String, u32, usize),
     /// A key of so many characters.
     SetLong(usize),

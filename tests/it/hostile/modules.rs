@@ -58,7 +58,7 @@ fn cases() -> Vec<Refused> {
             "it cannot be compiled",
         ),
         (
-            "a memory that begins with 2 GiB",
+            "a memory that starts with 2 GiB",
             "it is refused for good, with its size",
             with_memory("32768"),
             "it asks for more than a host has for one module: memory has a minimum byte size of 2147483648",

@@ -13,7 +13,7 @@ pub(crate) struct Block {
     pub(crate) text: String,
     /// The prose between it and the block before it, in one line.
     pub(crate) before: String,
-    /// The line of the page on which it begins.
+    /// The line of the page on which it starts.
     pub(crate) line: usize,
 }
 

@@ -181,7 +181,7 @@ impl Interruption {
         }
     }
 
-    /// Whether there was one since the watch began.
+    /// Whether there was one since the watch started.
     pub async fn has_come(&mut self) -> bool {
         tokio::select! {
             biased;

@@ -37,7 +37,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The functions that others than workers may call. Those of workers belong to the host, and names that begin with `_` to other
+/// The functions that others than workers may call. Those of workers belong to the host, and names that start with `_` to other
 /// functions.
 fn granted(grants: &str) -> BTreeSet<&str> {
     grants
@@ -61,7 +61,7 @@ fn counted(code: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// The metrics that a row of the page begins with.
+/// The metrics that a row of the page starts with.
 fn listed(page: &str) -> BTreeSet<&str> {
     page.lines()
         .filter_map(|line| line.strip_prefix("| `"))

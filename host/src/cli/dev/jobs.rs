@@ -44,7 +44,7 @@ pub(in crate::cli) struct Jobs {
 struct Window {
     /// None until somebody prints, and after the end.
     lines: Option<SyncSender<Said>>,
-    began: Option<Instant>,
+    started: Option<Instant>,
     shown: usize,
     /// By outcome.
     more: BTreeMap<String, u64>,
@@ -124,14 +124,14 @@ impl Jobs {
             return;
         };
         if window
-            .began
-            .is_none_or(|began| now.duration_since(began) >= SECOND)
+            .started
+            .is_none_or(|started| now.duration_since(started) >= SECOND)
         {
             let more = std::mem::take(&mut window.more);
             if let Err(TrySendError::Full(Said::More(more))) = lines.try_send(Said::More(more)) {
                 window.more = more;
             }
-            window.began = Some(now);
+            window.started = Some(now);
             window.shown = 0;
         }
         window.shown += 1;

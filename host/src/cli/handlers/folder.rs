@@ -53,14 +53,14 @@ struct Listed {
 }
 
 /// Which folder and which settings are looked at.
-pub(super) struct Place {
+pub(super) struct FolderLocation {
     pub(super) folder: PathBuf,
     config: Option<PathBuf>,
     /// The settings are those of a `rouse dev` that runs here.
     of_dev: bool,
 }
 
-impl Place {
+impl FolderLocation {
     /// What is named; for what is not, what the `rouse dev` here serves, and the usual names where none runs. `dev` is asked for
     /// only if something is not named.
     pub(super) fn of(
@@ -111,8 +111,8 @@ pub(super) struct Folder {
 
 impl Folder {
     /// `option` is the one that names another folder.
-    pub(super) async fn open(place: &Place, option: &str) -> anyhow::Result<Self> {
-        let (dir, config) = (place.folder.as_path(), place.config.as_deref());
+    pub(super) async fn open(location: &FolderLocation, option: &str) -> anyhow::Result<Self> {
+        let (dir, config) = (location.folder.as_path(), location.config.as_deref());
         let (file, folder) = File::read(config)?;
         let path = config.unwrap_or(Path::new(File::USUAL));
         let text = std::fs::read_to_string(path);
@@ -131,7 +131,7 @@ impl Folder {
             tables: Tables::read(&text),
             config: text,
             config_file,
-            of_dev: place.of_dev,
+            of_dev: location.of_dev,
             overrides: file.overrides(),
             settings,
             named: Named::of(&file),
@@ -234,23 +234,23 @@ fn withheld(withheld: &Withheld) -> Value {
 
 /// Lists; exit 1 when a file is refused, or a host would not start.
 pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let place = Place::of(
+    let location = FolderLocation::of(
         args.handlers.as_deref(),
         args.config.as_deref(),
         Serves::here,
     );
-    let folder = Folder::open(&place, "--handlers").await?;
+    let folder = Folder::open(&location, "--handlers").await?;
     if folder.of_dev {
         eprintln!(
             "rouse: {} as the `rouse dev` here serves it",
-            place.folder.display()
+            location.folder.display()
         );
     }
     let handlers = &folder.handlers;
-    for sentence in folder.named.astray(handlers) {
+    for sentence in folder.named.unmatched(handlers) {
         eprintln!("rouse: {}", plain(&sentence));
     }
-    let mut trouble = Trouble::of(&folder.file, &folder.beside, &place.folder);
+    let mut trouble = Trouble::of(&folder.file, &folder.beside, &location.folder);
     trouble.warnings.extend(ignored(handlers));
     trouble.warnings.extend(folder.unbound());
     let code = match handlers.refused.is_empty() && trouble.errors.is_empty() {
@@ -299,7 +299,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
             plain(manifest.description.lines().next().unwrap_or_default()),
         ]);
     }
-    table.print(&format!("no handlers in {}", place.folder.display()));
+    table.print(&format!("no handlers in {}", location.folder.display()));
     for refusal in &handlers.refused {
         println!("refused {}: {}", refusal.file, plain(&refusal.why));
         for line in refusal.lines.iter().flat_map(|lines| lines.lines()) {

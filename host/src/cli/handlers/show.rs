@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::fleet::{backlog, worker};
-use super::folder::{Folder, Manifest, Place};
+use super::folder::{Folder, FolderLocation, Manifest};
 use super::in_force::{self, Setting};
 use crate::cli::attempt_error::cell;
 use crate::cli::dev::serves::Serves;
@@ -67,8 +67,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             beside(&args).await
         }
         Some(dir) => {
-            let place = Place::of(Some(dir), args.config.as_deref(), Serves::here);
-            let folder = Folder::open(&place, "--folder").await?;
+            let location = FolderLocation::of(Some(dir), args.config.as_deref(), Serves::here);
+            let folder = Folder::open(&location, "--folder").await?;
             let Some(handler) = folder.handlers.get(&args.name) else {
                 eprintln!("{}", unknown(&args.name, dir, &folder.handlers));
                 return Ok(ExitCode::from(EXIT_UNKNOWN));
@@ -257,11 +257,11 @@ impl Fleet {
 async fn beside(args: &Args) -> Option<Here> {
     // Another database has other hosts, with settings of their own.
     let dev = || args.target.is_unsaid().then(Serves::here).flatten();
-    let place = Place::of(None, args.config.as_deref(), dev);
-    if !place.folder.is_dir() {
+    let location = FolderLocation::of(None, args.config.as_deref(), dev);
+    if !location.folder.is_dir() {
         return None;
     }
-    match Folder::open(&place, "--folder").await {
+    match Folder::open(&location, "--folder").await {
         Ok(folder) => {
             let handler = folder.handlers.get(&args.name)?;
             Some(Here::of(&folder, handler))
@@ -269,7 +269,7 @@ async fn beside(args: &Args) -> Option<Here> {
         Err(error) => {
             eprintln!(
                 "rouse: no manifest is shown, as {} cannot be opened: {error:#}",
-                place.folder.display()
+                location.folder.display()
             );
             None
         }

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_that_is_not_json_is_a_text_and_a_pointer_begins_with_a_slash() {
+    fn a_value_that_is_not_json_is_a_text_and_a_pointer_starts_with_a_slash() {
         for (text, value) in [
             ("/id=42", json!(42)),
             ("/id=\"42\"", json!("42")),

@@ -33,7 +33,7 @@ pub(super) struct Args {
 /// Shows it.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let store = args.target.checked_store().await?;
-    let lives = seen(store.lives(Some(&args.id)).await?)?;
+    let lives = seen(store.incarnations(Some(&args.id)).await?)?;
     let Some(newest) = lives.first() else {
         eprintln!("rouse: {}", unknown(&store, &args.id).await);
         return Ok(ExitCode::from(EXIT_UNKNOWN));

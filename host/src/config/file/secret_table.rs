@@ -55,18 +55,18 @@ pub(super) fn written_out(text: &str) -> Option<String> {
 }
 
 /// An error where secrets stand, without the line that it is about; none where it is about something else.
-pub(super) fn untold(error: &toml::de::Error, text: &str) -> Option<String> {
+pub(super) fn redacted_error(error: &toml::de::Error, text: &str) -> Option<String> {
     let at = error.span()?.start.min(text.len());
-    let begin = text[..text.floor_char_boundary(at)]
+    let start = text[..text.floor_char_boundary(at)]
         .rfind('\n')
         .map_or(0, |end| end + 1);
-    let line = text[begin..].lines().next().unwrap_or_default();
-    let mut above = text[..begin].lines().rev().map(str::trim_start);
+    let line = text[start..].lines().next().unwrap_or_default();
+    let mut above = text[..start].lines().rev().map(str::trim_start);
     let table = above.find(|line| line.starts_with('['));
     if !line.contains("secrets") && !table.is_some_and(|table| table.contains("secrets")) {
         return None;
     }
-    let number = text[..begin].lines().count() + 1;
+    let number = text[..start].lines().count() + 1;
     // A value of another kind is repeated there too.
     let message = match error.message().rsplit_once(", expected ") {
         Some((found, expected)) if found.contains('"') => format!("it is to be {expected}"),

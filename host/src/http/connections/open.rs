@@ -57,7 +57,7 @@ impl Open {
     }
 }
 
-/// One of them, silent from its begin.
+/// One of them, silent from its start.
 pub(super) struct Connected {
     number: u64,
     open: Open,

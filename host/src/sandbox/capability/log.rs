@@ -65,7 +65,7 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Errors {
     bytes: Vec<u8>,
-    /// The first line lacks its beginning.
+    /// The first line lacks its start.
     cut: bool,
 }
 
@@ -156,16 +156,16 @@ impl GuestLog {
             return;
         };
         let lines = rest.iter().filter(|byte| **byte == b'\n').count();
-        let begun = rest.rsplit(|byte| *byte == b'\n').next().unwrap_or(rest);
-        let begun = &begun[..begun.len().min(LINE_BYTES_MAX - 1)];
-        inner.partial[stream as usize].extend_from_slice(begun);
+        let started = rest.rsplit(|byte| *byte == b'\n').next().unwrap_or(rest);
+        let started = &started[..started.len().min(LINE_BYTES_MAX - 1)];
+        inner.partial[stream as usize].extend_from_slice(started);
         inner.pace.leave_out(lines);
         if !inner.pay_left_out(lines) {
             self.cut(inner);
         }
     }
 
-    /// Writes the lines that the guest began without ending them.
+    /// Writes the lines that the guest started without ending them.
     pub(in crate::sandbox) fn finish(&self) {
         for stream in [Stream::Output, Stream::Error] {
             if let Some(mut inner) = self.listen() {

@@ -26,7 +26,7 @@ struct StepLimits {
 pub(in crate::sandbox) struct Steps {
     journal: Option<Arc<dyn Journal>>,
     limits: StepLimits,
-    /// The bytes of the results that are recorded, by name; none until the first step begins.
+    /// The bytes of the results that are recorded, by name; none until the first step starts.
     recorded: Option<HashMap<String, usize>>,
 }
 
@@ -74,7 +74,7 @@ impl Steps {
         Ok(None)
     }
 
-    async fn begin(&mut self, name: &str) -> Result<Option<Vec<u8>>, StepError> {
+    async fn start(&mut self, name: &str) -> Result<Option<Vec<u8>>, StepError> {
         match self.recorded_in(name).await? {
             Some(journal) => journal.result(name).await.map(Some).map_err(refused),
             None => Ok(None),
@@ -142,13 +142,13 @@ async fn unless_aborted<T>(
 }
 
 impl Host for AttemptState {
-    async fn begin(
+    async fn start(
         &mut self,
         name: String,
     ) -> wasmtime::Result<Result<Option<Vec<u8>>, StepError>> {
         self.meter.called();
         let abort = self.abort.clone();
-        Ok(unless_aborted(abort, self.steps.begin(&name)).await)
+        Ok(unless_aborted(abort, self.steps.start(&name)).await)
     }
 
     async fn complete(
@@ -219,14 +219,14 @@ mod tests {
         let mut steps = Steps::of(Some(journal.clone()), &Limits::default());
         steps.complete("c".into(), b"22".to_vec()).await.unwrap();
         for (name, result) in [("b", Some("1")), ("c", Some("22")), ("d", None)] {
-            let got = steps.begin(name).await.unwrap();
+            let got = steps.start(name).await.unwrap();
             assert_eq!(got.as_deref(), result.map(str::as_bytes), "{name}");
         }
         assert_eq!(*journal.asked.lock().unwrap(), ["names", "b", "c"]);
         let again = steps.complete("a".into(), b"2".to_vec()).await;
         assert!(matches!(again, Err(StepError::Refused(_))), "{again:?}");
         journal.results.lock().unwrap().remove("a");
-        let gone = steps.begin("a").await;
+        let gone = steps.start("a").await;
         assert!(matches!(gone, Err(StepError::Refused(why)) if why == "gone"));
     }
 
@@ -234,7 +234,7 @@ mod tests {
     async fn without_a_journal_each_step_is_done() {
         let mut steps = Steps::of(None, &Limits::default());
         for _ in 0..2 {
-            assert_eq!(steps.begin("a").await.unwrap(), None);
+            assert_eq!(steps.start("a").await.unwrap(), None);
             steps.complete("a".into(), b"1".to_vec()).await.unwrap();
         }
     }

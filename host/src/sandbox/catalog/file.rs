@@ -119,7 +119,7 @@ pub(super) fn list(dir: &Path, signatures: bool) -> Result<BTreeMap<String, List
 /// The bytes of a file; none when it changed since it was listed.
 ///
 /// # Errors
-/// A sentence that begins with "it …".
+/// A sentence that starts with "it …".
 pub(super) fn read(listed: &Listed, bytes_max: usize) -> Result<Option<Vec<u8>>, String> {
     let Some(name) = listed.path.file_name().and_then(OsStr::to_str) else {
         return Err("its name is not UTF-8; rename it".into());

@@ -28,7 +28,7 @@ const HANDLERS_MAX: usize = 10_000;
 /// keeps it busy.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// A start waits so long for files that could not be tried when it began: each has been tried twice more by then.
+/// A start waits so long for files that could not be tried when it started: each has been tried twice more by then.
 const START_MAX: Duration = RETRY_AFTER.saturating_mul(3);
 
 /// Which fresh files are complete already.
@@ -63,7 +63,7 @@ pub(super) struct Folder {
     loader: Loader,
     loads: Arc<Loads>,
     /// How many files have been given to it.
-    begun: u64,
+    started: u64,
     /// Of these, those that it has not tried yet, and those that take it long.
     trying: BTreeSet<u64>,
     slow: BTreeSet<u64>,
@@ -91,7 +91,7 @@ impl Folder {
             dir,
             entries: BTreeMap::new(),
             unreadable: None,
-            begun: 0,
+            started: 0,
             trying: BTreeSet::new(),
             slow: BTreeSet::new(),
         })
@@ -111,7 +111,7 @@ impl Folder {
         &self.dir
     }
 
-    /// Looks for what has changed, and begins to make modules of it.
+    /// Looks for what has changed, and starts to make modules of it.
     pub(super) fn scan(&mut self, trust: &Trust) -> Scan {
         self.gate.refresh();
         let listed = match file::list(&self.dir, self.gate.asks_for_signatures()) {
@@ -241,7 +241,7 @@ impl Folder {
         entry.seen = Some(looks);
         entry.fresh = None;
         entry.retry_at = None;
-        self.begun += 1;
+        self.started += 1;
         // Whatever is being made of it is of an older version now.
         entry.loading = None;
         let had_other_name = removed.iter().find(|entry| {
@@ -251,17 +251,17 @@ impl Folder {
         });
         if let Some(module) = had_other_name.and_then(|it| self.renamed(name, &listed, it)) {
             let entry = self.entries.entry(name.to_owned()).or_default();
-            entry.waiting = Some((self.begun, module));
+            entry.waiting = Some((self.started, module));
             entry.accept();
             scan.changed = true;
             return;
         }
         let entry = self.entries.entry(name.to_owned()).or_default();
-        entry.loading = Some(self.begun);
-        self.trying.insert(self.begun);
+        entry.loading = Some(self.started);
+        self.trying.insert(self.started);
         self.loader.load(Order {
             file: name.to_owned(),
-            place: self.begun,
+            place: self.started,
             listed,
             rules: self.gate.rules(),
             refused: entry.refused_digest,
@@ -353,7 +353,7 @@ impl Folder {
                 .filter_map(|(file, entry)| Some((entry.waiting.as_ref()?.0, file.clone())))
                 .collect();
             waiting.sort();
-            // A module that begins to serve may give up names of its last version, for which another one waits.
+            // A module that starts to serve may give up names of its last version, for which another one waits.
             let settled = waiting.iter().filter(|(_, file)| self.settle(file)).count();
             if settled == 0 {
                 break;
@@ -580,7 +580,7 @@ impl Folder {
         }
         let module = serving.module.clone();
         tracing::warn!(file, handler = name, "handler withdrawn");
-        let place = self.begun;
+        let place = self.started;
         entry.waiting.get_or_insert((place, module));
         let lines = Some(lines::module(name, file));
         entry.deny(
@@ -692,7 +692,7 @@ mod tests {
                 let Wake::Loaded(loaded) = self.done.recv().unwrap() else {
                     continue;
                 };
-                let is_last = loaded.place == self.folder.begun;
+                let is_last = loaded.place == self.folder.started;
                 self.folder.finish(loaded);
                 if is_last {
                     return;
@@ -704,7 +704,7 @@ mod tests {
         fn becomes(&mut self, outcome: Outcome) {
             self.folder.finish(Loaded {
                 file: "mail.wasm".into(),
-                place: self.folder.begun,
+                place: self.folder.started,
                 outcome,
             });
             assert!(!self.folder.is_loading());

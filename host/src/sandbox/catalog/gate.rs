@@ -20,7 +20,7 @@ const SIGNATURE_BYTES_MAX: u64 = 1 << 10;
 
 /// What a file has to show before it may serve.
 ///
-/// It decides about what begins to serve. A module that serves already goes on until its file goes, another version takes
+/// It decides about what starts to serve. A module that serves already goes on until its file goes, another version takes
 /// its place, or the host stops: files of one deployment arrive one after the other, and nothing must be missing meanwhile.
 pub(super) struct Gate {
     /// The lock as it was when it was read; none while there is none.
@@ -121,9 +121,9 @@ impl Gate {
         let lock = text.and_then(|text| text.parse());
         match &lock {
             Ok(_) => {
-                tracing::info!(lock = %path.display(), "only modules that are listed here begin to serve")
+                tracing::info!(lock = %path.display(), "only modules that are listed here start to serve")
             }
-            Err(why) => tracing::warn!(lock = %path.display(), "no module begins to serve: {why}"),
+            Err(why) => tracing::warn!(lock = %path.display(), "no module starts to serve: {why}"),
         }
         self.set_lock(lock);
     }
@@ -145,7 +145,7 @@ impl Rules {
     /// Lets these bytes of a file pass, and says by which of the keys that count here they were signed.
     ///
     /// # Errors
-    /// A sentence that begins with "it …".
+    /// A sentence that starts with "it …".
     pub(super) fn check(
         &self,
         name: &str,

@@ -23,7 +23,7 @@ pub use self::loads::Loads;
 use super::capability::HttpAccess;
 use super::grants::{Granted, held, lines, missing};
 use super::{
-    Capability, Digest, HandlerManifest, Limits, Missing, Module, Narrowing, Sandbox, StateQuota,
+    Attenuation, Capability, Digest, HandlerManifest, Limits, Missing, Module, Sandbox, StateQuota,
     Withheld,
 };
 use crate::harmless;
@@ -133,14 +133,14 @@ impl Handler {
     }
 
     /// The same handler with what a job leaves of its grants and limits. Its instances serve that job alone.
-    pub fn narrowed(&self, job: &Narrowing) -> Arc<Self> {
+    pub fn attenuated(&self, job: &Attenuation) -> Arc<Self> {
         Arc::new(Self {
             manifest: self.manifest.clone(),
             module: self.module.clone(),
             name: self.name.clone(),
-            granted: Arc::new(self.granted.narrowed(job)),
-            limits: self.limits.narrowed(job),
-            http: self.http.narrowed(job),
+            granted: Arc::new(self.granted.attenuated(job)),
+            limits: self.limits.attenuated(job),
+            http: self.http.attenuated(job),
             state: self.state.filter(|_| job.leaves_state()),
             state_is_taken: self.state.is_some() && !job.leaves_state(),
             reuses: false,
@@ -156,7 +156,7 @@ impl Handler {
 pub struct Refusal {
     /// The file's name in the folder, with its control characters shown.
     pub file: String,
-    /// Why; a sentence that begins with "it …", in one line.
+    /// Why; a sentence that starts with "it …", in one line.
     pub why: String,
     /// The lines of `rouse.toml` that would allow it, where that is the operator's to say.
     pub lines: Option<String>,
@@ -232,7 +232,7 @@ impl Catalog {
         .context("load the handlers folder")?
     }
 
-    /// Begins to load what is in the folder, and follows it from now on; each module serves as soon as it is ready.
+    /// Starts to load what is in the folder, and follows it from now on; each module serves as soon as it is ready.
     ///
     /// # Errors
     /// When the folder cannot be read, or what is kept of its names cannot be used.
@@ -244,7 +244,7 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// Begins to load what is there.
+    /// Starts to load what is there.
     fn list(sandbox: Arc<Sandbox>, dir: PathBuf) -> anyhow::Result<Self> {
         if !dir.is_dir() {
             bail!(
@@ -349,7 +349,7 @@ impl Catalog {
     /// The [proof](Digest::proof) that this host has the file of a module. Blocks while it reads the file.
     ///
     /// # Errors
-    /// When the folder no longer has that file, or has other bytes under its name; a sentence that begins with "it …" or "its …".
+    /// When the folder no longer has that file, or has other bytes under its name; a sentence that starts with "it …" or "its …".
     pub fn prove(&self, module: &Module, nonce: &str, bytes_max: usize) -> Result<Digest, String> {
         let path = self.dir.join(&module.file);
         let stamp = file::Stamp::at(&path).ok_or("its file is gone")?;

@@ -508,7 +508,7 @@ mod tests {
         owners.mind(now + GONE_MAX / 2, there(&["0.wasm"]));
         let gone = Whose::Gone("mail.wasm".into());
         assert_eq!(owners.whose("y", &by("0.wasm"), there(&["0.wasm"])), gone);
-        // It comes back, and the month begins anew.
+        // It comes back, and the month starts anew.
         owners.mind(now + GONE_MAX / 2, there(&both));
         owners.mind(now + GONE_MAX / 2, there(&["0.wasm"]));
         owners.mind(now + GONE_MAX, there(&["0.wasm"]));

@@ -24,7 +24,7 @@ pub(super) const EXIT_UNABLE: u8 = 4;
 const SMALL_BYTES: usize = 32 << 10;
 
 /// What `rouse compile-module` does, for the host with this process id. Call it before anything else is done in the
-/// process: it begins with limiting itself, for good.
+/// process: it starts with limiting itself, for good.
 pub fn compile_stdin(host: u32, limits: CompilerLimits) -> ExitCode {
     let said = match limit(host, limits) {
         Ok(fence) => match compile(limits, fence) {
@@ -87,7 +87,7 @@ fn cpu_secs_max(limits: CompilerLimits) -> u64 {
     limits.cpu_max.as_secs().max(1)
 }
 
-/// Whole seconds, the one that has begun not among them.
+/// Whole seconds, the one that has started not among them.
 fn cpu_secs_used() -> u64 {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     u64::try_from(used.tv_sec).unwrap_or(0)

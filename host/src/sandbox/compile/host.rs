@@ -104,7 +104,7 @@ impl Child {
             .env("RAYON_NUM_THREADS", threads.to_string())
             .env(ALLOCATOR.0, ALLOCATOR.1)
             .current_dir("/")
-            // Ctrl-C at the terminal is for the host, which finishes what it has begun.
+            // Ctrl-C at the terminal is for the host, which finishes what it has started.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -226,7 +226,7 @@ fn code_bytes_max(limits: CompilerLimits) -> u64 {
     CODE_BYTES_MAX.min(limits.memory_bytes_max as u64)
 }
 
-/// The beginning of what it says; the rest is read and forgotten, so that it never waits for a reader.
+/// The start of what it says; the rest is read and forgotten, so that it never waits for a reader.
 fn said(mut from: impl Read) -> String {
     let mut bytes = Vec::new();
     // What cannot be read is not said.

@@ -18,7 +18,7 @@ pub(super) struct Request {
 pub(super) enum Kind {
     /// Machine code and lines.
     Code,
-    /// Why the module cannot be compiled: a sentence that begins with "it …".
+    /// Why the module cannot be compiled: a sentence that starts with "it …".
     Refused,
 }
 

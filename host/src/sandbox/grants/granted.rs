@@ -8,7 +8,7 @@ use wasmtime_wasi::filesystem::Dir;
 use super::{Grant, Mode, Root, Roots};
 use crate::job::narrowest;
 use crate::sandbox::quota::{Ledger, Ledgers};
-use crate::sandbox::{Limits, Narrowing, Origin, Settings};
+use crate::sandbox::{Attenuation, Limits, Origin, Settings};
 
 /// What one handler is granted, but for what it sends over HTTP. The default is nothing, to nobody.
 #[derive(Debug, Clone, Default)]
@@ -85,7 +85,7 @@ impl Granted {
     }
 
     /// The same without what a job takes away.
-    pub(in crate::sandbox) fn narrowed(&self, job: &Narrowing) -> Self {
+    pub(in crate::sandbox) fn attenuated(&self, job: &Attenuation) -> Self {
         let mut only_read_for_job = Vec::new();
         let mut taken_by_job = Vec::new();
         let dirs = self.dirs.iter().filter_map(|dir| {
@@ -160,7 +160,7 @@ fn clone_pair((name, value): (&String, &String)) -> (String, String) {
 
 impl Limits {
     /// The same, or less where the job asks for it.
-    pub(in crate::sandbox) fn narrowed(&self, job: &Narrowing) -> Self {
+    pub(in crate::sandbox) fn attenuated(&self, job: &Attenuation) -> Self {
         let memory = job.memory_bytes().unwrap_or(usize::MAX);
         Self {
             memory_bytes: self.memory_bytes.min(memory),

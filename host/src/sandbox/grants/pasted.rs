@@ -38,7 +38,7 @@ impl Places {
         toml::from_str(text).unwrap_or_default()
     }
 
-    /// Where the table of a handler begins.
+    /// Where the table of a handler starts.
     fn handler(&self, handler: &str) -> Option<Range<usize>> {
         Some(self.handlers.get_key_value(handler)?.0.span())
     }

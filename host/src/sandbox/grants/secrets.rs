@@ -16,7 +16,7 @@ const SECRET_BYTES_MIN: usize = 8;
 /// A header of a request has room for so much.
 const SECRET_BYTES_MAX: usize = 4 << 10;
 
-/// How signing keys of Standard Webhooks begin; their base64 follows.
+/// How signing keys of Standard Webhooks start; their base64 follows.
 const KEY_PREFIX: &str = "whsec_";
 
 /// Something that only the host may know. It is in no log line, no error and no result.
@@ -45,13 +45,13 @@ impl Secret {
     /// Webhooks.
     ///
     /// # Errors
-    /// That it begins as such a key and is none, without saying what it is.
+    /// That it starts as such a key and is none, without saying what it is.
     pub fn hmac_sha256(&self, message: &[u8]) -> Result<[u8; 32], String> {
         let key = match self.0.strip_prefix(KEY_PREFIX) {
             None => self.0.as_bytes().to_vec(),
             Some(text) => STANDARD
                 .decode(text)
-                .map_err(|_| format!("it begins with {KEY_PREFIX} and goes on in no base64"))?,
+                .map_err(|_| format!("it starts with {KEY_PREFIX} and goes on in no base64"))?,
         };
         let key = hmac::Key::new(hmac::HMAC_SHA256, &key);
         let mut tag = [0; 32];

@@ -233,7 +233,7 @@ impl HandlerManifest {
         if !is_name(&name) {
             return Err(format!(
                 "has a handler named `{}`; a name is 1 to {NAME_CHARS_MAX} of a-z, 0-9, - and _, \
-                 in words that begin with a letter or digit, with dots between them",
+                 in words that start with a letter or digit, with dots between them",
                 printable(&name, NAME_CHARS_MAX)
             ));
         }

@@ -15,13 +15,13 @@ const VERSION: u32 = 55;
 const NAME_BYTES_MAX: usize = 1024;
 
 pub(super) fn json(samples: &Samples, name: &str) -> Value {
-    let began_at = samples.began_at.duration_since(SystemTime::UNIX_EPOCH);
+    let started_at = samples.started_at.duration_since(SystemTime::UNIX_EPOCH);
     json!({
         "meta": {
             "version": 24,
             "preprocessedProfileVersion": VERSION,
             "product": name,
-            "startTime": began_at.unwrap_or_default().as_secs_f64() * 1e3,
+            "startTime": started_at.unwrap_or_default().as_secs_f64() * 1e3,
             "interval": Profile::EVERY.as_secs_f64() * 1e3,
             "processType": 0,
             "debug": false,

@@ -11,7 +11,7 @@ fn called(function: &str, line: u32) -> Called {
 
 #[test]
 fn what_is_seen_again_is_kept_once() {
-    let profile = Profile::begin();
+    let profile = Profile::start();
     let ms = Duration::from_millis;
     // Innermost first: `work` in two lines, called by `run` from one.
     for (at, line) in [(1, 7), (2, 8), (4, 7)] {
@@ -47,7 +47,7 @@ fn what_is_seen_again_is_kept_once() {
 
 #[test]
 fn every_table_has_columns_of_its_length() {
-    let profile = Profile::begin();
+    let profile = Profile::start();
     profile
         .lock()
         .add(Duration::ZERO, vec![called("a", 1), called("b", 2)]);

@@ -72,7 +72,7 @@ pub enum NotOpened<E> {
 /// A try that goes on whether or not anybody waits for its end.
 #[derive(Debug)]
 pub(super) struct Try<T, E> {
-    began: Instant,
+    started: Instant,
     going: JoinHandle<Result<T, NotOpened<E>>>,
 }
 
@@ -82,7 +82,7 @@ impl<T, E> Try<T, E> {
     }
 
     pub(super) fn age(&self) -> Duration {
-        self.began.elapsed()
+        self.started.elapsed()
     }
 
     /// Its end, once: after that it must not be asked again.
@@ -137,7 +137,7 @@ impl Backoff {
         E: fmt::Display + Send + 'static,
     {
         let turn = self.turn().map_err(NotOpened::Away)?;
-        let began = Instant::now();
+        let started = Instant::now();
         let going = tokio::spawn(async move {
             let opened = match tokio::time::timeout(patience, opening).await {
                 Ok(opened) => opened.map_err(NotOpened::Failed),
@@ -150,7 +150,7 @@ impl Backoff {
             }
             opened
         });
-        Ok(Try { began, going })
+        Ok(Try { started, going })
     }
 
     /// Waits until the server is reached or the backoff has passed.
@@ -348,7 +348,7 @@ mod tests {
         drop(hangs);
         assert!(
             away(&backoff).is_none(),
-            "the server was reached after that try began"
+            "the server was reached after that try started"
         );
     }
 

@@ -142,7 +142,7 @@ pub(super) fn parse(text: &str) -> Result<Params, ConnectError> {
         .find_map(|scheme| text.strip_prefix(scheme));
     match url {
         Some(rest) => parse_url(rest),
-        None if text.contains("://") => Err(unreadable("it does not begin with postgres://")),
+        None if text.contains("://") => Err(unreadable("it does not start with postgres://")),
         None => parse_pairs(text),
     }
 }

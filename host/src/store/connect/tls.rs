@@ -124,7 +124,7 @@ impl Tls {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_no_client_auth();
-        // Servers from 17 on insist on it where TLS begins at once (sslnegotiation=direct).
+        // Servers from 17 on insist on it where TLS starts at once (sslnegotiation=direct).
         config.alpn_protocols = vec![b"postgresql".to_vec()];
         Ok(Self {
             connector: Arc::new(config).into(),

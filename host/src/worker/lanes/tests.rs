@@ -471,7 +471,7 @@ fn of_more_lanes_that_are_served_by_source_than_fit_a_claim_each_has_its_turn() 
     };
     let mut asked = lanes.by_source();
     assert_eq!(asked.len(), LANES_PER_CLAIM);
-    // A lane that comes meanwhile does not begin all anew.
+    // A lane that comes meanwhile does not start all anew.
     lanes.learn(vec![lane(many + 1, many + 1, Priority::Low)]);
     lanes.serve(|_| Some(by_source));
     let next = lanes.by_source();

@@ -57,12 +57,12 @@ pub(super) async fn fill(bench: &Bench, server: &Server, count: i64) -> Result<(
         .prepare(&format!(
             "WITH template AS MATERIALIZED (
                  SELECT * FROM rouse.finished WHERE state::text = 'succeeded' LIMIT 1),
-             today AS (SELECT date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' AS began)
+             today AS (SELECT date_trunc('day', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' AS started)
              INSERT INTO rouse.finished ({})
              SELECT {} FROM template, today, generate_series($1::bigint, $2::bigint) AS n,
              LATERAL (SELECT CASE WHEN 2 * n <= $3::bigint
-                 THEN today.began - interval '1 day' + interval '1 day' * ((2 * n - 1)::float8 / $3::bigint)
-                 ELSE today.began + (now() - today.began) * ((2 * n - 1)::float8 / $3::bigint - 1) END AS moment) AS at",
+                 THEN today.started - interval '1 day' + interval '1 day' * ((2 * n - 1)::float8 / $3::bigint)
+                 ELSE today.started + (now() - today.started) * ((2 * n - 1)::float8 / $3::bigint - 1) END AS moment) AS at",
             columns.join(", "),
             values.join(", ")
         ))

@@ -2,10 +2,10 @@
 
 use super::super::load::SPIN;
 use super::super::world::Job;
-use super::known::{IN_LINE_US, ended_from_outside, kind};
+use super::known::{IN_LINE_US, ended_by_an_admin, kind};
 use super::{Found, Known};
 
-/// Attempts over max: 0. Of those that have begun, each that was lost, given back or forgotten is one more.
+/// Attempts over max: 0. Of those that have started, each that was lost, given back or forgotten is one more.
 pub(super) fn within_max(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
@@ -25,10 +25,10 @@ pub(super) fn within_max(known: &Known<'_>) -> Found {
         let until = job.finished_us.unwrap_or(known.world.dumped_us);
         let crashes = known.crashes(job.requested_us, until);
         let most = max as usize + job.lost as usize + released + crashes;
-        let begun = known.evidence(job.id).len();
-        found.case(job.id, begun > most, || {
+        let started = known.evidence(job.id).len();
+        found.case(job.id, started > most, || {
             format!(
-                "job {} has begun {begun} times: more than {max}, {} lost, {released} given back, {crashes} crashes",
+                "job {} has started {started} times: more than {max}, {} lost, {released} given back, {crashes} crashes",
                 job.id, job.lost
             )
         });
@@ -133,7 +133,7 @@ fn losses<'a>(known: &Known<'a>, job: &Job, gave_up: bool) -> Vec<Loss<'a>> {
 pub(super) fn ends_as_asked(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in known.world.jobs.iter().filter(|j| j.finished_us.is_some()) {
-        if ended_from_outside(job) || kind(job.error.as_ref()) == "lost" {
+        if ended_by_an_admin(job) || kind(job.error.as_ref()) == "lost" {
             continue;
         }
         let Some(wish) = known.wish(job) else {

@@ -29,7 +29,7 @@ pub(super) fn one_backoff(known: &Known<'_>) -> Found {
         let mut last: Option<&Try> = None;
         let mut at_once = 0;
         for one in tries {
-            // A failure that is the first in a row begins anew: the server was reached meanwhile, or it is another host.
+            // A failure that is the first in a row starts anew: the server was reached meanwhile, or it is another host.
             let last_us = last.filter(|_| one.failures > 1).map(|last| last.at_us);
             match (one.counted, last_us) {
                 (false, _) => {

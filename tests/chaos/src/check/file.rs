@@ -22,7 +22,7 @@ pub(crate) fn file_on(known: &Known<'_>, job: i64) -> String {
     }
     for one in known.evidence(job) {
         let name = format!("attempt {} ({}) on {}", one.attempt, one.nonce, one.worker);
-        lines.push((one.begun_us, format!("evidence: {name} has begun")));
+        lines.push((one.started_us, format!("evidence: {name} has started")));
         if let Some(stepped_us) = one.stepped_us {
             lines.push((
                 stepped_us,

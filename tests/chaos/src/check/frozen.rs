@@ -1,7 +1,7 @@
 //! Whether others go on with what a host was claiming when it was frozen.
 
 use super::super::ledger::{Ask, Happened, What};
-use super::known::ended_from_outside;
+use super::known::ended_by_an_admin;
 use super::{Found, Known};
 
 /// On top of the lease.
@@ -43,14 +43,14 @@ pub(super) fn claims_run(known: &Known<'_>) -> Found {
                 .any(|(from, until)| *from <= until_us && *until >= freeze.from_us);
             if elsewhere
                 || paused
-                || ended_from_outside(job)
+                || ended_by_an_admin(job)
                 || known.crashes(job.requested_us, until_us) > 0
             {
                 continue;
             }
-            let begun = known.evidence(job.id).iter();
-            let begun = begun.filter(|e| e.worker != worker).map(|e| e.begun_us);
-            let Some(goes_on_us) = begun.chain(job.finished_us).min() else {
+            let started = known.evidence(job.id).iter();
+            let started = started.filter(|e| e.worker != worker).map(|e| e.started_us);
+            let Some(goes_on_us) = started.chain(job.finished_us).min() else {
                 continue;
             };
             if was_its || goes_on_us > until_us {

@@ -3,13 +3,13 @@
 use super::super::ledger::{Answer, Ask};
 use super::super::settings;
 use super::super::world::{Call, Job};
-use super::known::{IN_LINE_US, ended_from_outside};
+use super::known::{IN_LINE_US, ended_by_an_admin};
 use super::{Found, Known};
 
 /// For a host that listens. The notification goes out with the commit, and a claim of which something was heard starts only once the
 /// database has answered. What remains is its way to the host, some milliseconds, the way from the start of an attempt to the
 /// evidence of it, and a machine whose cores are all busy. A claim of which nothing is heard starts when a slot comes free, up to a
-/// second later: with notifications left out 20 of 33 began, 19 of these after more than 300 ms; with them none did.
+/// second later: with notifications left out 20 of 33 started, 19 of these after more than 300 ms; with them none did.
 const STARTS_WITHIN_US: i64 = 250_000;
 /// For a host that was not notified: its claim has started, or was given back. One of which something was heard waits a second
 /// more for an answer.
@@ -37,7 +37,7 @@ fn ended<'a>(known: &Known<'a>) -> Vec<Ended<'a>> {
         let finished_us = job.finished_us?;
         // It was that call, and no earlier one.
         let is_it = call.answer == Answer::Ok(1)
-            && ended_from_outside(job)
+            && ended_by_an_admin(job)
             && (call.asked_us..=call.answered_us).contains(&finished_us);
         is_it.then_some(Ended {
             job,
@@ -60,15 +60,18 @@ pub(super) fn ended_in_line(known: &Known<'_>) -> Found {
         claimed_us,
     } in ended(known)
     {
-        let begun: Vec<i64> = known
+        let started: Vec<i64> = known
             .evidence(job.id)
             .iter()
-            .filter(|e| e.attempt == job.attempt && e.worker == worker && e.begun_us >= claimed_us)
-            .map(|e| e.begun_us)
+            .filter(|e| {
+                e.attempt == job.attempt && e.worker == worker && e.started_us >= claimed_us
+            })
+            .map(|e| e.started_us)
             .collect();
         let before = job.finished_us.unwrap_or(call.asked_us);
         let latest_us = call.answered_us + GIVEN_BACK_WITHIN_US;
-        if begun.iter().any(|at| *at <= before) || known.is_disturbed(worker, claimed_us, latest_us)
+        if started.iter().any(|at| *at <= before)
+            || known.is_disturbed(worker, claimed_us, latest_us)
         {
             continue;
         }
@@ -77,10 +80,10 @@ pub(super) fn ended_in_line(known: &Known<'_>) -> Found {
             true => STARTS_WITHIN_US,
             false => GIVEN_BACK_WITHIN_US,
         };
-        let late_us = begun.iter().map(|at| at - call.answered_us).max();
+        let late_us = started.iter().map(|at| at - call.answered_us).max();
         found.case(job.id, late_us.is_some_and(|late| late > allowed_us), || {
             format!(
-                "attempt {} of job {} began on {worker} {} µs after {:?} was answered; {allowed_us} µs are allowed",
+                "attempt {} of job {} started on {worker} {} µs after {:?} was answered; {allowed_us} µs are allowed",
                 job.attempt,
                 job.id,
                 late_us.unwrap_or_default(),
@@ -109,20 +112,20 @@ pub(super) fn cancels_arrive(known: &Known<'_>) -> Found {
         let attempt = known.evidence(job.id).iter().find(|e| {
             e.attempt == job.attempt
                 && e.worker == worker
-                && (claimed_us..call.asked_us).contains(&e.begun_us)
+                && (claimed_us..call.asked_us).contains(&e.started_us)
         });
         let Some(attempt) = attempt else {
             continue;
         };
         let sleeps_us = wish.sleep_ms as i64 * 1000;
-        if attempt.begun_us + sleeps_us <= until_us
+        if attempt.started_us + sleeps_us <= until_us
             || !settings::listens(worker)
             || known.has_other_trouble(call.asked_us, until_us)
             || known.is_disturbed(worker, claimed_us, until_us)
         {
             continue;
         }
-        let last_us = attempt.last_us().unwrap_or(attempt.begun_us);
+        let last_us = attempt.last_us().unwrap_or(attempt.started_us);
         found.took(job.id, (last_us - call.answered_us).max(0));
     }
     found.p99_within(

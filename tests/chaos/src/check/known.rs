@@ -108,13 +108,13 @@ impl<'a> Known<'a> {
 
     /// Whether the server may have forgotten the claim of this attempt.
     pub(super) fn forgotten(&self, evidence: &Evidence) -> bool {
-        let begun = evidence.begun_us;
-        self.crashes(begun - IN_LINE_US, begun + FORGOTTEN_WITHIN_US) > 0
+        let started = evidence.started_us;
+        self.crashes(started - IN_LINE_US, started + FORGOTTEN_WITHIN_US) > 0
     }
 
     /// When the database took this attempt to be over; none: it never did.
     pub(super) fn over_us(&self, evidence: &Evidence) -> Option<i64> {
-        let begun = evidence.begun_us;
+        let started = evidence.started_us;
         let number = evidence.attempt;
         let of_attempts = self.attempts(evidence.job).iter();
         let of_attempts = of_attempts
@@ -128,12 +128,12 @@ impl<'a> Known<'a> {
             .rows(evidence.job)
             .iter()
             .filter_map(|job| job.finished_us);
-        let next = self.evidence(evidence.job).iter().map(|e| e.begun_us);
+        let next = self.evidence(evidence.job).iter().map(|e| e.started_us);
         of_attempts
             .chain(of_records)
             .chain(of_the_end)
             .chain(next)
-            .filter(|at| *at > begun)
+            .filter(|at| *at > started)
             .min()
     }
 
@@ -298,13 +298,13 @@ pub(super) fn kind(error: Option<&Value>) -> &str {
 }
 
 /// Whether a call from outside has ended the job, as its row says.
-pub(super) fn ended_from_outside(job: &Job) -> bool {
+pub(super) fn ended_by_an_admin(job: &Job) -> bool {
     job.state == "cancelled"
-        || kind(job.error.as_ref()) == "outside"
+        || kind(job.error.as_ref()) == "admin"
         || job
             .result
             .as_ref()
-            .is_some_and(|r| r.get("outside").is_some())
+            .is_some_and(|r| r.get("by_admin").is_some())
 }
 
 /// Which job a call is about.

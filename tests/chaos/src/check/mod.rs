@@ -6,13 +6,13 @@ mod file;
 mod known;
 
 mod accepted;
+mod admin_actions;
 mod attempts;
 mod backoff;
 mod frozen;
 mod heard;
 mod keys;
 mod order;
-mod outside;
 mod recovery;
 mod settled;
 mod steps;
@@ -141,7 +141,7 @@ pub(super) const RULES: [Rule; 29] = [
     },
     Rule {
         name: "over_at_its_end",
-        promise: "no attempt begins after its job has ended",
+        promise: "no attempt starts after its job has ended",
         needs: Needs::Nothing,
         check: settled::over_at_its_end,
     },
@@ -183,7 +183,7 @@ pub(super) const RULES: [Rule; 29] = [
     },
     Rule {
         name: "attempts_within_max",
-        promise: "no more attempts fail than may; of begun ones, one more for each crash of the server",
+        promise: "no more attempts fail than may; of started ones, one more for each crash of the server",
         needs: Needs::Nothing,
         check: attempts::within_max,
     },
@@ -200,16 +200,16 @@ pub(super) const RULES: [Rule; 29] = [
         check: attempts::ends_as_asked,
     },
     Rule {
-        name: "outside_ends_hold",
+        name: "admin_ends_hold",
         promise: "a call from outside that was answered is how the job has ended",
         needs: Needs::AnyOf(&[Fault::Cancel, Fault::Complete, Fault::Fail]),
-        check: outside::answers_hold,
+        check: admin_actions::answers_hold,
     },
     Rule {
-        name: "outside_ends_were_asked",
+        name: "admin_ends_were_requested",
         promise: "no job was ended from outside without being asked to",
         needs: Needs::AnyOf(&[Fault::Cancel, Fault::Complete, Fault::Fail]),
-        check: outside::were_asked,
+        check: admin_actions::were_asked,
     },
     Rule {
         name: "ended_in_line",

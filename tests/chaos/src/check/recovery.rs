@@ -26,7 +26,7 @@ pub(super) fn nothing_stuck(known: &Known<'_>) -> Found {
     found
 }
 
-/// For each attempt that was lost with a host that was killed, from the kill to the next begin. Left out is what has
+/// For each attempt that was lost with a host that was killed, from the kill to the next start. Left out is what has
 /// another reason to wait: a server that was down, a queue that was paused, a second loss (which waits 10 s), tags that
 /// only the killed host may have had, a longer lease, and a job whose end came from outside.
 pub(super) fn taken_up_again(known: &Known<'_>) -> Found {
@@ -52,8 +52,8 @@ pub(super) fn taken_up_again(known: &Known<'_>) -> Found {
             let again = known
                 .evidence(lost.job)
                 .iter()
-                .filter(|e| e.attempt == lost.attempt + 1 && e.begun_us > killed.from_us)
-                .map(|e| e.begun_us)
+                .filter(|e| e.attempt == lost.attempt + 1 && e.started_us > killed.from_us)
+                .map(|e| e.started_us)
                 .min();
             let Some(again_us) = again else {
                 continue;
@@ -89,20 +89,20 @@ pub(super) fn stop_burns_nothing(known: &Known<'_>) -> Found {
         };
         let ran = known.world.evidence.iter().filter(|e| {
             e.worker == *worker
-                && e.begun_us < stopped.from_us
+                && e.started_us < stopped.from_us
                 && known.over_us(e).is_none_or(|at| at > stopped.from_us)
                 // Others may have had the same id.
-                && !known.is_gone(worker, e.begun_us, stopped.from_us)
+                && !known.is_gone(worker, e.started_us, stopped.from_us)
         });
         for attempt in ran {
-            if was_disturbed(known, attempt.begun_us - IN_LINE_US, stopped, worker) {
+            if was_disturbed(known, attempt.started_us - IN_LINE_US, stopped, worker) {
                 continue;
             }
             let lost = known.attempts(attempt.job).iter().any(|a| {
                 a.lost
                     && a.attempt == attempt.attempt
                     && known.worker_id(a.worker) == worker
-                    && a.claimed_us <= attempt.begun_us
+                    && a.claimed_us <= attempt.started_us
                     && a.ended_us >= stopped.from_us
             });
             found.case(attempt.job, lost, || {
@@ -115,7 +115,7 @@ pub(super) fn stop_burns_nothing(known: &Known<'_>) -> Found {
     found
 }
 
-/// Whether the host may have lost the lease of an attempt that began then before it was stopped, or could not say that it
+/// Whether the host may have lost the lease of an attempt that started then before it was stopped, or could not say that it
 /// gives it back.
 fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Happened, worker: &str) -> bool {
     known.world.happened.iter().any(|other| {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::super::world::Evidence;
-use super::known::{ended_from_outside, kind, nonce};
+use super::known::{ended_by_an_admin, kind, nonce};
 use super::{Found, Known};
 
 /// Settled twice: 0.
@@ -45,7 +45,7 @@ struct Written<'a> {
 }
 
 /// The attempt that an outcome names has really run: on that worker, with that number, after that claim. One with
-/// the same number from an earlier claim (given back, or forgotten in a crash) has begun before it.
+/// the same number from an earlier claim (given back, or forgotten in a crash) has started before it.
 pub(super) fn by_its_claim(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for written in written(known) {
@@ -53,13 +53,13 @@ pub(super) fn by_its_claim(known: &Known<'_>) -> Found {
             e.attempt == written.attempt
                 && e.worker == written.worker
                 && written.nonce.as_ref().is_none_or(|nonce| *nonce == e.nonce)
-                && (written.claimed_us..=written.ended_us).contains(&e.begun_us)
+                && (written.claimed_us..=written.ended_us).contains(&e.started_us)
         };
         let evidence = known.evidence(written.job);
         let wrong = !evidence.iter().any(fits);
         found.case(written.job, wrong, || {
             format!(
-                "attempt {} of job {} was settled by {} with the nonce {:?}, and no such attempt has begun there \
+                "attempt {} of job {} was settled by {} with the nonce {:?}, and no such attempt has started there \
                  between its claim and its end; evidence: {evidence:?}",
                 written.attempt, written.job, written.worker, written.nonce
             )
@@ -76,7 +76,7 @@ fn written<'a>(known: &Known<'a>) -> Vec<Written<'a>> {
         else {
             continue;
         };
-        if !ended_from_outside(job) && kind(job.error.as_ref()) != "lost" {
+        if !ended_by_an_admin(job) && kind(job.error.as_ref()) != "lost" {
             all.push(Written {
                 job: job.id,
                 attempt: job.attempt,
@@ -100,12 +100,12 @@ fn written<'a>(known: &Known<'a>) -> Vec<Written<'a>> {
     all
 }
 
-/// Whoever begins a job after its end has claimed what was over, or has settled it as somebody else. Not so where the end
+/// Whoever starts a job after its end has claimed what was over, or has settled it as somebody else. Not so where the end
 /// came from outside, while a claim stood in line; nor where the server has forgotten the claim.
 pub(super) fn over_at_its_end(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
-        let Some(finished_us) = job.finished_us.filter(|_| !ended_from_outside(job)) else {
+        let Some(finished_us) = job.finished_us.filter(|_| !ended_by_an_admin(job)) else {
             continue;
         };
         for evidence in known.evidence(job.id) {
@@ -113,10 +113,10 @@ pub(super) fn over_at_its_end(known: &Known<'_>) -> Found {
             if known.forgotten(evidence) || known.is_shared(&evidence.worker) {
                 continue;
             }
-            let late_us = evidence.begun_us - finished_us;
+            let late_us = evidence.started_us - finished_us;
             found.case(job.id, late_us > 0, || {
                 format!(
-                    "attempt {} of job {} began on {} {late_us} µs after the job had ended",
+                    "attempt {} of job {} started on {} {late_us} µs after the job had ended",
                     evidence.attempt, job.id, evidence.worker
                 )
             });
@@ -125,37 +125,37 @@ pub(super) fn over_at_its_end(known: &Known<'_>) -> Found {
     found
 }
 
-/// An attempt leaves nothing outside of the database any more once another has begun: its host refuses that as soon as
+/// An attempt leaves nothing outside of the database any more once another has started: its host refuses that as soon as
 /// it cannot trust the lease. Where the server has forgotten the claim, or another host has taken the id, the host cannot know at that
 /// moment. What remains is a freeze between the host's look and what it then does: some microseconds. One whose host is gone by then
 /// shows nothing.
 pub(super) fn revoked(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut next: HashMap<i64, &Evidence> = HashMap::new();
-    // From the last begin to the first.
+    // From the last start to the first.
     for evidence in known.world.evidence.iter().rev() {
         let Some(next) = next.insert(evidence.job, evidence) else {
             continue;
         };
         let last_us = evidence.last_us();
-        let forgotten = known.crashes(evidence.begun_us, next.begun_us) > 0;
+        let forgotten = known.crashes(evidence.started_us, next.started_us) > 0;
         if forgotten
             || known.is_shared(&evidence.worker)
-            || evidence.ended_us.is_some_and(|at| at < next.begun_us)
-            || known.is_gone(&evidence.worker, evidence.begun_us, next.begun_us)
+            || evidence.ended_us.is_some_and(|at| at < next.started_us)
+            || known.is_gone(&evidence.worker, evidence.started_us, next.started_us)
         {
             continue;
         }
         found.case(
             evidence.job,
-            last_us.is_some_and(|at| at > next.begun_us),
+            last_us.is_some_and(|at| at > next.started_us),
             || {
                 format!(
-                    "attempt {} of job {} on {} went on {} µs after attempt {} had begun on {}",
+                    "attempt {} of job {} on {} went on {} µs after attempt {} had started on {}",
                     evidence.attempt,
                     evidence.job,
                     evidence.worker,
-                    last_us.unwrap_or_default() - next.begun_us,
+                    last_us.unwrap_or_default() - next.started_us,
                     next.attempt,
                     next.worker
                 )

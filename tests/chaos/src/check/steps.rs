@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use super::super::world::Evidence;
-use super::known::ended_from_outside;
+use super::known::ended_by_an_admin;
 use super::{Found, Known};
 
 /// Times are taken before locks are waited for.
@@ -21,7 +21,7 @@ pub(super) fn stale_step(known: &Known<'_>) -> Found {
             .iter()
             .find(|e| e.nonce == nonce && e.attempt == step.attempt && e.worker == worker);
         let wrong = match done_by {
-            None => Some("no such attempt has begun there"),
+            None => Some("no such attempt has started there"),
             Some(evidence) => is_late(known, evidence, step.at_us)
                 .then_some("that attempt did not have the job any more"),
         };
@@ -45,7 +45,7 @@ fn is_late(known: &Known<'_>, evidence: &Evidence, at_us: i64) -> bool {
         .any(|(_, claimed_us, ended_us)| {
             let after_the_end = ended_us.is_some_and(|ended| at_us > ended + LOCK_US);
             let after_a_claim = claimed_us
-                .is_some_and(|claimed| evidence.begun_us < claimed && at_us > claimed + LOCK_US);
+                .is_some_and(|claimed| evidence.started_us < claimed && at_us > claimed + LOCK_US);
             after_the_end || after_a_claim
         })
 }
@@ -65,7 +65,7 @@ pub(super) fn steps_are_kept(known: &Known<'_>) -> Found {
             .filter(|e| e.stepped_us.is_some())
             .map(|e| e.nonce.as_str())
             .collect();
-        let result = job.result.as_ref().filter(|_| !ended_from_outside(job));
+        let result = job.result.as_ref().filter(|_| !ended_by_an_admin(job));
         told.extend(result.map(|result| result["first"].as_str().unwrap_or("none")));
         let recorded: BTreeSet<&str> = known
             .steps(job.id)
@@ -103,7 +103,7 @@ pub(super) fn stale_progress(known: &Known<'_>) -> Found {
             .iter()
             .find(|e| e.nonce == progress.step);
         let wrong = match said_by {
-            None => Some("no such attempt has begun"),
+            None => Some("no such attempt has started"),
             Some(evidence) => {
                 let runs = progress.attempt.zip(progress.worker);
                 let is_another = runs.is_some_and(|(attempt, worker)| {

@@ -19,11 +19,11 @@ pub(super) fn not_early(known: &Known<'_>) -> Found {
             continue;
         };
         for evidence in known.evidence(job.id) {
-            let earliest = earliest_us(known, job, *run_at_us, evidence.begun_us);
-            let early_us = earliest - evidence.begun_us;
+            let earliest = earliest_us(known, job, *run_at_us, evidence.started_us);
+            let early_us = earliest - evidence.started_us;
             found.case(job.id, early_us > 0, || {
                 format!(
-                    "attempt {} of job {} began {early_us} µs before its time",
+                    "attempt {} of job {} started {early_us} µs before its time",
                     evidence.attempt, job.id
                 )
             });

@@ -97,13 +97,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_processor_time_of_work_on_files_is_the_attempts() {
+    async fn the_cpu_time_of_work_on_files_is_the_attempts() {
         let (abort, meter) = (AbortHandle::new(), Arc::<Meter>::default());
         let (most, counted) = (Duration::from_millis(5), meter.clone());
         let disk = Disk { abort, meter };
-        let begun = std::time::Instant::now();
+        let started = std::time::Instant::now();
         while counted.usage().cpu < most {
-            assert!(begun.elapsed() < Duration::from_secs(60), "it is counted");
+            assert!(started.elapsed() < Duration::from_secs(60), "it is counted");
             let sum = disk.look(|| (0..1_000_000_u64).map(std::hint::black_box).sum::<u64>());
             assert_eq!(sum.await, 499_999_500_000);
         }

@@ -49,7 +49,7 @@ impl FileInput {
         }
     }
 
-    fn begin(&mut self, bytes: usize) {
+    fn start(&mut self, bytes: usize) {
         let (file, position) = (self.file.clone(), self.position);
         let bytes = bytes.min(READ_BYTES_MAX);
         let reading = self.disk.look(move || read(&file, position, bytes));
@@ -61,7 +61,7 @@ impl FileInput {
 impl Pollable for FileInput {
     async fn ready(&mut self) {
         if matches!(self.state, State::Idle) {
-            self.begin(READ_BYTES_UNASKED);
+            self.start(READ_BYTES_UNASKED);
         }
         if let State::Reading(reading) = &mut self.state {
             self.state = match reading.await {
@@ -80,7 +80,7 @@ impl InputStream for FileInput {
             State::Idle => {
                 self.state = State::Idle;
                 if bytes > 0 {
-                    self.begin(bytes);
+                    self.start(bytes);
                 }
                 Ok(Bytes::new())
             }
@@ -115,7 +115,7 @@ impl InputStream for FileInput {
 
     async fn cancel(&mut self) {
         if let State::Reading(reading) = replace(&mut self.state, State::Closed) {
-            // What has begun comes to its end.
+            // What has started comes to its end.
             reading.cancel().await;
         }
     }

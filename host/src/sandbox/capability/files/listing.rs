@@ -38,7 +38,7 @@ impl Listing {
 }
 
 impl Files<'_> {
-    /// Begins to list a directory.
+    /// Starts to list a directory.
     pub(super) async fn list(&mut self, fd: &Fd) -> FsResult<Resource<DirectoryEntryStream>> {
         let Descriptor::Dir(dir) = self.descriptor(fd)? else {
             return Err(ErrorCode::NotDirectory.into());
@@ -76,7 +76,7 @@ impl HostDirectoryEntryStream for Files<'_> {
     }
 }
 
-/// Begins to list this directory, with a position of its own.
+/// Starts to list this directory, with a position of its own.
 fn list(dir: &File) -> io::Result<Dir> {
     Ok(Dir::read_from(dir)?)
 }

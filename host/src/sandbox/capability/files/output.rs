@@ -67,7 +67,7 @@ impl FileOutput {
         let more = match self.position {
             None => bytes,
             Some(position) => {
-                // A write begins only once the one before it has ended, so this is how long the file is.
+                // A write starts only once the one before it has ended, so this is how long the file is.
                 let size = self.file.metadata().map_or(0, |about| about.len());
                 position.saturating_add(bytes).saturating_sub(size)
             }
@@ -144,7 +144,7 @@ impl OutputStream for FileOutput {
 
     async fn cancel(&mut self) {
         if let State::Writing { done, .. } = replace(&mut self.state, State::Closed) {
-            // What has begun comes to its end.
+            // What has started comes to its end.
             done.cancel().await;
         }
     }

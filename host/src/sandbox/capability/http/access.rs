@@ -12,14 +12,14 @@ use super::net::{HttpClient, Net};
 use super::target::Target;
 use crate::job::pattern_covers;
 use crate::sandbox::grants::{Host, HostPattern, HttpGrant, Secret, SecretGrant, lines};
-use crate::sandbox::{Narrowing, Origin, Settings};
+use crate::sandbox::{Attenuation, Origin, Settings};
 
 /// What one handler may do over HTTP.
 pub(in crate::sandbox) struct HttpAccess {
     pub(super) handler: Arc<str>,
     grants: Vec<HttpGrant>,
     /// What the job takes away of that. The grants stay as they are, because how far one reaches depends on its hosts.
-    job: Option<Narrowing>,
+    job: Option<Attenuation>,
     sent_names: BTreeSet<String>,
     signing_names: BTreeSet<String>,
     /// The lines of `rouse.toml` that would bind the handler's name to its module, where none does.
@@ -155,7 +155,7 @@ impl HttpAccess {
     }
 
     /// The same without what a job takes away. The connections are those of the handler.
-    pub(in crate::sandbox) fn narrowed(&self, job: &Narrowing) -> Arc<Self> {
+    pub(in crate::sandbox) fn attenuated(&self, job: &Attenuation) -> Arc<Self> {
         let secrets = self.secrets.iter().map(|(name, granted)| {
             let granted = GrantedSecret {
                 secret: granted.secret.clone(),
@@ -193,7 +193,7 @@ impl HttpAccess {
                 && grant.covers_method(method.as_str())
         });
         let reach = fitting.map(|grant| reach(grant, &target)).max();
-        let taken = |job: &Narrowing| !job.leaves_host(&target.host);
+        let taken = |job: &Attenuation| !job.leaves_host(&target.host);
         match reach {
             Some(_) if self.job.as_ref().is_some_and(taken) => {
                 Err(denial::taken_away(&self.handler, method, &target))

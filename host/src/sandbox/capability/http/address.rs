@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Where an address leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum AddressKind {
     /// Anywhere on the internet.
     Public,
     /// An interface of this machine, whose address could as well be anybody's on the internet.
@@ -33,20 +33,20 @@ const METADATA_V6: [Ipv6Addr; 4] = [
 ];
 
 /// Where this address leads, as far as the address alone says.
-pub(super) fn place(address: IpAddr) -> Place {
+pub(super) fn address_kind(address: IpAddr) -> AddressKind {
     match address {
-        IpAddr::V4(address) => place_v4(address),
-        IpAddr::V6(address) => place_v6(address),
+        IpAddr::V4(address) => address_kind_v4(address),
+        IpAddr::V6(address) => address_kind_v6(address),
     }
 }
 
-fn place_v4(address: Ipv4Addr) -> Place {
+fn address_kind_v4(address: Ipv4Addr) -> AddressKind {
     if METADATA_V4.contains(&address) {
-        return Place::Metadata;
+        return AddressKind::Metadata;
     }
     match address.octets() {
-        [0, ..] | [224..=239, ..] | [255, 255, 255, 255] => Place::Nowhere,
-        [169, 254, ..] => Place::Metadata, // link-local
+        [0, ..] | [224..=239, ..] | [255, 255, 255, 255] => AddressKind::Nowhere,
+        [169, 254, ..] => AddressKind::Metadata, // link-local
         [10 | 127, ..]
         | [100, 64..=127, ..]    // shared by customers of one provider (RFC 6598)
         | [172, 16..=31, ..]
@@ -57,34 +57,34 @@ fn place_v4(address: Ipv4Addr) -> Place {
         | [198, 18..=19, ..]     // benchmarks
         | [198, 51, 100, _]      // documentation
         | [203, 0, 113, _]       // documentation
-        | [240..=255, ..] => Place::Private,
-        _ => Place::Public,
+        | [240..=255, ..] => AddressKind::Private,
+        _ => AddressKind::Public,
     }
 }
 
-fn place_v6(address: Ipv6Addr) -> Place {
+fn address_kind_v6(address: Ipv6Addr) -> AddressKind {
     if METADATA_V6.contains(&address) {
-        return Place::Metadata;
+        return AddressKind::Metadata;
     }
     if address.is_unspecified() || address.is_multicast() {
-        return Place::Nowhere;
+        return AddressKind::Nowhere;
     }
     if let Some(inner) = embedded(address) {
         // Never public: whoever means the address inside can name that one.
-        return match place_v4(inner) {
-            Place::Public | Place::Own | Place::Private => Place::Private,
-            Place::Metadata => Place::Metadata,
-            Place::Nowhere => Place::Nowhere,
+        return match address_kind_v4(inner) {
+            AddressKind::Public | AddressKind::Own | AddressKind::Private => AddressKind::Private,
+            AddressKind::Metadata => AddressKind::Metadata,
+            AddressKind::Nowhere => AddressKind::Nowhere,
         };
     }
     match address.segments() {
-        [0xfe80..=0xfebf, ..] => Place::Metadata, // link-local
+        [0xfe80..=0xfebf, ..] => AddressKind::Metadata, // link-local
         [0x2001, 0..=0x1ff, ..]       // IETF protocols: Teredo, ORCHID, benchmarks …
         | [0x2001, 0xdb8, ..]         // documentation
-        | [0x3fff, 0..=0xfff, ..] => Place::Private, // documentation
+        | [0x3fff, 0..=0xfff, ..] => AddressKind::Private, // documentation
         // All that is given out so far.
-        [0x2000..=0x3fff, ..] => Place::Public,
-        _ => Place::Private,
+        [0x2000..=0x3fff, ..] => AddressKind::Public,
+        _ => AddressKind::Private,
     }
 }
 
@@ -108,17 +108,17 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn all_are(wanted: Place, addresses: &[&str]) {
+    fn all_are(wanted: AddressKind, addresses: &[&str]) {
         for text in addresses {
             let address = text.parse().expect("an address");
-            assert_eq!(place(address), wanted, "{text}");
+            assert_eq!(address_kind(address), wanted, "{text}");
         }
     }
 
     #[test]
     fn servers_of_the_internet_are_public() {
         all_are(
-            Place::Public,
+            AddressKind::Public,
             &[
                 "1.1.1.1",
                 "8.8.8.8",
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn the_machine_and_its_surroundings_are_private() {
         all_are(
-            Place::Private,
+            AddressKind::Private,
             &[
                 "127.0.0.1",
                 "127.255.255.254",
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn whatever_is_link_local_may_give_out_credentials_and_some_other_addresses_do() {
         all_are(
-            Place::Metadata,
+            AddressKind::Metadata,
             &[
                 "169.254.169.254",
                 "169.254.170.2",
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn an_address_within_another_is_never_public() {
         all_are(
-            Place::Private,
+            AddressKind::Private,
             &[
                 "::ffff:127.0.0.1",
                 "::ffff:8.8.8.8",
@@ -214,7 +214,7 @@ mod tests {
             ],
         );
         all_are(
-            Place::Metadata,
+            AddressKind::Metadata,
             &[
                 "::ffff:169.254.169.254",
                 "64:ff9b::a9fe:a9fe",
@@ -223,7 +223,7 @@ mod tests {
             ],
         );
         all_are(
-            Place::Nowhere,
+            AddressKind::Nowhere,
             &[
                 "0.0.0.0",
                 "0.1.2.3",

@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::address::{Place, place};
+use super::address::{AddressKind, address_kind};
 use super::lookups::Lookups;
 use super::net::{Open, OpenCount};
 use super::target::Target;
@@ -73,12 +73,12 @@ pub(super) enum Reach {
 }
 
 impl Reach {
-    fn includes(self, place: Place) -> bool {
-        match place {
-            Place::Public => true,
-            Place::Own | Place::Private => self >= Self::Private,
-            Place::Metadata => self >= Self::Listed,
-            Place::Nowhere => false,
+    fn includes(self, kind: AddressKind) -> bool {
+        match kind {
+            AddressKind::Public => true,
+            AddressKind::Own | AddressKind::Private => self >= Self::Private,
+            AddressKind::Metadata => self >= Self::Listed,
+            AddressKind::Nowhere => false,
         }
     }
 }
@@ -133,11 +133,11 @@ impl Connector {
         let mut prohibited = None;
         let mut reachable = Vec::new();
         for address in addresses {
-            let place = self.place(address)?;
-            if self.reach.includes(place) {
+            let kind = self.address_kind(address)?;
+            if self.reach.includes(kind) {
                 reachable.push(address);
             } else {
-                prohibited.get_or_insert(Fault::Prohibited { address, place });
+                prohibited.get_or_insert(Fault::Prohibited { address, kind });
             }
         }
         reachable.truncate(ADDRESSES_MAX);
@@ -149,11 +149,11 @@ impl Connector {
     }
 
     /// Where an address leads from this machine. Where nobody can say which addresses are its own, no public one is reached.
-    fn place(&self, address: IpAddr) -> Result<Place, Fault> {
-        match place(address) {
-            Place::Public => match self.dialer.lookups.is_own(address) {
-                Ok(false) => Ok(Place::Public),
-                Ok(true) => Ok(Place::Own),
+    fn address_kind(&self, address: IpAddr) -> Result<AddressKind, Fault> {
+        match address_kind(address) {
+            AddressKind::Public => match self.dialer.lookups.is_own(address) {
+                Ok(false) => Ok(AddressKind::Public),
+                Ok(true) => Ok(AddressKind::Own),
                 Err(error) => Err(Fault::Unreachable(format!(
                     "the addresses of this machine cannot be read: {error}"
                 ))),
@@ -248,15 +248,15 @@ mod tests {
     #[test]
     fn each_reach_includes_what_the_ones_before_it_include_and_nobody_reaches_a_group() {
         let reaches = [Reach::Public, Reach::Private, Reach::Listed];
-        for (place, least) in [
-            (Place::Public, 0),
-            (Place::Own, 1),
-            (Place::Private, 1),
-            (Place::Metadata, 2),
-            (Place::Nowhere, 3),
+        for (kind, least) in [
+            (AddressKind::Public, 0),
+            (AddressKind::Own, 1),
+            (AddressKind::Private, 1),
+            (AddressKind::Metadata, 2),
+            (AddressKind::Nowhere, 3),
         ] {
             for (at, reach) in reaches.into_iter().enumerate() {
-                assert_eq!(reach.includes(place), at >= least, "{reach:?} {place:?}");
+                assert_eq!(reach.includes(kind), at >= least, "{reach:?} {kind:?}");
             }
         }
     }

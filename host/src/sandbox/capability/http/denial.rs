@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use http::{Method, Uri};
 
-use super::address::Place;
+use super::address::AddressKind;
 use super::target::Target;
 use crate::harmless::printable;
 use crate::sandbox::grants::lines;
@@ -46,16 +46,16 @@ pub(super) fn prohibited(
     method: &Method,
     target: &Target,
     address: IpAddr,
-    place: Place,
+    kind: AddressKind,
     config: &str,
 ) -> String {
     let method = word(method.as_str());
     let asked =
         format!("the handler {handler} asked for {method} {target}, which leads to {address}");
-    match place {
-        Place::Public | Place::Own | Place::Private => {
-            let what = match place {
-                Place::Own => "an address of this machine",
+    match kind {
+        AddressKind::Public | AddressKind::Own | AddressKind::Private => {
+            let what = match kind {
+                AddressKind::Own => "an address of this machine",
                 _ => "not a public address",
             };
             format!(
@@ -67,10 +67,10 @@ pub(super) fn prohibited(
                 )
             )
         }
-        Place::Metadata => format!(
+        AddressKind::Metadata => format!(
             "{asked}, where clouds give out credentials; only a grant whose `hosts` list that very address allows it"
         ),
-        Place::Nowhere => format!("{asked}, which is no address of a server"),
+        AddressKind::Nowhere => format!("{asked}, which is no address of a server"),
     }
 }
 

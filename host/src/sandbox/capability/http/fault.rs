@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use wasmtime_wasi_http::Error;
 
-use super::address::Place;
+use super::address::AddressKind;
 
 /// Why a request came to nothing.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -17,7 +17,7 @@ pub(super) enum Fault {
     Denied,
     /// All addresses of the host are of such a kind.
     #[error("{address} may not be connected to")]
-    Prohibited { address: IpAddr, place: Place },
+    Prohibited { address: IpAddr, kind: AddressKind },
     #[error("{0}")]
     Limit(String),
     #[error(

@@ -195,7 +195,7 @@ mod tests {
         let tally = Tally::new(meter.clone(), u64::MAX, Some(held));
         let body = Incoming {
             body: response.into_body(),
-            under_way: tally.begin().expect("it fits"),
+            under_way: tally.start().expect("it fits"),
             redactor: None,
             limits,
             timer: limits.timer(),

@@ -1,5 +1,5 @@
 //! From a name to its addresses. The system looks names up on a thread that nobody can call back: it goes on when nobody
-//! waits for it any more. So a look-up counts until it has ended, and no guest can have the host begin more and more.
+//! waits for it any more. So a look-up counts until it has ended, and no guest can have the host start more and more.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -66,7 +66,7 @@ impl Lookups {
         }
     }
 
-    /// All addresses of this name, in the order in which they should be tried. Who stops waiting before it is begun has
+    /// All addresses of this name, in the order in which they should be tried. Who stops waiting before it is started has
     /// asked for nothing.
     ///
     /// # Errors

@@ -60,7 +60,7 @@ impl Net {
         }))
     }
 
-    /// The client for this handler's requests of this reach. Where too many connections are open, all handlers begin
+    /// The client for this handler's requests of this reach. Where too many connections are open, all handlers start
     /// with none: those that nobody uses are closed at once, and the others with the ends of their requests.
     pub(super) fn client(&self, handler: &Arc<str>, reach: Reach) -> HttpClient {
         // Nothing panics while it holds the lock.

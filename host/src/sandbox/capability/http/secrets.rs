@@ -15,7 +15,7 @@ use super::denial;
 use super::target::Target;
 use crate::sandbox::grants::{Secret, SecretGrant};
 
-/// How placeholders begin, so that people who meet one know what it is.
+/// How placeholders start, so that people who meet one know what it is.
 const PREFIX: &str = "rouse-secret-";
 
 /// The placeholders of one attempt.

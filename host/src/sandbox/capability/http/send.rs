@@ -75,7 +75,7 @@ impl Http {
             )));
         }
         self.requests += 1;
-        let mut under_way = tally.begin()?;
+        let mut under_way = tally.start()?;
 
         let (mut parts, body) = request.into_parts();
         let allowed = access
@@ -139,10 +139,10 @@ impl Sending {
             answered = while_trusted(&self.abort, asked) => answered,
         };
         let response = answered.map_err(|fault| match fault {
-            Fault::Prohibited { address, place } => {
+            Fault::Prohibited { address, kind } => {
                 let (handler, target) = (&self.access.handler, &self.allowed.target);
                 let config = &self.access.config;
-                let denial = denial::prohibited(handler, &method, target, address, place, config);
+                let denial = denial::prohibited(handler, &method, target, address, kind, config);
                 drop(self.tally.deny(denial));
                 fault
             }

@@ -34,7 +34,7 @@ impl Tally {
     }
 
     /// Counts a request until what is returned is dropped.
-    pub(super) fn begin(self: &Arc<Self>) -> Result<UnderWay, Fault> {
+    pub(super) fn start(self: &Arc<Self>) -> Result<UnderWay, Fault> {
         let before = self.under_way.fetch_add(1, Ordering::Relaxed);
         let mut under_way = UnderWay {
             tally: self.clone(),
@@ -146,12 +146,12 @@ mod tests {
             Tally::new(Arc::default(), u64::MAX, Some(held))
         };
         let (first, second) = (tally(2), tally(2));
-        let one = first.begin().unwrap();
-        let _two = first.begin().unwrap();
-        let refused = |tally: &Arc<Tally>| tally.begin().unwrap_err().to_string();
+        let one = first.start().unwrap();
+        let _two = first.start().unwrap();
+        let refused = |tally: &Arc<Tally>| tally.start().unwrap_err().to_string();
         let own = refused(&first);
         assert!(own.contains("raise memory_mb"), "{own}");
-        let mut other = second.begin().unwrap();
+        let mut other = second.start().unwrap();
         let hosts = refused(&second);
         assert!(hosts.contains("raise memory_total_mb"), "{hosts}");
         assert!(other.holds(1).is_err() && second.keeps(1).is_err());

@@ -169,7 +169,7 @@ fn lines_of_one_write_that_are_too_many_are_counted_together() {
 }
 
 #[test]
-fn a_line_that_is_begun_behind_a_flood_is_not_kept_in_memory_either() {
+fn a_line_that_is_started_behind_a_flood_is_not_kept_in_memory_either() {
     let log = slow(1_000);
     let mut flood = b"\n\n\n\n".to_vec();
     flood.resize(WRITE_BYTES_MAX, b'x');
@@ -234,7 +234,7 @@ fn what_is_kept_of_standard_error_is_whole_lines_within_a_size() {
     assert_eq!(
         kept,
         [long.as_str(); 2],
-        "what has lost its beginning is left out"
+        "what has lost its start is left out"
     );
     // One endless line is shown from where it is known, in one write or in many.
     let endless = vec![b'y'; 100 << 10];

@@ -83,7 +83,7 @@ impl Builder {
         job.expect("the job was built")
     }
 
-    /// A worker has claimed the job, and no attempt begins.
+    /// A worker has claimed the job, and no attempt starts.
     fn claim(&mut self, id: i64, attempt: i32, worker: i64, claimed_us: i64) {
         let job = self.of(id);
         job.attempt = attempt;
@@ -97,14 +97,14 @@ impl Builder {
         self.end(id, "cancelled", json!(null), at_us + 500);
     }
 
-    /// An attempt begins on a worker, a millisecond after its claim.
-    fn begin(&mut self, id: i64, attempt: i32, worker: i64, claimed_us: i64) {
+    /// An attempt starts on a worker, a millisecond after its claim.
+    fn start(&mut self, id: i64, attempt: i32, worker: i64, claimed_us: i64) {
         let evidence = Evidence {
             worker: format!("host-{worker}"),
             job: id,
             attempt,
             nonce: nonce(id, attempt),
-            begun_us: claimed_us + 1_000,
+            started_us: claimed_us + 1_000,
             ended_us: Some(claimed_us + 2_000),
             ..Evidence::default()
         };
@@ -120,13 +120,13 @@ impl Builder {
             job: id,
             attempt: job.attempt,
             lost,
-            worker: job.worker.expect("it has begun"),
+            worker: job.worker.expect("it has started"),
             error: match lost {
                 true => json!({"kind": "lost"}),
                 false => json!({"kind": "guest_error", "guest_kind": "flaky", "details": details}),
             },
             sha256: None,
-            claimed_us: job.claimed_us.expect("it has begun"),
+            claimed_us: job.claimed_us.expect("it has started"),
             ended_us,
             lease_ended_us: lost.then_some(ended_us - 100_000),
         });
@@ -185,7 +185,7 @@ pub(super) fn healthy() -> World {
     let plain = Wish::default;
 
     b.job(QUICK, 10 * S, plain());
-    b.begin(QUICK, 1, A, 11 * S);
+    b.start(QUICK, 1, A, 11 * S);
     b.succeed(QUICK, 12 * S);
 
     let flaky = Wish {
@@ -193,9 +193,9 @@ pub(super) fn healthy() -> World {
         ..plain()
     };
     b.job(FLAKY, 10 * S, flaky);
-    b.begin(FLAKY, 1, A, 11 * S);
+    b.start(FLAKY, 1, A, 11 * S);
     b.attempt(FLAKY, false, 12 * S);
-    b.begin(FLAKY, 2, B, 13 * S);
+    b.start(FLAKY, 2, B, 13 * S);
     b.succeed(FLAKY, 14 * S);
 
     let hopeless = Wish {
@@ -203,15 +203,15 @@ pub(super) fn healthy() -> World {
         ..plain()
     };
     b.job(HOPELESS, 10 * S, hopeless);
-    b.begin(HOPELESS, 1, A, 11 * S);
+    b.start(HOPELESS, 1, A, 11 * S);
     let details = json!({"attempt": 1, "nonce": nonce(HOPELESS, 1)});
     let error = json!({"kind": "guest_error", "guest_kind": "hopeless", "details": details});
     b.end(HOPELESS, "failed", error, 12 * S);
 
     // Host C is killed while it runs this one.
     b.job(ORPHAN, 20 * S, plain());
-    b.begin(ORPHAN, 1, C, 21 * S);
-    b.0.evidence.last_mut().expect("it has begun").ended_us = None;
+    b.start(ORPHAN, 1, C, 21 * S);
+    b.0.evidence.last_mut().expect("it has started").ended_us = None;
     b.happen(
         22 * S,
         22 * S,
@@ -220,13 +220,13 @@ pub(super) fn healthy() -> World {
         },
     );
     b.attempt(ORPHAN, true, 26 * S);
-    b.begin(ORPHAN, 2, A, 26 * S);
+    b.start(ORPHAN, 2, A, 26 * S);
     b.succeed(ORPHAN, 27 * S);
 
     // Host B is frozen while it runs this one, and lives on.
     b.job(FROZEN, 20 * S, plain());
-    b.begin(FROZEN, 1, B, 121 * S);
-    b.0.evidence.last_mut().expect("it has begun").ended_us = None;
+    b.start(FROZEN, 1, B, 121 * S);
+    b.0.evidence.last_mut().expect("it has started").ended_us = None;
     b.happen(
         122 * S,
         129 * S,
@@ -236,14 +236,14 @@ pub(super) fn healthy() -> World {
         },
     );
     b.attempt(FROZEN, true, 127 * S);
-    b.begin(FROZEN, 2, A, 127 * S);
+    b.start(FROZEN, 2, A, 127 * S);
     b.succeed(FROZEN, 128 * S);
 
     // Host B is stopped while it runs this one, and gives it back.
     b.job(STOPPED, 140 * S, plain());
-    b.begin(STOPPED, 1, B, 141 * S);
-    b.0.evidence.last_mut().expect("it has begun").nonce = "given back in the end".into();
-    b.0.evidence.last_mut().expect("it has begun").ended_us = None;
+    b.start(STOPPED, 1, B, 141 * S);
+    b.0.evidence.last_mut().expect("it has started").nonce = "given back in the end".into();
+    b.0.evidence.last_mut().expect("it has started").ended_us = None;
     b.happen(
         142 * S,
         143 * S,
@@ -261,7 +261,7 @@ pub(super) fn healthy() -> World {
         at_us: 143 * S - 1,
         ..Record::default()
     });
-    b.begin(STOPPED, 1, A, 143 * S);
+    b.start(STOPPED, 1, A, 143 * S);
     b.succeed(STOPPED, 144 * S);
 
     // This one loses its host three times, because that is killed.
@@ -270,11 +270,11 @@ pub(super) fn healthy() -> World {
         worker: "host-2".into(),
     };
     for (attempt, at) in [(1, 31), (2, 41)] {
-        b.begin(DOOMED, attempt, B, at * S);
+        b.start(DOOMED, attempt, B, at * S);
         b.happen((at + 4) * S, (at + 4) * S, killed());
         b.attempt(DOOMED, true, (at + 5) * S);
     }
-    b.begin(DOOMED, 3, B, 60 * S);
+    b.start(DOOMED, 3, B, 60 * S);
     b.happen(64 * S, 64 * S, killed());
     b.of(DOOMED).lost = 3;
     b.end(DOOMED, "failed", json!({"kind": "lost"}), 66 * S);
@@ -284,7 +284,7 @@ pub(super) fn healthy() -> World {
         ..plain()
     };
     b.job(LATER, 10 * S, later.clone());
-    b.begin(LATER, 1, A, 15 * S);
+    b.start(LATER, 1, A, 15 * S);
     b.succeed(LATER, 16 * S);
     b.job(MOVED, 10 * S, later);
     let moved = Ask::Reschedule {
@@ -292,7 +292,7 @@ pub(super) fn healthy() -> World {
         run_at_us: Some(18 * S),
     };
     b.call(11 * S, moved, Answer::Ok(1));
-    b.begin(MOVED, 1, A, 18 * S);
+    b.start(MOVED, 1, A, 18 * S);
     b.succeed(MOVED, 19 * S);
     let far = Wish {
         run_in_ms: Some(10_000_000),
@@ -312,7 +312,7 @@ pub(super) fn healthy() -> World {
     b.call(11 * S, complete, Answer::Unknown("lost".into()));
     let job = b.of(COMPLETED);
     job.state = "succeeded".into();
-    job.result = Some(json!({"outside": mark}));
+    job.result = Some(json!({"by_admin": mark}));
     job.finished_us = Some(11 * S);
     b.job(FAILED, 10 * S, plain());
     let fail = Ask::Fail {
@@ -323,7 +323,7 @@ pub(super) fn healthy() -> World {
     b.end(
         FAILED,
         "failed",
-        json!({"kind": "outside", "message": mark}),
+        json!({"kind": "admin", "message": mark}),
         11 * S,
     );
 
@@ -334,7 +334,7 @@ pub(super) fn healthy() -> World {
     };
     for (id, at) in KEYED.into_iter().zip([10, 20]) {
         b.job(id, at * S, keyed.clone());
-        b.begin(id, 1, A, (at + 1) * S);
+        b.start(id, 1, A, (at + 1) * S);
         b.succeed(id, (at + 2) * S);
     }
 
@@ -351,14 +351,14 @@ pub(super) fn healthy() -> World {
             available_us: at * S,
             ..Job::default()
         });
-        b.begin(id, 1, A, (at + 1) * S);
+        b.start(id, 1, A, (at + 1) * S);
         b.succeed(id, (at + 2) * S);
     }
 
     // The first claim of this one was given back.
     b.job(RELEASED, 70 * S, plain());
-    b.begin(RELEASED, 1, B, 71 * S);
-    b.0.evidence.last_mut().expect("it has begun").nonce = "given back".into();
+    b.start(RELEASED, 1, B, 71 * S);
+    b.0.evidence.last_mut().expect("it has started").nonce = "given back".into();
     b.0.records.push(Record {
         job: Some(RELEASED),
         event: "released".into(),
@@ -367,7 +367,7 @@ pub(super) fn healthy() -> World {
         at_us: 72 * S,
         ..Record::default()
     });
-    b.begin(RELEASED, 1, A, 73 * S);
+    b.start(RELEASED, 1, A, 73 * S);
     b.succeed(RELEASED, 74 * S);
 
     // The first attempt of this one has done its step, and the second was told of it.
@@ -377,8 +377,8 @@ pub(super) fn healthy() -> World {
         ..plain()
     };
     b.job(STEPPED, 80 * S, stepped);
-    b.begin(STEPPED, 1, A, 81 * S);
-    b.0.evidence.last_mut().expect("it has begun").stepped_us = Some(81 * S + 1_500);
+    b.start(STEPPED, 1, A, 81 * S);
+    b.0.evidence.last_mut().expect("it has started").stepped_us = Some(81 * S + 1_500);
     b.0.steps.push(Step {
         job: STEPPED,
         name: "first".into(),
@@ -388,7 +388,7 @@ pub(super) fn healthy() -> World {
         at_us: 81 * S + 1_400,
     });
     b.attempt(STEPPED, false, 82 * S);
-    b.begin(STEPPED, 2, B, 83 * S);
+    b.start(STEPPED, 2, B, 83 * S);
     b.0.progress.push(Progress {
         job: STEPPED,
         step: nonce(STEPPED, 2),
@@ -420,8 +420,8 @@ pub(super) fn healthy() -> World {
         ..plain()
     };
     b.job(TOLD, 160 * S, told);
-    b.begin(TOLD, 1, A, 160 * S);
-    let evidence = b.0.evidence.last_mut().expect("it has begun");
+    b.start(TOLD, 1, A, 160 * S);
+    let evidence = b.0.evidence.last_mut().expect("it has started");
     (evidence.ended_us, evidence.ticked_us) = (None, Some(162 * S));
     b.happen(161 * S, 161 * S + 5_000, What::ListenersCut { count: 2 });
     b.cancel(TOLD, 161 * S + 200_000);
@@ -438,7 +438,7 @@ pub(super) fn healthy() -> World {
     b.happen(170 * S, 181 * S, frozen);
     b.cancel(LARGE[1], 171 * S);
     b.attempt(LARGE[0], true, 175 * S);
-    b.begin(LARGE[0], 2, A, 175 * S);
+    b.start(LARGE[0], 2, A, 175 * S);
     b.succeed(LARGE[0], 176 * S);
 
     // Two hosts have this id; the first of them stops, and is refused when it is started again.
@@ -464,7 +464,7 @@ pub(super) fn healthy() -> World {
     let (queue, other) = ("default".to_string(), "default".to_string());
     b.call(100 * S, Ask::Pause { queue }, Answer::Ok(1));
     b.job(WAITED, 105 * S, plain());
-    b.begin(WAITED, 1, A, 110 * S + 2_000);
+    b.start(WAITED, 1, A, 110 * S + 2_000);
     b.succeed(WAITED, 111 * S);
     // These were refused: there is no such job.
     for (n, answer) in [

@@ -154,7 +154,7 @@ fn an_outcome_from_another_worker_is_found() {
 }
 
 #[test]
-fn an_outcome_of_an_attempt_that_never_began_is_found() {
+fn an_outcome_of_an_attempt_that_never_started_is_found() {
     breaks("stale_outcome", |world| {
         world.evidence.retain(|e| e.job != QUICK)
     });
@@ -168,30 +168,30 @@ fn a_failed_attempt_with_the_nonce_of_another_is_found() {
     });
 }
 
-/// Another attempt at the first job begins after its end.
-fn begins_again(world: &mut World) -> i64 {
+/// Another attempt at the first job starts after its end.
+fn starts_again(world: &mut World) -> i64 {
     let finished_us = job(world, QUICK).finished_us.expect("it has ended");
     let mut again = evidence(world, QUICK).clone();
     again.nonce = "again".into();
-    (again.begun_us, again.ended_us) = (finished_us + S / 4, None);
-    let begun_us = again.begun_us;
+    (again.started_us, again.ended_us) = (finished_us + S / 4, None);
+    let started_us = again.started_us;
     world.evidence.push(again);
-    begun_us
+    started_us
 }
 
 #[test]
-fn an_attempt_that_begins_after_the_end_of_its_job_is_found() {
+fn an_attempt_that_starts_after_the_end_of_its_job_is_found() {
     breaks("over_at_its_end", |world| {
-        begins_again(world);
+        starts_again(world);
     });
 }
 
 #[test]
-fn an_attempt_that_begins_after_an_end_from_outside_is_no_case_of_an_end_of_its_own() {
+fn an_attempt_that_starts_after_an_end_by_an_admin_is_no_case_of_an_end_of_its_own() {
     let mut world = healthy();
     let mut late = evidence(&mut world, QUICK).clone();
     (late.job, late.nonce) = (CANCELLED, "late".into());
-    late.begun_us = 11 * S + 500_000;
+    late.started_us = 11 * S + 500_000;
     world.evidence.push(late);
     breaks_nothing(&world);
 }
@@ -219,9 +219,9 @@ fn an_attempt_whose_host_was_killed_shows_nothing_of_revocation() {
 }
 
 #[test]
-fn an_attempt_that_begins_late_whose_claim_the_server_has_forgotten_is_excused() {
+fn an_attempt_that_starts_late_whose_claim_the_server_has_forgotten_is_excused() {
     let mut world = healthy();
-    let at_us = begins_again(&mut world) + S / 2;
+    let at_us = starts_again(&mut world) + S / 2;
     world.happened.push(Happened {
         from_us: at_us,
         until_us: at_us + S,
@@ -252,7 +252,7 @@ fn a_step_that_is_forgotten_or_done_twice_is_found() {
     breaks("steps_are_kept", |world| {
         let mut all = world.evidence.iter_mut();
         let second = all.find(|e| e.job == STEPPED && e.attempt == 2);
-        second.expect("it has begun").stepped_us = Some(83 * S);
+        second.expect("it has started").stepped_us = Some(83 * S);
     });
 }
 
@@ -273,7 +273,7 @@ fn the_progress_of_a_stale_attempt_is_found() {
 #[test]
 fn a_start_before_its_time_is_found() {
     breaks("not_early", |world| {
-        evidence(world, LATER).begun_us = 15 * S - 1;
+        evidence(world, LATER).started_us = 15 * S - 1;
         job(world, LATER).claimed_us = Some(15 * S - 1_000);
     });
 }
@@ -281,7 +281,7 @@ fn a_start_before_its_time_is_found() {
 #[test]
 fn a_start_before_the_time_that_the_job_was_moved_to_is_found() {
     breaks("not_early", |world| {
-        evidence(world, MOVED).begun_us = 17 * S;
+        evidence(world, MOVED).started_us = 17 * S;
         job(world, MOVED).claimed_us = Some(17 * S - 1_000);
     });
 }
@@ -319,12 +319,12 @@ fn more_failed_attempts_than_may_be_are_found() {
 }
 
 #[test]
-fn a_job_that_begins_more_often_than_it_is_claimed_is_found() {
+fn a_job_that_starts_more_often_than_it_is_claimed_is_found() {
     breaks("attempts_within_max", |world| {
         for number in 0..ATTEMPTS_MAX {
             let mut more = evidence(world, QUICK).clone();
             more.nonce = format!("more {number}");
-            (more.begun_us, more.ended_us) = (more.begun_us + S / 4, None);
+            (more.started_us, more.ended_us) = (more.started_us + S / 4, None);
             world.evidence.push(more);
         }
     });
@@ -346,7 +346,7 @@ fn goes_on(world: &mut World) {
     });
     let mut fourth = evidence(world, QUICK).clone();
     (fourth.job, fourth.attempt, fourth.nonce) = (DOOMED, 4, nonce(DOOMED, 4));
-    (fourth.begun_us, fourth.ended_us) = (67 * S + 1_000, None);
+    (fourth.started_us, fourth.ended_us) = (67 * S + 1_000, None);
     world.evidence.push(fourth);
     let doomed = job(world, DOOMED);
     (doomed.state, doomed.error) = ("succeeded".into(), None);
@@ -442,8 +442,8 @@ fn a_job_that_is_given_up_because_two_hosts_have_one_id_is_found() {
     });
 }
 
-/// An attempt at the job that was cancelled in line begins so long after the answer, on a worker of this id.
-fn begins_late(world: &mut World, worker: &str, late_us: i64) {
+/// An attempt at the job that was cancelled in line starts so long after the answer, on a worker of this id.
+fn starts_late(world: &mut World, worker: &str, late_us: i64) {
     for known in &mut world.workers {
         if known.incarnation == A {
             known.worker_id = worker.into();
@@ -456,22 +456,22 @@ fn begins_late(world: &mut World, worker: &str, late_us: i64) {
     }
     let mut late = evidence(world, QUICK).clone();
     (late.job, late.nonce) = (IN_LINE, "late".into());
-    (late.begun_us, late.ended_us) = (150 * S + 301_000 + late_us, None);
+    (late.started_us, late.ended_us) = (150 * S + 301_000 + late_us, None);
     world.evidence.push(late);
 }
 
 #[test]
 fn an_attempt_of_a_claim_that_stood_in_line_when_its_job_was_cancelled_is_found() {
     breaks("ended_in_line", |world| {
-        begins_late(world, "host-1", 350_000)
+        starts_late(world, "host-1", 350_000)
     });
     // The third seat polls: it gives claims back that have not started within a second.
     breaks("ended_in_line", |world| {
-        begins_late(world, "host-2-7", 2_600_000)
+        starts_late(world, "host-2-7", 2_600_000)
     });
     for (worker, late_us) in [("host-1", 150_000), ("host-2-7", 1_400_000)] {
         let mut world = healthy();
-        begins_late(&mut world, worker, late_us);
+        starts_late(&mut world, worker, late_us);
         breaks_nothing(&world);
         assert_eq!(of_rule("ended_in_line", &world), 1);
     }
@@ -480,7 +480,7 @@ fn an_attempt_of_a_claim_that_stood_in_line_when_its_job_was_cancelled_is_found(
 #[test]
 fn a_host_that_was_cut_off_need_not_know_what_stands_in_line() {
     let mut world = healthy();
-    begins_late(&mut world, "host-1", 1_400_000);
+    starts_late(&mut world, "host-1", 1_400_000);
     world.happened.push(Happened {
         from_us: 149 * S,
         until_us: 149 * S,
@@ -490,9 +490,9 @@ fn a_host_that_was_cut_off_need_not_know_what_stands_in_line() {
 }
 
 #[test]
-fn a_job_that_had_begun_when_it_was_cancelled_shows_nothing_of_the_line() {
+fn a_job_that_had_started_when_it_was_cancelled_shows_nothing_of_the_line() {
     let mut world = healthy();
-    begins_late(&mut world, "host-1", -200_000);
+    starts_late(&mut world, "host-1", -200_000);
     breaks_nothing(&world);
     assert_eq!(of_rule("ended_in_line", &world), 0);
 }
@@ -535,7 +535,7 @@ fn a_cancellation_amid_other_troubles_shows_nothing() {
 fn runs_late(world: &mut World) {
     for evidence in &mut world.evidence {
         if evidence.job == LARGE[0] {
-            evidence.begun_us = 181 * S + 1_000;
+            evidence.started_us = 181 * S + 1_000;
             evidence.ended_us = None;
         }
     }
@@ -608,7 +608,7 @@ fn a_job_that_ends_otherwise_than_its_handler_says_is_found() {
 
 #[test]
 fn a_cancellation_that_was_answered_and_does_not_hold_is_found() {
-    breaks("outside_ends_hold", |world| {
+    breaks("admin_ends_hold", |world| {
         let ask = Ask::Cancel { job: QUICK };
         let mut call = world.calls[0].clone();
         (call.ask, call.answer) = (ask, Answer::Ok(1));
@@ -617,13 +617,13 @@ fn a_cancellation_that_was_answered_and_does_not_hold_is_found() {
 }
 
 #[test]
-fn an_end_from_outside_that_nobody_has_asked_for_is_found() {
-    breaks("outside_ends_were_asked", |world| {
+fn an_end_by_an_admin_that_nobody_has_asked_for_is_found() {
+    breaks("admin_ends_were_requested", |world| {
         world
             .calls
             .retain(|call| !matches!(call.ask, Ask::Cancel { .. }));
     });
-    breaks("outside_ends_were_asked", |world| {
+    breaks("admin_ends_were_requested", |world| {
         world
             .calls
             .retain(|call| !matches!(call.ask, Ask::Complete { .. }));
@@ -670,7 +670,7 @@ fn an_orphan_that_waits_too_long_is_found() {
     breaks("taken_up_again", |world| {
         for evidence in world.evidence.iter_mut() {
             if evidence.job == ORPHAN && evidence.attempt == 2 {
-                evidence.begun_us = 29 * S + 1_000;
+                evidence.started_us = 29 * S + 1_000;
             }
         }
         job(world, ORPHAN).claimed_us = Some(29 * S);
@@ -698,9 +698,9 @@ fn an_attempt_that_is_lost_with_a_host_that_was_stopped_in_order_is_found() {
         let result = stopped.result.as_mut().expect("it has succeeded");
         (result["attempt"], result["nonce"]) = (json!(2), json!(nonce(STOPPED, 2)));
         let mut all = world.evidence.iter_mut();
-        let second = all.rfind(|e| e.job == STOPPED).expect("it has begun");
+        let second = all.rfind(|e| e.job == STOPPED).expect("it has started");
         (second.attempt, second.nonce) = (2, nonce(STOPPED, 2));
-        (second.begun_us, second.ended_us) = (146 * S + 1_000, Some(146 * S + 2_000));
+        (second.started_us, second.ended_us) = (146 * S + 1_000, Some(146 * S + 2_000));
     });
 }
 

@@ -61,16 +61,16 @@ impl Stuck {
         }
     }
 
-    fn begin(&self, handler: &str) -> JoinHandle<io::Result<Vec<IpAddr>>> {
+    fn start(&self, handler: &str) -> JoinHandle<io::Result<Vec<IpAddr>>> {
         let (lookups, handler) = (self.lookups.clone(), Arc::from(handler));
         tokio::spawn(async move { lookups.look_up(&handler, "slow.test").await })
     }
 
-    /// Begins some, and gives all of them up once no more can begin.
-    async fn begin_and_give_up(&self, handler: &str, count: usize) {
-        let begun: Vec<_> = (0..count).map(|_| self.begin(handler)).collect();
+    /// Starts some, and gives all of them up once no more can start.
+    async fn start_and_give_up(&self, handler: &str, count: usize) {
+        let started: Vec<_> = (0..count).map(|_| self.start(handler)).collect();
         settle().await;
-        for one in begun {
+        for one in started {
             one.abort();
             one.await.expect_err("it is given up");
         }
@@ -101,7 +101,7 @@ async fn settle() {
 async fn a_lookup_counts_until_it_has_ended_also_when_nobody_waits_for_it() {
     let stuck = Stuck::new();
     for _ in 0..5 {
-        stuck.begin_and_give_up("a", 20).await;
+        stuck.start_and_give_up("a", 20).await;
         assert_eq!(stuck.now(), LOOKUPS_OF_ONE_MAX);
     }
     let most = stuck.most.clone();
@@ -112,8 +112,8 @@ async fn a_lookup_counts_until_it_has_ended_also_when_nobody_waits_for_it() {
 #[tokio::test]
 async fn a_handler_whose_names_are_not_found_leaves_room_to_the_others() {
     let stuck = Stuck::new();
-    stuck.begin_and_give_up("a", 20).await;
-    let waits = stuck.begin("a");
+    stuck.start_and_give_up("a", 20).await;
+    let waits = stuck.start("a");
     let found = stuck.lookups.look_up(&"b".into(), "fast.test").await;
     assert_eq!(found.unwrap(), [IpAddr::V4(Ipv4Addr::LOCALHOST)]);
     assert!(!waits.is_finished());
@@ -132,7 +132,7 @@ fn lookups_take_no_more_threads_than_are_theirs() {
     runtime.block_on(async {
         let stuck = Stuck::new();
         for handler in 0..10 {
-            stuck.begin_and_give_up(&handler.to_string(), 60).await;
+            stuck.start_and_give_up(&handler.to_string(), 60).await;
         }
         assert_eq!(stuck.now(), LOOKUPS_MAX);
         assert_eq!(spawn_blocking(|| 7).await.unwrap(), 7);

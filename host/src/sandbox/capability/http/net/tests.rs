@@ -74,7 +74,7 @@ async fn a_host_keeps_so_many_connections_and_no_more_to_however_many_servers() 
         response.into_body().collect().await.expect("its end");
     };
 
-    let begun = Instant::now();
+    let started = Instant::now();
     for at in 0..KEPT_MAX {
         ask(at).await;
     }
@@ -84,7 +84,7 @@ async fn a_host_keeps_so_many_connections_and_no_more_to_however_many_servers() 
         ends.recv().await.expect("the server goes on");
     }
     assert!(
-        begun.elapsed() < IDLE_MAX,
+        started.elapsed() < IDLE_MAX,
         "it was their age that ended them"
     );
     // The last one is of those that are kept now.

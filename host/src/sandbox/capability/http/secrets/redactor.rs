@@ -1,7 +1,7 @@
 //! Takes secrets out of a text that comes in pieces, wherever the pieces are cut.
 //!
 //! When a piece goes on tells nothing of a secret: whoever reads the text may work together with who writes it, and see
-//! which guess at the begin of one is held back longer than another. So as much is held back of any text.
+//! which guess at the start of one is held back longer than another. So as much is held back of any text.
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
@@ -9,10 +9,10 @@ use http::HeaderMap;
 use super::redact_each;
 use crate::sandbox::grants::Secret;
 
-/// Takes secrets out of a text that comes in pieces. Of what has come, as much is held back as the begin of the longest
+/// Takes secrets out of a text that comes in pieces. Of what has come, as much is held back as the start of the longest
 /// secret may be, whatever it is, until more comes or the text ends.
 pub(in crate::sandbox::capability::http) struct Redactor {
-    /// The longest first: where one begins with another, it is the whole that goes.
+    /// The longest first: where one starts with another, it is the whole that goes.
     pairs: Vec<(Secret, String)>,
     /// Bytes of the longest one.
     longest: usize,
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_found_at_the_begin_in_the_middle_and_at_the_end() {
+    fn a_secret_is_found_at_the_start_in_the_middle_and_at_the_end() {
         for (text, clean) in [
             ("abababab", "<short>"),
             ("xabababab", "x<short>"),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn who_guesses_the_begin_of_a_secret_sees_the_same_as_who_is_wrong() {
+    fn who_guesses_the_start_of_a_secret_sees_the_same_as_who_is_wrong() {
         let secret = b"something else";
         // With its last byte it is the whole secret, which one has to know to say it.
         for known in 0..secret.len() - 1 {

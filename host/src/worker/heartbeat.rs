@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 
 use super::policy::Policy;
 use super::reach::warn_unless_unreachable;
-use super::{Settings, Shared, challenges, outside, slots};
+use super::{Settings, Shared, audit_outbox, challenges, slots};
 use crate::job::{AbortReason, State};
 use crate::sandbox::{Catalog, HandlerSet};
 use crate::store::connect::backoff;
@@ -169,7 +169,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
     // What the fleet was told last that this worker can run. It is not sent, nor written, with each heartbeat: it may be megabytes.
     let mut told = None;
     // What was done while no host was there.
-    outside::tell(&shared).await;
+    audit_outbox::log_all(&shared).await;
     loop {
         // Where nothing is heard of this worker, what it loses counts as lost in a crash: a failed heartbeat is repeated soon.
         let wait = match failures {
@@ -191,23 +191,23 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
         draining = shared.stop.is_stopping();
         let news = capabilities.as_ref().filter(|_| capabilities != told);
         match shared.store.heartbeat(news, &stats, draining).await {
-            Ok(Heartbeat { buried, timeouts }) => {
+            Ok(Heartbeat { expired, timeouts }) => {
                 failures = 0;
                 told = capabilities;
                 timeout_flag(timeouts);
-                if buried > 0 {
+                if expired > 0 {
                     warn!(
-                        buried,
+                        expired,
                         "workers were not heard of for 90 s; what they had claimed is free"
                     );
                 }
                 challenges::look_where_deaf(&shared);
-                outside::tell(&shared).await;
+                audit_outbox::log_all(&shared).await;
             }
             Err(error) if error.is_over() || error.is_superseded() => {
                 failures = 0;
                 told = None;
-                begin_again(&shared, &error).await
+                start_again(&shared, &error).await
             }
             // What this worker can run is for people. That it lives is for its jobs.
             Err(error) if error.is_about_data() && news.is_some() => {
@@ -235,7 +235,7 @@ fn timeout_flag(timeouts: i64) {
 }
 
 /// Everything that the worker had claimed is lost. Where it may, it goes on under a new incarnation.
-async fn begin_again(shared: &Arc<Shared>, why: &StoreError) {
+async fn start_again(shared: &Arc<Shared>, why: &StoreError) {
     let ids = shared.leases.lose_all(AbortReason::Error);
     warn!(error = %why, job.ids = ?ids, "this life of the worker is over; what it runs is stopped");
     // What waits in line is refused when it is given back: it is others' already.

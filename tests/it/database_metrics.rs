@@ -52,10 +52,10 @@ async fn a_count_that_takes_too_long_is_given_up_in_the_database_too() {
     open.batch_execute("LOCK TABLE rouse.job IN ACCESS EXCLUSIVE MODE")
         .await
         .unwrap();
-    let began = Instant::now();
+    let started = Instant::now();
     let error = store.depths().await.unwrap_err();
     assert_eq!(error.code(), Some(&SqlState::QUERY_CANCELED), "{error}");
-    assert!(began.elapsed() >= COUNTED_WITHIN);
+    assert!(started.elapsed() >= COUNTED_WITHIN);
     let nobody = "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     until_true(&client, nobody).await;
     open.rollback().await.unwrap();
@@ -74,18 +74,31 @@ async fn a_transaction_that_has_written_and_sits_idle_is_seen() {
     for _ in 0..3 {
         enqueue(&client, "x", json!({})).await;
     }
-    let vitals = store.vitals().await.unwrap();
-    assert!(vitals.oldest_transaction_s.is_some_and(|age| age > 0.0));
-    assert!(vitals.xmin_age.is_some_and(|age| age >= 3), "{vitals:?}");
+    let database_metrics = store.database_metrics().await.unwrap();
+    assert!(
+        database_metrics
+            .oldest_transaction_s
+            .is_some_and(|age| age > 0.0)
+    );
+    assert!(
+        database_metrics.xmin_age.is_some_and(|age| age >= 3),
+        "{database_metrics:?}"
+    );
     open.rollback().await.unwrap();
-    assert_eq!(store.vitals().await.unwrap().oldest_transaction_s, None);
+    assert_eq!(
+        store.database_metrics().await.unwrap().oldest_transaction_s,
+        None
+    );
 }
 
 #[tokio::test]
 async fn a_transaction_that_is_held_open_is_seen() {
     let db = TestDb::new().await;
     let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
-    assert_eq!(store.vitals().await.unwrap().oldest_transaction_s, None);
+    assert_eq!(
+        store.database_metrics().await.unwrap().oldest_transaction_s,
+        None
+    );
     let open = holder
         .build_transaction()
         .isolation_level(tokio_postgres::IsolationLevel::RepeatableRead)
@@ -96,11 +109,21 @@ async fn a_transaction_that_is_held_open_is_seen() {
     for _ in 0..3 {
         enqueue(&client, "x", json!({})).await;
     }
-    let vitals = store.vitals().await.unwrap();
-    assert!(vitals.oldest_transaction_s.is_some_and(|age| age > 0.0));
-    assert!(vitals.xmin_age.is_some_and(|age| age >= 3), "{vitals:?}");
+    let database_metrics = store.database_metrics().await.unwrap();
+    assert!(
+        database_metrics
+            .oldest_transaction_s
+            .is_some_and(|age| age > 0.0)
+    );
+    assert!(
+        database_metrics.xmin_age.is_some_and(|age| age >= 3),
+        "{database_metrics:?}"
+    );
     open.rollback().await.unwrap();
-    assert_eq!(store.vitals().await.unwrap().oldest_transaction_s, None);
+    assert_eq!(
+        store.database_metrics().await.unwrap().oldest_transaction_s,
+        None
+    );
 }
 
 #[tokio::test]

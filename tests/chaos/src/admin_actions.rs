@@ -25,7 +25,7 @@ impl Faults {
         let mark = format!("by hand {}", planned.draw);
         let answer = match planned.fault {
             Fault::Complete => {
-                let result = Json(json!({ "outside": mark }));
+                let result = Json(json!({ "by_admin": mark }));
                 let sql = "SELECT rouse.complete($1, $2)::int::bigint";
                 let ask = Ask::Complete { job, mark };
                 caller.call(ask, sql, &[&job, &result]).await?

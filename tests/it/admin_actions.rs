@@ -69,7 +69,7 @@ const RETRY: &str = "SELECT rouse.retry($1)";
 const RESCHEDULE: &str = "SELECT rouse.reschedule($1, $2::text::timestamptz)";
 
 #[tokio::test]
-async fn each_end_from_outside_can_be_asked_for_again_and_another_is_refused() {
+async fn each_admin_end_can_be_requested_again_and_another_is_refused() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (done, failed, deleted) = (
@@ -85,7 +85,7 @@ async fn each_end_from_outside_can_be_asked_for_again_and_another_is_refused() {
     assert_eq!(show(&client, done).await.result, Some(json!({"n": 1})));
     assert_eq!(
         show(&client, failed).await.error,
-        Some(json!({"kind": "outside", "message": "by hand"}))
+        Some(json!({"kind": "admin", "message": "by hand"}))
     );
     let by = Some(json!({"by": "rouse"}));
     assert_eq!(
@@ -405,7 +405,7 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
 }
 
 #[tokio::test]
-async fn a_claim_that_begins_after_the_pause_finds_nothing_and_one_under_way_is_not_waited_for() {
+async fn a_claim_that_starts_after_the_pause_finds_nothing_and_one_under_way_is_not_waited_for() {
     let db = TestDb::new().await;
     let (mut claimer, client, store) = (db.client().await, db.client().await, db.worker().await);
     enqueue(&client, "x", json!({})).await;

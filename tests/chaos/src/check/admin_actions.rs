@@ -2,7 +2,7 @@
 
 use super::super::ledger::{Answer, Ask};
 use super::super::world::{Call, Job};
-use super::known::ended_from_outside;
+use super::known::ended_by_an_admin;
 use super::{Found, Known};
 
 /// How the row of a job would look if this call had ended it.
@@ -11,7 +11,7 @@ fn ended_by(call: &Call, job: &Job) -> bool {
         Ask::Cancel { .. } => job.state == "cancelled",
         Ask::Complete { mark, .. } => {
             let result = job.result.as_ref();
-            job.state == "succeeded" && result.is_some_and(|r| r["outside"].as_str() == Some(mark))
+            job.state == "succeeded" && result.is_some_and(|r| r["by_admin"].as_str() == Some(mark))
         }
         Ask::Fail { mark, .. } => {
             let error = job.error.as_ref();
@@ -53,12 +53,7 @@ pub(super) fn answers_hold(known: &Known<'_>) -> Found {
 /// Whoever has ended it has asked, and was not refused.
 pub(super) fn were_asked(known: &Known<'_>) -> Found {
     let mut found = Found::default();
-    for job in known
-        .world
-        .jobs
-        .iter()
-        .filter(|job| ended_from_outside(job))
-    {
+    for job in known.world.jobs.iter().filter(|job| ended_by_an_admin(job)) {
         let asked = known
             .calls(job.id)
             .iter()

@@ -27,14 +27,14 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
     let mut pairs = Pairs::default();
     loop {
         shared.metrics_asked.notified().await;
-        let began = Instant::now();
+        let started = Instant::now();
         if let Err(error) = refresh(&shared, &mut pairs).await {
             warn_unless_unreachable!(
                 error,
                 "could not read how the queues fare; their metrics are out of date"
             );
         }
-        tokio::time::sleep(rest(began.elapsed())).await;
+        tokio::time::sleep(rest(started.elapsed())).await;
     }
 }
 
@@ -45,11 +45,12 @@ fn rest(took: Duration) -> Duration {
 
 async fn refresh(shared: &Shared, pairs: &mut Pairs) -> Result<(), StoreError> {
     let _turn = shared.patient_calls.acquire().await;
-    let vitals = shared.store.vitals().await?;
-    gauge!("rouse_dead_rows").set(vitals.dead_rows as f64);
-    gauge!("rouse_oldest_transaction_seconds").set(vitals.oldest_transaction_s.unwrap_or(0.0));
-    gauge!("rouse_xmin_age_transactions").set(vitals.xmin_age.unwrap_or(0) as f64);
-    gauge!("rouse_notification_queue_usage").set(vitals.notification_queue_usage);
+    let database_metrics = shared.store.database_metrics().await?;
+    gauge!("rouse_dead_rows").set(database_metrics.dead_rows as f64);
+    gauge!("rouse_oldest_transaction_seconds")
+        .set(database_metrics.oldest_transaction_s.unwrap_or(0.0));
+    gauge!("rouse_xmin_age_transactions").set(database_metrics.xmin_age.unwrap_or(0) as f64);
+    gauge!("rouse_notification_queue_usage").set(database_metrics.notification_queue_usage);
     let depths = shared.store.depths().await?;
     let (there, gone) = pairs.take(depths);
     for depth in there {

@@ -26,7 +26,7 @@ pub struct Depth {
 
 /// What keeps the live table small, or does not.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Vitals {
+pub struct DatabaseMetrics {
     /// Rows of `rouse.job` that are dead and not cleaned up, as the statistics have it.
     pub dead_rows: i64,
     /// The age of the oldest transaction that keeps dead rows, seconds; none: there is none that this login may see.
@@ -57,10 +57,12 @@ impl Store {
     }
 
     /// How the live table fares.
-    pub async fn vitals(&self) -> Result<Vitals, StoreError> {
-        let rows = self.query(include_str!("vitals.sql"), &[]).await?;
+    pub async fn database_metrics(&self) -> Result<DatabaseMetrics, StoreError> {
+        let rows = self
+            .query(include_str!("database_metrics.sql"), &[])
+            .await?;
         let row = rows.first().expect("a SELECT without FROM returns one row");
-        Ok(Vitals {
+        Ok(DatabaseMetrics {
             dead_rows: row.get(0),
             oldest_transaction_s: row.get(1),
             xmin_age: row.get(2),

@@ -1,13 +1,13 @@
-//! What was done from outside, for the one host that tells it.
+//! Admin actions, for the one host that logs each.
 
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
 use crate::job::JobId;
 
-/// Something that was done from outside, to a job, a queue or anything else.
+/// An admin action on a job, a queue or anything else.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Done {
+pub struct AdminAction {
     /// When (UTC, RFC 3339).
     pub at: String,
     /// `cancelled`, `retried`, `paused` …
@@ -27,22 +27,22 @@ pub struct Done {
 }
 
 impl Store {
-    /// Up to so many of what nobody has told yet, in order. No other host gets them: whoever asks has to tell them.
-    pub async fn tell(&self, most: usize) -> Result<Vec<Done>, StoreError> {
+    /// Takes up to `rows_max` admin actions from the outbox, in order. No other host gets them, so the caller has to log them.
+    pub async fn take_audit_outbox(&self, rows_max: usize) -> Result<Vec<AdminAction>, StoreError> {
         let me = self.me()?;
         let rows = self
             .query(
-                include_str!("tell.sql"),
+                include_str!("audit_outbox.sql"),
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
-                    (&i32::try_from(most).unwrap_or(i32::MAX), Type::INT4),
+                    (&i32::try_from(rows_max).unwrap_or(i32::MAX), Type::INT4),
                 ],
             )
             .await?;
         rows.iter()
             .map(|row| {
-                Ok(Done {
+                Ok(AdminAction {
                     at: row.try_get(0)?,
                     event: row.try_get(1)?,
                     job: row.try_get::<_, Option<i64>>(2)?.map(JobId),

@@ -10,7 +10,7 @@ use super::{Host, HostPattern, Mode};
 /// What a job leaves of the grants and limits of its handler (SPEC row B9). Of what it does not name, all.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Narrowing {
+pub struct Attenuation {
     #[serde(default, deserialize_with = "hosts")]
     http: Option<Vec<HostPattern>>,
     #[serde(default)]
@@ -31,7 +31,7 @@ pub struct Narrowing {
     timeout: Option<Duration>,
 }
 
-impl Narrowing {
+impl Attenuation {
     /// Reads what stands with the job.
     ///
     /// # Errors
@@ -107,8 +107,8 @@ fn hosts<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Vec<HostPattern>>
 mod tests {
     use super::*;
 
-    fn read(json: &str) -> Narrowing {
-        Narrowing::parse(json).unwrap_or_else(|why| panic!("{why}"))
+    fn read(json: &str) -> Attenuation {
+        Attenuation::parse(json).unwrap_or_else(|why| panic!("{why}"))
     }
 
     #[test]
@@ -150,7 +150,7 @@ mod tests {
             r#"{"memory_mb": -1}"#,
             "[]",
         ] {
-            assert!(Narrowing::parse(json).is_err(), "{json}");
+            assert!(Attenuation::parse(json).is_err(), "{json}");
         }
     }
 }

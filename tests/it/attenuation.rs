@@ -83,7 +83,7 @@ async fn a_job_takes_servers_secrets_and_variables_from_its_handler() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = start(&db).await;
-    let url = |host: &str| format!("http://{host}:{}/narrowed", web().plain);
+    let url = |host: &str| format!("http://{host}:{}/attenuated", web().plain);
     let payload =
         |host: &str, secrets: Value| json!({"secrets": secrets, "requests": [{"url": url(host)}]});
 
@@ -220,7 +220,7 @@ fn by_the_job(job: &Shown, key: &str) -> bool {
 async fn a_job_that_leaves_reading_of_a_directory_is_told_that_it_was_itself() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let folder = scratch("narrowed-dirs");
+    let folder = scratch("attenuated-dirs");
     let grant = |dir: &Path, at: &str, mode| Grant {
         handler: "test.write-file".into(),
         dir: dir.into(),

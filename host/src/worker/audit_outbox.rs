@@ -1,0 +1,36 @@
+//! Logs admin actions. They go through no host, so the database keeps them in an outbox, and one host logs each.
+
+use super::reach::warn_unless_unreachable;
+use super::{Shared, events};
+
+/// Rows of one statement.
+const ROWS_MAX: usize = 1000;
+/// Statements of one heartbeat: the rest waits for the next one.
+const STATEMENTS_MAX: usize = 10;
+
+/// Takes what the outbox holds and logs it.
+pub(super) async fn log_all(shared: &Shared) {
+    // A host that does not log these events leaves them to others, and only has old rows deleted.
+    if !events::admin_actions_are_logged() {
+        let _ = shared.store.take_audit_outbox(0).await;
+        return;
+    }
+    for _ in 0..STATEMENTS_MAX {
+        let actions = match shared.store.take_audit_outbox(ROWS_MAX).await {
+            Ok(actions) => actions,
+            Err(error) => {
+                warn_unless_unreachable!(
+                    error,
+                    "cannot read the audit outbox; trying again with the next heartbeat"
+                );
+                return;
+            }
+        };
+        for action in &actions {
+            events::admin_action(&shared.settings.worker_id, action);
+        }
+        if actions.len() < ROWS_MAX {
+            return;
+        }
+    }
+}
