@@ -90,7 +90,7 @@ CREATE TABLE rouse.worker (
     stats_at      timestamptz,
     -- How often it has tried to write on a job that was another's.
     refused       bigint NOT NULL DEFAULT 0,
-    -- The flag of SPEC row A6: how many of its attempts ran into their run timeout since when, and the last of them. All null, and 0,
+    -- The timeout flag: how many of its attempts ran into their run timeout since when, and the last of them. All null, and 0,
     -- until the first, and again once somebody has cleared it.
     timeouts          bigint NOT NULL DEFAULT 0,
     timed_out_since   timestamptz,

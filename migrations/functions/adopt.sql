@@ -3,7 +3,7 @@
 -- How often the job was lost because its worker crashed: the attempt that is being lost, if `p_worker` was not heard of since its lease
 -- ended, and those that were lost before: a worker that was heard of between the end of the lease and the adoption is known by
 -- worker_lived, one that was heard of after it by seen_at, and one that has claimed this very job again since then has lived, too. An outage of the server, a freeze or a takeover of the worker id costs a job its attempt too,
--- but the worker outlives it and is heard of afterwards: the job did not kill it (SPEC row D5). Served by attempt_job and the primary
+-- but the worker outlives it and is heard of afterwards: the job did not kill it. Served by attempt_job and the primary
 -- key of rouse.worker.
 CREATE OR REPLACE FUNCTION rouse._crashes(p_job bigint, p_worker bigint, p_claimed_at timestamptz, p_lease_until timestamptz) RETURNS bigint
 LANGUAGE sql STABLE SET enable_seqscan = off SET jit = off AS $$
@@ -26,7 +26,7 @@ $$;
 -- Rows that somebody else holds locked are skipped, and so are those of paused queues, of lanes that the worker may not claim from, and,
 -- where p_sources is given, jobs of other sources.
 --
--- Orphans go by priority, then by age: by id (SPEC row D4). That order is made among the 1,000 whose leases ended first (more where
+-- Orphans go by priority, then by age: by id. That order is made among the 1,000 whose leases ended first (more where
 -- more are wanted), which are read without a lock; each is looked at again under its lock.
 --
 -- Like a claim, it ends with the job with which the claimed rows reach 8 MiB (rouse.job.bytes and 120 bytes each).

@@ -24,7 +24,7 @@
 -- What is too much is locked until this commits, and otherwise left as it was. Sizes are those of rouse.job.bytes, and 120 bytes for the
 -- columns that every row has.
 --
--- Orphans go first (SPEC row D4). Where a lease has ended since `checked_at`, nothing is claimed, and the answer is one row without an id:
+-- Orphans go first. Where a lease has ended since `checked_at`, nothing is claimed, and the answer is one row without an id:
 -- its `claimed_at` is the time up to which leases were looked at. The caller adopts, and passes that time with its next claim. It does not
 -- say whose job it is. Null: leases are not looked at. The range starts where the last one ended, so that the dead entries of
 -- job_lease that an old transaction keeps are read once by each worker.

@@ -1,4 +1,4 @@
--- What has ended is not rewritten (SPEC row H7): triggers refuse UPDATE, DELETE and TRUNCATE on rouse.finished, rouse.payload, rouse.attempt,
+-- What has ended is not rewritten: triggers refuse UPDATE, DELETE and TRUNCATE on rouse.finished, rouse.payload, rouse.attempt,
 -- rouse.step and rouse.record, also to their owner. Old partitions are dropped (partitions.sql), which no trigger sees. Inserts pay nothing.
 
 -- Refuses to change history, unless this transaction has called rouse.unlock_history. The record of that call stays whatever else goes:

@@ -231,7 +231,7 @@ BEGIN
           AND (EXISTS (SELECT FROM rouse.lane AS o WHERE o.id = l.id AND o.closed_at IS NULL)
                OR l.closed_at < kept_from - interval '2 days' AND age(l.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid))
         RETURNING l.queue, l.used_at),
-    -- The queue stays in the catalog, with its last use (SPEC row H1).
+    -- The queue stays in the catalog, with its last use.
     kept AS (
         INSERT INTO rouse.queue AS q (name, used_at)
         SELECT g.queue, max(g.used_at) FROM gone AS g GROUP BY g.queue

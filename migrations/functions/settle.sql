@@ -141,7 +141,7 @@ $$;
 -- Extends leases, by at most a day. Answers for each job: null where it was extended, 'busy' where somebody is
 -- changing it at this moment (ask again), else the reason why it is this worker's no more
 -- (the words of the abort reasons). Locks nothing that it would have to wait for. Each renewal leaves a
--- record (SPEC row H6).
+-- record.
 CREATE OR REPLACE FUNCTION rouse.renew(p_worker bigint, p_key bytea, p_ids bigint[], p_fences bigint[], p_lease_ms bigint[])
 RETURNS TABLE (id bigint, refusal text)
 LANGUAGE plpgsql SECURITY DEFINER

@@ -112,7 +112,7 @@ CROSS JOIN LATERAL (
       AND d.handler = ANY (w.handlers) AND (w.queues = '{}' OR d.queue = ANY (w.queues)) AND w.tags @> d.tags) AS w;
 
 -- Every life of every worker, the dead ones too, until they are forgotten. `timeouts` and `timed_out_…` are its timeout flag: so many
--- attempts have run into their timeout since `timed_out_since`, the last one at `timed_out_job` (rouse.clear_timeouts). Stats are shown for 120 s (SPEC row A2).
+-- attempts have run into their timeout since `timed_out_since`, the last one at `timed_out_job` (rouse.clear_timeouts). Stats are shown for 120 s.
 CREATE OR REPLACE VIEW rouse.workers AS
 SELECT w.worker_id, w.incarnation,
        CASE WHEN w.stopped_at IS NOT NULL THEN 'unregistered'

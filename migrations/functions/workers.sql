@@ -57,7 +57,7 @@ BEGIN
 END
 $$;
 
--- Flags the worker with the attempts among these that ran into their run timeout (SPEC row A6), whose outcomes were accepted: one write
+-- Flags the worker with the attempts among these that ran into their run timeout, whose outcomes were accepted: one write
 -- for the batch, and none where there is no such attempt. With `skip_locked`, a row of rouse.worker that somebody holds is left as it
 -- is: an outcome does not wait for it twice.
 CREATE OR REPLACE FUNCTION rouse._flag_timeouts(p_worker bigint, p_settlements rouse.settlement[], p_accepted bigint[], p_skip_locked boolean) RETURNS void
@@ -170,7 +170,7 @@ END
 $$;
 
 -- Registers one life of a worker. Its id is unique among the living: one who has the key of the holder takes
--- the id over at once, from the same login, others once the holder has not been heard of for 90 s (SPEC rows A1, A2).
+-- the id over at once, from the same login, others once the holder has not been heard of for 90 s.
 --
 -- Two hosts that share an id and a key would take it from each other for as long as their supervisors restart them, and each takeover
 -- costs every running job an attempt. The one that was replaced says that it still lived (rouse.outlived). From then on, for 10 minutes,
@@ -250,7 +250,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.login = session_user AND (w.dead_at IS NOT NULL OR w.stopped_at IS NOT NULL)
 $$;
 
--- Says that the worker lives, what it can run (null: what it could run before), how it fares (SPEC row A2) and whether it takes no
+-- Says that the worker lives, what it can run (null: what it could run before), how it fares and whether it takes no
 -- more jobs; and expires those of whom nothing was heard for 90 s. Returns how many those were, and the worker's own timeout flag: how
 -- many attempts it is for.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
@@ -296,7 +296,7 @@ BEGIN
 END
 $$;
 
--- Takes the ended lives of a worker off the list, and says how many they were (SPEC row A2). Refused while one lives.
+-- Takes the ended lives of a worker off the list, and says how many they were. Refused while one lives.
 -- What it has said of itself goes at once. Rows go for good, by a later call, once they are older than everything that is
 -- kept: until then the history of jobs names them. Jobs that run are found by job_lease.
 CREATE OR REPLACE FUNCTION rouse.forget_worker(worker_id text) RETURNS integer
@@ -344,7 +344,7 @@ BEGIN
 END
 $$;
 
--- Clears the timeout flag of all lives of a worker (SPEC row A6), and says how many had it. Leaves a record.
+-- Clears the timeout flag of all lives of a worker, and says how many had it. Leaves a record.
 CREATE OR REPLACE FUNCTION rouse.clear_timeouts(worker_id text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -377,7 +377,7 @@ BEGIN
 END
 $$;
 
--- Asks the worker of this id to prove that it has the module of the handler (SPEC row A9); returns the number that its answer
+-- Asks the worker of this id to prove that it has the module of the handler; returns the number that its answer
 -- will have, which nobody can guess. The worker is told at once, where it listens; else it looks at its next heartbeat.
 -- Of one worker no more than 100 challenges are open at a time, give or take those that are asked for at the same moment.
 -- With each, at most 100 of more than a day ago go. Served by worker_living, challenge_open and challenge_asked.

@@ -1,4 +1,4 @@
-//! Jobs that leave less of the grants and limits of their handlers (SPEC row B9).
+//! Jobs that leave less of the grants and limits of their handlers.
 
 use std::path::Path;
 use std::sync::Arc;

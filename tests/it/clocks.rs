@@ -1,4 +1,4 @@
-//! A host whose own clock is wrong: the database's decides (SPEC row S2).
+//! A host whose own clock is wrong: the database's decides.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What an attempt that has lost its job still does, seen from outside: requests, files, state and secrets (SPEC row B1).
+//! What an attempt that has lost its job still does, seen from outside: requests, files, state and secrets.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -82,7 +82,7 @@ async fn an_id_is_taken_as_long_as_its_holder_lives() {
     let (first, second) = (db.store(), db.store());
     let mail = || registration("mail", WorkerKey::random());
     let (_, heartbeat_every) = first.register(&mail()).await.unwrap();
-    assert_eq!(heartbeat_every, Duration::from_secs(30), "SPEC row A2");
+    assert_eq!(heartbeat_every, Duration::from_secs(30));
     let refused = second.register(&mail()).await.unwrap_err();
     assert!(refused.is_taken(), "{refused}");
     assert!(refused.to_string().contains("worker_key_file"), "{refused}");

@@ -180,7 +180,7 @@ pub fn main() -> ExitCode {
 }
 
 /// The same, with these middlewares around each attempt that `dev`, `serve` and `queue drain` run, the first one outermost
-/// (SPEC row Q9; `examples/embed`). The process must be nothing but this command: it sets up logs and signals, and starts itself
+/// (`examples/embed`). The process must be nothing but this command: it sets up logs and signals, and starts itself
 /// again to compile modules.
 pub fn main_with(middlewares: Vec<Arc<dyn Middleware>>) -> ExitCode {
     let cli = Cli::parse();

@@ -51,7 +51,7 @@ pub enum ConfigError {
     },
 }
 
-/// The rule for worker ids, which the database holds to as well (SPEC row A1).
+/// The rule for worker ids, which the database holds to as well.
 pub fn check_worker_id(id: &str) -> Result<(), String> {
     let fits = (1..=64).contains(&id.len())
         && id

@@ -1,4 +1,4 @@
-//! One handler, once, without the queue: `rouse invoke` and `POST /invoke/{handler}` (SPEC row D6).
+//! One handler, once, without the queue: `rouse invoke` and `POST /invoke/{handler}`.
 //!
 //! For whoever needs an answer while the database is away, or does not want one kept. Nothing is
 //! written down: no job, no lease, no record, and no second try. How a run is judged is not decided

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Why a running attempt has to stop. The same closed list stands in the WIT world
-/// (`rouse:handler/types.abort-reason`) and in SPEC row Q4.
+/// (`rouse:handler/types.abort-reason`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AbortReason {

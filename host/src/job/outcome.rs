@@ -126,7 +126,7 @@ pub struct Tries {
     pub own: OwnLimits,
 }
 
-/// Which limits of an attempt are lower than those of its handler, because the grants of the job say so (SPEC row B9).
+/// Which limits of an attempt are lower than those of its handler, because the grants of the job say so.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OwnLimits {
     /// Its memory.
@@ -155,8 +155,6 @@ pub struct OwnLimits {
 /// | the host could not run it | after the backoff |
 /// | what the job leaves of its grants is not understood | never |
 /// | a shutdown, or it never started: no slot in time, no handler | at once, and this one does not count |
-///
-/// (SPEC rows B4, Q5.)
 pub fn decide(end: RunEnd, tries: Tries, policy: &RetryPolicy, random: f64) -> Outcome {
     let (mut error, verdict) = match judge(end, tries) {
         Judged::Decided(outcome) => return outcome,

@@ -30,10 +30,10 @@ impl From<Duration> for Again {
 }
 
 /// Exponential backoff: `initial × multiplier^(attempt − 1)`, capped at `max`, with jitter
-/// (SPEC row Q5), which stays below the cap. Each handler declares its own in its manifest; the operator may override it.
+///, which stays below the cap. Each handler declares its own in its manifest; the operator may override it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
-    /// Attempts in all, the first included. Lost attempts do not count (SPEC row D5).
+    /// Attempts in all, the first included. Lost attempts do not count.
     pub max_attempts: u32,
     /// The wait after the first failed attempt.
     pub initial: Duration,

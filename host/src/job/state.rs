@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The state of a job (SPEC row D1).
+/// The state of a job.
 ///
 /// `queued → running → succeeded | failed | timed_out | cancelled`, `running → queued` for a retry
 /// or a released claim, `queued → cancelled`. The last four are final.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What an attempt has used (SPEC row B5).
+/// What an attempt has used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// CPU time of the guest, instantiation and host calls included.

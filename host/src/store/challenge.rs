@@ -1,4 +1,4 @@
-//! Challenges: a worker is asked to prove that it has the module of a handler, and answers behind its key (SPEC row A9).
+//! Challenges: a worker is asked to prove that it has the module of a handler, and answers behind its key.
 
 use serde_json::Value;
 use tokio_postgres::types::{Json, Type};

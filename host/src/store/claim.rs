@@ -71,7 +71,7 @@ impl From<&ClaimOrder> for OrderRecord {
 pub enum Claimed {
     /// These jobs; fewer than wanted: the lanes had no more, or the answer ended because of its size.
     Jobs(Vec<ClaimedJob>),
-    /// Nothing: a lease has ended, and orphans go first (SPEC row D4). Leases were looked at up to this time, by the
+    /// Nothing: a lease has ended, and orphans go first. Leases were looked at up to this time, by the
     /// database's clock.
     Orphans(SystemTime),
 }

@@ -12,7 +12,7 @@ use crate::job::JobId;
 /// One job, as it is shown.
 #[derive(Debug, Clone)]
 pub struct JobView {
-    /// Its state, the word of SPEC row D1.
+    /// Its state.
     pub state: String,
     /// The columns of the view `rouse.jobs`, and `history`: as Postgres has written it. Postgres keeps numbers and depths
     /// that [`Value`] cannot hold.

@@ -59,7 +59,7 @@ pub struct Registration {
     pub stats: Option<Stats>,
 }
 
-/// How a worker fares (SPEC row A2).
+/// How a worker fares.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Stats {
     /// Attempts that run now.
@@ -112,7 +112,7 @@ impl StoreError {
     }
 
     /// True where this life of the worker is over: it was not heard of for too long, or the database has
-    /// forgotten it (it was restored, for instance). It has to register again (SPEC row A2), and all that it has
+    /// forgotten it (it was restored, for instance). It has to register again, and all that it has
     /// claimed is lost.
     pub fn is_over(&self) -> bool {
         self.is(&[OVER, UNKNOWN])
@@ -134,7 +134,7 @@ impl StoreError {
 pub struct Heartbeat {
     /// Workers that were found dead by the way.
     pub expired: i32,
-    /// For how many attempts the worker has its timeout flag (SPEC row A6).
+    /// For how many attempts the worker has its timeout flag.
     pub timeouts: i64,
 }
 

@@ -1,4 +1,4 @@
-//! Proves to operators that this worker has what it has registered (SPEC row A9).
+//! Proves to operators that this worker has what it has registered.
 //!
 //! A registration is only what a worker says of itself. Challenged, it calls the module's `describe` in a throwaway
 //! instance, and hashes the nonce with the bytes of the module's file, which only who has that file can do. Whoever asks and

@@ -1,4 +1,4 @@
-//! What the database says of itself, on the metrics page: queues, dead rows, old transactions (SPEC row D7).
+//! What the database says of itself, on the metrics page: queues, dead rows, old transactions.
 //!
 //! Read only when somebody has read that page, for the next time: counting the jobs of many lanes is not free, and there may
 //! be a hundred hosts.

@@ -1,4 +1,4 @@
-//! Every transition of a job as a structured event (SPEC row Q10): target `rouse::job`, with `event`, `job.id`, `handler`,
+//! Every transition of a job as a structured event: target `rouse::job`, with `event`, `job.id`, `handler`,
 //! `attempt`, `worker.id` and, from the claim on, `elapsed_ms`; an admin action has no claim, and names who did it.
 //! docs/reference/events.md lists them.
 
@@ -66,7 +66,7 @@ macro_rules! event {
     };
 }
 
-/// A worker has started, is told to stop, or has stopped (SPEC row Q2).
+/// A worker has started, is told to stop, or has stopped.
 pub(super) fn worker(event: &str, settings: &Settings, incarnation: Incarnation) {
     info!(
         target: WORKER_TARGET,

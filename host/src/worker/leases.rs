@@ -26,7 +26,7 @@ use crate::store::{Refusal, Renewal, RunningUsage};
 
 /// How often the leases are looked at.
 const TICK: Duration = Duration::from_millis(250);
-/// A lease is renewed after this share of it (SPEC row Q2: below half).
+/// A lease is renewed after this share of it (below half).
 const RENEWED_AFTER: f64 = 0.4;
 /// A claim in doubt keeps its slot waiting for no longer than this; then it is given back.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);

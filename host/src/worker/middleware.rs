@@ -1,4 +1,4 @@
-//! Middlewares: what happens around each attempt, from the outside in and back out again (SPEC row Q9).
+//! Middlewares: what happens around each attempt, from the outside in and back out again.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -51,7 +51,7 @@ pub struct Settings {
     pub intervals: Intervals,
 }
 
-/// What the order of the queues means (SPEC row A4).
+/// What the order of the queues means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum QueueOrder {

@@ -1,4 +1,4 @@
-//! How long jobs have waited for this worker, by queue (SPEC row D7).
+//! How long jobs have waited for this worker, by queue.
 
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};

@@ -62,7 +62,7 @@ impl Wakeups {
     }
 }
 
-/// Listens until the worker ends. After a failure that is not an outage it backs off in the same way (SPEC row A7).
+/// Listens until the worker ends. After a failure that is not an outage it backs off in the same way.
 pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
     if !shared.settings.notify {
         return;

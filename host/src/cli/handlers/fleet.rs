@@ -1,4 +1,4 @@
-//! `rouse handlers ls`: what the workers that live can run (SPEC row A11).
+//! `rouse handlers ls`: what the workers that live can run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -68,7 +68,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What waits for a worker that nobody is (SPEC row A4).
+/// What waits for a worker that nobody is.
 async fn unknown(store: &Store) -> anyhow::Result<Vec<Value>> {
     let mut rows = store.backlog(None).await?.unwrap_or_default();
     rows.retain(|row| row["workers"] == 0 && waits(row));

@@ -1,4 +1,4 @@
-//! `rouse queue drain`: this process becomes a worker of one queue, until that is empty (SPEC row H6).
+//! `rouse queue drain`: this process becomes a worker of one queue, until that is empty.
 
 mod progress;
 mod summary;

@@ -1,4 +1,4 @@
-//! `rouse workers verify`: a worker proves that it has the module of a handler (SPEC row A9).
+//! `rouse workers verify`: a worker proves that it has the module of a handler.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

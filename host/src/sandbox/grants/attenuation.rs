@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{Host, HostPattern, Mode};
 
-/// What a job leaves of the grants and limits of its handler (SPEC row B9). Of what it does not name, all.
+/// What a job leaves of the grants and limits of its handler. Of what it does not name, all.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attenuation {

@@ -1,4 +1,4 @@
-//! One backoff for all connections to one address (SPEC row A7).
+//! One backoff for all connections to one address.
 //!
 //! As long as connections open, this does nothing. After the first failure, all callers get an error at once, without a try,
 //! until 1, 2, 4 … 60 s have passed; then the next caller makes one try. So callers that retry on their own (settlements,

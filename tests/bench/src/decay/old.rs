@@ -1,4 +1,4 @@
-//! Everything that makes a queue old at once: much pending, much finished, and a transaction that stays open (SPEC row B8).
+//! Everything that makes a queue old at once: much pending, much finished, and a transaction that stays open.
 
 use std::slice;
 use std::time::{Duration, Instant};
