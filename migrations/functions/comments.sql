@@ -84,8 +84,10 @@ COMMENT ON FUNCTION rouse.claim_bound IS
     'Claims ready jobs of these lanes that come from these sources.';
 COMMENT ON FUNCTION rouse.claimed IS
     'Returns the jobs of one claim of this worker; the ids of those that it has lost are left out.';
+COMMENT ON FUNCTION rouse.orphans IS
+    'Lists jobs whose lease has expired, with what decides about them.';
 COMMENT ON FUNCTION rouse.adopt IS
-    'Takes over jobs whose lease has expired.';
+    'Takes over jobs whose lease has expired, behind their old fences; returns the ids of those taken over.';
 COMMENT ON FUNCTION rouse.settle IS
     'Ends attempts behind their fences; returns the accepted and the locked jobs.';
 COMMENT ON FUNCTION rouse.renew IS

@@ -11,6 +11,13 @@ BEGIN
     IF to_regtype('rouse.claim_order') IS NULL THEN
         CREATE TYPE rouse.claim_order AS (lane bigint, after bigint, lease_ms bigint, most integer, waited_ms bigint);
     END IF;
+    -- What becomes of an orphan.
+    --   fence     that of the lost attempt
+    --   next      running: this worker claims it, with lease_ms; queued: it waits for delay_ms; failed
+    --   crashes   with how many crashes this was decided
+    IF to_regtype('rouse.adoption') IS NULL THEN
+        CREATE TYPE rouse.adoption AS (id bigint, fence bigint, next text, crashes bigint, delay_ms bigint, lease_ms bigint);
+    END IF;
     -- The end of an attempt.
     --   state       succeeded, failed, timed_out, cancelled: the job's final state;
     --               queued with an error: retry after delay_ms; queued without: the claim is

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use rouse::job::{Fence, JobId};
-use rouse::store::{ClaimOrder, Fate, JsonText, Locked, Looking, Renewal, Settlement, Store};
+use rouse::job::{Fence, JobId, Outcome};
+use rouse::store::{ClaimOrder, JsonText, Locked, Looking, Renewal, Settlement, Store};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -197,7 +197,7 @@ fn succeeded(id: i64) -> Settlement {
         started_after: None,
         ran: None,
         handler: None,
-        fate: Fate::Succeeded(JsonText("\"its own\"".into())),
+        outcome: Outcome::Succeeded(JsonText("\"its own\"".into())),
     }
 }
 
@@ -364,8 +364,7 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
     };
     let peek = store.peek(&looking).await.unwrap();
     assert!(peek.ready.len() == 1 && !peek.orphans, "{peek:?}");
-    let adopted = store
-        .adopt(Fence(8), &orders, None, 10, 3, None)
+    let adopted = crate::support::claims::adopt(&store, Fence(8), &orders, 10, 3, None)
         .await
         .unwrap()
         .claimed;
@@ -386,8 +385,7 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
     };
     let peek = store.peek(&recent).await.unwrap();
     assert!(peek.orphans && peek.ready.len() == 1, "{peek:?}");
-    let adopted = store
-        .adopt(Fence(8), &orders, None, 10, 3, since)
+    let adopted = crate::support::claims::adopt(&store, Fence(8), &orders, 10, 3, since)
         .await
         .unwrap()
         .claimed;
@@ -641,7 +639,7 @@ async fn release(store: &Store, id: i64, fence: i64) {
         started_after: None,
         ran: None,
         handler: None,
-        fate: Fate::Released,
+        outcome: Outcome::Released,
     };
     let settled = store.settle(&[settlement], Locked::Wait).await.unwrap();
     assert!(settled.accepted.contains(&JobId(id)));

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use rouse::job::{Attempt, Fence, JobId, LaneId};
-use rouse::store::{Adopted, ClaimOrder, Claimed, Locked, LostJob, Stats, Store, WorkerKey};
+use rouse::job::{AfterLoss, Attempt, Fence, JobId, LaneId};
+use rouse::store::{
+    Adopted, Adoption, ClaimOrder, Claimed, Locked, Renewal, Stats, Store, WorkerKey,
+};
 use rouse::worker::Settings;
 use serde_json::json;
 use tokio_postgres::Client;
@@ -26,8 +28,7 @@ async fn expire(client: &Client, id: JobId) {
 
 async fn adopt(store: &Store) -> Adopted {
     let orders = orders(store, 60_000).await;
-    store
-        .adopt(Fence(rand()), &orders, None, 10, 3, None)
+    crate::support::claims::adopt(&store, Fence(rand()), &orders, 10, 3, None)
         .await
         .unwrap()
 }
@@ -54,21 +55,13 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     let first = claim(&store, 1).await.remove(0);
     let adopted = adopt(&next).await;
     assert!(adopted.claimed.is_empty(), "its lease has not run out");
-    let lost = |attempt, lost, has_failed| LostJob {
-        id: first.id,
-        lane: first.lane,
-        attempt: Attempt(attempt),
-        lost,
-        has_failed,
-        after: Duration::ZERO,
-    };
-    // What is told of a job that nobody has claimed; how long it ran is another matter.
-    let told = |all: Vec<LostJob>| -> Vec<LostJob> {
-        let without = |one| LostJob {
-            after: Duration::ZERO,
-            ..one
+    let reported = |adopted: &Adopted| {
+        let [adoption] = adopted.lost[..] else {
+            panic!("one job: {adopted:?}");
         };
-        all.into_iter().map(without).collect()
+        let orphan = adoption.orphan;
+        assert_eq!((orphan.id, orphan.lane), (first.id, first.lane));
+        (orphan.attempt, orphan.lost, adoption.next)
     };
 
     expire(&client, first.id).await;
@@ -92,7 +85,8 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     expire(&client, second.id).await;
     let adopted = adopt(&last).await;
     assert!(adopted.claimed.is_empty(), "after a second crash it waits");
-    assert_eq!(told(adopted.lost), [lost(2, 2, false)]);
+    let wait = AfterLoss::Wait(Duration::from_secs(10));
+    assert_eq!(reported(&adopted), (Attempt(2), 2, wait));
     assert_eq!(show(&client, id).await.state, "queued");
     client
         .execute(
@@ -115,9 +109,9 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     expire(&client, third.id).await;
     let adopted = adopt(&survivor).await;
     assert!(adopted.claimed.is_empty());
-    let ran = adopted.lost[0].after;
+    let ran = adopted.lost[0].orphan.after;
     assert!(ran >= Duration::from_secs(60), "since its claim: {ran:?}");
-    assert_eq!(told(adopted.lost), [lost(3, 3, true)]);
+    assert_eq!(reported(&adopted), (Attempt(3), 3, AfterLoss::Fail));
     let shown = show(&client, id).await;
     assert_eq!(shown.state, "failed");
     let error = shown.error.unwrap();
@@ -216,6 +210,96 @@ async fn a_loss_whose_worker_claims_the_job_again_does_not_count_as_a_crash() {
     );
 }
 
+/// What `last` decides about the orphans that it has listed.
+async fn decided(last: &Store, next: AfterLoss) -> Vec<Adoption> {
+    let lanes: Vec<LaneId> = orders(last, 60_000)
+        .await
+        .iter()
+        .map(|it| it.lane)
+        .collect();
+    let orphans = last.orphans(&lanes, None, 10, None).await.unwrap();
+    let adoption = |orphan| Adoption {
+        orphan,
+        next,
+        lease: Duration::from_secs(60),
+    };
+    orphans.into_iter().map(adoption).collect()
+}
+
+/// As a host that freezes between its two statements.
+#[tokio::test]
+async fn an_orphan_that_changes_after_it_was_listed_is_left_alone() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (owner, other, last) = (db.worker().await, db.worker().await, db.worker().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    let job = claim(&owner, 1).await.remove(0);
+    for (next, change) in [
+        (AfterLoss::Claim, "renewed"),
+        (AfterLoss::Fail, "renewed"),
+        (AfterLoss::Claim, "paused"),
+        (AfterLoss::Fail, "locked"),
+        (AfterLoss::Claim, "adopted"),
+    ] {
+        expire(&client, job.id).await;
+        let adoptions = decided(&last, next).await;
+        assert_eq!(adoptions.len(), 1, "{change}");
+        let mut holder = db.client().await;
+        let holds = holder.transaction().await.unwrap();
+        match change {
+            "renewed" => {
+                let renewal = Renewal {
+                    id: job.id,
+                    fence: job.fence,
+                    lease_ms: 60_000,
+                };
+                let answers = owner.renew(&[renewal]).await.unwrap();
+                assert_eq!(answers, [(job.id, None)]);
+            }
+            "paused" => {
+                let pause = "SELECT rouse.pause_queue('default')";
+                client.batch_execute(pause).await.unwrap();
+            }
+            "locked" => {
+                let lock = "SELECT FROM rouse.job FOR UPDATE";
+                holds.batch_execute(lock).await.unwrap();
+            }
+            _ => {
+                adopt(&other).await.claimed.remove(0);
+            }
+        }
+        let adopted = last.adopt(Fence(rand()), &adoptions).await.unwrap();
+        assert!(adopted.claimed.is_empty(), "{change}");
+        assert!(adopted.lost.is_empty(), "{change}");
+        holds.rollback().await.unwrap();
+        assert_eq!(show(&client, id).await.state, "running", "{change}");
+        let resume = "SELECT rouse.resume_queue('default')";
+        client.batch_execute(resume).await.unwrap();
+    }
+}
+
+/// Three crashes, as it seems; the last worker is heard of before the job is failed for it.
+#[tokio::test]
+async fn a_job_does_not_fail_for_a_crash_that_is_disproved_after_it_was_listed() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (owner, last) = (db.worker().await, db.worker().await);
+    let id = enqueue(&client, "x", json!({})).await;
+    let job = claim(&owner, 1).await.remove(0);
+    expire(&client, job.id).await;
+    let adoptions = decided(&last, AfterLoss::Fail).await;
+    assert_eq!(adoptions[0].orphan.crashes, 1);
+    heartbeat(&owner).await;
+    let adopted = last.adopt(Fence(rand()), &adoptions).await.unwrap();
+    assert!(adopted.lost.is_empty(), "{adopted:?}");
+    assert_eq!(show(&client, id).await.state, "running");
+    // The next list says so.
+    let adoptions = decided(&last, AfterLoss::Claim).await;
+    assert_eq!(adoptions[0].orphan.crashes, 0);
+    let adopted = last.adopt(Fence(rand()), &adoptions).await.unwrap();
+    assert_eq!(adopted.claimed.len(), 1);
+}
+
 /// A host that finds that its worker was declared dead, or replaced, reports that it has not crashed.
 #[tokio::test]
 async fn what_a_worker_loses_because_it_was_replaced_does_not_count_as_a_crash() {
@@ -261,8 +345,7 @@ async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
         lease_ms: 1000,
         only: None,
     }];
-    let adopted = store
-        .adopt(Fence(1), &other, None, 10, 3, None)
+    let adopted = crate::support::claims::adopt(&store, Fence(1), &other, 10, 3, None)
         .await
         .unwrap();
     assert!(adopted.claimed.is_empty());
@@ -285,7 +368,8 @@ async fn an_adoption_ends_with_the_job_that_fills_eight_mebibytes() {
     let mut adopted = Vec::new();
     for _ in 0..5 {
         let orders = orders(&store, 60_000).await;
-        let round = store.adopt(Fence(rand()), &orders, None, 64, 3, None).await;
+        let round =
+            crate::support::claims::adopt(&store, Fence(rand()), &orders, 64, 3, None).await;
         adopted.push(round.unwrap().claimed.len());
     }
     assert_eq!(adopted, [8, 5, 1, 0, 0]);
@@ -346,7 +430,7 @@ async fn orphans_are_adopted_by_priority_and_then_by_age() {
     let orders = orders(&survivor, 60_000).await;
     let mut adopted = Vec::new();
     for _ in 0..6 {
-        let one = survivor.adopt(Fence(rand()), &orders, None, 1, 3, None);
+        let one = crate::support::claims::adopt(&survivor, Fence(rand()), &orders, 1, 3, None);
         adopted.push(one.await.unwrap().claimed.remove(0).id.0);
     }
     let expected = [ids[4], ids[5], ids[2], ids[3], ids[0], ids[1]];

@@ -177,10 +177,12 @@ async fn a_claim_that_was_given_back_keeps_its_time_and_a_purge_says_who_of_each
     let mine = {
         let orders = crate::support::claims::orders(&back, 60_000).await;
         let fence = rouse::job::Fence(crate::support::claims::rand());
-        let adopted = back.adopt(fence, &orders, None, 1, 3, None).await.unwrap();
+        let adopted = crate::support::claims::adopt(&back, fence, &orders, 1, 3, None)
+            .await
+            .unwrap();
         adopted.claimed.into_iter().next().unwrap()
     };
-    let released = crate::support::claims::settlement(&mine, rouse::store::Fate::Released);
+    let released = crate::support::claims::settlement(&mine, rouse::job::Outcome::Released);
     back.settle(&[released], rouse::store::Locked::Wait)
         .await
         .unwrap();

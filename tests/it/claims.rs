@@ -234,8 +234,7 @@ async fn a_lane_that_is_named_twice_brings_each_of_its_jobs_once() {
         .execute("UPDATE rouse.job SET lease_until = clock_timestamp()", &[])
         .await
         .unwrap();
-    let adopted = store
-        .adopt(Fence(rand()), &twice, None, 10, 3, None)
+    let adopted = crate::support::claims::adopt(&store, Fence(rand()), &twice, 10, 3, None)
         .await
         .unwrap();
     let mut again: Vec<i64> = adopted.claimed.iter().map(|job| job.id.0).collect();

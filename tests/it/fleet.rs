@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rouse::job::{Fence, State};
+use rouse::job::{ErrorKind, Fence, Outcome};
 use rouse::sandbox::{Catalog, Digest};
-use rouse::store::{Fate, JsonText, Locked, Stats, Store, WorkerKey};
+use rouse::store::{Locked, Stats, Store, WorkerKey};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-use crate::support::claims::{claim, settlement};
+use crate::support::claims::{claim, error, settlement};
 use crate::support::database::registration;
 use crate::support::worker::{TestWorker, enqueue, guests_dir, put, sandbox, until_true, watched};
 use crate::support::{Ran, TestDb, command, folder, rouse_in, scratch};
@@ -717,13 +717,14 @@ async fn a_worker_keeps_the_flag_of_a_timeout_until_somebody_clears_it() {
         enqueue(&client, "video.cut", json!({})).await;
     }
     let jobs = claim(&store, 3).await;
-    let timed_out = || JsonText(r#"{"kind":"timed_out","message":"too long"}"#.into());
-    let retried = settlement(
-        &jobs[0],
-        Fate::Retry(Duration::from_secs(60).into(), timed_out()),
-    );
-    let ended = settlement(&jobs[1], Fate::Ended(State::TimedOut, timed_out()));
-    let mut refused = settlement(&jobs[2], Fate::Ended(State::TimedOut, timed_out()));
+    let timed_out = || error(ErrorKind::TimedOut);
+    let retry = Outcome::Retry {
+        again: Duration::from_secs(60).into(),
+        error: timed_out(),
+    };
+    let retried = settlement(&jobs[0], retry);
+    let ended = settlement(&jobs[1], Outcome::TimedOut(timed_out()));
+    let mut refused = settlement(&jobs[2], Outcome::TimedOut(timed_out()));
     refused.fence = Fence(0);
     let settled = store.settle(&[retried, ended, refused], Locked::Wait).await;
     assert_eq!(settled.unwrap().accepted.len(), 2);

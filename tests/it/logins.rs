@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use rouse::job::Fence;
-use rouse::store::{ClaimedJob, Fate, JsonText, Registration, Store, WorkerKey};
+use rouse::job::{AfterLoss, Fence, LaneId, Outcome};
+use rouse::store::{Adoption, ClaimedJob, JsonText, Registration, Store, WorkerKey};
 use rouse::store::{Heard, Listener, Locked, connect::Connector};
 use serde_json::json;
 use tokio_postgres::Client;
@@ -187,19 +187,34 @@ async fn a_limited_login_claims_and_adopts_only_from_its_lanes() {
         .unwrap();
     assert_eq!(ids(&bound), [mine]);
     assert_eq!(claimed(&limited).await, [0; 0], "what is left is others'");
-    // Orphans of somebody else, who may have everything.
+    // Orphans of a worker without limits.
     let free = db.worker().await;
     assert_eq!(claimed(&free).await, others);
     client
         .batch_execute("UPDATE rouse.job SET lease_until = clock_timestamp()")
         .await
         .unwrap();
-    let adopted = limited
-        .adopt(Fence(rand()), &all, None, 100, 1, None)
+    let adopted = crate::support::claims::adopt(&limited, Fence(rand()), &all, 100, 1, None)
         .await
         .unwrap();
-    assert_eq!(ids(&adopted.claimed), [mine], "it takes nobody else's");
-    assert!(adopted.lost.is_empty(), "and fails nobody's");
+    assert_eq!(ids(&adopted.claimed), [mine], "only its own lanes");
+    assert!(adopted.lost.is_empty(), "no job of another lane fails");
+    // Nor by their ids and fences, which it cannot know.
+    let lanes: Vec<LaneId> = all.iter().map(|order| order.lane).collect();
+    let orphans = free.orphans(&lanes, None, 100, None).await.unwrap();
+    assert_eq!(orphans.len(), others.len());
+    for next in [AfterLoss::Claim, AfterLoss::Fail] {
+        let forged: Vec<Adoption> = orphans
+            .iter()
+            .map(|orphan| Adoption {
+                orphan: *orphan,
+                next,
+                lease: minute,
+            })
+            .collect();
+        let adopted = limited.adopt(Fence(rand()), &forged).await.unwrap();
+        assert!(adopted.claimed.is_empty() && adopted.lost.is_empty());
+    }
 }
 
 fn ids(jobs: &[ClaimedJob]) -> Vec<i64> {
@@ -313,8 +328,7 @@ async fn leases_of_years_are_of_a_day() {
         .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s'")
         .await
         .unwrap();
-    let adopted = worker
-        .adopt(Fence(8), &years, None, 1, 3, None)
+    let adopted = crate::support::claims::adopt(&worker, Fence(8), &years, 1, 3, None)
         .await
         .unwrap();
     assert_eq!(ids(&adopted.claimed), [job.id.0]);
@@ -348,22 +362,22 @@ async fn worker_with(client: &Client, key: &str) {
 }
 
 #[tokio::test]
-async fn one_that_adopts_as_if_all_losses_were_too_many_fails_no_more_than_the_setting_can() {
+async fn a_worker_that_asks_for_no_orphans_gets_none() {
     let db = TestDb::new().await;
     let (client, worker) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     claim(&worker, 1).await;
     worker_with(&client, "k").await;
-    for (lost_max, wanted) in [("0", "-1"), ("-7", "NULL")] {
-        client
-            .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s'")
-            .await
-            .unwrap();
+    client
+        .batch_execute("UPDATE rouse.job SET lease_until = now() - interval '1 s'")
+        .await
+        .unwrap();
+    for wanted in ["-1", "NULL"] {
         let sql = format!(
-            "SELECT id FROM rouse.worker, rouse.adopt(incarnation, 'k', 1, ARRAY(SELECT id FROM rouse.lane), '{{1000}}', {wanted}, {lost_max}, NULL, NULL)"
+            "SELECT o.id FROM rouse.worker AS w, rouse.orphans(w.incarnation, 'k', ARRAY(SELECT id FROM rouse.lane), NULL, {wanted}, NULL) AS o"
         );
         let rows = client.query(&sql, &[]).await.unwrap();
-        assert_eq!(rows.len(), 0, "none was asked for");
+        assert_eq!(rows.len(), 0, "{wanted}");
     }
     assert_eq!(show(&client, id).await.state, "running");
 }
@@ -520,7 +534,7 @@ async fn another_login_neither_writes_as_a_worker_nor_takes_its_id_although_it_h
     let sql = format!("SELECT rouse.unregister({me}, '\\x{}')", "07".repeat(32));
     let said = refusal(&hostile, &sql).await;
     assert!(said.starts_with("RW004"), "{said}");
-    let done = settlement(&job, Fate::Succeeded(JsonText("1".into())));
+    let done = settlement(&job, Outcome::Succeeded(JsonText("1".into())));
     let fates = mine.settle(&[done], Locked::Wait).await.unwrap();
     assert!(fates.accepted.contains(&job.id));
     // Its own login takes it over at once.

@@ -62,7 +62,7 @@ async fn each_claim_lasts_as_long_as_the_lease_of_its_job_and_the_host_knows_it(
 
         let over = "UPDATE rouse.job SET lease_until = now() - interval '1 s'";
         client.batch_execute(over).await.unwrap();
-        let adopted = store.adopt(Fence(2), &orders, None, 10, 3, None).await;
+        let adopted = crate::support::claims::adopt(&store, Fence(2), &orders, 10, 3, None).await;
         assert_eq!(adopted.unwrap().claimed.len(), 2);
         assert_eq!(
             leases(&client, &ids).await,

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use rouse::job::{AbortReason, Fence, JobId, State};
-use rouse::store::{Fate, JsonText, Locked, Refusal, Renewal, Settlement};
+use rouse::job::{AbortReason, ErrorKind, Fence, JobId, Outcome};
+use rouse::store::{Locked, Refusal, Renewal, Settlement};
 use serde_json::json;
 
 use crate::support::TestDb;
-use crate::support::claims::{claim, result, settlement};
+use crate::support::claims::{claim, error, result, settlement};
 use crate::support::worker::{cancel, enqueue, events, show};
 
 #[tokio::test]
@@ -102,8 +102,11 @@ async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
     let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     let job = claim(&store, 1).await.remove(0);
-    let error = JsonText(r#"{"kind":"guest_error","message":"no"}"#.into());
-    let retry = settlement(&job, Fate::Retry(Duration::from_secs(3600).into(), error));
+    let outcome = Outcome::Retry {
+        again: Duration::from_secs(3600).into(),
+        error: error(ErrorKind::GuestError),
+    };
+    let retry = settlement(&job, outcome);
     store.settle(&[retry], Locked::Wait).await.unwrap();
     let shown = show(&client, id).await;
     assert_eq!((shown.state.as_str(), shown.attempt), ("queued", 1));
@@ -161,7 +164,7 @@ async fn a_claim_that_is_given_back_counts_as_never_made() {
     let id = enqueue(&client, "x", json!({})).await;
     let job = claim(&store, 1).await.remove(0);
     store
-        .settle(&[settlement(&job, Fate::Released)], Locked::Wait)
+        .settle(&[settlement(&job, Outcome::Released)], Locked::Wait)
         .await
         .unwrap();
     let shown = show(&client, id).await;
@@ -333,15 +336,14 @@ async fn a_final_error_is_kept_with_the_job() {
     let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     let job = claim(&store, 1).await.remove(0);
-    let error = JsonText(r#"{"kind":"timed_out","message":"too long"}"#.into());
-    let fate = Fate::Ended(State::TimedOut, error);
+    let outcome = Outcome::TimedOut(error(ErrorKind::TimedOut));
     store
-        .settle(&[settlement(&job, fate)], Locked::Wait)
+        .settle(&[settlement(&job, outcome)], Locked::Wait)
         .await
         .unwrap();
     let shown = show(&client, id).await;
     assert_eq!(shown.state, "timed_out");
-    assert_eq!(shown.error.unwrap()["message"], "too long");
+    assert_eq!(shown.error.unwrap()["message"], "no");
     let row = client
         .query_one(
             "SELECT requested_at <= claimed_at AND claimed_at < started_at FROM rouse.job($1)",

@@ -201,8 +201,7 @@ async fn while_a_step_is_being_recorded_nobody_takes_the_job_over_or_settles_it(
     .unwrap();
     let orders = orders(&other, 60_000).await;
     let adopt = async || {
-        other
-            .adopt(Fence(rand()), &orders, None, 1, 3, None)
+        crate::support::claims::adopt(&other, Fence(rand()), &orders, 1, 3, None)
             .await
             .unwrap()
     };

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rouse::job::{Attempt, Usage};
+use rouse::job::{Attempt, Outcome, Usage};
 use rouse::sandbox::{Catalog, Limits, Sandbox, Settings as SandboxSettings};
-use rouse::store::{Fate, JsonText, Locked, LogLine, Ran};
+use rouse::store::{JsonText, Locked, LogLine, Ran};
 use rouse::worker::Settings;
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -88,7 +88,7 @@ async fn every_figure_of_a_settlement_is_kept_as_it_was_sent() {
         enqueue(&client, "x", json!({})).await,
     );
     let jobs = claim(&store, 2).await;
-    let done = || Fate::Succeeded(JsonText("1".into()));
+    let done = || Outcome::Succeeded(JsonText("1".into()));
     let mut ran = settlement(&jobs[0], done());
     ran.ran = Some(Ran {
         usage: Usage {
@@ -174,7 +174,7 @@ async fn who_follows_a_job_reads_its_lines_while_it_runs_and_ends_with_it() {
     follower.line(PATIENCE, |line| line.ends_with("1 WARN  first"));
     assert_eq!(store.append_log(&[say(2, "second")]).await.unwrap(), 1);
     follower.line(PATIENCE, |line| line.ends_with("second"));
-    let done = settlement(&job, Fate::Succeeded(JsonText("1".into())));
+    let done = settlement(&job, Outcome::Succeeded(JsonText("1".into())));
     store.settle(&[done], Locked::Wait).await.unwrap();
     // As the last lines of an attempt may.
     assert_eq!(store.append_log(&[say(3, "third")]).await.unwrap(), 1);

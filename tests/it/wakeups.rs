@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use rouse::job::{Fence, Incarnation, LaneId};
-use rouse::store::{
-    ClaimOrder, ECHO_WITHIN, Fate, Heard, Listener, Locked, Settlement, Store, Wakeup,
-};
+use rouse::job::{Fence, Incarnation, LaneId, Outcome};
+use rouse::store::{ClaimOrder, ECHO_WITHIN, Heard, Listener, Locked, Settlement, Store, Wakeup};
 use serde_json::json;
 use tokio_postgres::Client;
 
@@ -396,7 +394,7 @@ async fn a_claim_that_is_given_back_wakes_whoever_sleeps() {
         started_after: None,
         ran: None,
         handler: None,
-        fate: Fate::Released,
+        outcome: Outcome::Released,
     };
     store.settle(&[released], Locked::Wait).await.unwrap();
     assert_eq!(

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use rouse::job::{Fence, JobId};
+use rouse::job::{Fence, JobId, Outcome};
 use rouse::store::{
-    ClaimOrder, ClaimedJob, Fate, JsonText, Locked, Renewal, Settlement, Stats, Store, WorkerKey,
+    ClaimOrder, ClaimedJob, JsonText, Locked, Renewal, Settlement, Stats, Store, WorkerKey,
 };
 use rouse::worker::Settings;
 use serde_json::json;
@@ -42,7 +42,7 @@ fn succeeded(job: &ClaimedJob) -> Settlement {
         started_after: Some(Duration::ZERO),
         ran: None,
         handler: None,
-        fate: Fate::Succeeded(JsonText("1".into())),
+        outcome: Outcome::Succeeded(JsonText("1".into())),
     }
 }
 
@@ -123,8 +123,7 @@ async fn whoever_has_the_key_takes_the_id_over_and_what_was_claimed_is_free() {
         lease_ms: 60_000,
         only: None,
     }];
-    let adopted = restarted
-        .adopt(Fence(8), &lanes, None, 10, 3, None)
+    let adopted = crate::support::claims::adopt(&restarted, Fence(8), &lanes, 10, 3, None)
         .await
         .unwrap();
     assert_eq!(adopted.claimed.len(), 1, "though its lease was for an hour");
@@ -143,7 +142,8 @@ async fn nobody_writes_as_a_worker_without_its_key() {
     let me = worker.incarnation().unwrap().0;
     for call in [
         "SELECT rouse.claim($1, sha256('guessed'), 1, '{}', 1)",
-        "SELECT rouse.adopt($1, sha256('guessed'), 1, '{}', '{}', 1, 3, NULL, NULL)",
+        "SELECT rouse.orphans($1, sha256('guessed'), '{}', NULL, 1, NULL)",
+        "SELECT rouse.adopt($1, sha256('guessed'), 1, '{}')",
         "SELECT rouse.settle($1, sha256('guessed'), '{}', false)",
         "SELECT rouse.renew($1, sha256('guessed'), '{}', '{}', '{}')",
         "SELECT rouse.promote($1, sha256('guessed'), 1, NULL)",
@@ -247,8 +247,7 @@ async fn a_worker_that_is_not_heard_of_is_expired_by_the_others_and_its_jobs_are
     // What is freed ends in a moment.
     let ended = "SELECT count(*) = 2 FROM rouse.job WHERE lease_until < clock_timestamp()";
     until_true(&client, ended).await;
-    let adopted = lives
-        .adopt(Fence(8), &lanes, None, 10, 3, None)
+    let adopted = crate::support::claims::adopt(&lives, Fence(8), &lanes, 10, 3, None)
         .await
         .unwrap()
         .claimed;

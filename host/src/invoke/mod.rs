@@ -78,19 +78,15 @@ impl Answer {
 impl From<Outcome> for Answer {
     fn from(outcome: Outcome) -> Self {
         match outcome {
-            Outcome::Succeeded(result) => Self::Succeeded(result),
+            Outcome::Succeeded(result) => {
+                let result = RawValue::from_string(result.0);
+                Self::Succeeded(result.expect("a result is JSON"))
+            }
             // Of one try none is left; whoever asked may call again.
             Outcome::Retry { error, .. } => Self::Failed(error),
-            Outcome::Ended { state, error } => match state {
-                State::TimedOut => Self::TimedOut(error),
-                State::Queued
-                | State::Running
-                | State::Succeeded
-                | State::Failed
-                | State::Cancelled => Self::Failed(error),
-            },
+            Outcome::Failed(error) => Self::Failed(error),
+            Outcome::TimedOut(error) => Self::TimedOut(error),
             Outcome::Released => Self::Stopped(AbortReason::Shutdown),
-            Outcome::Dropped(reason) => Self::Stopped(reason),
         }
     }
 }
@@ -134,7 +130,10 @@ fn answer(end: RunEnd, policy: &Policy) -> Answer {
         own: OwnLimits::default(),
     };
     // The last figure is for the wait before another try, and there is none.
-    decide(end, tries, &policy.retry, 0.0).into()
+    match decide(end, tries, &policy.retry, 0.0) {
+        Ok(outcome) => outcome.into(),
+        Err(reason) => Answer::Stopped(reason),
+    }
 }
 
 /// There is no job, but handlers make keys of its id by which others tell two jobs from each other: so each call has

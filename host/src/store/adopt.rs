@@ -1,92 +1,151 @@
-//! Takes over jobs whose worker is gone.
+//! Takes over jobs whose worker is gone. The caller decides what becomes of each ([`after_loss`](crate::job::after_loss)).
 
+use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
+use postgres_types::ToSql;
 use tokio_postgres::types::Type;
 
-use super::{ClaimOrder, ClaimedJob, Store, StoreError};
-use crate::job::{Attempt, Fence, JobId, LaneId, State};
+use super::{ClaimedJob, Store, StoreError, millis};
+use crate::job::{AfterLoss, Attempt, Fence, JobId, LaneId, State};
 
-/// What has become of jobs whose worker is gone.
-#[derive(Debug, Default)]
-pub struct Adopted {
-    /// Claimed anew.
-    pub claimed: Vec<ClaimedJob>,
-    /// Not claimed: they were lost before.
-    pub lost: Vec<LostJob>,
-}
-
-/// A job that was lost, and that nobody has claimed at once.
+/// A job whose lease has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LostJob {
+pub struct Orphan {
     /// The job.
     pub id: JobId,
+    /// The fence of the attempt that was lost.
+    pub fence: Fence,
     /// Its lane.
     pub lane: LaneId,
     /// The attempt that was lost.
     pub attempt: Attempt,
-    /// How many of its attempts were lost, with this one.
+    /// How many of its attempts were lost, this one included.
     pub lost: i32,
-    /// True: that was too often, and the job has failed. False: it waits for another attempt.
-    pub has_failed: bool,
+    /// How many of them crashed their worker.
+    pub crashes: u32,
     /// From the claim of the attempt to now, by the database's clock.
     pub after: Duration,
 }
 
+/// What becomes of an orphan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Adoption {
+    /// The orphan.
+    pub orphan: Orphan,
+    /// What becomes of it.
+    pub next: AfterLoss,
+    /// The lease if it is claimed, unless the job has its own.
+    pub lease: Duration,
+}
+
+/// The answer to a list of adoptions. A job in neither list was adopted, renewed or locked by others meanwhile.
+#[derive(Debug, Default)]
+pub struct Adopted {
+    /// Claimed again.
+    pub claimed: Vec<ClaimedJob>,
+    /// Not claimed: they wait, or have failed.
+    pub lost: Vec<Adoption>,
+}
+
 impl Store {
-    /// Claims up to `wanted` jobs of these lanes whose lease has run out. A job whose workers crashed before
-    /// waits instead, and one with `lost_max` crashes is failed. They go by priority, then by id. `since`: only leases
-    /// that ended at this time or later, by the database's clock, are looked at; none: all. `sources`: only jobs of
-    /// these; none: of any.
-    pub async fn adopt(
+    /// Lists up to `wanted` jobs of these lanes whose lease has ended, by priority, then by id.
+    ///
+    /// `sources`: only jobs of these sources; `None` for all. `since`: only leases that ended at this time or later, by the database's
+    /// clock; `None` for all.
+    pub async fn orphans(
         &self,
-        fence: Fence,
-        orders: &[ClaimOrder],
+        lanes: &[LaneId],
         sources: Option<&[String]>,
         wanted: usize,
-        lost_max: u32,
         since: Option<SystemTime>,
-    ) -> Result<Adopted, StoreError> {
+    ) -> Result<Vec<Orphan>, StoreError> {
         let me = self.me()?;
-        let lanes: Vec<i64> = orders.iter().map(|order| order.lane.0).collect();
-        let leases: Vec<i64> = orders.iter().map(|order| order.lease_ms).collect();
+        let lanes: Vec<i64> = lanes.iter().map(|lane| lane.0).collect();
         let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
-        let lost_max = i32::try_from(lost_max).unwrap_or(i32::MAX);
         let rows = self
             .query(
+                include_str!("orphans.sql"),
+                &[
+                    (&me.incarnation.0, Type::INT8),
+                    (&me.key(), Type::BYTEA),
+                    (&lanes, Type::INT8_ARRAY),
+                    (&sources, Type::TEXT_ARRAY),
+                    (&wanted, Type::INT4),
+                    (&since, Type::TIMESTAMPTZ),
+                ],
+            )
+            .await?;
+        let orphan = |row: &tokio_postgres::Row| Orphan {
+            id: JobId(row.get(0)),
+            fence: Fence(row.get(1)),
+            lane: LaneId(row.get(2)),
+            attempt: Attempt(row.get(3)),
+            lost: row.get::<_, i32>(4) + 1,
+            crashes: u32::try_from(row.get::<_, i64>(5)).unwrap_or(u32::MAX),
+            after: Duration::from_millis(row.get::<_, i64>(6).try_into().unwrap_or(0)),
+        };
+        Ok(rows.iter().map(orphan).collect())
+    }
+
+    /// Takes over orphans. Those that are claimed get this fence.
+    pub async fn adopt(&self, fence: Fence, adoptions: &[Adoption]) -> Result<Adopted, StoreError> {
+        if adoptions.is_empty() {
+            return Ok(Adopted::default());
+        }
+        let (me, lists) = (self.me()?, self.lists().await?);
+        let records: Vec<AdoptionRecord> = adoptions.iter().map(AdoptionRecord::from).collect();
+        let rows = self
+            .query_with_records(
                 include_str!("adopt.sql"),
                 &[
                     (&me.incarnation.0, Type::INT8),
                     (&me.key(), Type::BYTEA),
                     (&fence.0, Type::INT8),
-                    (&lanes, Type::INT8_ARRAY),
-                    (&leases, Type::INT8_ARRAY),
-                    (&wanted, Type::INT4),
-                    (&lost_max, Type::INT4),
-                    (&since, Type::TIMESTAMPTZ),
-                    (&sources, Type::TEXT_ARRAY),
+                    (&records, lists.of("adoption")),
                 ],
             )
             .await?;
-        let (mut ids, mut lost) = (Vec::new(), Vec::new());
-        for row in &rows {
-            let id: i64 = row.get(0);
-            match row.get::<_, Option<&str>>(4) {
-                None => ids.push(id),
-                Some(became) => lost.push(LostJob {
-                    id: JobId(id),
-                    lane: LaneId(row.get(1)),
-                    attempt: Attempt(row.get(2)),
-                    lost: row.get(3),
-                    has_failed: became == State::Failed.as_str(),
-                    after: Duration::from_millis(row.get::<_, i64>(5).try_into().unwrap_or(0)),
-                }),
-            }
-        }
+        let adopted: HashSet<i64> = rows.iter().map(|row| row.get(0)).collect();
+        let (claimed, lost): (Vec<Adoption>, Vec<Adoption>) = adoptions
+            .iter()
+            .filter(|adoption| adopted.contains(&adoption.orphan.id.0))
+            .partition(|adoption| adoption.next == AfterLoss::Claim);
+        let ids: Vec<i64> = claimed.iter().map(|one| one.orphan.id.0).collect();
         let mut claimed = self.claimed(fence, &ids).await?;
         for job in &mut claimed {
             job.ready_at = None;
         }
         Ok(Adopted { claimed, lost })
+    }
+}
+
+/// As `rouse.adopt` takes it.
+#[derive(Debug, ToSql)]
+#[postgres(name = "adoption")]
+struct AdoptionRecord {
+    id: i64,
+    fence: i64,
+    next: &'static str,
+    crashes: i64,
+    delay_ms: i64,
+    lease_ms: i64,
+}
+
+impl From<&Adoption> for AdoptionRecord {
+    fn from(adoption: &Adoption) -> Self {
+        let (next, delay) = match adoption.next {
+            AfterLoss::Claim => (State::Running, Duration::ZERO),
+            AfterLoss::Wait(delay) => (State::Queued, delay),
+            AfterLoss::Fail => (State::Failed, Duration::ZERO),
+        };
+        Self {
+            id: adoption.orphan.id.0,
+            fence: adoption.orphan.fence.0,
+            next: next.as_str(),
+            crashes: adoption.orphan.crashes.into(),
+            delay_ms: millis(delay),
+            lease_ms: millis(adoption.lease),
+        }
     }
 }

@@ -1,11 +1,8 @@
-//! JSON that is carried, not read: `jsonb` or its text on the wire, bytes here.
+//! [`JsonText`] on the wire: `jsonb`, or its text.
 
+use crate::job::JsonText;
 use bytes::{BufMut, BytesMut};
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
-
-/// The text of a JSON value. Payloads and results pass through the host without being parsed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JsonText(pub String);
 
 type Error = Box<dyn std::error::Error + Sync + Send>;
 

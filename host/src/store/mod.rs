@@ -56,8 +56,9 @@ use self::connect::{Connector, NotOpened, Pool, PooledClient, Reach};
 use crate::harmless::printable;
 use crate::job::Incarnation;
 
+pub use crate::job::JsonText;
 pub use admin::When;
-pub use adopt::{Adopted, LostJob};
+pub use adopt::{Adopted, Adoption, Orphan};
 pub use audit::Audit;
 pub use audit_outbox::AdminAction;
 pub use challenge::Challenge;
@@ -69,7 +70,6 @@ pub use enqueue::{Enqueue, Enqueued};
 pub use find::{FoundJobs, RetriedJobs};
 pub use handler_state::{StateOf, StateSet, StateWrite};
 pub use jobs::{LOOKED_AT_MAX, Listed, Listing};
-pub use json::JsonText;
 pub use lanes::Lane;
 pub use listen::{ECHO_WITHIN, Heard, Listener, WAKE_CHANNEL, Wakeup};
 pub use log::{LogLine, LoggedLine};
@@ -82,7 +82,7 @@ pub use remaining::Remaining;
 pub use renew::{Refusal, Renewal};
 pub use report::Report;
 pub use running::RunningUsage;
-pub use settle::{Fate, Locked, Ran, Settled, Settlement};
+pub use settle::{Locked, Ran, Settled, Settlement};
 pub use steps::NotMine;
 
 /// How long Postgres may take to answer. No statement of a host takes long; a connection that is

@@ -13,7 +13,8 @@ use tokio_postgres::types::{Field, Kind, ToSql, Type};
 use super::{Store, StoreError};
 
 /// Those that a host sends.
-const NAMES: [&str; 5] = [
+const NAMES: [&str; 6] = [
+    "adoption",
     "claim_order",
     "settlement",
     "progress_report",

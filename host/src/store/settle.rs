@@ -7,24 +7,24 @@ use std::time::{Duration, SystemTime};
 use postgres_types::ToSql;
 use tokio_postgres::types::Type;
 
-use super::{JsonText, Store, StoreError, count, micros, millis};
-use crate::job::{Again, Fence, JobId, RetryAt, State, Usage};
+use super::{Store, StoreError, count, micros, millis};
+use crate::job::{AttemptError, Fence, JobId, JsonText, Outcome, RetryAt, State, Usage};
 
-/// What is to become of one job.
+/// The end of one attempt, as the database takes it.
 #[derive(Debug, Clone)]
 pub struct Settlement {
     /// The job.
     pub id: JobId,
     /// The number that its claim drew.
     pub fence: Fence,
-    /// From the claim to the real start; none: it never started.
+    /// From the claim to the real start. `None` if the attempt never started.
     pub started_after: Option<Duration>,
-    /// What the attempt has used, and the SHA-256 of the module that ran; none: nothing ran.
+    /// What the attempt used, and the SHA-256 of the module. `None` if nothing ran.
     pub ran: Option<Ran>,
-    /// The handler that ran, where that is not the one that the job names.
+    /// The handler that ran, if it is not the one that the job names.
     pub handler: Option<String>,
-    /// What is to become of it.
-    pub fate: Fate,
+    /// What becomes of the job.
+    pub outcome: Outcome,
 }
 
 /// What ran, and what it has used.
@@ -36,34 +36,21 @@ pub struct Ran {
     pub digest: [u8; 32],
 }
 
-/// What is to become of a job, in the words of the database.
-#[derive(Debug, Clone)]
-pub enum Fate {
-    /// `succeeded`, with its result.
-    Succeeded(JsonText),
-    /// A final state without a result, with the error.
-    Ended(State, JsonText),
-    /// Back to `queued`, for a next attempt; the error is kept.
-    Retry(Again, JsonText),
-    /// Back to `queued` at once, as if the claim had never been made.
-    Released,
-}
-
-/// What to do about a job that somebody else's transaction has locked.
+/// How to treat a job that another transaction has locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Locked {
-    /// Wait, for at most 250 ms; then the whole call fails with `lock_not_available`.
+    /// Wait for at most 250 ms; then the whole call fails with `lock_not_available`.
     Wait,
-    /// Leave it out and say so. Costs a look at each row first.
+    /// Skip it and report it. Each row is read once more for this.
     Skip,
 }
 
-/// What the database said of a batch. A job that is in neither set has lost its lease.
+/// The database's answer to a batch. A job in neither set has lost its lease.
 #[derive(Debug, Default)]
 pub struct Settled {
-    /// The job is what the settlement said.
+    /// Settled.
     pub accepted: HashSet<JobId>,
-    /// Left out, because somebody else's transaction has the job locked.
+    /// Skipped because another transaction has locked the job.
     pub locked: HashSet<JobId>,
 }
 
@@ -110,7 +97,7 @@ struct SettlementRecord<'a> {
     state: &'static str,
     started_us: Option<i64>,
     result: Option<&'a JsonText>,
-    error: Option<&'a JsonText>,
+    error: Option<JsonText>,
     delay_ms: Option<i64>,
     retry_at: Option<SystemTime>,
     next_memory_bytes: Option<i64>,
@@ -132,25 +119,30 @@ impl<'a> From<&'a Settlement> for SettlementRecord<'a> {
             handler: one.handler.as_deref(),
             ..Self::default()
         };
-        match &one.fate {
-            Fate::Succeeded(result) => {
+        let json = |error: &AttemptError| Some(JsonText(error.to_json()));
+        match &one.outcome {
+            Outcome::Succeeded(result) => {
                 record.state = State::Succeeded.as_str();
                 record.result = Some(result);
             }
-            Fate::Ended(state, error) => {
-                record.state = state.as_str();
-                record.error = Some(error);
+            Outcome::Failed(error) => {
+                record.state = State::Failed.as_str();
+                record.error = json(error);
             }
-            Fate::Retry(again, error) => {
+            Outcome::TimedOut(error) => {
+                record.state = State::TimedOut.as_str();
+                record.error = json(error);
+            }
+            Outcome::Retry { again, error } => {
                 record.state = State::Queued.as_str();
-                record.error = Some(error);
+                record.error = json(error);
                 record.next_memory_bytes = again.memory_bytes.map(count);
                 match again.at {
                     RetryAt::After(delay) => record.delay_ms = Some(millis(delay)),
                     RetryAt::Time(time) => record.retry_at = Some(time),
                 }
             }
-            Fate::Released => record.state = State::Queued.as_str(),
+            Outcome::Released => record.state = State::Queued.as_str(),
         }
         if let Some(ran) = &one.ran {
             record.cpu_us = Some(micros(ran.usage.cpu));

@@ -9,23 +9,26 @@ use super::Shared;
 use super::events::{self, EventContext, Since};
 use super::journal::AttemptJournal;
 use super::leases::Begun;
-use super::meters::{Became, HandlerMeters};
+use super::meters::{HandlerMeters, OutcomeLabel};
 use super::middleware::{AttemptInfo, Next};
 use super::policy::Policy;
-use super::settler::{Ended, Unsettled};
-use crate::job::{ErrorKind, Fence, JobId, Outcome, OwnLimits, RetryPolicy, RunEnd, Tries, decide};
+use super::settler::Unsettled;
+use crate::job::{
+    AbortReason, ErrorKind, Fence, JobId, JsonText, Outcome, OwnLimits, RetryPolicy, RunEnd, Tries,
+    decide,
+};
 use crate::sandbox::{AbortHandle, Attenuation, BootTime, Handler, JobInput, Run};
-use crate::store::{ClaimedJob, Fate, JsonText, Lane, Ran, Settlement};
+use crate::store::{ClaimedJob, Lane, Ran, Settlement};
 
 /// A job, as it came from the database.
 pub(super) struct Claim {
     pub(super) job: ClaimedJob,
     pub(super) lane: Arc<Lane>,
-    /// Before the claim was asked for.
-    pub(super) asked: BootTime,
-    /// When it had arrived.
+    /// Just before the claim was sent.
+    pub(super) sent: BootTime,
+    /// When its answer arrived.
     pub(super) received: Instant,
-    /// How long it is good for, from `asked` on, without renewal.
+    /// How long it is valid without a renewal, from `sent` on.
     pub(super) lease: Duration,
 }
 
@@ -41,7 +44,7 @@ impl Claim {
             id: self.job.id,
             handler,
             attempt: self.job.attempt,
-            since: Since::Asked(self.asked),
+            since: Since::ClaimSent(self.sent),
         }
     }
 }
@@ -305,31 +308,25 @@ async fn settle(
     claim: &Claim,
     meters: Arc<HandlerMeters>,
     started: Option<Started>,
-    outcome: Outcome,
+    outcome: Result<Outcome, AbortReason>,
 ) {
     let job = &claim.job;
-    if let Outcome::Retry { error, .. } | Outcome::Ended { error, .. } = &outcome {
+    let outcome = match outcome {
+        Ok(outcome) => outcome,
+        Err(lost) => {
+            counter!("rouse_lease_losses_total", "reason" => lost.as_str()).increment(1);
+            events::dropped(claim.event_context(shared, &meters.handler), lost);
+            meters.count(OutcomeLabel::Dropped);
+            shared.leases.remove(job.id, job.fence);
+            return;
+        }
+    };
+    if let Some(error) = outcome.error() {
         meters.count_error(error.kind);
         if error.kind == ErrorKind::TimedOut {
             shared.tally.timed_out();
         }
     }
-    let fate = match outcome {
-        Outcome::Succeeded(result) => {
-            let text: Box<str> = result.into();
-            Fate::Succeeded(JsonText(text.into()))
-        }
-        Outcome::Retry { again, error } => Fate::Retry(again, JsonText(error.to_json())),
-        Outcome::Ended { state, error } => Fate::Ended(state, JsonText(error.to_json())),
-        Outcome::Released => Fate::Released,
-        Outcome::Dropped(reason) => {
-            counter!("rouse_lease_losses_total", "reason" => reason.as_str()).increment(1);
-            events::dropped(claim.event_context(shared, &meters.handler), reason);
-            meters.count(Became::Dropped);
-            shared.leases.remove(job.id, job.fence);
-            return;
-        }
-    };
     let is_bound = started.is_some() && meters.handler != claim.lane.handler;
     let unsettled = Unsettled {
         settlement: Settlement {
@@ -338,21 +335,15 @@ async fn settle(
             started_after: started.as_ref().map(|started| started.after),
             ran: started.and_then(|started| started.ran),
             handler: is_bound.then(|| meters.handler.clone()),
-            fate,
+            outcome,
         },
         meters,
         attempt: job.attempt,
-        asked: claim.asked,
+        claim_sent: claim.sent,
         replaced: false,
     };
-    // The settler outlives every attempt. Were it gone, the lease must run out, so that the job is
-    // adopted.
-    if shared
-        .settlements
-        .send(Ended::Settle(unsettled))
-        .await
-        .is_err()
-    {
+    // The settler outlives every attempt. If it were gone, the lease would have to run out, so that another worker adopts the job.
+    if shared.settlements.send(unsettled).await.is_err() {
         shared.leases.remove(job.id, job.fence);
     }
 }

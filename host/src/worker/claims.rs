@@ -17,10 +17,10 @@ use super::policy::Policy;
 use super::prefetch::Prefetch;
 use super::slots;
 use super::unbound::{Sorted, Unbound};
-use crate::job::{Attempt, Fence, LaneId, RunEnd};
+use crate::job::{AfterLoss, Attempt, Fence, LaneId, RunEnd, after_loss};
 use crate::sandbox::{BootTime, Handler, HandlerSet};
 use crate::store::{
-    Adopted, ClaimOrder, Claimed, ClaimedJob, Lane, LostJob, StoreError, fills_an_answer,
+    Adopted, Adoption, ClaimOrder, Claimed, ClaimedJob, Lane, Orphan, StoreError, fills_an_answer,
 };
 
 /// A search by source that finds nothing comes again after so many times what it has taken.
@@ -242,23 +242,30 @@ impl<'a> Claims<'a> {
         wanted: usize,
         since: Option<SystemTime>,
     ) -> Result<Found, StoreError> {
-        let fence = Fence(rand::random());
-        let asked = BootTime::now();
-        let lost_max = self.shared.settings.lost_max;
         let shared = self.shared;
-        let store = &shared.store;
+        let lanes: Vec<LaneId> = orders.iter().map(|order| order.lane).collect();
+        let orphans = shared.store.orphans(&lanes, sources, wanted, since).await?;
+        let is_filled = orphans.len() >= wanted;
+        let crashes_max = shared.settings.lost_max;
+        let adoptions: Vec<Adoption> = orphans
+            .into_iter()
+            .map(|orphan| Adoption {
+                orphan,
+                next: after_loss(orphan.crashes, crashes_max),
+                lease: self.lane_of(orphan).1,
+            })
+            .collect();
+        let fence = Fence(rand::random());
+        let sent = BootTime::now();
         let under_way = shared.leases.claiming();
-        let Adopted { claimed, lost } = store
-            .adopt(fence, orders, sources, wanted, lost_max, since)
-            .await?;
+        let Adopted { claimed, lost } = shared.store.adopt(fence, &adoptions).await?;
         counter!("rouse_jobs_adopted_total").increment(claimed.len() as u64);
-        for job in &lost {
-            self.tell(job);
+        for adoption in &lost {
+            self.report_lost(adoption);
         }
         let bytes = claimed.iter().map(ClaimedJob::bytes).sum();
-        let is_filled = claimed.len() + lost.len() >= wanted;
         let is_cut = is_filled || fills_an_answer(claimed.len(), bytes);
-        let jobs = self.dispatch(under_way, claimed, asked, true).await;
+        let jobs = self.dispatch(under_way, claimed, sent, true).await;
         Ok(Found {
             jobs,
             is_cut,
@@ -266,26 +273,30 @@ impl<'a> Claims<'a> {
         })
     }
 
-    /// Tells of a job that was lost and that nobody claims now: no attempt of this worker will.
-    fn tell(&self, job: &LostJob) {
-        let (lane, _) = self
-            .lanes
-            .get(job.lane)
-            .expect("jobs are adopted from lanes that are served");
-        let next = match job.has_failed {
+    fn lane_of(&self, orphan: Orphan) -> (Arc<Lane>, Duration) {
+        let lane = self.lanes.get(orphan.lane);
+        lane.expect("jobs are adopted from lanes that are served")
+    }
+
+    /// Reports a job that was lost and is not claimed now: it waits, or has failed.
+    fn report_lost(&self, adoption: &Adoption) {
+        let Adoption { orphan, next, .. } = *adoption;
+        let (lane, _) = self.lane_of(orphan);
+        let has_failed = next == AfterLoss::Fail;
+        let next = match has_failed {
             true => "failed",
             false => "queued",
         };
         let handler = lane.handler.clone();
         counter!("rouse_jobs_lost_total", "handler" => handler, "next" => next).increment(1);
-        let of = EventContext {
+        let context = EventContext {
             worker_id: &self.shared.settings.worker_id,
-            id: job.id,
+            id: orphan.id,
             handler: &lane.handler,
-            attempt: job.attempt,
-            since: Since::Told(job.after),
+            attempt: orphan.attempt,
+            since: Since::ClaimedElsewhere(orphan.after),
         };
-        events::lost(of, job.lost, job.has_failed);
+        events::lost(context, orphan.lost, has_failed);
     }
 
     /// Asks what has waited too long behind jobs of other lanes, from there on in each.
@@ -374,7 +385,7 @@ impl<'a> Claims<'a> {
             return Ok(Found::default());
         };
         let fence = Fence(rand::random());
-        let asked = BootTime::now();
+        let sent = BootTime::now();
         let shared = self.shared;
         let store = &shared.store;
         let under_way = shared.leases.claiming();
@@ -389,7 +400,7 @@ impl<'a> Claims<'a> {
         // None of them is always the first.
         self.sources.rotate_left(1);
         let is_cut = self.weigh(&jobs);
-        let jobs = self.dispatch(under_way, jobs, asked, false).await;
+        let jobs = self.dispatch(under_way, jobs, sent, false).await;
         Ok(Found {
             jobs,
             is_cut,
@@ -419,7 +430,7 @@ impl<'a> Claims<'a> {
         }
         let shared = self.shared;
         let fence = Fence(rand::random());
-        let asked = BootTime::now();
+        let sent = BootTime::now();
         let under_way = shared.leases.claiming();
         let checked_at = check.then_some(self.checked_at);
         let store = &shared.store;
@@ -441,7 +452,7 @@ impl<'a> Claims<'a> {
         let is_all = jobs.len() < wanted && !is_cut;
         self.lanes.claimed(&orders, &jobs, is_all);
         self.overdue.claimed(&orders, &jobs, is_all, Instant::now());
-        let jobs = self.dispatch(under_way, jobs, asked, false).await;
+        let jobs = self.dispatch(under_way, jobs, sent, false).await;
         Ok(Found {
             jobs,
             is_cut,
@@ -461,7 +472,7 @@ impl<'a> Claims<'a> {
         &mut self,
         under_way: UnderWay<'_>,
         jobs: Vec<ClaimedJob>,
-        asked: BootTime,
+        sent: BootTime,
         adopted: bool,
     ) -> usize {
         let received = Instant::now();
@@ -484,7 +495,7 @@ impl<'a> Claims<'a> {
                 let claim = Claim {
                     job,
                     lane,
-                    asked,
+                    sent,
                     received,
                     lease: job_lease.unwrap_or(lease),
                 };

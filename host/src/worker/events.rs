@@ -2,27 +2,20 @@
 //! `attempt`, `worker.id` and, from the claim on, `elapsed_ms`; an admin action has no claim, and names who did it.
 //! docs/reference/events.md lists them.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use serde_json::value::RawValue;
 use tracing::{debug, error, info, warn};
 
-use super::settler::Unsettled;
-use super::{Settings, Shared};
-use crate::harmless::printable;
-use crate::job::{AbortReason, Attempt, Incarnation, JobId, RetryAt};
+use super::Settings;
+use crate::job::{AbortReason, Attempt, AttemptError, Incarnation, JobId, Outcome, RetryAt};
 use crate::sandbox::BootTime;
-use crate::store::{AdminAction, Fate, JsonText};
+use crate::store::AdminAction;
 
 const TARGET: &str = "rouse::job";
-/// Of the worker itself.
+/// For events of the worker itself.
 const WORKER_TARGET: &str = "rouse::worker";
 
-/// Of an error that is no JSON object.
-const ODD_BYTES_MAX: usize = 1 << 10;
-
-/// Of which attempt an event tells.
+/// The attempt that an event is about.
 #[derive(Clone, Copy)]
 pub(super) struct EventContext<'a> {
     pub(super) worker_id: &'a str,
@@ -32,20 +25,20 @@ pub(super) struct EventContext<'a> {
     pub(super) since: Since,
 }
 
-/// Since when an attempt has its job.
+/// From when `elapsed_ms` counts.
 #[derive(Clone, Copy)]
 pub(super) enum Since {
-    /// Before this worker asked for the claim.
-    Asked(BootTime),
-    /// So long ago, by the database's clock: another worker had it.
-    Told(Duration),
+    /// Just before this worker sent the claim.
+    ClaimSent(BootTime),
+    /// The claim of another worker, this long ago by the database's clock.
+    ClaimedElsewhere(Duration),
 }
 
 impl EventContext<'_> {
     fn elapsed_ms(&self) -> u64 {
         let elapsed = match self.since {
-            Since::Asked(asked) => BootTime::now().since(asked),
-            Since::Told(ago) => ago,
+            Since::ClaimSent(sent) => BootTime::now().since(sent),
+            Since::ClaimedElsewhere(ago) => ago,
         };
         u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
     }
@@ -66,7 +59,7 @@ macro_rules! event {
     };
 }
 
-/// A worker has started, is told to stop, or has stopped.
+/// A worker has started, is stopping, or has stopped.
 pub(super) fn worker(event: &str, settings: &Settings, incarnation: Incarnation) {
     info!(
         target: WORKER_TARGET,
@@ -78,8 +71,8 @@ pub(super) fn worker(event: &str, settings: &Settings, incarnation: Incarnation)
     );
 }
 
-/// Whether anybody hears of single jobs that nothing has gone wrong with.
-pub(super) fn all_are_heard() -> bool {
+/// True if events of single jobs are logged even when nothing went wrong.
+pub(super) fn all_are_logged() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
 }
 
@@ -102,7 +95,7 @@ pub(super) fn adopted(context: EventContext<'_>, lost: i32) {
     event!(info, "adopted", context, lost, "its worker is gone");
 }
 
-/// Its worker is gone, and nobody has claimed it at once: it waits, or has failed.
+/// The job was lost with its worker and is not claimed at once: it waits, or has failed.
 pub(super) fn lost(context: EventContext<'_>, lost: i32, has_failed: bool) {
     match has_failed {
         false => event!(
@@ -127,7 +120,7 @@ pub(super) fn started(context: EventContext<'_>) {
     event!(debug, "started", context);
 }
 
-/// The attempt was told to stop.
+/// The attempt was aborted.
 pub(super) fn aborted(context: EventContext<'_>, reason: AbortReason, took: Duration) {
     let stopped_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
     event!(
@@ -139,7 +132,7 @@ pub(super) fn aborted(context: EventContext<'_>, reason: AbortReason, took: Dura
     );
 }
 
-/// Nothing is said about the job: it is not this worker's any more.
+/// The outcome is not settled: the job no longer belongs to this worker.
 pub(super) fn dropped(context: EventContext<'_>, reason: AbortReason) {
     event!(debug, "dropped", context, reason = reason.as_str());
 }
@@ -164,15 +157,14 @@ pub(super) fn given_up(context: EventContext<'_>) {
     );
 }
 
-/// The outcome is written.
-pub(super) fn settled(context: EventContext<'_>, fate: &Fate) {
-    match fate {
-        Fate::Succeeded(_) => event!(debug, "succeeded", context),
-        Fate::Ended(state, why) => {
-            event!(warn, state.as_str(), context, error = %in_short(why));
-        }
-        Fate::Retry(again, why) => {
-            let error = in_short(why);
+/// The outcome is settled.
+pub(super) fn settled(context: EventContext<'_>, outcome: &Outcome) {
+    match outcome {
+        Outcome::Succeeded(_) => event!(debug, "succeeded", context),
+        Outcome::Failed(error) => event!(warn, "failed", context, error = %in_short(error)),
+        Outcome::TimedOut(error) => event!(warn, "timed_out", context, error = %in_short(error)),
+        Outcome::Retry { again, error } => {
+            let error = in_short(error);
             match again.at {
                 RetryAt::After(delay) => {
                     let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
@@ -184,11 +176,11 @@ pub(super) fn settled(context: EventContext<'_>, fate: &Fate) {
                 }
             }
         }
-        Fate::Released => event!(debug, "released", context),
+        Outcome::Released => event!(debug, "released", context),
     }
 }
 
-/// True where admin actions are logged.
+/// True if admin actions are logged.
 pub(super) fn admin_actions_are_logged() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::INFO)
 }
@@ -210,50 +202,41 @@ pub(super) fn admin_action(worker_id: &str, action: &AdminAction) {
     );
 }
 
-impl Unsettled {
-    pub(super) fn event_context<'a>(&'a self, shared: &'a Shared) -> EventContext<'a> {
-        EventContext {
-            worker_id: &shared.settings.worker_id,
-            id: self.settlement.id,
-            handler: &self.meters.handler,
-            attempt: self.attempt,
-            since: Since::Asked(self.asked),
-        }
-    }
-}
-
-/// The error for the log. Its backtrace and the handler's details are with the attempt (`rouse job ID`), not here: the one would be two
-/// thousand characters in the line of each retry, the other megabytes of whatever the guest likes. Its standard error is in the log already.
-fn in_short(error: &JsonText) -> String {
-    // Raw, as details may be nested deeper than a value is read.
-    match serde_json::from_str::<BTreeMap<&str, &RawValue>>(&error.0) {
-        Ok(mut error) => {
-            error.remove("backtrace");
-            error.remove("stderr");
-            error.remove("details");
-            serde_json::to_string(&error).expect("its keys are strings")
-        }
-        // Not what the host writes; all the more to be seen.
-        Err(_) => printable(&error.0, ODD_BYTES_MAX),
-    }
+/// The error for the log, as JSON. Its backtrace and the handler's details are stored with the attempt (`rouse job ID`): the backtrace
+/// would add two thousand characters to the line of each retry, and details are as large as the guest likes. Its standard error has been
+/// logged already.
+fn in_short(error: &AttemptError) -> String {
+    let short = AttemptError {
+        kind: error.kind,
+        guest_kind: error.guest_kind.clone(),
+        message: error.message.clone(),
+        location: error.location.clone(),
+        backtrace: Vec::new(),
+        stderr: Vec::new(),
+        details: None,
+        max_attempts: error.max_attempts,
+    };
+    short.to_json()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::ErrorKind;
 
     #[test]
-    fn the_log_has_the_error_without_its_backtrace_its_details_and_what_is_there_already() {
-        let error = r#"{"kind":"panic","message":"no","backtrace":["abort","main"],"stderr":["why"],"details":{"a":[1]}}"#;
-        let shown = in_short(&JsonText(error.into()));
-        assert_eq!(shown, r#"{"kind":"panic","message":"no"}"#);
-        let deep = format!(
-            r#"{{"kind":"guest_error","details":{}{}}}"#,
-            "[".repeat(127),
-            "]".repeat(127)
+    fn the_log_has_the_error_without_its_backtrace_standard_error_and_details() {
+        let error = AttemptError {
+            backtrace: vec!["abort".into(), "main".into()],
+            stderr: vec!["why".into()],
+            details: Some(serde_json::json!({"a": [1]})),
+            location: Some("lib.rs:1:2".into()),
+            max_attempts: Some(5),
+            ..AttemptError::new(ErrorKind::Panic, "no")
+        };
+        assert_eq!(
+            in_short(&error),
+            r#"{"kind":"panic","message":"no","location":"lib.rs:1:2","max_attempts":5}"#
         );
-        assert_eq!(in_short(&JsonText(deep)), r#"{"kind":"guest_error"}"#);
-        let odd = in_short(&JsonText("no JSON".into()));
-        assert_eq!(odd, "no JSON");
     }
 }

@@ -12,10 +12,10 @@ use tracing::{error, info, warn};
 use super::policy::Policy;
 use super::reach::warn_unless_unreachable;
 use super::{Settings, Shared, audit_outbox, challenges, slots};
-use crate::job::{AbortReason, State};
+use crate::job::{AbortReason, Outcome};
 use crate::sandbox::{Catalog, HandlerSet};
 use crate::store::connect::backoff;
-use crate::store::{Fate, Heartbeat, Registration, Stats, StoreError};
+use crate::store::{Heartbeat, Registration, Stats, StoreError};
 
 /// What a worker says of itself.
 pub(super) fn registration(
@@ -100,13 +100,12 @@ impl Tally {
     }
 
     /// An outcome was accepted.
-    pub(super) fn settled(&self, fate: &Fate) {
-        let counts: &[&AtomicU64] = match fate {
-            Fate::Succeeded(_) => &[&self.completed],
-            Fate::Ended(State::Cancelled, _) => &[&self.failed],
-            Fate::Ended(..) => &[&self.failed, &self.attempts_failed],
-            Fate::Retry(..) => &[&self.attempts_failed],
-            Fate::Released => &[],
+    pub(super) fn settled(&self, outcome: &Outcome) {
+        let counts: &[&AtomicU64] = match outcome {
+            Outcome::Succeeded(_) => &[&self.completed],
+            Outcome::Failed(_) | Outcome::TimedOut(_) => &[&self.failed, &self.attempts_failed],
+            Outcome::Retry { .. } => &[&self.attempts_failed],
+            Outcome::Released => &[],
         };
         for count in counts {
             count.fetch_add(1, Ordering::Relaxed);

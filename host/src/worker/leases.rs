@@ -134,7 +134,7 @@ impl UnderWay<'_> {
         let mut inner = self.0.lock();
         let mut doubts = false;
         for claim in claims {
-            let lease = Lease::new(claim.job.fence, claim.asked, claim.lease);
+            let lease = Lease::new(claim.job.fence, claim.sent, claim.lease);
             doubts |= inner.hold(claim.job.id, lease);
         }
         drop(inner);
@@ -409,14 +409,13 @@ impl Leases {
         }
     }
 
-    /// True when the lease of an attempt that has ended cannot be trusted any more. One that has never
-    /// started is trusted for the shortest lease after `asked`.
-    pub(super) fn is_lost(&self, id: JobId, fence: Fence, asked: BootTime) -> bool {
+    /// True if the lease of an attempt that has ended, or of a claim that is given back, can no longer be trusted. One that is no longer
+    /// held is trusted for the shortest lease after `claim_sent`.
+    pub(super) fn is_lost(&self, id: JobId, fence: Fence, claim_sent: BootTime) -> bool {
         let until = self
             .lock()
             .get(id, fence)
-            .filter(|lease| lease.attempt.is_some())
-            .map_or(asked.plus(LEASE_MIN), |lease| lease.trusted_until);
+            .map_or(claim_sent.plus(LEASE_MIN), |lease| lease.trusted_until);
         until <= BootTime::now()
     }
 

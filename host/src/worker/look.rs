@@ -272,7 +272,7 @@ impl<'a> Looks<'a> {
     /// Gives due jobs their turn; true where there were any.
     async fn promote(&mut self) -> Result<bool, StoreError> {
         let within = self.schedule.due_within(Instant::now());
-        let tell = events::all_are_heard();
+        let tell = events::all_are_logged();
         let promotion = self.shared.store.promote(within, tell).await?;
         for id in &promotion.ids {
             events::promoted(&self.shared.settings.worker_id, *id);

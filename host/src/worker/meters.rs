@@ -6,40 +6,37 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-use crate::job::ErrorKind;
+use crate::job::{ErrorKind, Outcome};
 
 use super::middleware::{Metered, Middleware, Traced};
 use super::waits::Waits;
 
-/// What can become of an attempt.
+/// How an attempt is counted: the values of the label `outcome` of `rouse_attempts_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Became {
+pub enum OutcomeLabel {
     /// Its job has succeeded.
     Succeeded,
-    /// Its job has failed for good.
+    /// Its job has failed.
     Failed,
-    /// It ran too long, and its job has ended with that.
+    /// It ran longer than its run timeout, and its job has ended.
     TimedOut,
-    /// Its job was cancelled.
-    Cancelled,
-    /// It failed, and its job is to be tried again.
+    /// It failed, and its job will be tried again.
     Retried,
     /// Its claim was given back.
     Released,
-    /// Its lease was lost, and the database said so.
+    /// Its lease was lost, and the database refused its outcome.
     Refused,
-    /// Its lease was lost, and the worker knew it already.
+    /// Its lease was lost, and the worker knew it before it settled.
     Dropped,
-    /// Its outcome could not be written in time.
+    /// Its outcome could not be settled in time.
     GivenUp,
 }
 
-impl Became {
-    const ALL: [Self; 9] = [
+impl OutcomeLabel {
+    const ALL: [Self; 8] = [
         Self::Succeeded,
         Self::Failed,
         Self::TimedOut,
-        Self::Cancelled,
         Self::Retried,
         Self::Released,
         Self::Refused,
@@ -53,7 +50,6 @@ impl Became {
             Self::Succeeded => "succeeded",
             Self::Failed => "failed",
             Self::TimedOut => "timed_out",
-            Self::Cancelled => "cancelled",
             Self::Retried => "retried",
             Self::Released => "released",
             Self::Refused => "refused",
@@ -63,14 +59,26 @@ impl Became {
     }
 }
 
-/// What has become of all attempts of one worker.
-#[derive(Debug, Default)]
-pub struct Outcomes([AtomicU64; Became::ALL.len()]);
+impl From<&Outcome> for OutcomeLabel {
+    fn from(outcome: &Outcome) -> Self {
+        match outcome {
+            Outcome::Succeeded(_) => Self::Succeeded,
+            Outcome::Failed(_) => Self::Failed,
+            Outcome::TimedOut(_) => Self::TimedOut,
+            Outcome::Retry { .. } => Self::Retried,
+            Outcome::Released => Self::Released,
+        }
+    }
+}
 
-impl Outcomes {
-    /// How many attempts have come to this.
-    pub fn of(&self, became: Became) -> u64 {
-        self.0[became as usize].load(Ordering::Relaxed)
+/// The attempts of one worker, counted by their outcome.
+#[derive(Debug, Default)]
+pub struct OutcomeCounts([AtomicU64; OutcomeLabel::ALL.len()]);
+
+impl OutcomeCounts {
+    /// How many attempts had this outcome.
+    pub fn of(&self, outcome: OutcomeLabel) -> u64 {
+        self.0[outcome as usize].load(Ordering::Relaxed)
     }
 }
 
@@ -80,19 +88,19 @@ pub(super) struct Meters {
     running: Gauge,
     pub(super) settle_batch_jobs: Histogram,
     handlers: RwLock<HashMap<String, Arc<HandlerMeters>>>,
-    all: Arc<Outcomes>,
+    all: Arc<OutcomeCounts>,
 }
 
 /// What is counted of one handler's attempts.
 pub(super) struct HandlerMeters {
     pub(super) handler: String,
     pub(super) seconds: Histogram,
-    outcomes: [Counter; Became::ALL.len()],
-    all: Arc<Outcomes>,
+    outcomes: [Counter; OutcomeLabel::ALL.len()],
+    all: Arc<OutcomeCounts>,
 }
 
 impl Meters {
-    pub(super) fn new(all: Arc<Outcomes>) -> Self {
+    pub(super) fn new(all: Arc<OutcomeCounts>) -> Self {
         Self {
             all,
             claimed: counter!("rouse_jobs_claimed_total"),
@@ -131,8 +139,8 @@ impl Meters {
                     handler: handler.to_string(),
                     all: self.all.clone(),
                     seconds: histogram!("rouse_attempt_seconds", "handler" => handler.to_string()),
-                    outcomes: Became::ALL.map(|became| {
-                        counter!("rouse_attempts_total", "handler" => handler.to_string(), "outcome" => became.as_str())
+                    outcomes: OutcomeLabel::ALL.map(|outcome| {
+                        counter!("rouse_attempts_total", "handler" => handler.to_string(), "outcome" => outcome.as_str())
                     }),
                 })
             })
@@ -147,10 +155,10 @@ impl HandlerMeters {
             .increment(1);
     }
 
-    /// Counts what became of an attempt.
-    pub(super) fn count(&self, became: Became) {
-        self.outcomes[became as usize].increment(1);
-        self.all.0[became as usize].fetch_add(1, Ordering::Relaxed);
+    /// Counts an attempt by its outcome.
+    pub(super) fn count(&self, outcome: OutcomeLabel) {
+        self.outcomes[outcome as usize].increment(1);
+        self.all.0[outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -160,8 +168,8 @@ mod tests {
 
     #[test]
     fn each_outcome_has_its_place_in_the_list() {
-        for (place, became) in Became::ALL.into_iter().enumerate() {
-            assert_eq!(became as usize, place, "{became:?}");
+        for (index, outcome) in OutcomeLabel::ALL.into_iter().enumerate() {
+            assert_eq!(outcome as usize, index, "{outcome:?}");
         }
     }
 }

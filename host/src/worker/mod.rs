@@ -53,7 +53,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
-pub use meters::{Became, Outcomes};
+pub use meters::{OutcomeCounts, OutcomeLabel};
 pub use middleware::{AttemptInfo, Middleware, Next, Running};
 pub use policy::{Override, Overrides, Policy};
 pub use schedule::Intervals;
@@ -162,7 +162,7 @@ struct Shared {
     reborn: watch::Sender<Incarnation>,
     /// Why this worker cannot go on at all.
     fatal: OnceLock<String>,
-    settlements: mpsc::Sender<settler::Ended>,
+    settlements: mpsc::Sender<settler::Unsettled>,
     attempts: TaskTracker,
     stop: Stop,
 }
@@ -184,7 +184,7 @@ pub struct Health {
     /// True while the last word from the database was a good one.
     pub database_answers: Arc<AtomicBool>,
     /// What has become of its attempts so far.
-    pub outcomes: Arc<Outcomes>,
+    pub outcomes: Arc<OutcomeCounts>,
     /// Jobs that it has claimed and whose attempt has not ended. One that is being claimed or settled is not among them.
     pub in_hand: Arc<AtomicUsize>,
     /// Is notified by whoever has asked for the metrics, and wants them to be up to date the next time.
@@ -220,7 +220,7 @@ pub async fn run(
     events::worker("started", &settings, incarnation);
     health.database_answers.store(true, Ordering::Relaxed);
 
-    let (settlements, ended) = mpsc::channel(settler::QUEUE_MAX);
+    let (settlements, outcomes) = mpsc::channel(settler::QUEUE_MAX);
     let meters = meters::Meters::new(health.outcomes.clone());
     let shared = Arc::new(Shared {
         slots: slots::Slots::new(settings.slots, health.in_hand),
@@ -269,7 +269,8 @@ pub async fn run(
     spawn(Box::pin(heartbeat::run_forever(shared.clone(), heartbeat)));
     spawn(Box::pin(challenges::answer_forever(shared.clone())));
     spawn(Box::pin(wakeups::listen_forever(shared.clone(), listen_at)));
-    let mut settler = tokio::spawn(settler::run(shared.clone(), ended));
+    let all_sent = CancellationToken::new();
+    let mut settler = tokio::spawn(settler::run(shared.clone(), outcomes, all_sent.clone()));
 
     tokio::select! {
         () = claimer::run(&shared) => {}
@@ -283,11 +284,7 @@ pub async fn run(
     shared.attempts.close();
     wait_for_attempts(&shared).await;
     // Every attempt has sent its outcome; the settler ends once it has written them all.
-    shared
-        .settlements
-        .send(settler::Ended::NoMore)
-        .await
-        .context("the settler has ended before its time")?;
+    all_sent.cancel();
     match hurried(&shared.stop.now, &mut settler).await {
         Some(ended) => ended.context("the settler has failed")?,
         None => {

@@ -1,8 +1,8 @@
-//! Writes outcomes: as many as have come up, in one statement.
+//! Settles outcomes in batches: as many as have arrived, in one statement.
 //!
-//! While one batch is being committed the next one gathers, so batches grow with the load; where
-//! claims wait for a slot, a batch waits 2 ms for what is about to end. One outcome that Postgres
-//! cannot store fails alone, and one whose settlement is never answered is tried beside the others.
+//! While one batch commits, the next one gathers, so batches grow with the load. If claims wait for a slot, a batch waits 2 ms for
+//! attempts that are about to end. An outcome that Postgres cannot store fails alone, and an outcome whose settlement is never answered
+//! is retried in parallel with the others.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,56 +10,71 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
 use super::Shared;
-use super::events;
-use super::meters::{Became, HandlerMeters};
+use super::events::{self, EventContext, Since};
+use super::meters::{HandlerMeters, OutcomeLabel};
 use super::policy::LEASE_MIN;
 use super::reach::warn_unless_unreachable;
-use crate::job::{Attempt, AttemptError, ErrorKind, State};
+use crate::job::{Attempt, AttemptError, ErrorKind, Outcome};
 use crate::sandbox::BootTime;
-use crate::store::{Fate, JsonText, Locked, Settlement, StoreError};
+use crate::store::{Locked, Settlement, StoreError};
 
 /// How many outcomes may wait before attempts wait with them.
 pub(super) const QUEUE_MAX: usize = 4000;
-/// The most that one statement settles.
+/// The largest number of outcomes in one statement.
 const BATCH_MAX: usize = 1000;
-/// How long a batch gathers while there is more to run: a statement and a commit cost Postgres as
-/// much as ten or twenty outcomes.
+/// How long a batch gathers while claims wait for a slot: a statement and a commit cost Postgres as much as ten or twenty outcomes.
 const GATHERED_FOR: Duration = Duration::from_millis(2);
 /// Results and errors in one statement. Postgres closes a connection that sends 1 GiB.
 const BATCH_BYTES_MAX: usize = 64 << 20;
-/// The wait after a failure that may pass; twice as long after each further one.
+/// The wait after a transient failure. Each further failure doubles it.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
-/// The longest such wait. No longer than the shortest lease: the outcome is lost with it.
+/// The longest such wait. No longer than the shortest lease, because the outcome is lost with its lease.
 const RETRY_AFTER_MAX: Duration = LEASE_MIN;
 
-/// What the attempts send.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "the small one is sent once, at the end"
-)]
-pub(super) enum Ended {
-    /// An attempt has ended.
-    Settle(Unsettled),
-    /// All attempts have ended.
-    NoMore,
-}
-
-/// An outcome that is not written yet.
+/// An outcome that is not settled yet.
 pub(super) struct Unsettled {
     pub(super) settlement: Settlement,
     pub(super) meters: Arc<HandlerMeters>,
     pub(super) attempt: Attempt,
-    /// Before its claim was asked for.
-    pub(super) asked: BootTime,
-    /// True: Postgres could not store what the handler said, and this stands in its place.
+    /// Just before its claim was sent.
+    pub(super) claim_sent: BootTime,
+    /// True if Postgres could not store the handler's result or error, and this outcome replaces it.
     pub(super) replaced: bool,
 }
 
-/// Settles until there is no more.
-pub(super) async fn run(shared: Arc<Shared>, mut ended: mpsc::Receiver<Ended>) {
+impl Unsettled {
+    fn event_context<'a>(&'a self, shared: &'a Shared) -> EventContext<'a> {
+        EventContext {
+            worker_id: &shared.settings.worker_id,
+            id: self.settlement.id,
+            handler: &self.meters.handler,
+            attempt: self.attempt,
+            since: Since::ClaimSent(self.claim_sent),
+        }
+    }
+
+    /// The bytes of JSON that its settlement sends.
+    fn bytes(&self) -> usize {
+        match &self.settlement.outcome {
+            Outcome::Succeeded(result) => result.0.len(),
+            Outcome::Retry { error, .. } | Outcome::Failed(error) | Outcome::TimedOut(error) => {
+                error.to_json().len()
+            }
+            Outcome::Released => 0,
+        }
+    }
+}
+
+/// Settles outcomes until `all_sent` and everything is settled or given up.
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    mut outcomes: mpsc::Receiver<Unsettled>,
+    all_sent: CancellationToken,
+) {
     let mut settler = Settler {
         shared: &shared,
         later: Vec::new(),
@@ -70,32 +85,27 @@ pub(super) async fn run(shared: Arc<Shared>, mut ended: mpsc::Receiver<Ended>) {
     };
     let mut retry_at = Instant::now();
     let mut more = true;
-    let mut received = Vec::new();
+    let mut batch = Vec::new();
     while more || !settler.later.is_empty() || !settler.unanswered.is_empty() {
         tokio::select! {
-            _ = ended.recv_many(&mut received, BATCH_MAX), if more => {}
-            // Where nothing comes in the meantime, those are tried again all the same.
+            received = outcomes.recv_many(&mut batch, BATCH_MAX), if more => more = received > 0,
+            // What is in the channel is still received.
+            () = all_sent.cancelled(), if !outcomes.is_closed() => outcomes.close(),
+            // They are retried even if nothing arrives in the meantime.
             () = tokio::time::sleep_until(retry_at.into()), if !settler.later.is_empty() => {}
             Some(answered) = settler.unanswered.join_next() => {
                 settler.later.extend(answered.expect("it does not panic"));
             }
         }
-        if !received.is_empty()
-            && received.len() < BATCH_MAX
+        if !batch.is_empty()
+            && batch.len() < BATCH_MAX
             && let Some(time) = settler.gathers_for()
         {
             tokio::time::sleep(time).await;
-            while received.len() < BATCH_MAX
-                && let Ok(one) = ended.try_recv()
+            while batch.len() < BATCH_MAX
+                && let Ok(outcome) = outcomes.try_recv()
             {
-                received.push(one);
-            }
-        }
-        let mut batch = Vec::with_capacity(received.len());
-        for one in received.drain(..) {
-            match one {
-                Ended::Settle(unsettled) => batch.push(unsettled),
-                Ended::NoMore => more = false,
+                batch.push(outcome);
             }
         }
         let again = match Instant::now() >= retry_at {
@@ -103,7 +113,9 @@ pub(super) async fn run(shared: Arc<Shared>, mut ended: mpsc::Receiver<Ended>) {
             false => Vec::new(),
         };
         let waits = !settler.later.is_empty();
-        settler.settle(batch, Tried::First).await;
+        settler
+            .settle(std::mem::take(&mut batch), Tried::First)
+            .await;
         settler.settle(again, Tried::Again).await;
         if !waits {
             retry_at = Instant::now() + retry_after(settler.failures);
@@ -124,34 +136,34 @@ enum Tried {
     Again,
 }
 
-/// What is left from one batch to the next.
+/// State that is kept from one batch to the next.
 struct Settler<'a> {
     shared: &'a Arc<Shared>,
-    /// Outcomes that could not be written and hold up nobody: of jobs that somebody else's open
-    /// transaction has locked, those that the database refuses, and those for which it has no room.
+    /// Outcomes that could not be settled and do not hold up others: their jobs are locked by another open transaction, the database
+    /// refuses them, or it has no room for them.
     later: Vec<Unsettled>,
-    /// Outcomes whose settlement was not answered although it had one row. Each waits for up to 15 s, so they are tried beside the
-    /// others, one at a time. A task returns what the database has refused.
+    /// Outcomes whose settlement was not answered although it was the only row. Each waits for up to 15 s, so they are retried in
+    /// parallel with the others, one at a time. A task returns an outcome that the database has refused.
     unanswered: JoinSet<Option<Unsettled>>,
     one_at_a_time: Arc<Semaphore>,
-    /// How often in a row nothing could be written.
+    /// Consecutive failures to settle anything.
     failures: u32,
-    /// Something was written since the last that found no room.
+    /// Something was settled since the last outcome that found no room.
     has_room: bool,
 }
 
 impl Settler<'_> {
-    /// How long a batch waits for what is about to end; none: not at all.
+    /// How long a batch waits for attempts that are about to end. `None` means not at all.
     fn gathers_for(&self) -> Option<Duration> {
         match self.failures {
             0 => self.shared.slots.are_full().then_some(GATHERED_FOR),
-            // Each batch is one try more.
+            // Each batch is one more try.
             _ => Some(RETRY_AFTER),
         }
     }
 
-    /// Settles a batch. Where the database refuses it whole, the halves are tried, down to the one
-    /// that it refuses; where the database is away, it is tried until the leases have run out.
+    /// Settles a batch. If the database refuses the batch, its halves are tried, down to the one outcome that is refused. If the database
+    /// is unreachable, the batch is retried until the leases have run out.
     async fn settle(&mut self, batch: Vec<Unsettled>, tried: Tried) {
         if batch.is_empty() {
             return;
@@ -161,7 +173,7 @@ impl Settler<'_> {
             Tried::First => Locked::Wait,
             Tried::Again => Locked::Skip,
         };
-        // One alone found no room. Where others find none either, they are not halved: they are tried again together.
+        // A single outcome found no room. If others find none either, they are not halved but retried together.
         let mut is_full = tried == Tried::First && self.failures > 0;
         let mut found_no_room = false;
         let mut alone = Vec::new();
@@ -170,27 +182,28 @@ impl Settler<'_> {
         }
         let mut parts = VecDeque::from([batch]);
         if tried == Tried::Again && self.failures > 0 {
-            // Whether there is room again is tried with one of them. It is another one each time.
+            // One of them, a different one each time, finds out whether there is room again.
             let others = parts[0].split_off(1);
             parts.push_back(others);
         }
         let mut unanswered = false;
         while let Some(mut part) = parts.pop_front() {
             if unanswered && shared.stop.now.is_cancelled() {
-                // Each further part could wait as long for its answer.
+                // Each further part could wait for its answer just as long.
                 keep_trying(shared, &mut part);
             }
             if part.is_empty() {
                 continue;
             }
-            if part.len() > 1 && part.iter().map(bytes).sum::<usize>() > BATCH_BYTES_MAX {
+            if part.len() > 1 && part.iter().map(Unsettled::bytes).sum::<usize>() > BATCH_BYTES_MAX
+            {
                 halve(part, &mut parts);
                 continue;
             }
             let settlements: Vec<&Settlement> = part.iter().map(|one| &one.settlement).collect();
             match shared.store.settle(&settlements, how).await {
                 Ok(settled) => {
-                    // Where all rows were locked, nothing was written.
+                    // If all rows were locked, nothing was written.
                     if settled.locked.len() < part.len() {
                         (self.has_room, self.failures) = (true, 0);
                     }
@@ -204,7 +217,7 @@ impl Settler<'_> {
                     }
                 }
                 Err(error) if error.is_locked() => {
-                    debug!(%error, jobs = part.len(), "somebody has one of these jobs locked; settling the others");
+                    debug!(%error, jobs = part.len(), "another transaction has locked some of these jobs; settling the others");
                     how = Locked::Skip;
                     parts.push_front(part);
                 }
@@ -224,16 +237,16 @@ impl Settler<'_> {
                         alone.append(&mut part);
                     }
                 },
-                // The database knows this worker no more, and has given its jobs to others.
+                // The database no longer knows this worker, and has given its jobs to others.
                 Err(error) if shared.doubted(&error) => {
                     for one in part {
                         report(shared, &one, false);
                     }
                 }
                 Err(error) if error.is_unanswered() => {
-                    // The first statement may still be running, and hold its locks.
+                    // The first statement may still be running and holding its locks.
                     how = Locked::Skip;
-                    // Where only its connection broke, the next one may work.
+                    // If only the connection broke, the next one may work.
                     unanswered |= matches!(error, StoreError::Silent { .. });
                     if part.len() > 1 {
                         warn_unless_unreachable!(
@@ -249,7 +262,7 @@ impl Settler<'_> {
                             error,
                             job.id = one.settlement.id.0,
                             handler = %one.meters.handler,
-                            "cannot settle; trying it beside the others"
+                            "cannot settle; retrying in parallel with the others"
                         );
                         let retrying =
                             settle_alone(shared.clone(), self.one_at_a_time.clone(), one);
@@ -286,26 +299,26 @@ impl Settler<'_> {
             }
         }
         if self.has_room {
-            // But not for these. So that this ends, their leases are renewed no more.
+            // There is room, but not for these. Their leases are no longer renewed, so that the retries end.
             for Unsettled { settlement, .. } in &alone {
                 shared.leases.give_up(settlement.id, settlement.fence);
             }
         } else if found_no_room {
             self.failures += 1;
         }
-        // Last, so that with the next try the fault of another is found before theirs.
+        // They go last, so that the next try finds the fault of other outcomes first.
         self.later.append(&mut alone);
     }
 
-    /// Waits for a database that is away.
+    /// Waits for a database that is unreachable.
     async fn wait(&mut self) {
         tokio::time::sleep(retry_after(self.failures)).await;
         self.failures += 1;
     }
 }
 
-/// Settles one outcome whose settlement was not answered. If it is not answered again, its lease is no longer renewed, so that this
-/// ends. Returns an outcome that the database refused.
+/// Settles one outcome whose settlement was not answered. If it is not answered again, its lease is no longer renewed, so that the
+/// retries end. Returns the outcome if the database refused it.
 async fn settle_alone(
     shared: Arc<Shared>,
     one_at_a_time: Arc<Semaphore>,
@@ -342,24 +355,15 @@ async fn settle_alone(
     }
 }
 
-/// Puts the halves of a batch in front of the line.
+/// Puts the halves of a batch at the front of the queue.
 fn halve(mut part: Vec<Unsettled>, parts: &mut VecDeque<Vec<Unsettled>>) {
     let half = part.split_off(part.len() / 2);
     parts.push_front(half);
     parts.push_front(part);
 }
 
-/// Bytes that its settlement sends.
-fn bytes(one: &Unsettled) -> usize {
-    match &one.settlement.fate {
-        Fate::Succeeded(text) | Fate::Ended(_, text) | Fate::Retry(_, text) => text.0.len(),
-        Fate::Released => 0,
-    }
-}
-
-/// What becomes of the one outcome that the database refuses. A value that it cannot store fails
-/// the job. Whatever else it is may pass, but is not waited for: it is tried again beside the
-/// others, and its lease is renewed no more, so that this ends with the lease at the latest.
+/// Handles a single outcome that the database refuses. A value that Postgres cannot store fails the job. Any other refusal may be
+/// temporary: the outcome is retried after the others, and its lease is no longer renewed, so that the retries end with the lease.
 fn refused(
     shared: &Shared,
     mut one: Unsettled,
@@ -368,10 +372,10 @@ fn refused(
     later: &mut Vec<Unsettled>,
 ) {
     let Settlement { id, fence, .. } = one.settlement;
-    let what = match &one.settlement.fate {
-        Fate::Succeeded(_) => Some("its result"),
-        Fate::Ended(..) | Fate::Retry(..) => Some("its error"),
-        Fate::Released => None,
+    let what = match &one.settlement.outcome {
+        Outcome::Succeeded(_) => Some("its result"),
+        Outcome::Failed(_) | Outcome::TimedOut(_) | Outcome::Retry { .. } => Some("its error"),
+        Outcome::Released => None,
     };
     match what {
         Some(what) if error.is_about_data() && !one.replaced => {
@@ -380,7 +384,7 @@ fn refused(
                 ErrorKind::InvalidResult,
                 format!("Postgres cannot store {what}: {error}"),
             );
-            one.settlement.fate = Fate::Ended(State::Failed, JsonText(why.to_json()));
+            one.settlement.outcome = Outcome::Failed(why);
             one.replaced = true;
             parts.push_front(vec![one]);
         }
@@ -392,15 +396,15 @@ fn refused(
     }
 }
 
-/// Gives up outcomes whose lease cannot be trusted any more: another worker will run those jobs.
+/// Gives up outcomes whose lease can no longer be trusted: another worker will run those jobs.
 fn keep_trying(shared: &Shared, part: &mut Vec<Unsettled>) {
     part.retain(|one| {
         let lost = shared.stop.now.is_cancelled()
             || shared
                 .leases
-                .is_lost(one.settlement.id, one.settlement.fence, one.asked);
+                .is_lost(one.settlement.id, one.settlement.fence, one.claim_sent);
         if lost {
-            one.meters.count(Became::GivenUp);
+            one.meters.count(OutcomeLabel::GivenUp);
             events::given_up(one.event_context(shared));
             shared
                 .leases
@@ -412,34 +416,20 @@ fn keep_trying(shared: &Shared, part: &mut Vec<Unsettled>) {
 
 fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
     let Settlement {
-        id, fence, fate, ..
+        id, fence, outcome, ..
     } = &one.settlement;
     shared.leases.remove(*id, *fence);
     if !accepted {
-        one.meters.count(Became::Refused);
+        one.meters.count(OutcomeLabel::Refused);
         events::refused(one.event_context(shared));
         return;
     }
-    one.meters.count(became(fate));
-    shared.tally.settled(fate);
-    events::settled(one.event_context(shared), fate);
-    if let Fate::Retry(..) = fate {
+    one.meters.count(outcome.into());
+    shared.tally.settled(outcome);
+    events::settled(one.event_context(shared), outcome);
+    if let Outcome::Retry { .. } = outcome {
         // The claimer's sleep has to end when this job is due.
         shared.wakeups.ring(None);
-    }
-}
-
-fn became(fate: &Fate) -> Became {
-    match fate {
-        Fate::Succeeded(_) => Became::Succeeded,
-        Fate::Ended(state, _) => match state {
-            State::TimedOut => Became::TimedOut,
-            State::Cancelled => Became::Cancelled,
-            // No outcome ends a job in one of the others.
-            State::Failed | State::Queued | State::Running | State::Succeeded => Became::Failed,
-        },
-        Fate::Retry(..) => Became::Retried,
-        Fate::Released => Became::Released,
     }
 }
 

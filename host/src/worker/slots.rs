@@ -240,7 +240,7 @@ pub(super) mod tests {
                 tags: Vec::new(),
                 retired: false,
             }),
-            asked: BootTime::now(),
+            sent: BootTime::now(),
             received,
             lease: Duration::from_secs(60),
         }

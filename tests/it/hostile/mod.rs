@@ -170,10 +170,7 @@ fn expect(case: &Case, end: RunEnd) {
         own: OwnLimits::default(),
     };
     let outcome = decide(end, tries, &RetryPolicy::default(), 0.5);
-    let error = match outcome {
-        Outcome::Retry { error, .. } | Outcome::Ended { error, .. } => Some(error),
-        Outcome::Succeeded(_) | Outcome::Released | Outcome::Dropped(_) => None,
-    };
+    let error = outcome.as_ref().ok().and_then(Outcome::error);
     if matches!(case.ends, Ends::InvalidResult) {
         let kind = error.as_ref().map(|error| error.kind);
         assert_eq!(kind, Some(ErrorKind::InvalidResult), "{}", case.name);

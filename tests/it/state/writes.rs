@@ -306,7 +306,8 @@ async fn while_a_value_is_being_written_nobody_takes_the_job_over_and_after_that
         .unwrap();
     let orders = orders(&other, 60_000).await;
     let adopted = async || {
-        let adopted = other.adopt(Fence(rand()), &orders, None, 1, 3, None).await;
+        let adopted =
+            crate::support::claims::adopt(&other, Fence(rand()), &orders, 1, 3, None).await;
         adopted.unwrap().claimed.len()
     };
     let set = format!(

@@ -1,24 +1,31 @@
 //! Claims and settlements as a worker makes them, by hand.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use rouse::job::Fence;
-use rouse::store::{ClaimOrder, ClaimedJob, Fate, JsonText, Settlement, Store};
+use rouse::job::{AttemptError, ErrorKind, Fence, JsonText, LaneId, Outcome, after_loss};
+use rouse::store::{
+    Adopted, Adoption, ClaimOrder, ClaimedJob, Orphan, Settlement, Store, StoreError,
+};
 
 /// `succeeded`, with this JSON.
-pub(crate) fn result(text: &str) -> Fate {
-    Fate::Succeeded(JsonText(text.into()))
+pub(crate) fn result(text: &str) -> Outcome {
+    Outcome::Succeeded(JsonText(text.into()))
 }
 
-/// What is to become of a claimed job that ran for a millisecond.
-pub(crate) fn settlement(job: &ClaimedJob, fate: Fate) -> Settlement {
+/// An error with a message.
+pub(crate) fn error(kind: ErrorKind) -> AttemptError {
+    AttemptError::new(kind, "no")
+}
+
+/// The settlement of a claimed job that ran for a millisecond.
+pub(crate) fn settlement(job: &ClaimedJob, outcome: Outcome) -> Settlement {
     Settlement {
         id: job.id,
         fence: job.fence,
         started_after: Some(Duration::from_millis(1)),
         ran: None,
         handler: None,
-        fate,
+        outcome,
     }
 }
 
@@ -44,6 +51,30 @@ pub(crate) async fn claim(store: &Store, wanted: usize) -> Vec<ClaimedJob> {
         .await
         .unwrap()
         .jobs()
+}
+
+/// Adopts orphans as a worker does, with `lost_max` crashes at most.
+pub(crate) async fn adopt(
+    store: &Store,
+    fence: Fence,
+    orders: &[ClaimOrder],
+    wanted: usize,
+    lost_max: u32,
+    since: Option<SystemTime>,
+) -> Result<Adopted, StoreError> {
+    let lanes: Vec<LaneId> = orders.iter().map(|order| order.lane).collect();
+    let orphans = store.orphans(&lanes, None, wanted, since).await?;
+    let adoption = |orphan: Orphan| {
+        let order = orders.iter().find(|order| order.lane == orphan.lane);
+        let lease_ms = order.expect("only these lanes are read").lease_ms;
+        Adoption {
+            orphan,
+            next: after_loss(orphan.crashes, lost_max),
+            lease: Duration::from_millis(lease_ms.try_into().unwrap_or(0)),
+        }
+    };
+    let adoptions: Vec<Adoption> = orphans.into_iter().map(adoption).collect();
+    store.adopt(fence, &adoptions).await
 }
 
 /// A number that nobody else draws.

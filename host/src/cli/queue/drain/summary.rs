@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::cli::text::plain;
 use crate::store::Remaining;
-use crate::worker::{Became, Outcomes};
+use crate::worker::{OutcomeCounts, OutcomeLabel};
 
 /// So many waiting jobs of a lane are looked at: see `rouse.remaining`.
 const COUNTED_MAX: i64 = 10_000;
@@ -82,10 +82,10 @@ impl Summary {
         }
     }
 
-    pub(super) fn count(&mut self, outcomes: &Outcomes) {
-        self.succeeded = outcomes.of(Became::Succeeded);
-        self.failed = outcomes.of(Became::Failed) + outcomes.of(Became::TimedOut);
-        self.retried = outcomes.of(Became::Retried);
+    pub(super) fn count(&mut self, outcomes: &OutcomeCounts) {
+        self.succeeded = outcomes.of(OutcomeLabel::Succeeded);
+        self.failed = outcomes.of(OutcomeLabel::Failed) + outcomes.of(OutcomeLabel::TimedOut);
+        self.retried = outcomes.of(OutcomeLabel::Retried);
     }
 
     /// True where jobs have failed, or wait for another try. What was tried again within the drain and then succeeded is

@@ -5,17 +5,24 @@
 
 mod abort;
 mod end;
+mod error;
 mod ids;
+mod json;
+mod loss;
 mod outcome;
 mod pattern;
+mod result;
 mod retry;
 mod state;
 mod usage;
 
 pub use abort::AbortReason;
 pub use end::{Failure, RunEnd};
+pub use error::{AttemptError, ErrorKind};
 pub use ids::{Attempt, Fence, Incarnation, JobId, LaneId};
-pub use outcome::{AttemptError, ErrorKind, Outcome, OwnLimits, Tries, decide};
+pub use json::JsonText;
+pub use loss::{AfterLoss, after_loss};
+pub use outcome::{Outcome, OwnLimits, Tries, decide};
 pub use pattern::{is_pattern, narrowest, narrowest_first, pattern_covers};
 pub use retry::{Again, RetryAt, RetryPolicy};
 pub use state::{Priority, State};

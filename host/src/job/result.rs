@@ -1,0 +1,77 @@
+//! Checks what a handler returned, before it is sent to Postgres.
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::JsonText;
+
+/// The largest power of ten in a result. `jsonb` keeps numbers exactly and prints them without an exponent: a few bytes of
+/// `1e131071` become 128 KiB each time that somebody reads them.
+const EXPONENT_MAX: u32 = 400;
+
+/// The result as JSON that `jsonb` can hold. Postgres refuses `\u0000` in text, and would otherwise refuse the whole batch of
+/// settlements because of one such result.
+///
+/// # Errors
+/// What is wrong with it, for people.
+pub(super) fn result_from(bytes: Vec<u8>) -> Result<JsonText, String> {
+    let text =
+        String::from_utf8(bytes).map_err(|error| format!("the result is not UTF-8: {error}"))?;
+    let _: &RawValue =
+        serde_json::from_str(&text).map_err(|error| format!("the result is not JSON: {error}"))?;
+    if let Some(exponent) = huge_exponent(&text) {
+        return Err(format!(
+            "the result has a number with the exponent {exponent}, which Postgres would write out in full; the maximum is {EXPONENT_MAX}"
+        ));
+    }
+    // Only an escape can bring a NUL or a lone surrogate into a string. Results without escapes, the usual case, are not parsed further.
+    if text.contains("\\u") {
+        let value: Value = serde_json::from_str(&text)
+            .map_err(|error| format!("the result has a string that is not Unicode: {error}"))?;
+        if has_nul(&value) {
+            return Err(
+                "the result has a NUL character (\\u0000), which Postgres cannot store in jsonb"
+                    .into(),
+            );
+        }
+    }
+    Ok(JsonText(text))
+}
+
+/// The first exponent beyond the limit in this JSON text.
+fn huge_exponent(text: &str) -> Option<&str> {
+    let bytes = text.as_bytes();
+    let (mut at, mut in_string) = (0, false);
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'\\' if in_string => at += 1,
+            b'"' => in_string = !in_string,
+            // Outside of strings, a digit before an e means a number.
+            b'e' | b'E' if !in_string && at > 0 && bytes[at - 1].is_ascii_digit() => {
+                let rest = text[at + 1..].trim_start_matches(['+', '-']);
+                let end = rest.find(|c: char| !c.is_ascii_digit());
+                let digits = &rest[..end.unwrap_or(rest.len())];
+                if digits
+                    .parse::<u32>()
+                    .map_or(true, |exponent| exponent > EXPONENT_MAX)
+                {
+                    return Some(digits);
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    None
+}
+
+fn has_nul(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        Value::String(text) => text.contains('\0'),
+        Value::Array(items) => items.iter().any(has_nul),
+        Value::Object(map) => map
+            .iter()
+            .any(|(key, item)| key.contains('\0') || has_nul(item)),
+    }
+}
