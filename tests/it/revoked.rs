@@ -13,7 +13,7 @@ use crate::support::{Host, TestDb, scratch};
 
 const SECRET: &str = "s3cret-of-the-effects";
 /// What the log says then.
-const TOLD: &str = "lease lost; the attempt is told to stop";
+const TOLD: &str = "lease lost; aborting the attempt";
 /// What is on its way when the loss becomes known may arrive (docs/explanation/reliability.md): the guest does one thing at a time.
 const ON_ITS_WAY: usize = 1;
 

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use metrics::counter;
+use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
 
 use super::Shared;
 use super::events::{self, EventContext, Since};
 use super::journal::AttemptJournal;
-use super::leases::Begun;
-use super::meters::{HandlerMeters, OutcomeLabel};
-use super::middleware::{AttemptInfo, Next};
+use super::leases::StartedAttempt;
+use super::meters::{HandlerMeters, Meters, OutcomeLabel};
+use super::middleware::{AttemptInfo, Middleware, Next};
 use super::policy::Policy;
 use super::settler::Unsettled;
 use crate::job::{
@@ -20,7 +22,18 @@ use crate::job::{
 use crate::sandbox::{AbortHandle, Attenuation, BootTime, Handler, JobInput, Run};
 use crate::store::{ClaimedJob, Lane, Ran, Settlement};
 
-/// A job, as it came from the database.
+/// What attempts of one worker share.
+pub(super) struct Attempts {
+    /// Around each attempt, the outermost first.
+    pub(super) middlewares: Vec<Arc<dyn Middleware>>,
+    pub(super) meters: Meters,
+    /// To the settler.
+    pub(super) settlements: mpsc::Sender<Unsettled>,
+    /// The slots that run, and claims that are being given back.
+    pub(super) tasks: TaskTracker,
+}
+
+/// A claimed job.
 pub(super) struct Claim {
     pub(super) job: ClaimedJob,
     pub(super) lane: Arc<Lane>,
@@ -137,7 +150,7 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
         &claim.job,
         handler.clone(),
     ));
-    let started = Begun {
+    let started = StartedAttempt {
         lease: policy.lease,
         grace: policy.grace,
         watched: journal.watched(),
@@ -150,7 +163,7 @@ async fn run(shared: &Arc<Shared>, mut claim: Claim) -> Duration {
             return Duration::ZERO;
         }
     };
-    let meters = shared.meters.of(&handler.manifest.name);
+    let meters = shared.attempts.meters.of(&handler.manifest.name);
     let started_after = claim.received.elapsed();
     let run = sandbox_run(
         shared, &mut claim, &handler, &policy, &meters, journal, abort,
@@ -180,7 +193,14 @@ async fn end(shared: &Shared, claim: &Claim, handler: &str, end: RunEnd) {
     // What waits to be written needs no lease for longer than it has one.
     shared.leases.give_up(claim.job.id, claim.job.fence);
     let outcome = decide(end, tries(claim), &RetryPolicy::default(), rand::random());
-    settle(shared, claim, shared.meters.of(handler), None, outcome).await;
+    settle(
+        shared,
+        claim,
+        shared.attempts.meters.of(handler),
+        None,
+        outcome,
+    )
+    .await;
 }
 
 /// Gives a claim back that has not started.
@@ -262,13 +282,15 @@ async fn sandbox_run(
         .sandbox
         .run(handler, input, abort.clone(), Some(journal.clone()));
     let run = Box::pin(policy.within(run, &abort));
-    let run = Next::new(&shared.middlewares, &about, run).run().await;
+    let run = Next::new(&shared.attempts.middlewares, &about, run)
+        .run()
+        .await;
     journal.close();
     if let (RunEnd::Aborted(reason), Some(took)) = (&run.end, abort.turned_for()) {
         events::aborted(of, *reason, took);
     }
     meters.seconds.record(run.wall.as_secs_f64());
-    shared.tally.ran(run.wall);
+    shared.presence.tally.ran(run.wall);
     run
 }
 
@@ -324,7 +346,7 @@ async fn settle(
     if let Some(error) = outcome.error() {
         meters.count_error(error.kind);
         if error.kind == ErrorKind::TimedOut {
-            shared.tally.timed_out();
+            shared.presence.tally.timed_out();
         }
     }
     let is_bound = started.is_some() && meters.handler != claim.lane.handler;
@@ -343,7 +365,7 @@ async fn settle(
         replaced: false,
     };
     // The settler outlives every attempt. If it were gone, the lease would have to run out, so that another worker adopts the job.
-    if shared.settlements.send(unsettled).await.is_err() {
+    if shared.attempts.settlements.send(unsettled).await.is_err() {
         shared.leases.remove(job.id, job.fence);
     }
 }

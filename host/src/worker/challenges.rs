@@ -29,7 +29,7 @@ impl Challenges {
 /// Answers for as long as the worker lives.
 pub(super) async fn answer_forever(shared: Arc<Shared>) {
     loop {
-        shared.challenges.0.notified().await;
+        shared.presence.challenges.0.notified().await;
         if let Err(error) = answer_all(&shared).await {
             warn_unless_unreachable!(
                 error,
@@ -41,8 +41,8 @@ pub(super) async fn answer_forever(shared: Arc<Shared>) {
 
 /// A worker that hears no notifications looks after each heartbeat.
 pub(super) fn look_where_deaf(shared: &Shared) {
-    if !shared.listening.load(Ordering::Relaxed) {
-        shared.challenges.ring();
+    if !shared.listener.connected.load(Ordering::Relaxed) {
+        shared.presence.challenges.ring();
     }
 }
 

@@ -114,13 +114,16 @@ impl Claimer<'_> {
     /// What follows a look that found this: another one at once, or (none) a wait.
     async fn looked(&mut self, found: Found, wanted: usize, why: Why) -> Option<Why> {
         if self.failures > 0 {
-            self.shared.heartbeat_now.notify_one();
+            self.shared.presence.heartbeat_now.notify_one();
         }
         if std::mem::take(&mut self.warned) {
             info!("claims work again");
         }
         self.failures = 0;
-        self.shared.database_answers.store(true, Ordering::Relaxed);
+        self.shared
+            .health
+            .database_answers
+            .store(true, Ordering::Relaxed);
         if found.jobs > 0 {
             self.poll.reset();
             self.sleeper.found().await;
@@ -135,7 +138,10 @@ impl Claimer<'_> {
 
     /// Waits until it makes sense to try again.
     async fn failed(&mut self, error: &StoreError) -> Option<Why> {
-        self.shared.database_answers.store(false, Ordering::Relaxed);
+        self.shared
+            .health
+            .database_answers
+            .store(false, Ordering::Relaxed);
         self.shared.doubted(error);
         // The first failure may be one broken connection of the pool.
         if self.failures > 0 {
@@ -165,7 +171,7 @@ impl Claimer<'_> {
     /// for a notification.
     async fn wait(&mut self) -> bool {
         let started = Instant::now();
-        let listening = self.shared.listening.load(Ordering::Relaxed);
+        let listening = self.shared.listener.connected.load(Ordering::Relaxed);
         let mut wait = self.poll.wait(listening, rand::random());
         if listening && !self.sleeper.is_asleep() {
             // Producers do not know that this worker waits; the next look tells them if it finds nothing.

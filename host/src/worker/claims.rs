@@ -476,7 +476,11 @@ impl<'a> Claims<'a> {
         adopted: bool,
     ) -> usize {
         let received = Instant::now();
-        self.shared.meters.claimed.increment(jobs.len() as u64);
+        self.shared
+            .attempts
+            .meters
+            .claimed
+            .increment(jobs.len() as u64);
         let Sorted {
             runnable,
             unbound,

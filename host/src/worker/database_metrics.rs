@@ -26,7 +26,7 @@ const PAIRS_MAX: usize = 1_000;
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     let mut pairs = Pairs::default();
     loop {
-        shared.metrics_asked.notified().await;
+        shared.health.metrics_asked.notified().await;
         let started = Instant::now();
         if let Err(error) = refresh(&shared, &mut pairs).await {
             warn_unless_unreachable!(
@@ -44,7 +44,7 @@ fn rest(took: Duration) -> Duration {
 }
 
 async fn refresh(shared: &Shared, pairs: &mut Pairs) -> Result<(), StoreError> {
-    let _turn = shared.patient_calls.acquire().await;
+    let _turn = shared.calls.patient.acquire().await;
     let database_metrics = shared.store.database_metrics().await?;
     gauge!("rouse_dead_rows").set(database_metrics.dead_rows as f64);
     gauge!("rouse_oldest_transaction_seconds")

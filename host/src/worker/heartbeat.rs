@@ -1,18 +1,19 @@
-//! The worker's life as others see it: registration, heartbeats, and a new life where the old one is over.
+//! How the database knows this worker: its registration, its heartbeats, and a new incarnation if the old one is over.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use metrics::gauge;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
+use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
 use super::policy::Policy;
 use super::reach::warn_unless_unreachable;
 use super::{Settings, Shared, audit_outbox, challenges, slots};
-use crate::job::{AbortReason, Outcome};
+use crate::job::{AbortReason, Incarnation, Outcome};
 use crate::sandbox::{Catalog, HandlerSet};
 use crate::store::connect::backoff;
 use crate::store::{Heartbeat, Registration, Stats, StoreError};
@@ -63,7 +64,32 @@ fn capabilities(settings: &Settings, handlers: &HandlerSet) -> Value {
     Value::Object(handlers.names().iter().filter_map(of).collect())
 }
 
-/// What the heartbeats tell of how a worker fares.
+/// How the database knows this worker.
+pub(super) struct Presence {
+    /// The current incarnation.
+    pub(super) incarnation: watch::Sender<Incarnation>,
+    /// Sends the next heartbeat at once: the database has refused this worker, or has not heard of it for a while. A host that is heard of
+    /// after it has lost attempts has not crashed.
+    pub(super) heartbeat_now: Notify,
+    /// Why this worker cannot continue at all.
+    pub(super) fatal: OnceLock<String>,
+    pub(super) tally: Tally,
+    pub(super) challenges: challenges::Challenges,
+}
+
+impl Presence {
+    pub(super) fn new(incarnation: Incarnation) -> Self {
+        Self {
+            incarnation: watch::Sender::new(incarnation),
+            heartbeat_now: Notify::new(),
+            fatal: OnceLock::new(),
+            tally: Tally::new(),
+            challenges: challenges::Challenges::default(),
+        }
+    }
+}
+
+/// The statistics that heartbeats report.
 pub(super) struct Tally {
     born: Instant,
     completed: AtomicU64,
@@ -177,7 +203,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
         };
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
-            () = shared.heartbeat_now.notified() => {}
+            () = shared.presence.heartbeat_now.notified() => {}
             // The others are to know at once what this worker can run. The catalog lives as long as the worker.
             _ = changes.changed() => shared.wakeups.ring(None),
             () = shared.stop.drain.cancelled(), if !draining => {}
@@ -185,7 +211,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
         let (now, cpu) = (Instant::now(), cpu_time());
         let cores = (cpu - used).as_secs_f64() / (now - asked).as_secs_f64().max(0.001);
         (asked, used) = (now, cpu);
-        let stats = shared.tally.stats(&shared, Some(cores));
+        let stats = shared.presence.tally.stats(&shared, Some(cores));
         let capabilities = Some(capabilities(&shared.settings, &shared.catalog.current()));
         draining = shared.stop.is_stopping();
         let news = capabilities.as_ref().filter(|_| capabilities != told);
@@ -212,7 +238,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>, every: Duration) {
             Err(error) if error.is_about_data() && news.is_some() => {
                 error!(%error, "the database refuses what this worker says that it can run; the fleet goes on seeing what it could run before");
                 told = capabilities;
-                shared.heartbeat_now.notify_one();
+                shared.presence.heartbeat_now.notify_one();
             }
             Err(error) => {
                 if failures == 0 {
@@ -251,20 +277,20 @@ async fn start_again(shared: &Arc<Shared>, why: &StoreError) {
             worker.id = %shared.settings.worker_id,
             "another host runs with the worker id and the key file of this one; give each host its own (worker_id, worker_key_file). This host stops"
         );
-        let _ = shared.fatal.set(why.to_string());
+        let _ = shared.presence.fatal.set(why.to_string());
         shared.stop.now();
         return;
     }
-    let stats = shared.tally.stats(shared, None);
+    let stats = shared.presence.tally.stats(shared, None);
     let registration = registration(&shared.settings, &shared.catalog.current(), stats);
     match shared.store.register(&registration).await {
         Ok((incarnation, _)) => {
             info!(worker.id = %registration.worker_id, incarnation = incarnation.0, "registered again");
-            shared.reborn.send_replace(incarnation);
+            shared.presence.incarnation.send_replace(incarnation);
         }
         Err(error) if error.is_taken() => {
             error!(%error, "the worker's id was taken meanwhile");
-            let _ = shared.fatal.set(error.to_string());
+            let _ = shared.presence.fatal.set(error.to_string());
             shared.stop.now();
         }
         Err(error) => warn_unless_unreachable!(

@@ -87,7 +87,7 @@ impl AttemptJournal {
     /// The attempt has ended.
     pub(super) fn close(&self) {
         if self.has_reported.load(Ordering::Relaxed) {
-            self.shared.progress.ended(self.id, self.fence);
+            self.shared.reports.progress.ended(self.id, self.fence);
         }
     }
 
@@ -127,7 +127,7 @@ impl Journal for AttemptJournal {
     fn recorded(&self) -> Waiting<'_, HashMap<String, usize>> {
         Box::pin(async {
             loop {
-                let call = self.shared.step_calls.acquire().await;
+                let call = self.shared.calls.steps.acquire().await;
                 let answer = self.shared.store.recorded_steps(self.id, self.fence).await;
                 drop(call);
                 if let Some(recorded) = self.answer(answer).await {
@@ -141,7 +141,7 @@ impl Journal for AttemptJournal {
         Box::pin(async move {
             let store = &self.shared.store;
             loop {
-                let call = self.shared.step_calls.acquire().await;
+                let call = self.shared.calls.steps.acquire().await;
                 let answer = store.recorded_step(self.id, self.fence, step).await;
                 drop(call);
                 if let Some(result) = self.answer(answer).await {
@@ -157,7 +157,7 @@ impl Journal for AttemptJournal {
             let output = str::from_utf8(output).map_err(|error| error.to_string())?;
             let store = &self.shared.store;
             loop {
-                let call = self.shared.step_calls.acquire().await;
+                let call = self.shared.calls.steps.acquire().await;
                 let answer = store.record_step(self.id, self.fence, step, output).await;
                 drop(call);
                 match answer {
@@ -179,6 +179,7 @@ impl Journal for AttemptJournal {
 
     fn say(&self, line: u32, level: Level, text: &str) {
         self.shared
+            .reports
             .logs
             .say(self.id, self.attempt, line, level, text);
     }
@@ -189,7 +190,7 @@ impl Journal for AttemptJournal {
 
     fn progress(&self, percent: u8, step: &str) {
         self.has_reported.store(true, Ordering::Relaxed);
-        self.shared.progress.say(Report {
+        self.shared.reports.progress.say(Report {
             id: self.id,
             fence: self.fence,
             percent,

@@ -139,7 +139,7 @@ fn word(level: Level) -> &'static str {
 /// lost.
 pub(super) async fn run_until(shared: Arc<Shared>, stop: CancellationToken) {
     while stop
-        .run_until_cancelled(shared.logs.any.notified())
+        .run_until_cancelled(shared.reports.logs.any.notified())
         .await
         .is_some()
     {
@@ -150,13 +150,13 @@ pub(super) async fn run_until(shared: Arc<Shared>, stop: CancellationToken) {
 
 /// Keeps what was said last, by a worker that stops: its attempts have ended.
 pub(super) async fn finish(shared: &Shared) {
-    let mut left = shared.logs.waiting();
+    let mut left = shared.reports.logs.waiting();
     let all = async {
         // Those that are being written when the time is up are left too.
         while write(shared).await {
-            left = shared.logs.waiting();
+            left = shared.reports.logs.waiting();
         }
-        left = shared.logs.waiting();
+        left = shared.reports.logs.waiting();
     };
     let _ = tokio::time::timeout(LAST_WITHIN, all).await;
     if left > 0 {
@@ -170,7 +170,7 @@ pub(super) async fn finish(shared: &Shared) {
 
 /// Writes a batch down. False when there is no more to be written now.
 async fn write(shared: &Shared) -> bool {
-    let mut taken = shared.logs.take(BATCH_MAX);
+    let mut taken = shared.reports.logs.take(BATCH_MAX);
     if taken.is_empty() {
         return false;
     }
@@ -181,7 +181,7 @@ async fn write(shared: &Shared) -> bool {
             said.line.clone()
         })
         .collect();
-    let _turn = shared.patient_calls.acquire().await;
+    let _turn = shared.calls.patient.acquire().await;
     match shared.store.append_log(&lines).await {
         Ok(_) => true,
         // One of them cannot be stored: nobody is to wait for it for ever.
@@ -196,7 +196,7 @@ async fn write(shared: &Shared) -> bool {
         }
         Err(error) => {
             warn_unless_unreachable!(error, "could not keep what guests have said; trying again");
-            shared.logs.put_back(taken);
+            shared.reports.logs.put_back(taken);
             false
         }
     }

@@ -23,7 +23,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
 
 /// Makes and drops partitions; returns when to do it again.
 async fn partitions(shared: &Shared) -> Duration {
-    let _turn = shared.patient_calls.acquire().await;
+    let _turn = shared.calls.patient.acquire().await;
     let made = shared.store.prepare_partitions().await;
     let dropped = shared
         .store
@@ -52,7 +52,7 @@ async fn partitions(shared: &Shared) -> Duration {
 
 /// Closes lanes that nobody uses, and removes what is left of them. Where it fails, it is done the next time.
 async fn lanes(shared: &Shared) {
-    let _turn = shared.patient_calls.acquire().await;
+    let _turn = shared.calls.patient.acquire().await;
     match shared.store.maintain_lanes().await {
         Ok((0, 0, 0)) => {}
         Ok((closed, reopened, removed)) => info!(closed, reopened, removed, "catalog of lanes"),

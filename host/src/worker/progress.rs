@@ -79,9 +79,9 @@ impl Progress {
 /// Writes down what the attempts say, for as long as the worker lives.
 pub(super) async fn run_forever(shared: Arc<Shared>) {
     loop {
-        shared.progress.any.notified().await;
-        let turn = shared.patient_calls.acquire().await;
-        let News { said, ended } = shared.progress.take();
+        shared.reports.progress.any.notified().await;
+        let turn = shared.calls.patient.acquire().await;
+        let News { said, ended } = shared.reports.progress.take();
         let reports: Vec<Report> = said.values().cloned().collect();
         let answer = shared.store.report(&reports, &ended).await;
         drop(turn);
@@ -98,7 +98,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
                     error,
                     "could not write down how far the attempts are; trying again"
                 );
-                shared.progress.put_back(said);
+                shared.reports.progress.put_back(said);
             }
         }
         tokio::time::sleep(EVERY).await;

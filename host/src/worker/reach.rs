@@ -45,7 +45,10 @@ pub(super) async fn report_forever(shared: Arc<Shared>) {
         let Some(away) = lost.ok().and_then(|reach| reach.away().cloned()) else {
             return;
         };
-        shared.database_answers.store(false, Ordering::Relaxed);
+        shared
+            .health
+            .database_answers
+            .store(false, Ordering::Relaxed);
         warn!(
             error = away.why,
             "the database is not reached; trying again after 1, 2, 4 … 60 s"
@@ -59,8 +62,11 @@ pub(super) async fn report_forever(shared: Arc<Shared>) {
         }
         let after_ms = u64::try_from(away.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         // With all slots taken, the next claim may be far away.
-        shared.database_answers.store(true, Ordering::Relaxed);
+        shared
+            .health
+            .database_answers
+            .store(true, Ordering::Relaxed);
         info!(after_ms, "the database is reached again");
-        shared.heartbeat_now.notify_one();
+        shared.presence.heartbeat_now.notify_one();
     }
 }

@@ -207,7 +207,11 @@ impl Settler<'_> {
                     if settled.locked.len() < part.len() {
                         (self.has_room, self.failures) = (true, 0);
                     }
-                    shared.meters.settle_batch_jobs.record(part.len() as f64);
+                    shared
+                        .attempts
+                        .meters
+                        .settle_batch_jobs
+                        .record(part.len() as f64);
                     for one in part {
                         if settled.locked.contains(&one.settlement.id) {
                             self.later.push(one);
@@ -425,7 +429,7 @@ fn report(shared: &Shared, one: &Unsettled, accepted: bool) {
         return;
     }
     one.meters.count(outcome.into());
-    shared.tally.settled(outcome);
+    shared.presence.tally.settled(outcome);
     events::settled(one.event_context(shared), outcome);
     if let Outcome::Retry { .. } = outcome {
         // The claimer's sleep has to end when this job is due.

@@ -40,12 +40,12 @@ impl<'a> Sleeper<'a> {
     /// Asks producers for notifications; true when they did not know before.
     pub(super) async fn fall_asleep(&mut self) -> bool {
         let shared = self.shared;
-        if !shared.listening.load(Ordering::Relaxed) {
+        if !shared.listener.connected.load(Ordering::Relaxed) {
             self.asleep_since = None;
             return false;
         }
         // The server may have been down in between, and forgets sleepers when it crashes.
-        if shared.listens_anew.swap(false, Ordering::Relaxed) {
+        if shared.listener.reconnected.swap(false, Ordering::Relaxed) {
             self.asleep_since = None;
         }
         let news = self.asleep_since.is_none();

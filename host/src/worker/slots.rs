@@ -170,6 +170,7 @@ pub(super) fn start(shared: &Arc<Shared>, claims: Vec<Claim>) {
     for _ in 0..shared.slots.put(claims) {
         shared
             .attempts
+            .tasks
             .spawn_on(attempt::serve(shared.clone()), shared.sandbox.guests());
     }
 }
@@ -180,7 +181,7 @@ pub(super) async fn give_back_late_claims(shared: Arc<Shared>) {
         tokio::time::sleep(LATE_EVERY).await;
         // What is taken out of the line here is not seen by `give_back_all`: the settler is told of the
         // end only after it has been sent.
-        let _under_way = shared.attempts.token();
+        let _under_way = shared.attempts.tasks.token();
         if let Some(then) = Instant::now().checked_sub(START_WITHIN) {
             for claim in shared.slots.late(then) {
                 attempt::give_back(&shared, &claim, RunEnd::NotStarted).await;

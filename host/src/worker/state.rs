@@ -19,7 +19,7 @@ impl AttemptJournal {
         F: Future<Output = Result<Result<T, NotMine>, StoreError>>,
     {
         loop {
-            let call = self.shared.state_calls.acquire().await;
+            let call = self.shared.calls.state.acquire().await;
             let answer = ask().await;
             drop(call);
             match answer {

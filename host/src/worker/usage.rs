@@ -21,7 +21,7 @@ pub(super) async fn run_forever(shared: Arc<Shared>) {
         if running.is_empty() && told == 0 {
             continue;
         }
-        let _turn = shared.patient_calls.acquire().await;
+        let _turn = shared.calls.patient.acquire().await;
         match shared.store.report_usage(&running).await {
             Ok(()) => told = running.len(),
             // This life is over, and its attempts with it.

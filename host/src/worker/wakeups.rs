@@ -1,7 +1,7 @@
 //! What wakes the claimer from outside: notifications, and changes of the handlers folder.
 
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, bail};
@@ -62,6 +62,15 @@ impl Wakeups {
     }
 }
 
+/// Whether the worker receives notifications.
+#[derive(Default)]
+pub(super) struct ListenerState {
+    /// True while the listening connection is open.
+    pub(super) connected: AtomicBool,
+    /// True after it was opened (again), until a look follows.
+    pub(super) reconnected: AtomicBool,
+}
+
 /// Listens until the worker ends. After a failure that is not an outage it backs off in the same way.
 pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
     if !shared.settings.notify {
@@ -103,7 +112,7 @@ pub(super) async fn listen_forever(shared: Arc<Shared>, connector: Connector) {
 
 /// Listens until the connection ends.
 async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
-    let mut reborn = shared.reborn.subscribe();
+    let mut reborn = shared.presence.incarnation.subscribe();
     let incarnation = *reborn.borrow_and_update();
     // It would listen in sessions of others, for as long as those last.
     let is_pooled = connector.shares_sessions().await;
@@ -121,12 +130,12 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
         listener.leave().await;
         return Err(why);
     }
-    shared.listening.store(true, Ordering::Relaxed);
-    shared.listens_anew.store(true, Ordering::Relaxed);
+    shared.listener.connected.store(true, Ordering::Relaxed);
+    shared.listener.reconnected.store(true, Ordering::Relaxed);
     // Whatever was notified while nobody listened is found by this look, and by asking for all that runs.
     shared.wakeups.ring(None);
     shared.leases.doubt(None);
-    shared.challenges.ring();
+    shared.presence.challenges.ring();
     loop {
         let heard = tokio::select! {
             heard = listener.next() => heard,
@@ -145,16 +154,16 @@ async fn listen(shared: &Shared, connector: &Connector) -> anyhow::Result<()> {
                 shared.leases.doubt(job);
                 if job.is_none() {
                     // Perhaps this life is over.
-                    shared.heartbeat_now.notify_one();
+                    shared.presence.heartbeat_now.notify_one();
                 }
             }
-            Some(Heard::Challenged) => shared.challenges.ring(),
+            Some(Heard::Challenged) => shared.presence.challenges.ring(),
             // One that came late.
             Some(Heard::Echo) => {}
             None => break,
         }
     }
-    shared.listening.store(false, Ordering::Relaxed);
+    shared.listener.connected.store(false, Ordering::Relaxed);
     Ok(())
 }
 

@@ -43,12 +43,12 @@ mod wakeups;
 mod writers;
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
@@ -59,7 +59,7 @@ pub use policy::{Override, Overrides, Policy};
 pub use schedule::Intervals;
 pub use settings::{QueueOrder, Settings};
 
-use crate::job::{AbortReason, Incarnation};
+use crate::job::AbortReason;
 use crate::sandbox::{Catalog, Sandbox};
 use crate::store::connect::Connector;
 use crate::store::{Store, StoreError};
@@ -126,53 +126,47 @@ impl Stop {
     }
 }
 
-/// What the loops of one worker share.
+/// What the loops of one worker share. Each part belongs to the file that its type is in.
 struct Shared {
     settings: Settings,
     store: Store,
     sandbox: Arc<Sandbox>,
     catalog: Arc<Catalog>,
     slots: slots::Slots,
-    meters: meters::Meters,
-    middlewares: Vec<Arc<dyn Middleware>>,
-    /// Somebody wants the claimer to look now.
-    wakeups: wakeups::Wakeups,
-    /// True while the listening connection stands.
-    listening: AtomicBool,
-    /// True when it was made (again) and nobody has taken note.
-    listens_anew: AtomicBool,
-    /// True while the last word from the database was a good one.
-    database_answers: Arc<AtomicBool>,
-    metrics_asked: Arc<Notify>,
     leases: leases::Leases,
-    progress: progress::Progress,
-    logs: logs::Logs,
-    step_calls: Semaphore,
-    /// The same for the state of handlers.
-    state_calls: Semaphore,
-    /// One call at a time for what can wait (progress, usage, lines, metrics, partitions): claims, settlements and renewals
-    /// do not wait behind it for a connection.
-    patient_calls: Semaphore,
-    tally: heartbeat::Tally,
-    challenges: challenges::Challenges,
-    /// The next heartbeat is sent at once: the database has refused this worker, or has not heard of it for a while. A host that is heard
-    /// of after it has lost attempts has not crashed.
-    heartbeat_now: Notify,
-    /// The number of the life that goes on.
-    reborn: watch::Sender<Incarnation>,
-    /// Why this worker cannot go on at all.
-    fatal: OnceLock<String>,
-    settlements: mpsc::Sender<settler::Unsettled>,
-    attempts: TaskTracker,
+    attempts: attempt::Attempts,
+    wakeups: wakeups::Wakeups,
+    listener: wakeups::ListenerState,
+    presence: heartbeat::Presence,
+    calls: Calls,
+    reports: Reports,
+    health: Health,
     stop: Stop,
 }
 
+/// How many calls of a kind may use a connection at a time, so that claims, settlements and renewals find one free.
+struct Calls {
+    /// Calls of guests about recorded steps.
+    steps: Semaphore,
+    /// Calls of guests about the state of handlers.
+    state: Semaphore,
+    /// Calls that can wait (progress, usage, lines, metrics, partitions): one at a time.
+    patient: Semaphore,
+}
+
+/// What attempts report while they run, gathered for the next statement.
+#[derive(Default)]
+struct Reports {
+    progress: progress::Progress,
+    logs: logs::Logs,
+}
+
 impl Shared {
-    /// True where an error says that the database does not know this worker (any more); it is looked into.
+    /// True if the error says that the database no longer knows this worker. The next heartbeat, which is sent now, finds out why.
     fn doubted(&self, error: &StoreError) -> bool {
         let doubted = error.is_over() || error.is_superseded();
         if doubted {
-            self.heartbeat_now.notify_one();
+            self.presence.heartbeat_now.notify_one();
         }
         doubted
     }
@@ -223,31 +217,28 @@ pub async fn run(
     let (settlements, outcomes) = mpsc::channel(settler::QUEUE_MAX);
     let meters = meters::Meters::new(health.outcomes.clone());
     let shared = Arc::new(Shared {
-        slots: slots::Slots::new(settings.slots, health.in_hand),
-        middlewares: meters.around(middlewares),
-        meters,
+        slots: slots::Slots::new(settings.slots, health.in_hand.clone()),
+        leases: leases::Leases::default(),
+        attempts: attempt::Attempts {
+            middlewares: meters.around(middlewares),
+            meters,
+            settlements,
+            tasks: TaskTracker::new(),
+        },
+        wakeups: wakeups::Wakeups::default(),
+        listener: wakeups::ListenerState::default(),
+        presence: heartbeat::Presence::new(incarnation),
+        calls: Calls {
+            steps: Semaphore::new(journal::CALLS_MAX),
+            state: Semaphore::new(journal::CALLS_MAX),
+            patient: Semaphore::new(1),
+        },
+        reports: Reports::default(),
         settings,
         store,
         sandbox,
         catalog,
-        wakeups: wakeups::Wakeups::default(),
-        listening: AtomicBool::new(false),
-        listens_anew: AtomicBool::new(false),
-        database_answers: health.database_answers,
-        metrics_asked: health.metrics_asked,
-        leases: leases::Leases::default(),
-        progress: progress::Progress::default(),
-        logs: logs::Logs::default(),
-        step_calls: Semaphore::new(journal::CALLS_MAX),
-        state_calls: Semaphore::new(journal::CALLS_MAX),
-        patient_calls: Semaphore::new(1),
-        tally: heartbeat::Tally::new(),
-        challenges: challenges::Challenges::default(),
-        heartbeat_now: Notify::new(),
-        reborn: watch::Sender::new(incarnation),
-        fatal: OnceLock::new(),
-        settlements,
-        attempts: TaskTracker::new(),
+        health,
         stop: stop.clone(),
     });
 
@@ -279,9 +270,13 @@ pub async fn run(
             "the settler has ended before its time ({ended:?}); the jobs are taken over when their leases run out"
         ),
     }
-    events::worker("stopping", &shared.settings, *shared.reborn.borrow());
+    events::worker(
+        "stopping",
+        &shared.settings,
+        *shared.presence.incarnation.borrow(),
+    );
     slots::give_back_all(&shared).await;
-    shared.attempts.close();
+    shared.attempts.tasks.close();
     wait_for_attempts(&shared).await;
     // Every attempt has sent its outcome; the settler ends once it has written them all.
     all_sent.cancel();
@@ -301,7 +296,7 @@ pub async fn run(
     around.wait().await;
     shared.store.try_now();
     logs::finish(&shared).await;
-    if let Some(why) = shared.fatal.get() {
+    if let Some(why) = shared.presence.fatal.get() {
         anyhow::bail!("{why}");
     }
     match hurried(&shared.stop.now, unregister(&shared)).await {
@@ -311,7 +306,11 @@ pub async fn run(
         }
         None => warn!("could not unregister in time; this worker is listed as dead in 90 s"),
     }
-    events::worker("stopped", &shared.settings, *shared.reborn.borrow());
+    events::worker(
+        "stopped",
+        &shared.settings,
+        *shared.presence.incarnation.borrow(),
+    );
     Ok(())
 }
 
@@ -348,7 +347,7 @@ async fn wait_for_attempts(shared: &Arc<Shared>) {
         info!(running, "finishing what runs");
     }
     tokio::select! {
-        () = shared.attempts.wait() => return,
+        () = shared.attempts.tasks.wait() => return,
         () = shared.stop.now.cancelled() => {}
         () = tokio::time::sleep(shared.settings.drain_timeout) => {}
     }
@@ -356,5 +355,5 @@ async fn wait_for_attempts(shared: &Arc<Shared>) {
     if !ids.is_empty() {
         warn!(job.ids = ?ids, "stopping attempts that have not finished; their jobs are given back");
     }
-    shared.attempts.wait().await;
+    shared.attempts.tasks.wait().await;
 }

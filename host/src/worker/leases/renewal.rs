@@ -1,0 +1,86 @@
+//! Renews leases, and aborts attempts whose lease is lost or can no longer be trusted.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tracing::debug;
+
+use crate::job::{AbortReason, JobId};
+use crate::sandbox::BootTime;
+use crate::store::{Refusal, Renewal};
+use crate::worker::Shared;
+use crate::worker::reach::warn_unless_unreachable;
+
+/// How often the leases are checked.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Renews leases that are due, all of them in one statement.
+pub(in crate::worker) async fn renew_forever(shared: Arc<Shared>) {
+    loop {
+        // A notification that a job has changed is followed up at once.
+        let _ = tokio::time::timeout(TICK, shared.leases.doubts.notified()).await;
+        let sent = BootTime::now();
+        // This goes first, so that after a suspension no renewal revives a lease that was over.
+        let mut lost = shared.leases.distrust(sent);
+        let due = shared.leases.due(sent);
+        if !due.is_empty() {
+            // It takes at most a second: a database that does not answer must not delay the check below.
+            match shared.store.renew(&due).await {
+                Ok(answers) => {
+                    // While all slots are taken, the next claim may be far away. Otherwise a host that cannot claim is not ready, even
+                    // if it can renew.
+                    if shared.slots.are_taken() {
+                        shared
+                            .health
+                            .database_answers
+                            .store(true, Ordering::Relaxed);
+                    }
+                    lost |= take_answers(&shared, &due, sent, answers);
+                }
+                Err(error) => {
+                    shared.leases.unanswered(&due);
+                    if !shared.doubted(&error) {
+                        warn_unless_unreachable!(error, "could not renew leases; trying again");
+                    }
+                }
+            }
+        }
+        lost |= shared.leases.distrust(BootTime::now());
+        if lost {
+            // The database learns that this host is alive: it did not crash because of these jobs.
+            shared.presence.heartbeat_now.notify_one();
+        }
+    }
+}
+
+/// Applies the answers; true if another worker has taken over one of the jobs.
+fn take_answers(
+    shared: &Shared,
+    due: &[Renewal],
+    sent: BootTime,
+    answers: Vec<(JobId, Option<Refusal>)>,
+) -> bool {
+    let mut taken = false;
+    let renewals: HashMap<JobId, &Renewal> =
+        due.iter().map(|renewal| (renewal.id, renewal)).collect();
+    for (id, refusal) in answers {
+        let Some(renewal) = renewals.get(&id) else {
+            continue;
+        };
+        match refusal {
+            None if shared.leases.extend(renewal, sent) => {
+                debug!(job.id = id.0, "lease renewed");
+            }
+            None => shared.leases.lose(id, renewal.fence, AbortReason::Error),
+            Some(Refusal::Busy) => shared.leases.unanswered(std::slice::from_ref(*renewal)),
+            Some(Refusal::Lost(reason)) => {
+                taken |= reason == AbortReason::TakenByAnotherWorker;
+                shared.leases.lose(id, renewal.fence, reason);
+            }
+        }
+    }
+    shared.leases.answers.notify_waiters();
+    taken
+}

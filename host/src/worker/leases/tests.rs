@@ -1,0 +1,281 @@
+//! Rules of leases, without a database.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const JOB: JobId = JobId(1);
+const FENCE: Fence = Fence(7);
+const LEASE: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(5);
+
+impl Leases {
+    /// A claim of one job arrives; it was sent at this time.
+    fn arrives(&self, id: JobId, fence: Fence, sent: BootTime, lease: Duration) {
+        self.lock().hold(id, Lease::new(fence, sent, lease));
+    }
+
+    /// Its attempt starts at once.
+    fn starts(&self, id: JobId, fence: Fence, lease: Duration) -> Result<AbortHandle, RunEnd> {
+        let started = self.try_start(id, fence, &attempt(lease));
+        started.expect("it is known whether it may")
+    }
+
+    /// A running attempt of a claim that was sent at this time.
+    fn runs(&self, id: JobId, fence: Fence, sent: BootTime) -> AbortHandle {
+        self.arrives(id, fence, sent, LEASE);
+        self.starts(id, fence, LEASE).expect("it may begin")
+    }
+}
+
+fn attempt(lease: Duration) -> StartedAttempt {
+    StartedAttempt {
+        lease,
+        grace: GRACE,
+        watched: Arc::default(),
+    }
+}
+
+fn renewal() -> Renewal {
+    Renewal {
+        id: JOB,
+        fence: FENCE,
+        lease_ms: 10_000,
+    }
+}
+
+/// Before now, by so much.
+fn ago(duration: Duration) -> BootTime {
+    let now = BootTime::now().since(BootTime::default());
+    BootTime::default().plus(now.saturating_sub(duration))
+}
+
+proptest! {
+    /// The database counts a lease from when it answers, and the worker from before it asked. So whatever
+    /// happens, the worker's trust ends first, and renewals come in the first half.
+    #[test]
+    fn the_worker_stops_trusting_a_lease_before_the_database_does(
+        lease_ms in 2_000_u64..10_000_000, way_there_ms in 0_u64..5_000, later_ms in 0_u64..20_000_000,
+    ) {
+        let asked = BootTime::now();
+        let lease = Duration::from_millis(lease_ms);
+        let runs_out_in_the_database = asked.plus(Duration::from_millis(way_there_ms)).plus(lease);
+        let leases = Leases::default();
+        leases.arrives(JOB, FENCE, asked, lease);
+        let abort = leases.starts(JOB, FENCE, lease).expect("it may begin");
+
+        let now = asked.plus(Duration::from_millis(later_ms));
+        let due = !leases.due(now).is_empty();
+        prop_assert_eq!(due, later_ms * 10 >= lease_ms * 4, "renewed after four tenths");
+        leases.distrust(now);
+        let trusted = abort.reason().is_none();
+        prop_assert_eq!(trusted, now < asked.plus(lease));
+        prop_assert!(!trusted || now < runs_out_in_the_database);
+    }
+}
+
+#[test]
+fn an_attempt_of_a_job_that_was_changed_starts_when_the_database_has_said_that_it_may() {
+    let (asked, leases) = (BootTime::now(), Leases::default());
+    leases.arrives(JOB, FENCE, asked, LEASE);
+    leases.arrives(JobId(2), FENCE, asked, LEASE);
+    leases.doubt(Some(JOB));
+    assert!(leases.starts(JobId(2), FENCE, LEASE).is_ok());
+    let unknown = || leases.try_start(JOB, FENCE, &attempt(LEASE)).is_none();
+    assert!(unknown(), "it is to be asked for");
+    let due = leases.due(asked);
+    assert_eq!(due.iter().map(|one| one.id).collect::<Vec<_>>(), [JOB]);
+    assert!(unknown(), "it is being asked for");
+    leases.unanswered(&due);
+    assert!(unknown(), "nobody has answered");
+    let due = leases.due(asked);
+    assert!(leases.extend(&due[0], asked));
+    assert!(leases.starts(JOB, FENCE, LEASE).is_ok());
+}
+
+#[tokio::test]
+async fn an_attempt_that_waits_for_an_answer_starts_or_ends_with_it() {
+    let (asked, leases) = (BootTime::now(), Arc::new(Leases::default()));
+    for (id, lost) in [(JOB, None), (JobId(2), Some(AbortReason::Cancelled))] {
+        leases.arrives(id, FENCE, asked, LEASE);
+        leases.doubt(Some(id));
+        let waiting = tokio::spawn({
+            let leases = leases.clone();
+            async move { leases.start(id, FENCE, &attempt(LEASE)).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        let due = leases.due(asked);
+        match lost {
+            None => assert!(leases.extend(&due[0], asked)),
+            Some(reason) => leases.lose(id, FENCE, reason),
+        }
+        leases.answers.notify_waiters();
+        let started = waiting.await.expect("it ends");
+        assert_eq!(started.err(), lost.map(RunEnd::Aborted));
+    }
+}
+
+#[tokio::test]
+async fn a_claim_for_which_no_answer_comes_does_not_keep_its_slot() {
+    let leases = Leases::default();
+    leases.arrives(JOB, FENCE, BootTime::now(), LEASE);
+    leases.doubt(None);
+    let started = leases.start(JOB, FENCE, &attempt(LEASE)).await;
+    assert_eq!(started.err(), Some(RunEnd::NotStarted));
+}
+
+#[test]
+fn what_is_heard_of_a_job_before_the_answer_of_its_claim_arrives_is_asked_for() {
+    let asked = BootTime::now();
+    for (heard, doubted) in [
+        (Some(JOB), [true, false]),
+        (None, [true, true]),
+        (Some(JobId(3)), [false, false]),
+    ] {
+        let leases = Leases::default();
+        let under_way = leases.claiming();
+        leases.doubt(heard);
+        for (id, doubted) in [JOB, JobId(2)].into_iter().zip(doubted) {
+            leases.arrives(id, FENCE, asked, LEASE);
+            let unknown = leases.try_start(id, FENCE, &attempt(LEASE)).is_none();
+            assert_eq!(unknown, doubted, "{heard:?} {id}");
+        }
+        drop(under_way);
+        // Not for ever: the next claim is another one.
+        let _under_way = leases.claiming();
+        leases.arrives(JobId(3), FENCE, asked, LEASE);
+        assert!(leases.starts(JobId(3), FENCE, LEASE).is_ok());
+    }
+}
+
+#[test]
+fn a_claim_that_waits_is_renewed_only_where_it_is_in_doubt_and_not_once_it_is_given_back() {
+    let (now, leases) = (BootTime::now(), Leases::default());
+    leases.arrives(JOB, FENCE, now, LEASE);
+    let late = now.plus(LEASE.mul_f64(0.9));
+    assert!(leases.due(late).is_empty());
+    leases.doubt(None);
+    assert_eq!(leases.due(late).len(), 1);
+    leases.doubt(None);
+    leases.give_up(JOB, FENCE);
+    assert!(leases.due(late).is_empty());
+}
+
+#[test]
+fn a_claim_that_waited_past_its_lease_is_given_back() {
+    let leases = Leases::default();
+    leases.arrives(JOB, FENCE, ago(LEASE), LEASE);
+    leases.distrust(BootTime::now());
+    let started = leases.starts(JOB, FENCE, LEASE);
+    assert_eq!(started.err(), Some(RunEnd::NotStarted));
+}
+
+#[test]
+fn a_doubt_that_comes_while_leases_are_renewed_is_not_taken_for_answered() {
+    let (asked, leases) = (BootTime::now(), Leases::default());
+    leases.runs(JOB, FENCE, asked);
+    leases.doubt(Some(JOB));
+    let due = leases.due(asked);
+    leases.doubt(Some(JOB));
+    assert!(leases.extend(&due[0], asked));
+    let again = leases.due(asked);
+    assert_eq!(again.len(), 1, "it is asked for once more");
+    assert!(leases.due(asked).is_empty());
+    leases.unanswered(&again);
+    assert_eq!(leases.due(asked).len(), 1, "nobody has answered");
+}
+
+#[test]
+fn a_worker_that_adopts_its_own_job_stops_the_attempt_that_still_runs() {
+    let (now, leases) = (BootTime::now(), Leases::default());
+    let first = leases.runs(JOB, FENCE, now);
+    assert_eq!(first.reason(), None);
+    let second = leases.runs(JOB, Fence(8), now);
+    assert_eq!(first.reason(), Some(AbortReason::TakenByAnotherWorker));
+    assert_eq!(second.reason(), None);
+    // Nor does it start, where it still waited.
+    let started = leases.starts(JOB, FENCE, LEASE);
+    let taken = RunEnd::Aborted(AbortReason::TakenByAnotherWorker);
+    assert_eq!(started.err(), Some(taken));
+}
+
+#[test]
+fn an_attempt_that_would_start_after_all_were_aborted_does_not() {
+    let (now, leases) = (BootTime::now(), Leases::default());
+    let abort = leases.runs(JOB, FENCE, now);
+    leases.arrives(JobId(2), FENCE, now, LEASE);
+    assert_eq!(leases.abort_all(AbortReason::Shutdown), [JOB.0]);
+    assert_eq!(abort.reason(), Some(AbortReason::Shutdown));
+    leases.arrives(JobId(3), FENCE, now, LEASE);
+    for id in [2, 3] {
+        let started = leases.starts(JobId(id), FENCE, LEASE);
+        assert_eq!(started.err(), Some(RunEnd::Aborted(AbortReason::Shutdown)));
+    }
+}
+
+#[test]
+fn no_claim_starts_once_the_incarnation_is_over() {
+    let (now, leases) = (BootTime::now(), Leases::default());
+    let abort = leases.runs(JOB, FENCE, now);
+    leases.arrives(JobId(2), FENCE, now, LEASE);
+    assert_eq!(leases.lose_all(AbortReason::Error), [JOB.0]);
+    assert_eq!(abort.reason(), Some(AbortReason::Error));
+    let started = leases.starts(JobId(2), FENCE, LEASE);
+    assert_eq!(started.err(), Some(RunEnd::Aborted(AbortReason::Error)));
+}
+
+#[test]
+fn a_lease_that_can_no_longer_be_trusted_is_lost_once_and_not_renewed() {
+    let (now, leases) = (BootTime::now(), Leases::default());
+    let abort = leases.runs(JOB, FENCE, now);
+    // A time-out that came first hides neither.
+    abort.abort(AbortReason::TimedOut, Duration::from_secs(60));
+    let later = now.plus(LEASE);
+    assert_eq!(leases.due(later).len(), 1);
+    leases.distrust(later);
+    assert!(leases.due(later).is_empty());
+    assert!(abort.grace_remaining() <= Some(GRACE));
+}
+
+#[test]
+fn an_attempt_knows_when_its_lease_can_no_longer_be_trusted() {
+    let leases = Leases::default();
+    let abort = leases.runs(JOB, FENCE, BootTime::now());
+    assert_eq!(abort.reason(), None);
+    assert!(!leases.is_lost(JOB, FENCE, BootTime::now()));
+    // As if it had been asked for at the start of the clock: ten seconds of trust, long gone.
+    assert!(leases.extend(&renewal(), BootTime::default()));
+    assert_eq!(abort.reason(), Some(AbortReason::Error));
+    assert!(leases.is_lost(JOB, FENCE, BootTime::now()));
+}
+
+#[test]
+fn a_late_renewal_does_not_revive_a_lease_that_was_not_trusted() {
+    let (now, leases) = (BootTime::now(), Leases::default());
+    let abort = leases.runs(JOB, FENCE, now);
+    abort.trust_until(now, GRACE);
+    // The guest has asked, and was told to stop, before anybody looked at the leases.
+    assert_eq!(abort.reason(), Some(AbortReason::Error));
+    assert!(!leases.extend(&renewal(), now));
+    leases.lose(JOB, FENCE, AbortReason::Error);
+    assert!(
+        leases.due(now.plus(LEASE)).is_empty(),
+        "it is renewed no more"
+    );
+    assert!(abort.grace_remaining() <= Some(GRACE));
+}
+
+#[test]
+fn a_lease_that_is_given_up_runs_out_without_being_renewed() {
+    let (now, leases) = (BootTime::now(), Leases::default());
+    let abort = leases.runs(JOB, FENCE, now);
+    let late = now.plus(LEASE.mul_f64(0.9));
+    assert_eq!(leases.due(late).len(), 1);
+    leases.give_up(JOB, FENCE);
+    assert!(leases.due(late).is_empty());
+    assert!(!leases.is_lost(JOB, FENCE, now), "it is good to its end");
+    assert_eq!(abort.reason(), None);
+}
