@@ -13,18 +13,19 @@ use wasmtime::{
     WasmFeatures,
 };
 
-use super::cache::CodeCache;
+use super::attempt::clocks;
+use super::attempt::idle::Idle;
+use super::attempt::instance::{Instance, Serves};
+use super::attempt::limits::{TABLE_ELEMENTS, WASM_STACK_BYTES_MAX};
+use super::attempt::memory::MemoryBudget;
+use super::attempt::state::AttemptState;
 use super::capability::{Net, guard_files, guard_sockets, link_http};
 use super::grants::Roots;
-use super::idle::Idle;
-use super::instance::{Instance, Serves};
-use super::limits::{TABLE_ELEMENTS, WASM_STACK_BYTES_MAX};
-use super::memory::MemoryBudget;
+use super::grants::quota::Ledgers;
+use super::module::cache::CodeCache;
 use super::pool::Machine;
-use super::quota::Ledgers;
-use super::state::AttemptState;
 use super::ticker::Ticker;
-use super::{Settings, bindings, clocks};
+use super::{Settings, bindings};
 
 /// Instances beside those of attempts, in which new modules are asked for their manifests.
 const DESCRIBES_MAX: usize = 2;

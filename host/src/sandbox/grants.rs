@@ -6,6 +6,7 @@ mod http;
 pub(super) mod lines;
 mod missing;
 mod pasted;
+pub(super) mod quota;
 mod root;
 mod secrets;
 mod state;

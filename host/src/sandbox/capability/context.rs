@@ -7,9 +7,9 @@ use wasmtime_wasi::p2::{DynPollable, Pollable, subscribe};
 use crate::harmless::{paragraphs, printable};
 use crate::job;
 use crate::sandbox::AbortHandle;
+use crate::sandbox::attempt::state::{AttemptState, Panic};
 use crate::sandbox::bindings::rouse::handler::context::{Host, HostAbortSignal};
 use crate::sandbox::bindings::rouse::handler::types::{self, AbortReason, Level};
-use crate::sandbox::state::{AttemptState, Panic};
 
 /// Panic messages are stored with the attempt; a longer one is cut.
 const PANIC_BYTES_MAX: usize = 4 << 10;

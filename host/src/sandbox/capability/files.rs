@@ -35,9 +35,9 @@ use self::input::FileInput;
 use self::open::Ask;
 use self::output::FileOutput;
 use super::GuestLog;
+use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::grants::Granted;
-use crate::sandbox::quota::{Charge, Size};
-use crate::sandbox::state::AttemptState;
+use crate::sandbox::grants::quota::{Charge, Size};
 
 pub(in crate::sandbox) use self::elsewhere::Elsewhere;
 pub(in crate::sandbox) use self::fds::Fds;

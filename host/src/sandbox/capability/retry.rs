@@ -1,7 +1,7 @@
 //! `rouse:handler/retry`: when the next attempt is to be made.
 
+use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::retry::Host;
-use crate::sandbox::state::AttemptState;
 
 impl Host for AttemptState {
     fn at(&mut self, unix_ms: i64) -> wasmtime::Result<()> {

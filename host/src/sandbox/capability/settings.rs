@@ -1,7 +1,7 @@
 //! `rouse:handler/settings`: what the operator has set for the handler in `rouse.toml`.
 
+use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::settings::Host;
-use crate::sandbox::state::AttemptState;
 
 impl Host for AttemptState {
     fn all(&mut self) -> wasmtime::Result<Vec<u8>> {

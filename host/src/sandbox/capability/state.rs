@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::state::{Entry, Host, StateError};
 use crate::sandbox::grants::lines;
-use crate::sandbox::state::AttemptState;
 use crate::sandbox::{
     AbortHandle, Expected, Handler, Journal, Keep, StateKeeper, StateQuota, Wrote,
 };

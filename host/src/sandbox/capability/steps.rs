@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde::de::IgnoredAny;
 
+use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::steps::{Host, StepError};
-use crate::sandbox::state::AttemptState;
 use crate::sandbox::{AbortHandle, Journal, Limits};
 
 /// A step is a word for people.

@@ -11,11 +11,11 @@ use super::gate::Gate;
 use super::loading::{Loaded, Loader, Order, Outcome};
 use super::owners::{Claimant, NAMES_MAX, Owners, Whose};
 use super::watch::Wake;
-use super::{HandlerSet, Loads, Refusal};
+use super::{HandlerSet, Refusal};
 use crate::harmless;
-use crate::sandbox::binding::Denied;
 use crate::sandbox::grants::lines;
-use crate::sandbox::{Digest, Module, Sandbox};
+use crate::sandbox::module::binding::Denied;
+use crate::sandbox::{Digest, Loads, Module, Sandbox};
 
 /// A file that was written to this recently may still be written to.
 pub(super) const QUIET: Duration = Duration::from_millis(200);

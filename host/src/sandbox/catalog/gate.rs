@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::file::{self, Listed, Stamp};
 use super::folder::QUIET;
-use crate::sandbox::pin::lock_line;
+use crate::sandbox::module::pin::lock_line;
 use crate::sandbox::{Digest, Lock, ModuleBinding, Pin, PublicKey, Settings};
 
 /// A lock with ten thousand lines.

@@ -8,11 +8,11 @@ use std::thread;
 use super::file::{self, Listed};
 use super::gate::Rules;
 use super::line::{Line, Next};
+use super::lock;
 use super::watch::Wake;
-use super::{Loads, lock};
-use crate::sandbox::compile::{Compiler, Try};
-use crate::sandbox::load::{NotLoaded, load};
-use crate::sandbox::{Digest, Module, Sandbox};
+use crate::sandbox::module::compile::{Compiler, Try};
+use crate::sandbox::module::load::{NotLoaded, load};
+use crate::sandbox::{Digest, Loads, Module, Sandbox};
 
 /// A file that is to be looked into.
 pub(super) struct Order {

@@ -156,7 +156,7 @@ mod tests {
     use super::super::tally::Tally;
     use super::*;
     use crate::sandbox::Meter;
-    use crate::sandbox::memory::{Held, MemoryBudget};
+    use crate::sandbox::attempt::memory::{Held, MemoryBudget};
 
     const TRAILER: usize = 1000;
 

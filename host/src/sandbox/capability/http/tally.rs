@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Fault;
 use crate::sandbox::Meter;
-use crate::sandbox::memory::{Charge, Denial, Held};
+use crate::sandbox::attempt::memory::{Charge, Denial, Held};
 
 /// Requests of one attempt that are under way at once, until the ends of their responses. Each has buffers of up to
 /// half a MiB in the host.
@@ -136,7 +136,7 @@ impl Drop for UnderWay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandbox::memory::MemoryBudget;
+    use crate::sandbox::attempt::memory::MemoryBudget;
 
     #[test]
     fn what_is_under_way_has_its_buffers_counted_until_it_ends() {
