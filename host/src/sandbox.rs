@@ -33,10 +33,12 @@ pub use grants::{
     Attenuation, Grant, Grants, Host, HostPattern, HttpGrant, HttpScheme, Missing, Mode, Quota,
     Secret, SecretGrant, Secrets, StateQuota, annotated,
 };
-pub use module::binding::{ModuleBinding, Origin, Withheld};
-pub use module::compile::{CompilerLimits, compile_stdin};
-pub use module::load::{CodeFrom, Digest, Module};
+pub use module::admission::Withheld;
+pub use module::binding::{ModuleBinding, Origin};
+pub use module::compile::compile_stdin;
+pub use module::digest::Digest;
 pub use module::loads::Loads;
 pub use module::manifest::{Capability, HandlerManifest, Instances, Manifest};
 pub use module::pin::{Lock, Pin, PublicKey, SigningKey, lock_line};
-pub use settings::{ModuleParts, Settings};
+pub use module::ready::{CodeFrom, Module};
+pub use settings::{CompilerLimits, ModuleParts, Settings};

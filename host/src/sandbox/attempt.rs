@@ -5,6 +5,7 @@ pub(super) mod run;
 pub(super) mod contract;
 pub(super) mod idle;
 pub(super) mod instance;
+pub(super) mod reuse;
 pub(super) mod state;
 
 pub(super) mod end;

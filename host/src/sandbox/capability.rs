@@ -6,20 +6,16 @@ mod http;
 mod log;
 mod output;
 mod pace;
-mod retry;
 mod secrets;
-mod settings;
 mod sockets;
 mod state;
 mod steps;
 
 pub use self::http::{Addresses, HttpSettings, Resolver, SystemResolver};
 pub(super) use self::http::{FIELDS_BYTES_MAX, Http, HttpAccess, Net, link_http};
-#[expect(unreachable_pub, reason = "the generated bindings re-export it")]
-pub use context::AbortSignal;
 pub(super) use files::{Elsewhere, Fds, guard_files};
-pub(super) use log::{GuestLog, Speaker};
-pub(super) use output::{GuestOutput, Stream};
+pub(super) use log::{GuestLog, Speaker, Stream};
+pub(super) use output::GuestOutput;
 pub(super) use sockets::guard_sockets;
 pub(super) use state::HandlerState;
 pub(super) use steps::Steps;

@@ -4,195 +4,28 @@ mod entry;
 mod file;
 mod folder;
 mod gate;
+mod handler;
 mod line;
 mod loading;
+mod naming;
 mod owners;
+mod set;
 mod watch;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
 use anyhow::{Context, bail};
-use arc_swap::ArcSwap;
 use tokio::sync::watch as channel;
 
 use self::folder::{Folder, Trust};
-use super::capability::HttpAccess;
-use super::grants::{Granted, held, lines, missing};
-use super::{
-    Attenuation, Capability, Digest, HandlerManifest, Limits, Loads, Missing, Module, Sandbox,
-    StateQuota, Withheld,
-};
+pub use self::handler::{GRANTS, Handler};
+use self::loading::{Wake, lock};
+use self::set::Published;
+pub use self::set::{HandlerSet, Refusal};
+use super::{Digest, Loads, Module, Sandbox};
 use crate::harmless;
-
-/// A handler that can run.
-#[derive(Debug)]
-pub struct Handler {
-    /// What its module says of it.
-    pub manifest: HandlerManifest,
-    /// The module that it is in.
-    pub module: Arc<Module>,
-    /// The manifest's name once more: what an attempt says carries it.
-    pub(super) name: Arc<str>,
-    pub(super) granted: Arc<Granted>,
-    /// What its attempts may use.
-    pub limits: Limits,
-    pub(super) http: Arc<HttpAccess>,
-    /// How much it may keep; none: nothing.
-    pub state: Option<StateQuota>,
-    /// It would keep something, and the job leaves nothing of it.
-    pub(super) state_is_taken: bool,
-    /// Its instances may serve many jobs: module and operator agree.
-    pub reuses: bool,
-    /// The file that its name belongs to: its module's, or one that is gone and had the same content.
-    pub owner: String,
-    /// The table of `rouse.toml` that binds its name; none: the name belongs to the file that had it first.
-    pub bound_by: Option<String>,
-    /// What tables grant to it, and do not until they say which module they are for.
-    pub withheld: Vec<Withheld>,
-}
-
-/// The kinds of capabilities that an operator can grant, as [`Handler::granted`] names them.
-pub const GRANTS: [&str; 8] = [
-    "files",
-    "http",
-    "secrets",
-    "sign",
-    "state",
-    "env",
-    "settings",
-    "fine_clocks",
-];
-
-impl Handler {
-    /// The kinds of capabilities that the operator has granted to it.
-    pub fn granted(&self) -> Vec<&'static str> {
-        let granted = [
-            !self.granted.dirs.is_empty(),
-            self.http.sends(),
-            !self.http.sent_names().is_empty(),
-            !self.http.signing_names().is_empty(),
-            self.state.is_some(),
-            !self.granted.env.is_empty(),
-            self.granted.settings.is_some(),
-            self.granted.fine_clocks,
-        ];
-        GRANTS
-            .into_iter()
-            .zip(granted)
-            .filter_map(|(word, granted)| granted.then_some(word))
-            .collect()
-    }
-
-    /// All that the operator has granted to it, in the words of manifests.
-    pub fn held(&self) -> Vec<Capability> {
-        held(&self.granted, &self.http, self.state)
-    }
-
-    /// What it asks for and is not granted.
-    pub fn missing(&self) -> Vec<Missing> {
-        let asked = &self.manifest.capabilities;
-        let missing = missing(&self.name, asked, &self.granted, &self.http, self.state);
-        let binding =
-            (self.bound_by.is_none()).then(|| lines::module(&self.name, &self.module.file));
-        let with_binding = |one: Missing| {
-            let lines = match (&one.what, &binding) {
-                // They are for modules that are bound.
-                (Capability::Secrets(_) | Capability::Sign(_), Some(binding)) => {
-                    let own = one.lines.as_deref().unwrap_or_default();
-                    Some(format!("{binding}\n\n{own}"))
-                }
-                _ => one.lines,
-            };
-            Missing {
-                lines: self.lines_to_bind(&one.what).or(lines),
-                what: one.what,
-            }
-        };
-        missing.into_iter().map(with_binding).collect()
-    }
-
-    /// The lines that would grant this by binding the tables that have something of the kind; none where none has.
-    fn lines_to_bind(&self, what: &Capability) -> Option<String> {
-        let kind = match what {
-            Capability::Secrets(_) | Capability::Sign(_) => "secrets",
-            Capability::Dirs(_) => "dirs",
-            Capability::State => "state",
-            Capability::Http(_)
-            | Capability::Env(_)
-            | Capability::Settings(_)
-            | Capability::FineClocks
-            | Capability::Unknown(_) => return None,
-        };
-        let withheld = self.withheld.iter().filter(|it| it.what == kind);
-        let lines: Vec<&str> = withheld.map(|it| it.lines.as_str()).collect();
-        (!lines.is_empty()).then(|| lines.join("\n\n"))
-    }
-
-    /// The same handler with what a job leaves of its grants and limits. Its instances serve that job alone.
-    pub fn attenuated(&self, job: &Attenuation) -> Arc<Self> {
-        Arc::new(Self {
-            manifest: self.manifest.clone(),
-            module: self.module.clone(),
-            name: self.name.clone(),
-            granted: Arc::new(self.granted.attenuated(job)),
-            limits: self.limits.attenuated(job),
-            http: self.http.attenuated(job),
-            state: self.state.filter(|_| job.leaves_state()),
-            state_is_taken: self.state.is_some() && !job.leaves_state(),
-            reuses: false,
-            owner: self.owner.clone(),
-            bound_by: self.bound_by.clone(),
-            withheld: self.withheld.clone(),
-        })
-    }
-}
-
-/// A file that is not served, or not in its newest version.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// The file's name in the folder, with its control characters shown.
-    pub file: String,
-    /// Why; a sentence that starts with "it …", in one line.
-    pub why: String,
-    /// The lines of `rouse.toml` that would allow it, where that is the operator's to say.
-    pub lines: Option<String>,
-    /// True when the last good version of the file still serves.
-    pub last_good_serves: bool,
-}
-
-/// What a folder offers at one moment. Never changes; a running attempt keeps its handler.
-#[derive(Debug, Default)]
-pub struct HandlerSet {
-    /// The handlers by name.
-    pub handlers: BTreeMap<String, Arc<Handler>>,
-    /// What was refused, by file name.
-    pub refused: Vec<Refusal>,
-    /// Files that have not been tried yet, by name.
-    pub loading: Vec<String>,
-    /// Files that take their compiler long, by name. They are compiled behind all others, and nothing waits for them.
-    pub slow: Vec<String>,
-    /// Why the folder cannot be read, where it cannot; everything goes on serving then.
-    pub unreadable: Option<String>,
-}
-
-impl HandlerSet {
-    /// The handler of that name.
-    pub fn get(&self, name: &str) -> Option<&Arc<Handler>> {
-        self.handlers.get(name)
-    }
-
-    /// True while there are files that nobody has tried yet.
-    pub fn is_loading(&self) -> bool {
-        !self.loading.is_empty()
-    }
-
-    /// The names of the handlers, in order.
-    pub fn names(&self) -> Vec<String> {
-        self.handlers.keys().cloned().collect()
-    }
-}
 
 /// The handlers that a folder offers, kept in step with it.
 ///
@@ -204,13 +37,8 @@ pub struct Catalog {
     published: Arc<Published>,
     loads: Arc<Loads>,
     /// Here until [`watch`](Self::watch) takes it.
-    folder: Mutex<Option<(Folder, mpsc::Receiver<watch::Wake>)>>,
-    wake: mpsc::Sender<watch::Wake>,
-}
-
-struct Published {
-    current: ArcSwap<HandlerSet>,
-    version: channel::Sender<u64>,
+    folder: Mutex<Option<(Folder, mpsc::Receiver<Wake>)>>,
+    wake: mpsc::Sender<Wake>,
 }
 
 impl Catalog {
@@ -256,10 +84,7 @@ impl Catalog {
         // A host that has just been started has nothing better to do than to read what is there,
         // however fresh it is.
         folder.scan(&Trust::Everything);
-        let published = Published {
-            current: ArcSwap::from_pointee(folder.handlers()),
-            version: channel::Sender::new(0),
-        };
+        let published = Published::new(folder.handlers());
         Ok(Self {
             dir,
             published: Arc::new(published),
@@ -278,7 +103,7 @@ impl Catalog {
         folder.start_no_longer();
         loop {
             while folder.is_loading() {
-                if let Ok(watch::Wake::Loaded(loaded)) = wakes.recv() {
+                if let Ok(Wake::Loaded(loaded)) = wakes.recv() {
                     folder.finish(loaded);
                 }
             }
@@ -374,20 +199,9 @@ impl Catalog {
     }
 }
 
-impl Published {
-    fn publish(&self, handlers: HandlerSet) {
-        self.current.store(Arc::new(handlers));
-        self.version.send_modify(|version| *version += 1);
-    }
-}
-
 impl Drop for Catalog {
     fn drop(&mut self) {
         // When nobody receives, no thread was started, or it has ended already.
-        let _ = self.wake.send(watch::Wake::Stop);
+        let _ = self.wake.send(Wake::Stop);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,7 +12,7 @@ use crate::harmless::{paragraphs, printable};
 use crate::job::{Failure, RunEnd};
 use crate::sandbox::Limits;
 use crate::sandbox::bindings::exports::rouse::handler::handlers::Failure as GuestFailure;
-use crate::sandbox::engine::BACKTRACE_FRAMES_MAX;
+use crate::sandbox::module::code::BACKTRACE_FRAMES_MAX;
 use crate::sandbox::module::lines::Lines;
 
 /// A class is a word, a message a paragraph; both are stored with each attempt.

@@ -1,18 +1,15 @@
 //! One instance of a module, from its start to the end of its last job.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use wasmtime::Store;
+use wasmtime::{Engine, Store};
 
 use super::end::{self, Stop};
-use super::limits;
-use super::memory::AttemptLimiter;
-use super::state::{AttemptState, OfAttempt};
+use super::state::{self, AttemptState, OfAttempt};
 use crate::job::RunEnd;
 use crate::sandbox::bindings;
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
-use crate::sandbox::{Handler, Sandbox};
+use crate::sandbox::{Handler, Limits};
 
 /// What little an instance forgets or lets slip adds up; this is where it ends.
 const JOBS_MAX: u32 = 10_000;
@@ -31,93 +28,32 @@ pub(in crate::sandbox) struct Instance {
 /// Whom an instance may serve: the jobs of one tenant for one handler in one version. No tenant is
 /// one of its own.
 pub(in crate::sandbox) struct Serves {
-    handler: Arc<Handler>,
-    tenant: Option<String>,
-}
-
-impl Sandbox {
-    /// An instance for one attempt: a fresh one, or, where module and operator agree, one that has
-    /// served this tenant before. `memory_bytes`: instead of the usual limit.
-    ///
-    /// # Errors
-    /// When a granted directory was never there.
-    pub(in crate::sandbox) fn instance(
-        &self,
-        handler: &Arc<Handler>,
-        tenant: Option<&str>,
-        of: OfAttempt,
-        memory_bytes: Option<usize>,
-    ) -> Result<Instance, String> {
-        // One that was kept has the usual memory.
-        if memory_bytes.is_none()
-            && let Some(mut kept) = self.kept(handler, tenant)
-        {
-            let state = kept.store.data_mut();
-            state.next(of)?;
-            limits::start(&mut kept.store);
-            return Ok(kept);
-        }
-        let mut limits = handler.limits.clone();
-        limits.memory_bytes = limits.memory_bytes_of(memory_bytes);
-        let limiter = AttemptLimiter::new(&limits, self.budget.clone());
-        let state = AttemptState::new(
-            handler.granted.clone(),
-            handler.module.lines.clone(),
-            &limits,
-            limiter,
-            of,
-        )?;
-        let mut store = Store::new(&self.engine, state);
-        limits::limit(&mut store, &limits);
-        Ok(Instance {
-            store,
-            exports: None,
-            jobs: 0,
-        })
-    }
-
-    /// An instance that was kept for this tenant, with its memory counted again.
-    fn kept(&self, handler: &Arc<Handler>, tenant: Option<&str>) -> Option<Instance> {
-        if !handler.reuses {
-            return None;
-        }
-        let is_it = |serves: &Serves| {
-            Arc::ptr_eq(&serves.handler, handler) && serves.tenant.as_deref() == tenant
-        };
-        loop {
-            let (_, mut instance) = self.idle.take(is_it)?;
-            // Where the attempts that run need the memory, it goes.
-            if instance.store.data_mut().limiter.resume() {
-                return Some(instance);
-            }
-        }
-    }
-
-    /// Keeps an instance for the next job of this tenant, if it is fit for one.
-    pub(in crate::sandbox) fn keep(
-        &self,
-        handler: &Arc<Handler>,
-        tenant: Option<String>,
-        mut instance: Instance,
-        end: &RunEnd,
-    ) {
-        if !instance.is_fit(end) {
-            return;
-        }
-        // The memory first: what the state counts from then on is not the last job's.
-        let state = instance.store.data_mut();
-        state.limiter.pause();
-        state.rest();
-        let bytes = state.limiter.used_bytes();
-        let handler = handler.clone();
-        let serves = Serves { handler, tenant };
-        if self.idle.put(serves, instance, bytes, Instant::now()) {
-            self.guests().spawn(self.idle.clone().sweep());
-        }
-    }
+    pub(in crate::sandbox) handler: Arc<Handler>,
+    pub(in crate::sandbox) tenant: Option<String>,
 }
 
 impl Instance {
+    /// An instance that has not come up yet.
+    pub(in crate::sandbox) fn new(engine: &Engine, state: AttemptState, limits: &Limits) -> Self {
+        let mut store = Store::new(engine, state);
+        state::limit(&mut store, limits);
+        Self {
+            store,
+            exports: None,
+            jobs: 0,
+        }
+    }
+
+    /// Makes it ready for its next attempt.
+    ///
+    /// # Errors
+    /// When a granted directory was never there.
+    pub(in crate::sandbox) fn next(&mut self, of: OfAttempt) -> Result<(), String> {
+        self.store.data_mut().next(of)?;
+        state::start(&mut self.store);
+        Ok(())
+    }
+
     /// Calls the handler, after the module's start where it has not come up yet.
     pub(in crate::sandbox) async fn call(
         &mut self,
@@ -145,8 +81,12 @@ impl Instance {
         self.store.data()
     }
 
+    pub(in crate::sandbox) fn state_mut(&mut self) -> &mut AttemptState {
+        self.store.data_mut()
+    }
+
     /// True when the last job left it in order, and with nothing of the host in its hands.
-    fn is_fit(&self, end: &RunEnd) -> bool {
+    pub(in crate::sandbox) fn is_fit(&self, end: &RunEnd) -> bool {
         let state = self.store.data();
         end::left_in_order(end)
             && self.jobs < JOBS_MAX

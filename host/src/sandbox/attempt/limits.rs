@@ -2,10 +2,6 @@
 
 use std::time::Duration;
 
-use wasmtime::Store;
-
-use super::state::AttemptState;
-
 /// Stack of WebAssembly calls, bytes: wasmtime's own default; deep JSON (128 levels) needs 60 KiB. One for the whole
 /// host: it is part of how the engine is built.
 pub(in crate::sandbox) const WASM_STACK_BYTES_MAX: usize = 512 << 10;
@@ -245,32 +241,6 @@ impl LimitsSet {
             state_bytes: self.state_bytes.unwrap_or(other.state_bytes),
         }
     }
-}
-
-/// Sets every limit of a fresh store.
-pub(in crate::sandbox) fn limit(store: &mut Store<AttemptState>, limits: &Limits) {
-    store.limiter(|state| &mut state.limiter);
-    store.set_hostcall_fuel(limits.hostcall_bytes_max());
-    store.set_max_component_handles(limits.handles);
-    store.data_mut().table.set_max_capacity(limits.resources);
-    start(store);
-    // Every tick, a guest that computes lets the others run, or is stopped.
-    store.epoch_deadline_callback(|context| {
-        let state = context.data();
-        if let Some(profile) = &state.profile {
-            profile.look(&context, &state.lines);
-        }
-        Ok(if context.data().abort.is_killed() {
-            wasmtime::UpdateDeadline::Interrupt
-        } else {
-            wasmtime::UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now()))
-        })
-    });
-}
-
-/// Counts the ticks from now on, at the start of each job.
-pub(in crate::sandbox) fn start(store: &mut Store<AttemptState>) {
-    store.set_epoch_deadline(1);
 }
 
 #[cfg(test)]

@@ -8,6 +8,9 @@ use wasmtime::ResourceLimiter;
 use super::meter::Meter;
 use crate::sandbox::Limits;
 
+/// A WebAssembly page.
+pub(in crate::sandbox) const PAGE_BYTES: usize = 64 << 10;
+
 /// Memory that all attempts of a host have together.
 #[derive(Debug)]
 pub(in crate::sandbox) struct MemoryBudget {

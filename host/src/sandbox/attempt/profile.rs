@@ -5,16 +5,16 @@
 //! one that waits for the host when it comes back from there.
 
 mod firefox;
+mod samples;
 
-use std::collections::HashMap;
 use std::fmt;
-use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use wasmtime::{AsContext, WasmBacktrace};
 
-use super::stack::{Called, called};
+use self::samples::{Samples, Table};
+use super::stack::called;
 use crate::sandbox::module::lines::Lines;
 
 /// What one attempt was doing, tick by tick.
@@ -51,7 +51,7 @@ impl Profile {
 
     /// As a file for <https://profiler.firefox.com>. `name`: what was profiled.
     pub fn firefox_json(&self, name: &str) -> serde_json::Value {
-        firefox::json(&self.lock(), name)
+        firefox::json(&self.lock(), name, Self::EVERY)
     }
 
     /// Looks at what the guest is doing.
@@ -75,97 +75,6 @@ impl Profile {
 impl fmt::Debug for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Profile").field("len", &self.len()).finish()
-    }
-}
-
-/// What was seen. A name, a function, a frame and a stack are kept once, and are numbers from there on.
-struct Samples {
-    started_at: SystemTime,
-    started: Instant,
-    /// The time that the looks took: the guest stood still, and so does its clock.
-    looking: Duration,
-    names: Table<String>,
-    functions: Table<Function>,
-    frames: Table<Frame>,
-    stacks: Table<Stack>,
-    samples: Vec<Sample>,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Function {
-    name: usize,
-    file: Option<usize>,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Frame {
-    function: usize,
-    line: Option<u32>,
-    column: Option<u32>,
-}
-
-/// A frame, and the stack that it stands on.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Stack {
-    below: Option<usize>,
-    frame: usize,
-}
-
-struct Sample {
-    /// Since the start.
-    at: Duration,
-    stack: Option<usize>,
-}
-
-impl Samples {
-    /// Adds one; the stack has the innermost function first.
-    fn add(&mut self, at: Duration, stack: Vec<Called>) {
-        let mut below = None;
-        for called in stack.into_iter().rev() {
-            let function = Function {
-                name: self.names.number(called.function),
-                file: called.file.map(|file| self.names.number(file)),
-            };
-            let frame = Frame {
-                function: self.functions.number(function),
-                line: called.line,
-                column: called.column,
-            };
-            let frame = self.frames.number(frame);
-            below = Some(self.stacks.number(Stack { below, frame }));
-        }
-        self.samples.push(Sample { at, stack: below });
-    }
-}
-
-/// Things with numbers.
-struct Table<T> {
-    all: Vec<T>,
-    numbers: HashMap<T, usize>,
-}
-
-impl<T> Default for Table<T> {
-    fn default() -> Self {
-        Self {
-            all: Vec::new(),
-            numbers: HashMap::new(),
-        }
-    }
-}
-
-impl<T: Clone + Eq + Hash> Table<T> {
-    fn number(&mut self, thing: T) -> usize {
-        if let Some(number) = self.numbers.get(&thing) {
-            return *number;
-        }
-        let number = self.all.len();
-        self.all.push(thing.clone());
-        self.numbers.insert(thing, number);
-        number
-    }
-
-    fn column<V>(&self, of: impl FnMut(&T) -> V) -> Vec<V> {
-        self.all.iter().map(of).collect()
     }
 }
 

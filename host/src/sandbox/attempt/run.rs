@@ -12,7 +12,7 @@ use super::meter::{Meter, within_cpu};
 use super::state::OfAttempt;
 use crate::job::{Attempt, JobId, RunEnd, Usage};
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
-use crate::sandbox::capability::{GuestLog, HandlerState, Http, Speaker, Steps};
+use crate::sandbox::capability::{GuestLog, Http, Speaker, Steps};
 use crate::sandbox::{AbortHandle, Handler, Journal, Profile, Sandbox};
 
 /// What a guest is told of its job. The handler's name comes from the handler.
@@ -145,7 +145,7 @@ impl Sandbox {
             abort: abort.clone(),
             log: Arc::new(log),
             steps: Steps::of(journal.clone(), limits),
-            handler_state: HandlerState::of(handler, journal),
+            handler_state: handler.state_for(journal),
             http: Http::new(
                 Some(handler.http.clone()),
                 &handler.limits,

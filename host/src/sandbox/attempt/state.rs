@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use wasmtime::Store;
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::filesystem::{WasiFilesystemCtx, WasiFilesystemCtxView};
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
@@ -229,4 +230,30 @@ impl WasiView for AttemptState {
             table: &mut self.table,
         }
     }
+}
+
+/// Sets every limit of a fresh store.
+pub(in crate::sandbox) fn limit(store: &mut Store<AttemptState>, limits: &Limits) {
+    store.limiter(|state| &mut state.limiter);
+    store.set_hostcall_fuel(limits.hostcall_bytes_max());
+    store.set_max_component_handles(limits.handles);
+    store.data_mut().table.set_max_capacity(limits.resources);
+    start(store);
+    // Every tick, a guest that computes lets the others run, or is stopped.
+    store.epoch_deadline_callback(|context| {
+        let state = context.data();
+        if let Some(profile) = &state.profile {
+            profile.look(&context, &state.lines);
+        }
+        Ok(if context.data().abort.is_killed() {
+            wasmtime::UpdateDeadline::Interrupt
+        } else {
+            wasmtime::UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now()))
+        })
+    });
+}
+
+/// Counts the ticks from now on, at the start of each job.
+pub(in crate::sandbox) fn start(store: &mut Store<AttemptState>) {
+    store.set_epoch_deadline(1);
 }

@@ -7,8 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::file::{self, Listed, Stamp};
-use super::folder::QUIET;
+use super::file::{self, Listed, QUIET, Stamp};
 use crate::sandbox::module::pin::lock_line;
 use crate::sandbox::{Digest, Lock, ModuleBinding, Pin, PublicKey, Settings};
 

@@ -5,6 +5,7 @@
 //! else writes there. What others do there (people, other hosts) is seen with the next measurement.
 
 mod measure;
+mod size;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+pub(in crate::sandbox) use self::size::Size;
 use super::{Quota, Root};
 
 /// A measurement takes some microseconds for each file; for so long the count is good without another.
@@ -37,51 +39,6 @@ impl Ledgers {
         let mut ledgers = lock(&self.0);
         let new = || Arc::new(Ledger::new(root.clone()));
         ledgers.entry(dir).or_insert_with(new).clone()
-    }
-}
-
-/// Bytes and entries.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::sandbox) struct Size {
-    pub(in crate::sandbox) bytes: u64,
-    pub(in crate::sandbox) files: u64,
-}
-
-impl Size {
-    /// A directory that cannot be measured is taken to be full.
-    const FULL: Self = Self {
-        bytes: u64::MAX,
-        files: u64::MAX,
-    };
-
-    pub(in crate::sandbox) fn bytes(bytes: u64) -> Self {
-        Self { bytes, files: 0 }
-    }
-
-    pub(in crate::sandbox) fn one_file() -> Self {
-        Self { bytes: 0, files: 1 }
-    }
-
-    pub(in crate::sandbox) fn plus(self, other: Self) -> Self {
-        Self {
-            bytes: self.bytes.saturating_add(other.bytes),
-            files: self.files.saturating_add(other.files),
-        }
-    }
-
-    fn minus(self, other: Self) -> Self {
-        Self {
-            bytes: self.bytes.saturating_sub(other.bytes),
-            files: self.files.saturating_sub(other.files),
-        }
-    }
-
-    /// True where this is too much after something more was made: bytes that were written, or files.
-    fn exceeds(self, more: Self, quota: Quota) -> bool {
-        match more.files {
-            0 => self.bytes > quota.bytes_max,
-            _ => self.files > quota.files_max,
-        }
     }
 }
 

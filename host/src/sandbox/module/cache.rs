@@ -23,7 +23,7 @@ use rustix::fs::{
 use rustix::process::geteuid;
 use wasmtime::Engine;
 
-use crate::sandbox::Digest;
+use super::digest::Digest;
 
 /// An entry that was not used for so long is removed at the next start: its module is gone, or its host was replaced.
 const UNUSED_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);

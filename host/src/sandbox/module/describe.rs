@@ -10,13 +10,11 @@ use wasmtime::Store;
 use super::lines::Lines;
 use crate::harmless::line;
 use crate::sandbox::attempt::end::{backtrace, trap_message};
-use crate::sandbox::attempt::limits;
-use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget};
+use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget, PAGE_BYTES};
 use crate::sandbox::attempt::meter::{Meter, within_cpu};
-use crate::sandbox::attempt::state::{AttemptState, OfAttempt};
+use crate::sandbox::attempt::state::{self, AttemptState, OfAttempt};
 use crate::sandbox::bindings::ModulePre;
 use crate::sandbox::capability::GuestLog;
-use crate::sandbox::engine::PAGE_BYTES;
 use crate::sandbox::{Handler, Limits, Manifest, Sandbox, Settings};
 
 /// Beside the memory that the module starts with, which holds a whole runtime in some languages: a manifest is put
@@ -87,15 +85,10 @@ async fn call(
     };
     // A budget of its own: a busy host is no reason to refuse a module.
     let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(memory_bytes));
-    let state = AttemptState::new(
-        Arc::default(),
-        lines,
-        &limits,
-        limiter,
-        OfAttempt::of_none(),
-    )?;
-    let mut store = Store::new(&sandbox.engine, state);
-    limits::limit(&mut store, &limits);
+    let of = OfAttempt::of_none();
+    let own = AttemptState::new(Arc::default(), lines, &limits, limiter, of)?;
+    let mut store = Store::new(&sandbox.engine, own);
+    state::limit(&mut store, &limits);
 
     let called = {
         let call = pin!(async {

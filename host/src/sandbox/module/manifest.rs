@@ -16,6 +16,7 @@ use crate::harmless::printable;
 use crate::job::RetryPolicy;
 
 pub use self::capability::Capability;
+use self::capability::{NAME_CHARS_MAX, is_name};
 
 /// A manifest with all its schemas; a hundred handlers have some 100 KiB.
 const MANIFEST_BYTES_MAX: usize = 1 << 20;
@@ -23,7 +24,6 @@ const MANIFEST_BYTES_MAX: usize = 1 << 20;
 /// More handlers than that in one file are a mistake.
 const HANDLERS_MAX: usize = 1_000;
 
-const NAME_CHARS_MAX: usize = 128;
 const VERSION_BYTES_MAX: usize = 64;
 const DESCRIPTION_BYTES_MAX: usize = 4 << 10;
 /// What is wrong with a manifest, which may quote it.
@@ -348,15 +348,4 @@ fn schema(
             Schema::parse(written, patterns, printable).map_err(|why| format!("{what}: {why}"))
         }
     }
-}
-
-/// `[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*`, 1 to 128 characters.
-fn is_name(name: &str) -> bool {
-    name.len() <= NAME_CHARS_MAX
-        && name.split('.').all(|word| {
-            word.starts_with(|first: char| first.is_ascii_lowercase() || first.is_ascii_digit())
-                && word
-                    .bytes()
-                    .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-'))
-        })
 }

@@ -12,7 +12,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 
-use crate::sandbox::Digest;
+use super::digest::Digest;
 
 /// Bytes of a key, of either kind.
 const KEY_BYTES: usize = 32;

@@ -1,11 +1,11 @@
 //! The file that Firefox's profiler reads: its "processed" format, in the version that its tools for other languages write.
 //! Tables are columns of one length, and rows are numbers.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::{Profile, Samples};
+use super::samples::Samples;
 use crate::harmless::printable;
 
 /// The version of the format. Later ones of the profiler read it too.
@@ -14,7 +14,7 @@ const VERSION: u32 = 55;
 /// Names of functions with all their type parameters can be pages long.
 const NAME_BYTES_MAX: usize = 1024;
 
-pub(super) fn json(samples: &Samples, name: &str) -> Value {
+pub(super) fn json(samples: &Samples, name: &str, every: Duration) -> Value {
     let started_at = samples.started_at.duration_since(SystemTime::UNIX_EPOCH);
     json!({
         "meta": {
@@ -22,7 +22,7 @@ pub(super) fn json(samples: &Samples, name: &str) -> Value {
             "preprocessedProfileVersion": VERSION,
             "product": name,
             "startTime": started_at.unwrap_or_default().as_secs_f64() * 1e3,
-            "interval": Profile::EVERY.as_secs_f64() * 1e3,
+            "interval": every.as_secs_f64() * 1e3,
             "processType": 0,
             "debug": false,
             "symbolicated": true,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::sandbox::attempt::stack::Called;
 
 fn called(function: &str, line: u32) -> Called {
     Called {

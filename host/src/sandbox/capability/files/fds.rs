@@ -11,7 +11,7 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{Descriptor, ErrorCode};
 use wasmtime_wasi::p2::{FsError, FsResult};
 
 use super::elsewhere::{ROOT, joined};
-use crate::sandbox::capability::GuestLog;
+use crate::sandbox::capability::log::GuestLog;
 use crate::sandbox::grants::Quota;
 use crate::sandbox::grants::quota::{Charge, Ledger, Size};
 

@@ -9,7 +9,7 @@ use std::sync::Weak;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
 
-use super::Size;
+use super::size::Size;
 
 /// A quota allows no more, and a walk over so many takes a second or two.
 const ENTRIES_MAX: u64 = 1_000_000;

@@ -6,19 +6,15 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::process::ExitCode;
 
-use rustix::process::{
-    Pid, Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
-};
+use rustix::process::{Pid, Resource, Signal, getppid, set_parent_process_death_signal};
 use rustix::time::{ClockId, clock_gettime};
 use wasmtime::Engine;
 
-use super::fence::{Fence, close, fence};
-use super::wire::{Kind, Reply, Request};
-use super::{CompilerLimits, compiled};
-use crate::sandbox::engine::code_config;
-
-/// The compiler itself could not work; standard error says why.
-pub(super) const EXIT_UNABLE: u8 = 4;
+use super::fence::{Fence, at_most, close, fence};
+use super::precompile::precompile;
+use super::wire::{EXIT_UNABLE, Kind, Reply, Request};
+use crate::sandbox::CompilerLimits;
+use crate::sandbox::module::code::code_config;
 
 /// A module with fewer bytes is compiled on one thread, within some tens of milliseconds.
 const SMALL_BYTES: usize = 32 << 10;
@@ -59,7 +55,7 @@ fn compile(limits: CompilerLimits, (fence, statm): (Fence, Option<File>)) -> io:
             ..SMALL_BYTES => &one_thread,
             _ => &all_threads,
         };
-        let (kind, bytes) = match compiled(engine, &wasm) {
+        let (kind, bytes) = match precompile(engine, &wasm) {
             Ok(code) => (Kind::Code, code),
             Err(why) => (Kind::Refused, why.into_bytes()),
         };
@@ -129,14 +125,4 @@ fn limit(host: u32, limits: CompilerLimits) -> io::Result<(Fence, Option<File>)>
     let cpu_secs = cpu_secs_max(limits);
     at_most(Resource::Cpu, cpu_secs, cpu_secs + 1)?;
     Ok((fence, statm))
-}
-
-/// Sets a limit, and where one is set already, never a looser one.
-pub(super) fn at_most(resource: Resource, current: u64, maximum: u64) -> io::Result<()> {
-    let already = getrlimit(resource).maximum.unwrap_or(u64::MAX);
-    let limit = Rlimit {
-        current: Some(current.min(already)),
-        maximum: Some(maximum.min(already)),
-    };
-    Ok(setrlimit(resource, limit)?)
 }

@@ -7,9 +7,7 @@ use landlock::{
     ABI, Access as _, AccessFs, AccessNet, Ruleset, RulesetAttr as _, RulesetError, RulesetStatus,
     Scope,
 };
-use rustix::process::Resource;
-
-use super::child::at_most;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// How much of the fence the kernel knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +59,16 @@ pub(super) fn close() -> io::Result<()> {
         at_most(resource, 0, 0)?;
     }
     Ok(())
+}
+
+/// Sets a limit, and where one is set already, never a looser one.
+pub(super) fn at_most(resource: Resource, current: u64, maximum: u64) -> io::Result<()> {
+    let already = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let limit = Rlimit {
+        current: Some(current.min(already)),
+        maximum: Some(maximum.min(already)),
+    };
+    Ok(setrlimit(resource, limit)?)
 }
 
 impl Fence {

@@ -12,11 +12,10 @@ use std::time::Duration;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use wasmtime::{Engine, Precompiled};
 
-use super::child::EXIT_UNABLE;
 use super::fence::Fence;
-use super::wire::{Kind, Reply, Request};
-use super::{CompilerLimits, PANICKED};
-use crate::sandbox::module::load::NotLoaded;
+use super::wire::{EXIT_UNABLE, Kind, Reply, Request};
+use crate::sandbox::CompilerLimits;
+use crate::sandbox::module::refused::NotLoaded;
 
 /// A compiler that waits instead of computing, or has to share its cores with guests, may take so many times its
 /// CPU time.
@@ -40,6 +39,8 @@ const SAID_BYTES_MAX: u64 = 4 << 10;
 
 /// What Rust says when it cannot get memory.
 const OUT_OF_MEMORY: &str = "memory allocation of";
+
+pub(super) const PANICKED: &str = "it made the compiler panic; this is a fault of wasmtime";
 
 /// How a panic ends a program of Rust.
 const EXIT_PANICKED: u8 = 101;

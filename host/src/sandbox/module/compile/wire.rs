@@ -4,6 +4,9 @@ use std::io::{self, Read, Write};
 
 use super::fence::Fence;
 
+/// The compiler itself could not work; standard error says why.
+pub(super) const EXIT_UNABLE: u8 = 4;
+
 /// A module follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Request {

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::is_name;
 use crate::sandbox::{HostPattern, Mode};
+
+pub(super) const NAME_CHARS_MAX: usize = 128;
 
 /// One line of text.
 const DETAIL_BYTES_MAX: usize = 256;
@@ -105,6 +106,17 @@ impl fmt::Display for Capability {
             Self::Unknown(text) => f.write_str(text),
         }
     }
+}
+
+/// A name of a handler, and the word of a capability: `[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*`, 1 to 128 characters.
+pub(super) fn is_name(name: &str) -> bool {
+    name.len() <= NAME_CHARS_MAX
+        && name.split('.').all(|word| {
+            word.starts_with(|first: char| first.is_ascii_lowercase() || first.is_ascii_digit())
+                && word
+                    .bytes()
+                    .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-'))
+        })
 }
 
 #[cfg(test)]
