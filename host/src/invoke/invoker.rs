@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
-use super::{Answer, Call, Invoked, once};
+use super::once::{Answer, Call, Invoked, once};
 use crate::job::{AbortReason, AttemptError, ErrorKind};
 use crate::sandbox::{AbortHandle, Catalog, Handler, Sandbox};
 use crate::worker::{Overrides, Policy, Stop};

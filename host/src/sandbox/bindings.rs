@@ -11,6 +11,6 @@ wasmtime::component::bindgen!({
     exports: { default: async },
     with: {
         "wasi:io/poll": wasmtime_wasi::p2::bindings::io::poll,
-        "rouse:handler/context.abort-signal": super::capability::AbortSignal,
+        "rouse:handler/context.abort-signal": super::attempt::abort::AbortHandle,
     },
 });

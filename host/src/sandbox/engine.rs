@@ -1,6 +1,5 @@
 //! The engine that all attempts of a host share.
 
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Once};
 use std::thread::available_parallelism;
 
@@ -8,23 +7,22 @@ use anyhow::{Context, bail};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Semaphore;
 use wasmtime::component::{HasSelf, Linker};
-use wasmtime::{
-    Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, WasmBacktraceDetails,
-    WasmFeatures,
-};
+use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
-use super::cache::CodeCache;
+use super::attempt::clocks;
+use super::attempt::idle::Idle;
+use super::attempt::instance::{Instance, Serves};
+use super::attempt::limits::TABLE_ELEMENTS;
+use super::attempt::memory::{MemoryBudget, PAGE_BYTES};
+use super::attempt::state::AttemptState;
 use super::capability::{Net, guard_files, guard_sockets, link_http};
 use super::grants::Roots;
-use super::idle::Idle;
-use super::instance::{Instance, Serves};
-use super::limits::{TABLE_ELEMENTS, WASM_STACK_BYTES_MAX};
-use super::memory::MemoryBudget;
+use super::grants::quota::Ledgers;
+use super::module::cache::CodeCache;
+use super::module::code::code_config;
 use super::pool::Machine;
-use super::quota::Ledgers;
-use super::state::AttemptState;
 use super::ticker::Ticker;
-use super::{Settings, bindings, clocks};
+use super::{Settings, bindings};
 
 /// Instances beside those of attempts, in which new modules are asked for their manifests.
 const DESCRIBES_MAX: usize = 2;
@@ -49,12 +47,6 @@ const TABLE_RESIDENT_BYTES: usize = 64 << 10;
 
 /// Of the memory that all attempts have, this part is kept for those that run: an eighth.
 const MEMORY_SPARE_SHARE: usize = 8;
-
-/// A WebAssembly page.
-pub(super) const PAGE_BYTES: usize = 64 << 10;
-
-/// Frames of a backtrace that are kept: the panic machinery takes the first ten.
-pub(super) const BACKTRACE_FRAMES_MAX: usize = 48;
 
 /// Runs guests. One for a host: it owns the engine, the pool of instances, the clock that
 /// interrupts guests, and the threads that run them.
@@ -247,30 +239,6 @@ fn config(attempts: usize, settings: &Settings) -> Config {
 
     let mut config = code_config();
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
-    config
-}
-
-/// What machine code depends on: the same in a host and in the process that compiles for it.
-pub(super) fn code_config() -> Config {
-    let mut config = Config::new();
-    config
-        .epoch_interruption(true)
-        .consume_fuel(false)
-        .max_wasm_stack(WASM_STACK_BYTES_MAX)
-        // Lines are read by the compiler, once (`lines`).
-        .wasm_backtrace_details(WasmBacktraceDetails::Disable)
-        .wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES_MAX))
-        .concurrency_support(false)
-        .wasm_component_model(true)
-        .wasm_memory64(false);
-    for feature in [
-        WasmFeatures::THREADS,
-        WasmFeatures::GC,
-        WasmFeatures::EXCEPTIONS,
-        WasmFeatures::STACK_SWITCHING,
-    ] {
-        config.wasm_features(feature, false);
-    }
     config
 }
 

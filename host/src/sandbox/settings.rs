@@ -10,8 +10,8 @@ use semver::Version;
 use serde_json::Value;
 
 use super::{
-    CompilerLimits, Grants, HttpGrant, HttpSettings, Instances, Limits, LimitsSet, ModuleBinding,
-    Pin, SecretGrant, Secrets, StateQuota,
+    Grants, HttpGrant, HttpSettings, Instances, Limits, LimitsSet, ModuleBinding, Pin, SecretGrant,
+    Secrets, StateQuota,
 };
 use crate::job::{narrowest, narrowest_first};
 
@@ -33,6 +33,15 @@ const COMPILE_MEMORY_BYTES_MAX: usize = 2 << 30;
 
 /// Each may take so much memory. More than four rarely come at once.
 const COMPILATIONS_MAX: usize = 4;
+
+/// What a compiler may use.
+#[derive(Debug, Clone, Copy)]
+pub struct CompilerLimits {
+    /// CPU time of all its threads together; whole seconds, at least one.
+    pub cpu_max: Duration,
+    /// Its address space, bytes.
+    pub memory_bytes_max: usize,
+}
 
 /// What one module may be made of. The pool has room for all of it for each attempt, so that none ever waits for a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! `rouse:handler/context`: the abort signal, the log, the progress of an attempt.
+//! `rouse:handler/context`, `retry` and `settings`: what a guest learns of its attempt, and what it reports.
 
 use wasmtime::component::Resource;
 use wasmtime_wasi::async_trait;
@@ -7,19 +7,16 @@ use wasmtime_wasi::p2::{DynPollable, Pollable, subscribe};
 use crate::harmless::{paragraphs, printable};
 use crate::job;
 use crate::sandbox::AbortHandle;
+use crate::sandbox::attempt::state::{AttemptState, Panic};
 use crate::sandbox::bindings::rouse::handler::context::{Host, HostAbortSignal};
 use crate::sandbox::bindings::rouse::handler::types::{self, AbortReason, Level};
-use crate::sandbox::state::{AttemptState, Panic};
+use crate::sandbox::bindings::rouse::handler::{retry, settings};
 
 /// Panic messages are stored with the attempt; a longer one is cut.
 const PANIC_BYTES_MAX: usize = 4 << 10;
 
 /// The step of a progress report is one line of a listing.
 const STEP_BYTES_MAX: usize = 200;
-
-/// The guest's view of its [`AbortHandle`].
-#[expect(unreachable_pub, reason = "the generated bindings re-export it")]
-pub struct AbortSignal(AbortHandle);
 
 /// Ready from the moment that the attempt has to stop.
 struct Turned(AbortHandle);
@@ -34,9 +31,9 @@ impl Pollable for Turned {
 impl types::Host for AttemptState {}
 
 impl Host for AttemptState {
-    fn abort(&mut self) -> wasmtime::Result<Resource<AbortSignal>> {
+    fn abort(&mut self) -> wasmtime::Result<Resource<AbortHandle>> {
         self.meter.called();
-        Ok(self.table.push(AbortSignal(self.abort.clone()))?)
+        Ok(self.table.push(self.abort.clone())?)
     }
 
     fn log(&mut self, level: Level, message: String) -> wasmtime::Result<()> {
@@ -76,9 +73,9 @@ impl Host for AttemptState {
 }
 
 impl HostAbortSignal for AttemptState {
-    fn reason(&mut self, signal: Resource<AbortSignal>) -> wasmtime::Result<Option<AbortReason>> {
+    fn reason(&mut self, signal: Resource<AbortHandle>) -> wasmtime::Result<Option<AbortReason>> {
         self.meter.called();
-        let reason = self.table.get(&signal)?.0.reason();
+        let reason = self.table.get(&signal)?.reason();
         Ok(reason.map(|reason| match reason {
             job::AbortReason::TakenByAnotherWorker => AbortReason::TakenByAnotherWorker,
             job::AbortReason::AlreadyCompleted => AbortReason::AlreadyCompleted,
@@ -92,23 +89,39 @@ impl HostAbortSignal for AttemptState {
 
     fn grace_remaining_ms(
         &mut self,
-        signal: Resource<AbortSignal>,
+        signal: Resource<AbortHandle>,
     ) -> wasmtime::Result<Option<u64>> {
-        let remaining = self.table.get(&signal)?.0.grace_remaining();
+        let remaining = self.table.get(&signal)?.grace_remaining();
         Ok(remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)))
     }
 
     fn subscribe(
         &mut self,
-        signal: Resource<AbortSignal>,
+        signal: Resource<AbortHandle>,
     ) -> wasmtime::Result<Resource<DynPollable>> {
-        let turned = Turned(self.table.get(&signal)?.0.clone());
+        let turned = Turned(self.table.get(&signal)?.clone());
         let turned = self.table.push(turned)?;
         subscribe(&mut self.table, turned)
     }
 
-    fn drop(&mut self, signal: Resource<AbortSignal>) -> wasmtime::Result<()> {
+    fn drop(&mut self, signal: Resource<AbortHandle>) -> wasmtime::Result<()> {
         self.table.delete(signal)?;
         Ok(())
+    }
+}
+
+impl retry::Host for AttemptState {
+    fn at(&mut self, unix_ms: i64) -> wasmtime::Result<()> {
+        self.meter.called();
+        self.retry_at_ms = Some(unix_ms);
+        Ok(())
+    }
+}
+
+impl settings::Host for AttemptState {
+    fn all(&mut self) -> wasmtime::Result<Vec<u8>> {
+        self.meter.called();
+        let settings = self.granted.settings.as_deref();
+        Ok(settings.unwrap_or("{}").into())
     }
 }

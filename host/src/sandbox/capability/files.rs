@@ -13,12 +13,12 @@ mod input;
 mod listing;
 mod open;
 mod output;
+mod view;
 
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
-use wasmtime::component::{HasData, Linker, Resource, ResourceTableError};
-use wasmtime_wasi::filesystem::WasiFilesystemCtxView;
+use wasmtime::component::{HasData, Linker, Resource};
 use wasmtime_wasi::p2::bindings::filesystem::preopens;
 use wasmtime_wasi::p2::bindings::filesystem::types::{
     Advice, Descriptor, DescriptorFlags, DescriptorStat, DescriptorType, DirectoryEntryStream,
@@ -27,17 +27,14 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{
 };
 use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
-use self::denial::denial;
 use self::disk::{Disk, with};
 use self::elsewhere::{ROOT, nowhere};
-use self::fds::{Held, InQuota, no_space};
+use self::fds::{Held, InQuota};
 use self::input::FileInput;
 use self::open::Ask;
-use self::output::FileOutput;
-use super::GuestLog;
-use crate::sandbox::grants::Granted;
-use crate::sandbox::quota::{Charge, Size};
-use crate::sandbox::state::AttemptState;
+use self::view::{Fd, Files};
+use crate::sandbox::attempt::state::AttemptState;
+use crate::sandbox::grants::quota::{Charge, Size};
 
 pub(in crate::sandbox) use self::elsewhere::Elsewhere;
 pub(in crate::sandbox) use self::fds::Fds;
@@ -76,81 +73,7 @@ impl HasData for GuardedFiles {
     type Data<'a> = Files<'a>;
 }
 
-struct Files<'a> {
-    disk: Disk,
-    granted: Arc<Granted>,
-    log: Arc<GuestLog>,
-    inner: WasiFilesystemCtxView<'a>,
-    fds: &'a mut Fds,
-    denial: &'a mut Option<String>,
-    elsewhere: &'a mut Elsewhere,
-}
-
-/// What a call is about, for whoever has to be told that it was not permitted.
-struct About {
-    path: String,
-    changes: bool,
-}
-
 impl Files<'_> {
-    /// Refuses what changes something once the attempt has to stop.
-    fn changes(&self) -> FsResult<()> {
-        match self.disk.abort.reason() {
-            Some(_) => Err(ErrorCode::NotPermitted.into()),
-            None => Ok(()),
-        }
-    }
-
-    /// Where the guest sees what a call is about.
-    fn about(&self, fd: &Fd, path: &str, changes: bool) -> About {
-        About {
-            path: self.fds.path(fd, path),
-            changes,
-        }
-    }
-
-    /// Notes that something was not permitted.
-    fn noted<T>(&mut self, about: &About, done: FsResult<T>) -> FsResult<T> {
-        if let Err(error) = &done
-            && error.downcast_ref() == Some(&ErrorCode::NotPermitted)
-        {
-            *self.denial = Some(denial(&self.granted, &about.path, about.changes));
-        }
-        done
-    }
-
-    /// There is nothing where no directory is granted, and what a guest looked for there is noted.
-    fn is_granted(&mut self, fd: &Fd, path: &str, changes: bool) -> FsResult<()> {
-        if !self.fds.is_root(fd) {
-            return Ok(());
-        }
-        self.elsewhere.note(self.fds.path(fd, path), changes);
-        Err(ErrorCode::NoEntry.into())
-    }
-
-    /// Does what changes something where waiting for the disk holds up no guest, unless the attempt has to stop by then.
-    async fn change<T: Send + 'static>(
-        &mut self,
-        about: About,
-        work: impl FnOnce() -> FsResult<T> + Send + 'static,
-    ) -> FsResult<T> {
-        match self.disk.change(work).await {
-            Some(done) => self.noted(&about, done),
-            None => Err(ErrorCode::NotPermitted.into()),
-        }
-    }
-
-    /// Counts what is about to be made in the directory of this descriptor, where that has a quota.
-    fn charge(&self, fd: &Fd, more: Size) -> FsResult<Option<Charge>> {
-        match self.fds.of(fd) {
-            Some(quota) => {
-                let charge = quota.charge(more);
-                charge.map(Some).map_err(|()| no_space().into())
-            }
-            None => Ok(None),
-        }
-    }
-
     /// The bytes of a file; 0 where its directory has no quota.
     async fn size(&mut self, fd: &Fd) -> FsResult<Filesize> {
         if self.fds.of(fd).is_none() {
@@ -170,39 +93,6 @@ impl Files<'_> {
             Ok(about) => Size::one_file().plus(Size::bytes(about.size)),
             Err(_) => Size::default(),
         }
-    }
-
-    /// What stands behind a number of the guest; nothing behind the root.
-    fn descriptor(&self, fd: &Fd) -> FsResult<Descriptor> {
-        match self.fds.is_root(fd) {
-            true => Err(ErrorCode::NoEntry.into()),
-            false => Ok(self.raw(fd)?),
-        }
-    }
-
-    /// The same, whatever it is.
-    fn raw(&self, fd: &Fd) -> Result<Descriptor, ResourceTableError> {
-        self.inner.table.get(fd).cloned()
-    }
-
-    /// `position`: none, to the end of the file.
-    fn output(
-        &mut self,
-        fd: &Fd,
-        position: Option<Filesize>,
-    ) -> FsResult<Resource<DynOutputStream>> {
-        let Descriptor::File(file) = self.descriptor(fd)? else {
-            return Err(ErrorCode::BadDescriptor.into());
-        };
-        if file.perms.write_not_permitted() {
-            let about = self.about(fd, "", true);
-            return self.noted(&about, Err(ErrorCode::NotPermitted.into()));
-        }
-        let (quota, open) = (self.fds.of(fd), self.fds.stream(fd, &self.log)?);
-        let disk = self.disk.clone();
-        let output: DynOutputStream =
-            Box::new(FileOutput::new(disk, file.file, position, quota, open));
-        Ok(self.inner.table.push(output)?)
     }
 }
 
@@ -267,8 +157,6 @@ macro_rules! change {
         $files.change(about, work).await
     }};
 }
-
-type Fd = Resource<Descriptor>;
 
 impl HostDescriptor for Files<'_> {
     hand_on! {

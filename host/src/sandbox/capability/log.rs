@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use tracing::Level;
 
-use super::Stream;
 use super::pace::Pace;
 use crate::harmless::printable;
 use crate::job::{Attempt, JobId};
@@ -24,6 +23,24 @@ const LEFT_OUT_BYTES: usize = 1;
 /// The end of standard error that is kept for the error of a guest that traps: a stack of a language has some dozens of lines.
 const ERRORS_BYTES_MAX: usize = 8 << 10;
 const ERRORS_LINES_MAX: usize = 40;
+
+/// A stream of bytes that a guest writes to.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::sandbox) enum Stream {
+    /// Standard output.
+    Output,
+    /// Standard error.
+    Error,
+}
+
+impl Stream {
+    fn level(self) -> Level {
+        match self {
+            Self::Output => Level::INFO,
+            Self::Error => Level::WARN,
+        }
+    }
+}
 
 /// Who speaks.
 #[derive(Debug)]

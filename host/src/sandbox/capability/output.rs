@@ -7,34 +7,15 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use tokio::io::AsyncWrite;
-use tracing::Level;
 use wasmtime_wasi::async_trait;
 use wasmtime_wasi::cli::{IsTerminal, StdoutStream};
 use wasmtime_wasi::p2::{OutputStream, Pollable, StreamError, StreamResult};
 
-use super::GuestLog;
+use super::log::{GuestLog, Stream};
 
 /// How much a guest may hand over in one write to a stream of bytes: as much as `check-write` says, which is what wasmtime's own
 /// streams say too. More would be work that nothing interrupts, and memory that nothing counts.
 pub(super) const WRITE_BYTES_MAX: usize = 64 << 10;
-
-/// Which of the two.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::sandbox) enum Stream {
-    /// Standard output.
-    Output,
-    /// Standard error.
-    Error,
-}
-
-impl Stream {
-    pub(super) fn level(self) -> Level {
-        match self {
-            Self::Output => Level::INFO,
-            Self::Error => Level::WARN,
-        }
-    }
-}
 
 /// One of the two, on its way into the log. Writing to it never fails: a `println!` that failed
 /// would panic.

@@ -1,8 +1,8 @@
 //! `rouse:handler/secrets`: words that stand for secrets, and signatures. What becomes of the words, and who may sign,
 //! `http/secrets.rs` knows.
 
+use crate::sandbox::attempt::state::AttemptState;
 use crate::sandbox::bindings::rouse::handler::secrets::{Host, SecretError};
-use crate::sandbox::state::AttemptState;
 
 impl Host for AttemptState {
     fn get(&mut self, name: String) -> wasmtime::Result<Result<String, SecretError>> {

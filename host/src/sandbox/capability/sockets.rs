@@ -7,7 +7,7 @@ use wasmtime_wasi::p2::bindings::sockets::network::{
 use wasmtime_wasi::p2::bindings::sockets::{ip_name_lookup, tcp_create_socket, udp_create_socket};
 use wasmtime_wasi::p2::{DynPollable, SocketError, SocketResult, TcpSocket, UdpSocket};
 
-use crate::sandbox::state::AttemptState;
+use crate::sandbox::attempt::state::AttemptState;
 
 const DENIAL: &str = "the handler asked for a socket, which is granted to no handler; requests over HTTP can be granted \
                       (`http` in rouse.toml)";

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Handler;
 use super::file::Stamp;
+use super::handler::Handler;
 use crate::harmless::printable;
 use crate::job::narrowest_first;
-use crate::sandbox::binding::Denied;
 use crate::sandbox::capability::HttpAccess;
 use crate::sandbox::grants::{Granted, lines};
+use crate::sandbox::module::admission::Denied;
 use crate::sandbox::{Digest, HandlerManifest, Instances, Module, Sandbox, Settings};
 
 /// Why a file is refused: a sentence or two, and the lines that would help.

@@ -12,6 +12,9 @@ use rustix::fs::OFlags;
 
 use crate::harmless::is_harmful;
 
+/// A file that was written to this recently may still be written to.
+pub(super) const QUIET: Duration = Duration::from_millis(200);
+
 /// How a file looks from outside. Whoever writes to a file, or puts another in its place,
 /// changes this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

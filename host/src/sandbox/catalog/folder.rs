@@ -1,4 +1,4 @@
-//! Which file of the folder serves in which version.
+//! The folder, with what is known of each file in it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -6,23 +6,14 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::entry::{Entry, Looks, Serving};
-use super::file::{self, Listed};
+use super::file::{self, Listed, QUIET};
 use super::gate::Gate;
-use super::loading::{Loaded, Loader, Order, Outcome};
-use super::owners::{Claimant, NAMES_MAX, Owners, Whose};
-use super::watch::Wake;
-use super::{HandlerSet, Loads, Refusal};
+use super::loading::{Loaded, Loader, Order, Outcome, Wake};
+use super::owners::Owners;
+use super::set::{HandlerSet, Refusal};
 use crate::harmless;
-use crate::sandbox::binding::Denied;
-use crate::sandbox::grants::lines;
-use crate::sandbox::{Digest, Module, Sandbox};
+use crate::sandbox::{Digest, Loads, Module, Sandbox};
 
-/// A file that was written to this recently may still be written to.
-pub(super) const QUIET: Duration = Duration::from_millis(200);
-
-/// The most handlers of one folder. What a worker can run is a row of the database (`_check_capabilities` in
-/// migrations/functions/workers.sql holds so many).
-const HANDLERS_MAX: usize = 10_000;
 /// A module that was refused because of the machine, not because of what it contains, is tried again after this time: soon
 /// enough for a host that was short of memory when it started, and not so often that a module which is to blame after all
 /// keeps it busy.
@@ -49,21 +40,21 @@ pub(super) struct Scan {
 
 /// The folder, with what is known of each file in it.
 pub(super) struct Folder {
-    sandbox: Arc<Sandbox>,
+    pub(super) sandbox: Arc<Sandbox>,
     dir: PathBuf,
-    entries: BTreeMap<String, Entry>,
+    pub(super) entries: BTreeMap<String, Entry>,
     /// Why the folder could not be listed; everything goes on serving then.
     unreadable: Option<String>,
     gate: Gate,
-    owners: Owners,
+    pub(super) owners: Owners,
     /// Until everything was tried that was there at the start.
-    is_starting: bool,
+    pub(super) is_starting: bool,
     /// When that is over although a file was not tried.
     start_ends_at: Instant,
     loader: Loader,
     loads: Arc<Loads>,
     /// How many files have been given to it.
-    started: u64,
+    pub(super) started: u64,
     /// Of these, those that it has not tried yet, and those that take it long.
     trying: BTreeSet<u64>,
     slow: BTreeSet<u64>,
@@ -343,31 +334,6 @@ impl Folder {
         true
     }
 
-    /// Lets each waiting module serve whose names are its own, in the order in which they came.
-    /// True when something changed.
-    pub(super) fn settle_names(&mut self) -> bool {
-        let mut changed = false;
-        loop {
-            let entries = self.entries.iter();
-            let mut waiting: Vec<(u64, String)> = entries
-                .filter_map(|(file, entry)| Some((entry.waiting.as_ref()?.0, file.clone())))
-                .collect();
-            waiting.sort();
-            // A module that starts to serve may give up names of its last version, for which another one waits.
-            let settled = waiting.iter().filter(|(_, file)| self.settle(file)).count();
-            if settled == 0 {
-                break;
-            }
-            changed = true;
-        }
-        if self.ends_start() {
-            // Now it is known what every file has that was there at the start.
-            self.is_starting = false;
-            self.owners.prove();
-        }
-        changed
-    }
-
     /// True when the start is over, and the names are still to be settled for the last time in it.
     pub(super) fn ends_start(&self) -> bool {
         self.is_starting && !self.is_start_open()
@@ -379,7 +345,7 @@ impl Folder {
     }
 
     /// True while a file that was there at the start may turn out to have a name that nobody has found in it yet.
-    fn is_start_open(&self) -> bool {
+    pub(super) fn is_start_open(&self) -> bool {
         let is_open =
             || Instant::now() < self.start_ends_at && self.entries.values().any(Entry::is_untried);
         self.is_starting && (self.is_loading() || is_open())
@@ -389,252 +355,6 @@ impl Folder {
     pub(super) fn keep_names(&mut self) {
         self.owners.keep();
     }
-
-    /// Lets one that waits serve, or says why it does not. True when something changed.
-    fn settle(&mut self, file: &str) -> bool {
-        let entry = self.entries.get_mut(file).expect("it was listed above");
-        let Some((place, module)) = entry.waiting.clone() else {
-            return false;
-        };
-        let names = match self.decide(file, &module) {
-            Decision::Wait => return false,
-            Decision::Refuse(denied) => {
-                let entry = self.entries.get_mut(file).expect("as above");
-                return entry.deny(file, denied);
-            }
-            Decision::Serve(names) => names,
-        };
-        for (name, files) in &names.contested {
-            let is_there = |other: &str| self.entries.contains_key(other);
-            self.owners
-                .contest(name, files.clone(), SystemTime::now(), is_there);
-            for other in files.iter().filter(|other| *other != file) {
-                self.withdraw(other, name, |other| contested_by(name, other, files));
-            }
-        }
-        let entry = self.entries.get_mut(file).expect("as above");
-        let contested = names.contested.iter().next();
-        let denied = contested.map(|(name, files)| Denied {
-            why: contested_by(name, file, files),
-            lines: Some(lines::module(name, file)),
-        });
-        let serves_already = entry
-            .serving
-            .as_ref()
-            .is_some_and(|it| Arc::ptr_eq(&it.module, &module) && it.has_all_of(&names.own));
-        if serves_already {
-            return match denied {
-                Some(denied) => entry.deny(file, denied),
-                None => {
-                    entry.waiting = None;
-                    entry.accept();
-                    true
-                }
-            };
-        }
-
-        let is_starting = self.is_starting;
-        for (name, owner) in &names.own {
-            if let Some(server) = self.owners.server(name).filter(|server| *server != file) {
-                let server = server.to_owned();
-                self.withdraw(&server, name, |other| belongs_to(name, other, file));
-            }
-            if owner != file {
-                tracing::warn!(
-                    file,
-                    handler = name,
-                    "the handler's name belongs to {owner}, which is gone; this file has the same content, and serves in its place until either changes: to let it keep the name, put {} under [handlers.\"{name}\"] in rouse.toml",
-                    lines::module_key(file)
-                );
-                self.owners.stand_in(name, file);
-                continue;
-            }
-            self.owners
-                .take(name, &self.claimant(file, &module, name), is_starting);
-        }
-        let has = |name: &str| module.manifest.handlers.iter().any(|it| it.name == name);
-        self.owners.drop_others(file, has, SystemTime::now());
-        let serving = Serving::new(&self.sandbox, module.clone(), &names.own);
-        let entry = self.entries.get_mut(file).expect("as above");
-        entry.serve(serving, self.sandbox.settings());
-        if let Some(denied) = denied {
-            entry.waiting = Some((place, module));
-            entry.deny(file, denied);
-        }
-        true
-    }
-
-    /// Which of a module's names are its own.
-    fn decide(&self, file: &str, module: &Module) -> Decision {
-        let settings = self.sandbox.settings();
-        let mut names = Names::default();
-        let mut waits = false;
-        let is_start_open = self.is_start_open();
-        let mut is_new = None;
-        for manifest in &module.manifest.handlers {
-            if let Err(denied) = settings.admit(manifest, module.origin()) {
-                return Decision::Refuse(denied);
-            }
-            let name = &manifest.name;
-            let by = self.claimant(file, module, name);
-            // Of a name that a table binds, not a file that the table keeps from it.
-            let may_have_it = |other: &str| {
-                let entry = self.entries.get(other);
-                entry.is_some_and(|it| {
-                    !by.is_bound
-                        || it.serves(name)
-                        || it.loading.is_some()
-                        || it.waits_for(name, settings)
-                })
-            };
-            match self.owners.whose(name, &by, may_have_it) {
-                Whose::Own => {
-                    let is_safe = by.is_bound
-                        || settings.is_dev
-                        || !settings.is_worth_having(name)
-                        || self.owners.knows(name, file);
-                    waits |= is_start_open && !is_safe;
-                    if !by.is_bound && self.owners.owner(name).is_none() {
-                        is_new = Some(name);
-                    }
-                    names.own.insert(name.clone(), file.to_owned());
-                }
-                Whose::StandIn => {
-                    let owner = self.owners.owner(name).unwrap_or(file);
-                    names.own.insert(name.clone(), owner.to_owned());
-                }
-                Whose::Present(owner) => {
-                    return Decision::Refuse(Denied {
-                        why: belongs_to(name, file, &owner),
-                        lines: Some(lines::module(name, file)),
-                    });
-                }
-                Whose::Dropped(owner) => {
-                    let owner = format!("{owner}, a file whose present version lacks it");
-                    return Decision::Refuse(Denied {
-                        why: belongs_to(name, file, &owner),
-                        lines: Some(lines::module(name, file)),
-                    });
-                }
-                Whose::Gone(owner) => {
-                    return Decision::Refuse(Denied {
-                        why: belongs_to(name, file, &format!("{owner}, a file that is gone")),
-                        lines: Some(lines::module(name, file)),
-                    });
-                }
-                Whose::Contested(files) => {
-                    names.contested.insert(name.clone(), files);
-                }
-            }
-        }
-        let others = self.served_by_others(file);
-        if others + names.own.len() > HANDLERS_MAX {
-            return Decision::Refuse(Denied {
-                why: format!(
-                    "it has {} handlers, and the other files of the folder serve {others}; a folder serves {HANDLERS_MAX} at most",
-                    names.own.len()
-                ),
-                lines: None,
-            });
-        }
-        if let Some(name) = is_new
-            && !self.owners.has_room(names.own.keys())
-        {
-            return Decision::Refuse(Denied {
-                why: no_room(name, file),
-                lines: Some(lines::module(name, file)),
-            });
-        }
-        match waits {
-            true => Decision::Wait,
-            false => Decision::Serve(names),
-        }
-    }
-
-    /// How many handlers the files serve beside this one.
-    fn served_by_others(&self, file: &str) -> usize {
-        let others = self.entries.iter().filter(|(other, _)| *other != file);
-        let serving = others.filter_map(|(_, entry)| entry.serving.as_ref());
-        serving.map(|serving| serving.handlers.len()).sum()
-    }
-
-    fn claimant<'a>(&self, file: &'a str, module: &Module, name: &str) -> Claimant<'a> {
-        Claimant {
-            file,
-            digest: module.digest,
-            is_of_start: self.entries.get(file).is_some_and(|it| it.is_of_start),
-            is_bound: self.sandbox.settings().bound(name).is_some(),
-        }
-    }
-
-    /// A file serves a handler no longer, and waits for its name.
-    fn withdraw(&mut self, file: &str, name: &str, why: impl FnOnce(&str) -> String) {
-        let Some(entry) = self.entries.get_mut(file) else {
-            return;
-        };
-        let Some(serving) = &mut entry.serving else {
-            return;
-        };
-        if !serving.give_up(name) {
-            return;
-        }
-        let module = serving.module.clone();
-        tracing::warn!(file, handler = name, "handler withdrawn");
-        let place = self.started;
-        entry.waiting.get_or_insert((place, module));
-        let lines = Some(lines::module(name, file));
-        entry.deny(
-            file,
-            Denied {
-                why: why(file),
-                lines,
-            },
-        );
-    }
-}
-
-/// What becomes of a module that waits.
-enum Decision {
-    /// It is too early to say.
-    Wait,
-    Refuse(Denied),
-    Serve(Names),
-}
-
-/// The names of a module that may serve.
-#[derive(Default)]
-struct Names {
-    /// Those that it serves, with the file that each belongs to.
-    own: BTreeMap<String, String>,
-    /// Those that nobody serves, with the files that have them.
-    contested: BTreeMap<String, BTreeSet<String>>,
-}
-
-fn belongs_to(name: &str, file: &str, owner: &str) -> String {
-    format!(
-        "it has the handler `{name}`, which belongs to {owner}; where {file} is to have it, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
-        lines::module_key(file)
-    )
-}
-
-fn no_room(name: &str, file: &str) -> String {
-    format!(
-        "it has the handler `{name}`, and this host knows of {NAMES_MAX} names already, which is as many as it keeps; where {file} is to have it, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
-        lines::module_key(file)
-    )
-}
-
-fn contested_by(name: &str, file: &str, files: &BTreeSet<String>) -> String {
-    let others: Vec<&str> = files
-        .iter()
-        .map(String::as_str)
-        .filter(|other| *other != file)
-        .collect();
-    format!(
-        "it has the handler `{name}`, as {} had at the same start, and nobody knows whose it is, so that neither serves it; where {file} is to have it, put {} under [handlers.\"{name}\"] in rouse.toml and restart the host",
-        others.join(" and "),
-        lines::module_key(file)
-    )
 }
 
 #[cfg(test)]

@@ -7,9 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::file::{self, Listed, Stamp};
-use super::folder::QUIET;
-use crate::sandbox::pin::lock_line;
+use super::file::{self, Listed, QUIET, Stamp};
+use crate::sandbox::module::pin::lock_line;
 use crate::sandbox::{Digest, Lock, ModuleBinding, Pin, PublicKey, Settings};
 
 /// A lock with ten thousand lines.

@@ -2,17 +2,17 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, Weak, mpsc};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::thread;
 
 use super::file::{self, Listed};
 use super::gate::Rules;
 use super::line::{Line, Next};
-use super::watch::Wake;
-use super::{Loads, lock};
-use crate::sandbox::compile::{Compiler, Try};
-use crate::sandbox::load::{NotLoaded, load};
-use crate::sandbox::{Digest, Module, Sandbox};
+use crate::sandbox::module::compile::{Compiler, Try};
+use crate::sandbox::module::load::load;
+use crate::sandbox::module::refused::NotLoaded;
+use crate::sandbox::{Digest, Loads, Module, Sandbox};
 
 /// A file that is to be looked into.
 pub(super) struct Order {
@@ -45,6 +45,16 @@ pub(super) enum Outcome {
     Unlucky(String),
     /// It takes its compiler long, and waits until all others were tried.
     Slow,
+}
+
+/// What wakes the thread that follows the folder.
+pub(super) enum Wake {
+    /// Something happened in the folder; these files were renamed into place.
+    Changed { renamed: Vec<PathBuf> },
+    /// A module has been made, or not.
+    Loaded(Loaded),
+    /// The catalog is gone.
+    Stop,
 }
 
 /// Loads files, each as soon as there is a place for it.
@@ -193,4 +203,8 @@ impl Shared {
             Err(NotLoaded::Again) => Outcome::Slow,
         }
     }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
 
-use crate::sandbox::cache::CodeCache;
+use crate::sandbox::module::cache::CodeCache;
 use crate::sandbox::{Digest, Sandbox};
 
 /// A file that has been gone for so long has lost its names; so has one that served without them for so long.
@@ -422,7 +422,7 @@ fn secs(time: SystemTime) -> u64 {
 mod tests {
     use super::*;
     use crate::sandbox::Settings;
-    use crate::sandbox::cache::NOTE_BYTES_MAX;
+    use crate::sandbox::module::cache::NOTE_BYTES_MAX;
 
     fn owners(is_dev: bool) -> Owners {
         Owners {

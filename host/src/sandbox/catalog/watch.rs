@@ -1,7 +1,6 @@
 //! Following the folder.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -10,10 +9,10 @@ use std::time::{Duration, Instant};
 use notify::event::{ModifyKind, RenameMode};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 
-use super::Published;
 use super::file;
 use super::folder::{Folder, Trust};
-use super::loading::Loaded;
+use super::loading::Wake;
+use super::set::Published;
 
 /// How often the folder is looked at when nothing is heard of it: network folders send no
 /// events, and events get lost.
@@ -22,16 +21,6 @@ const RESCAN: Duration = Duration::from_millis(500);
 /// While modules are being loaded, those that have become ready are published together, so often: each time everything is
 /// looked through that there is.
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
-
-/// What wakes the thread that follows the folder.
-pub(super) enum Wake {
-    /// Something happened in the folder; these files were renamed into place.
-    Changed { renamed: Vec<PathBuf> },
-    /// A module has been made, or not.
-    Loaded(Loaded),
-    /// The catalog is gone.
-    Stop,
-}
 
 /// Starts the thread that follows the folder; it ends when it is told to. `events` leads to `wakes`.
 pub(super) fn start(

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use wasmtime_wasi::filesystem::Dir;
 
+use super::quota::{Ledger, Ledgers};
 use super::{Grant, Mode, Root, Roots};
 use crate::job::narrowest;
-use crate::sandbox::quota::{Ledger, Ledgers};
 use crate::sandbox::{Attenuation, Limits, Origin, Settings};
 
 /// What one handler is granted, but for what it sends over HTTP. The default is nothing, to nobody.

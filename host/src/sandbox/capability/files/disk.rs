@@ -11,7 +11,7 @@ use wasmtime_wasi::filesystem::{Descriptor, WasiFilesystemCtx, WasiFilesystemCtx
 use wasmtime_wasi::runtime::{AbortOnDropJoinHandle, poll_noop, spawn_blocking};
 
 use crate::sandbox::AbortHandle;
-use crate::sandbox::meter::Meter;
+use crate::sandbox::attempt::meter::Meter;
 
 /// Where one attempt works on files.
 #[derive(Clone)]

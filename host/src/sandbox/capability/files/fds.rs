@@ -11,9 +11,9 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{Descriptor, ErrorCode};
 use wasmtime_wasi::p2::{FsError, FsResult};
 
 use super::elsewhere::{ROOT, joined};
-use crate::sandbox::capability::GuestLog;
+use crate::sandbox::capability::log::GuestLog;
 use crate::sandbox::grants::Quota;
-use crate::sandbox::quota::{Charge, Ledger, Size};
+use crate::sandbox::grants::quota::{Charge, Ledger, Size};
 
 /// By what stands for a descriptor in the table of the guest.
 pub(in crate::sandbox) struct Fds {

@@ -14,7 +14,7 @@ use wasmtime_wasi::p2::bindings::filesystem::types::{
     HostDirectoryEntryStream,
 };
 
-use super::{Fd, Files};
+use super::view::{Fd, Files};
 
 /// With names of the usual length 10 KiB, with the longest ones 40 KiB. As many listings as an attempt may have files open.
 const AHEAD: usize = 128;

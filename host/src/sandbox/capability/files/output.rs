@@ -15,7 +15,7 @@ use wasmtime_wasi::runtime::AbortOnDropJoinHandle;
 use super::disk::Disk;
 use super::fds::{InQuota, InUse, no_space};
 use crate::sandbox::capability::output::{WRITE_BYTES_MAX, too_much};
-use crate::sandbox::quota::{Charge, Size};
+use crate::sandbox::grants::quota::{Charge, Size};
 
 /// Into a file.
 pub(super) struct FileOutput {

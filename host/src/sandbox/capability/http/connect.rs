@@ -5,6 +5,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -18,10 +19,11 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::address::{AddressKind, address_kind};
+use super::fault::Fault;
 use super::lookups::Lookups;
-use super::net::{Open, OpenCount};
+use super::settings::HttpSettings;
 use super::target::Target;
-use super::{Fault, HttpSettings, tls};
+use super::tls;
 use crate::sandbox::grants::{Host, HttpScheme};
 
 /// From the name to the end of the handshake. Networks lose packets and send them again after 1, 3 and 7 s.
@@ -191,6 +193,31 @@ impl tower_service::Service<Uri> for Connector {
 
     fn call(&mut self, uri: Uri) -> Self::Future {
         Box::pin(self.clone().connect(uri))
+    }
+}
+
+/// How many connections are open.
+#[derive(Clone, Default)]
+pub(super) struct OpenCount(Arc<AtomicUsize>);
+
+impl OpenCount {
+    /// Counts one until what is returned is dropped.
+    pub(super) fn one(&self) -> Open {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Open(self.clone())
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A connection that is open.
+pub(super) struct Open(OpenCount);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -19,9 +19,9 @@ use wasmtime_wasi_http::p2::bindings::http::types::{
 use wasmtime_wasi_http::p2::types::{HostOutgoingRequest, HostOutgoingResponse};
 use wasmtime_wasi_http::{Error, FieldMap, WasiBody, WasiHttpView as _};
 
-use super::{CHUNK_BYTES_MAX, CHUNKS_MAX};
-use crate::sandbox::memory::Charge;
-use crate::sandbox::state::AttemptState;
+use super::attempt::{CHUNK_BYTES_MAX, CHUNKS_MAX};
+use crate::sandbox::attempt::memory::Charge;
+use crate::sandbox::attempt::state::AttemptState;
 
 /// The interface, as wasmtime-wasi-http has linked it.
 const TYPES: &str = "wasi:http/types@0.2.12";

@@ -10,11 +10,10 @@ use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep_until};
 use wasmtime_wasi_http::Error;
 
-use super::Fault;
+use super::fault::Fault;
 use super::held::held_bytes;
 use super::secrets::Redactor;
-use super::send::fields_bytes;
-use super::tally::UnderWay;
+use super::tally::{UnderWay, fields_bytes};
 
 /// The body of a response.
 pub(super) struct Incoming {
@@ -156,7 +155,7 @@ mod tests {
     use super::super::tally::Tally;
     use super::*;
     use crate::sandbox::Meter;
-    use crate::sandbox::memory::{Held, MemoryBudget};
+    use crate::sandbox::attempt::memory::{Held, MemoryBudget};
 
     const TRAILER: usize = 1000;
 

@@ -2,16 +2,15 @@
 //! its own: what one handler may reach, another does not find open.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use super::HttpSettings;
-use super::connect::{Connector, Dialer, Reach};
+use super::connect::{Connector, Dialer, OpenCount, Reach};
 use super::outgoing::Outgoing;
+use super::settings::HttpSettings;
 
 /// A connection that nobody uses for so long is closed; servers close theirs after 5 to 120 s.
 const IDLE_MAX: Duration = Duration::from_secs(30);
@@ -92,31 +91,6 @@ fn client(connector: Connector) -> HttpClient {
         .http2_initial_stream_window_size(WINDOW_BYTES)
         .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .build(connector)
-}
-
-/// How many connections are open.
-#[derive(Clone, Default)]
-pub(super) struct OpenCount(Arc<AtomicUsize>);
-
-impl OpenCount {
-    /// Counts one until what is returned is dropped.
-    pub(super) fn one(&self) -> Open {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Open(self.clone())
-    }
-
-    fn count(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// A connection that is open.
-pub(super) struct Open(OpenCount);
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 #[cfg(test)]

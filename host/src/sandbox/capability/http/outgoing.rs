@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use wasmtime_wasi_http::WasiBody;
 
-use super::Fault;
+use super::fault::Fault;
 use super::tally::Tally;
 use crate::sandbox::AbortHandle;
 

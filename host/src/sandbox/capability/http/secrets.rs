@@ -4,9 +4,9 @@
 
 mod redactor;
 
+use http::HeaderValue;
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue};
 
 pub(super) use redactor::Redactor;
 
@@ -213,16 +213,6 @@ fn count(text: &[u8], word: &[u8]) -> usize {
 
 fn find(text: &[u8], word: &[u8]) -> Option<usize> {
     text.windows(word.len()).position(|window| window == word)
-}
-
-/// Redacts each value of these fields.
-fn redact_each(fields: &mut HeaderMap, redact: impl Fn(&[u8]) -> Option<Vec<u8>>) {
-    for value in fields.values_mut() {
-        if let Some(clean) = redact(value.as_bytes()) {
-            *value = HeaderValue::from_bytes(&clean)
-                .expect("a header without a secret is still one, and a placeholder is ASCII");
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,20 +6,22 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use http::header::{CONTENT_LENGTH, HeaderMap};
+use http::header::CONTENT_LENGTH;
 use http::{Method, Request, Response, Uri};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use tokio::time::Instant;
 use wasmtime_wasi_http::{RequestOptions, WasiBody};
 
 use super::access::{Allowed, HttpAccess};
+use super::attempt::Http;
 use super::connect::CONNECT_MAX;
+use super::denial;
+use super::fault::Fault;
 use super::held::held_bytes;
 use super::incoming::{Incoming, Limits};
 use super::outgoing::Outgoing;
 use super::secrets::{Redactor, Replacements};
-use super::tally::{Tally, UnderWay};
-use super::{Fault, Http, denial};
+use super::tally::{Tally, UnderWay, head_bytes};
 use crate::sandbox::AbortHandle;
 
 /// Until the first byte of the response, where the guest does not say otherwise. The body of the request is sent
@@ -226,21 +228,6 @@ fn in_one_spelling(allowed: &Allowed, uri: &Uri) -> Result<Uri, Fault> {
         .path_and_query(path)
         .build()
         .map_err(|error| Fault::Broken(error.to_string()))
-}
-
-/// What HTTP/1.1 writes before the body, bytes; without what the client adds by itself (`host`).
-fn head_bytes(method: &Method, uri: &Uri, fields: &HeaderMap) -> usize {
-    const LINE: usize = " HTTP/1.1\r\n".len() + "\r\n".len();
-    let path = uri.path_and_query().map_or(0, |path| path.as_str().len());
-    let line = method.as_str().len() + 1 + path;
-    LINE + line + fields_bytes(fields)
-}
-
-/// What HTTP/1.1 writes for fields, bytes.
-pub(super) fn fields_bytes(fields: &HeaderMap) -> usize {
-    let each = fields.iter();
-    each.map(|(name, value)| name.as_str().len() + value.len() + 4)
-        .sum()
 }
 
 #[cfg(test)]

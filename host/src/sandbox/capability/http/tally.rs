@@ -3,9 +3,12 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Fault;
+use http::header::HeaderMap;
+use http::{Method, Uri};
+
+use super::fault::Fault;
 use crate::sandbox::Meter;
-use crate::sandbox::memory::{Charge, Denial, Held};
+use crate::sandbox::attempt::memory::{Charge, Denial, Held};
 
 /// Requests of one attempt that are under way at once, until the ends of their responses. Each has buffers of up to
 /// half a MiB in the host.
@@ -133,10 +136,25 @@ impl Drop for UnderWay {
     }
 }
 
+/// What HTTP/1.1 writes before the body, bytes; without what the client adds by itself (`host`).
+pub(super) fn head_bytes(method: &Method, uri: &Uri, fields: &HeaderMap) -> usize {
+    const LINE: usize = " HTTP/1.1\r\n".len() + "\r\n".len();
+    let path = uri.path_and_query().map_or(0, |path| path.as_str().len());
+    let line = method.as_str().len() + 1 + path;
+    LINE + line + fields_bytes(fields)
+}
+
+/// What HTTP/1.1 writes for fields, bytes.
+pub(super) fn fields_bytes(fields: &HeaderMap) -> usize {
+    let each = fields.iter();
+    each.map(|(name, value)| name.as_str().len() + value.len() + 4)
+        .sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandbox::memory::MemoryBudget;
+    use crate::sandbox::attempt::memory::MemoryBudget;
 
     #[test]
     fn what_is_under_way_has_its_buffers_counted_until_it_ends() {

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::Fault;
+use super::fault::Fault;
 use crate::sandbox::grants::Host;
 
 /// A certificate whose owner is trusted to sign those of others.

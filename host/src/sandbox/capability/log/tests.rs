@@ -9,8 +9,7 @@ use wasmtime_wasi::p2::{OutputStream as _, StreamError};
 
 use super::*;
 use crate::job::AbortReason;
-use crate::sandbox::capability::GuestOutput;
-use crate::sandbox::capability::output::WRITE_BYTES_MAX;
+use crate::sandbox::capability::output::{GuestOutput, WRITE_BYTES_MAX};
 
 fn limits(log_bytes: usize) -> Limits {
     Limits {

@@ -1,5 +1,6 @@
 use std::future::pending;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use http::Request;

@@ -4,9 +4,8 @@
 //! which guess at the start of one is held back longer than another. So as much is held back of any text.
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 
-use super::redact_each;
 use crate::sandbox::grants::Secret;
 
 /// Takes secrets out of a text that comes in pieces. Of what has come, as much is held back as the start of the longest
@@ -76,6 +75,16 @@ impl Redactor {
             }
         }
         (clean, at)
+    }
+}
+
+/// Redacts each value of these fields.
+fn redact_each(fields: &mut HeaderMap, redact: impl Fn(&[u8]) -> Option<Vec<u8>>) {
+    for value in fields.values_mut() {
+        if let Some(clean) = redact(value.as_bytes()) {
+            *value = HeaderValue::from_bytes(&clean)
+                .expect("a header without a secret is still one, and a placeholder is ASCII");
+        }
     }
 }
 

@@ -1,0 +1,44 @@
+//! The only room that speaks wasmtime.
+//!
+//! It turns a folder of WebAssembly files into handlers ([`Catalog`]), runs one attempt of one
+//! job in an instance of its own ([`Sandbox::run`]), and says how the run ended
+//! ([`RunEnd`](crate::job::RunEnd)). It promises that nothing is granted which the operator did
+//! not grant, that every limit holds, and that a guest which will not stop is stopped. It never
+//! decides what becomes of a job, and knows neither SQL nor the `store`.
+
+mod settings;
+
+mod engine;
+mod pool;
+mod ticker;
+
+mod attempt;
+mod bindings;
+mod capability;
+mod catalog;
+mod grants;
+mod module;
+
+pub use attempt::abort::AbortHandle;
+pub use attempt::boottime::BootTime;
+pub use attempt::journal::{Expected, Journal, Keep, Kept, StateKeeper, Waiting, Wrote};
+pub use attempt::limits::{Limits, LimitsSet};
+pub use attempt::meter::Meter;
+pub use attempt::profile::Profile;
+pub use attempt::run::{JobInput, Run};
+pub use capability::{Addresses, HttpSettings, Resolver, SystemResolver};
+pub use catalog::{Catalog, GRANTS, Handler, HandlerSet, Refusal};
+pub use engine::Sandbox;
+pub use grants::{
+    Attenuation, Grant, Grants, Host, HostPattern, HttpGrant, HttpScheme, Missing, Mode, Quota,
+    Secret, SecretGrant, Secrets, StateQuota, annotated,
+};
+pub use module::admission::Withheld;
+pub use module::binding::{ModuleBinding, Origin};
+pub use module::compile::compile_stdin;
+pub use module::digest::Digest;
+pub use module::loads::Loads;
+pub use module::manifest::{Capability, HandlerManifest, Instances, Manifest};
+pub use module::pin::{Lock, Pin, PublicKey, SigningKey, lock_line};
+pub use module::ready::{CodeFrom, Module};
+pub use settings::{CompilerLimits, ModuleParts, Settings};

@@ -1,0 +1,92 @@
+//! The clocks of guests: coarse where the operator grants no fine ones.
+//!
+//! All guests share one process, and so its caches and branch predictors: what another one does shows in how long one's own
+//! work takes, in differences of nanoseconds to microseconds. Browsers are in the same place; those that do not put each site into a
+//! process of its own keep to 1 ms (Firefox, Safari). A millisecond costs handlers nothing: waits are measured by the host's own
+//! clock, and their timer is no finer. It makes such measurements dear, not impossible.
+
+use std::sync::LazyLock;
+use std::time::{Duration, Instant, SystemTime};
+
+use wasmtime_wasi::{HostMonotonicClock, HostWallClock};
+
+const COARSE: Duration = Duration::from_millis(1);
+
+/// What the monotonic clock shows when it starts: runtimes take 0 for a clock that does not work (Go's ends the program).
+const STARTS_AT: Duration = Duration::from_secs(1);
+
+/// When the clock of all guests started. One for each attempt would go back where an instance serves many jobs.
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Starts the monotonic clock of guests, where it does not run yet: with the first sandbox of the process.
+pub(in crate::sandbox) fn start() {
+    LazyLock::force(&START);
+}
+
+/// A clock that shows the last whole step.
+#[derive(Clone, Copy)]
+pub(in crate::sandbox) struct Clock {
+    step: Duration,
+}
+
+impl Clock {
+    pub(in crate::sandbox) fn new(fine: bool) -> Self {
+        let step = match fine {
+            true => Duration::from_nanos(1),
+            false => COARSE,
+        };
+        Self { step }
+    }
+
+    /// Rounds down: a clock that runs ahead would end waits early.
+    fn round(self, time: Duration) -> Duration {
+        let over = time.as_nanos() % self.step.as_nanos();
+        time - Duration::from_nanos(u64::try_from(over).unwrap_or(0))
+    }
+}
+
+impl HostWallClock for Clock {
+    fn resolution(&self) -> Duration {
+        self.step
+    }
+
+    fn now(&self) -> Duration {
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        self.round(since_1970.unwrap_or_default())
+    }
+}
+
+impl HostMonotonicClock for Clock {
+    fn resolution(&self) -> u64 {
+        nanoseconds(self.step)
+    }
+
+    fn now(&self) -> u64 {
+        nanoseconds(self.round(STARTS_AT + START.elapsed()))
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_coarse_clock_shows_the_last_whole_millisecond() {
+        let clock = Clock::new(false);
+        for (time, shown) in [
+            (0, 0),
+            (999_999, 0),
+            (1_000_000, 1_000_000),
+            (7_123_456, 7_000_000),
+        ] {
+            let shown = Duration::from_nanos(shown);
+            assert_eq!(clock.round(Duration::from_nanos(time)), shown);
+        }
+        let time = Duration::from_nanos(7_123_456);
+        assert_eq!(Clock::new(true).round(time), time);
+    }
+}

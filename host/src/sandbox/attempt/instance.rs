@@ -1,0 +1,98 @@
+//! One instance of a module, from its start to the end of its last job.
+
+use std::sync::Arc;
+
+use wasmtime::{Engine, Store};
+
+use super::end::{self, Stop};
+use super::state::{self, AttemptState, OfAttempt};
+use crate::job::RunEnd;
+use crate::sandbox::bindings;
+use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
+use crate::sandbox::{Handler, Limits};
+
+/// What little an instance forgets or lets slip adds up; this is where it ends.
+const JOBS_MAX: u32 = 10_000;
+
+/// Memory never shrinks: one large job is no reason to keep so much for the small ones.
+const BYTES_MAX: usize = 16 << 20;
+
+/// One instance of a module, with all that the host keeps for it.
+pub(in crate::sandbox) struct Instance {
+    store: Store<AttemptState>,
+    /// None until it has come up.
+    exports: Option<bindings::Module>,
+    jobs: u32,
+}
+
+/// Whom an instance may serve: the jobs of one tenant for one handler in one version. No tenant is
+/// one of its own.
+pub(in crate::sandbox) struct Serves {
+    pub(in crate::sandbox) handler: Arc<Handler>,
+    pub(in crate::sandbox) tenant: Option<String>,
+}
+
+impl Instance {
+    /// An instance that has not come up yet.
+    pub(in crate::sandbox) fn new(engine: &Engine, state: AttemptState, limits: &Limits) -> Self {
+        let mut store = Store::new(engine, state);
+        state::limit(&mut store, limits);
+        Self {
+            store,
+            exports: None,
+            jobs: 0,
+        }
+    }
+
+    /// Makes it ready for its next attempt.
+    ///
+    /// # Errors
+    /// When a granted directory was never there.
+    pub(in crate::sandbox) fn next(&mut self, of: OfAttempt) -> Result<(), String> {
+        self.store.data_mut().next(of)?;
+        state::start(&mut self.store);
+        Ok(())
+    }
+
+    /// Calls the handler, after the module's start where it has not come up yet.
+    pub(in crate::sandbox) async fn call(
+        &mut self,
+        handler: &Handler,
+        job: &JobInfo,
+    ) -> Result<Vec<u8>, Stop> {
+        self.jobs += 1;
+        let exports = match &mut self.exports {
+            Some(exports) => exports,
+            none => {
+                let pre = &handler.module.pre;
+                let exports = pre.instantiate_async(&mut self.store).await;
+                none.insert(exports.map_err(Stop::Starting)?)
+            }
+        };
+        let handlers = exports.rouse_handler_handlers();
+        handlers
+            .call_run(&mut self.store, job)
+            .await
+            .map_err(Stop::Running)?
+            .map_err(Stop::Failed)
+    }
+
+    pub(in crate::sandbox) fn state(&self) -> &AttemptState {
+        self.store.data()
+    }
+
+    pub(in crate::sandbox) fn state_mut(&mut self) -> &mut AttemptState {
+        self.store.data_mut()
+    }
+
+    /// True when the last job left it in order, and with nothing of the host in its hands.
+    pub(in crate::sandbox) fn is_fit(&self, end: &RunEnd) -> bool {
+        let state = self.store.data();
+        end::left_in_order(end)
+            && self.jobs < JOBS_MAX
+            && state.limiter.used_bytes() <= BYTES_MAX
+            && state.limiter.denial().is_none()
+            && state.panic.is_none()
+            && state.table.is_empty()
+    }
+}

@@ -1,0 +1,355 @@
+//! Memory and tables of one attempt, counted together, within what all attempts of the host have.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use wasmtime::ResourceLimiter;
+
+use super::meter::Meter;
+use crate::sandbox::Limits;
+
+/// A WebAssembly page.
+pub(in crate::sandbox) const PAGE_BYTES: usize = 64 << 10;
+
+/// Memory that all attempts of a host have together.
+#[derive(Debug)]
+pub(in crate::sandbox) struct MemoryBudget {
+    free_bytes: AtomicUsize,
+}
+
+impl MemoryBudget {
+    pub(in crate::sandbox) fn new(bytes: usize) -> Arc<Self> {
+        Arc::new(Self {
+            free_bytes: AtomicUsize::new(bytes),
+        })
+    }
+
+    /// What is left, bytes.
+    pub(in crate::sandbox) fn free_bytes(&self) -> usize {
+        self.free_bytes.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        self.free_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
+                free.checked_sub(bytes)
+            })
+            .is_ok()
+    }
+
+    fn give(&self, bytes: usize) {
+        self.free_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Why the newest request for memory was denied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::sandbox) enum Denial {
+    /// The attempt has reached its own limit.
+    OfAttempt,
+    /// The attempts of this host together have reached theirs.
+    OfHost,
+}
+
+/// Memory that the host holds for one attempt: fields, lines and bodies of requests, buffers of what is under way. It counts
+/// for the budget of the host, and an attempt has no more of it than of memory of its own.
+#[derive(Debug)]
+pub(in crate::sandbox) struct Held {
+    limit_bytes: usize,
+    used_bytes: AtomicUsize,
+    budget: Arc<MemoryBudget>,
+}
+
+impl Held {
+    pub(in crate::sandbox) fn new(limit_bytes: usize, budget: Arc<MemoryBudget>) -> Arc<Self> {
+        Arc::new(Self {
+            limit_bytes,
+            used_bytes: AtomicUsize::new(0),
+            budget,
+        })
+    }
+
+    fn take(&self, bytes: usize) -> Result<(), Denial> {
+        let add = |used: usize| {
+            let all = used.checked_add(bytes);
+            all.filter(|all| *all <= self.limit_bytes)
+        };
+        self.used_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
+            .map_err(|_| Denial::OfAttempt)?;
+        if self.budget.take(bytes) {
+            return Ok(());
+        }
+        self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        Err(Denial::OfHost)
+    }
+
+    /// Counts bytes until what is returned is dropped.
+    pub(in crate::sandbox) fn charge(self: &Arc<Self>, bytes: usize) -> Result<Charge, Denial> {
+        self.take(bytes)?;
+        Ok(Charge {
+            held: self.clone(),
+            bytes,
+        })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.give(*self.used_bytes.get_mut());
+    }
+}
+
+/// Bytes that are counted.
+#[derive(Debug)]
+#[must_use]
+pub(in crate::sandbox) struct Charge {
+    held: Arc<Held>,
+    bytes: usize,
+}
+
+impl Charge {
+    /// Counts them until the attempt has ended.
+    pub(in crate::sandbox) fn keep(mut self) {
+        self.bytes = 0;
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.held
+            .used_bytes
+            .fetch_sub(self.bytes, Ordering::Relaxed);
+        self.held.budget.give(self.bytes);
+    }
+}
+
+/// Counts all linear memories of one attempt together; wasmtime's own limiter looks at each
+/// memory alone.
+#[derive(Debug)]
+pub(in crate::sandbox) struct AttemptLimiter {
+    limit_bytes: usize,
+    table_elements: usize,
+    used_bytes: usize,
+    budget: Arc<MemoryBudget>,
+    held: Arc<Held>,
+    /// The budget has its bytes back: nothing runs.
+    paused: bool,
+    denial: Option<Denial>,
+    meter: Arc<Meter>,
+}
+
+impl AttemptLimiter {
+    pub(in crate::sandbox) fn new(limits: &Limits, budget: Arc<MemoryBudget>) -> Self {
+        Self {
+            meter: Arc::default(),
+            limit_bytes: limits.memory_bytes,
+            table_elements: limits.table_elements,
+            used_bytes: 0,
+            held: Held::new(limits.memory_bytes, budget.clone()),
+            budget,
+            paused: false,
+            denial: None,
+        }
+    }
+
+    pub(in crate::sandbox) fn limit_bytes(&self) -> usize {
+        self.limit_bytes
+    }
+
+    /// Linear memory never shrinks, so this is the peak too.
+    pub(in crate::sandbox) fn used_bytes(&self) -> usize {
+        self.used_bytes
+    }
+
+    /// What the host holds for this attempt.
+    pub(in crate::sandbox) fn held(&self) -> &Arc<Held> {
+        &self.held
+    }
+
+    /// Counts bytes that the host holds, until what is returned is dropped.
+    pub(in crate::sandbox) fn hold(&mut self, bytes: usize) -> wasmtime::Result<Charge> {
+        let charge = self.held.charge(bytes);
+        self.denial = charge.as_ref().err().copied();
+        charge.map_err(|_| wasmtime::Error::msg("the host holds too much memory for this attempt"))
+    }
+
+    /// Counts with this meter from now on.
+    pub(in crate::sandbox) fn count_with(&mut self, meter: Arc<Meter>) {
+        meter.has_memory(self.used_bytes);
+        self.meter = meter;
+    }
+
+    /// Gives the memory back to the attempts that run, as far as the count goes.
+    pub(in crate::sandbox) fn pause(&mut self) {
+        self.budget.give(self.used_bytes);
+        // The host holds nothing any more; the next job counts anew.
+        self.held = Held::new(self.limit_bytes, self.budget.clone());
+        self.paused = true;
+    }
+
+    /// Takes it again. False when the others need it; then this is good for nothing any more.
+    #[must_use]
+    pub(in crate::sandbox) fn resume(&mut self) -> bool {
+        self.paused = !self.budget.take(self.used_bytes);
+        !self.paused
+    }
+
+    /// Why the newest request was denied; none when it was granted. An old denial that the guest
+    /// got over explains nothing.
+    pub(in crate::sandbox) fn denial(&self) -> Option<Denial> {
+        self.denial
+    }
+}
+
+impl Drop for AttemptLimiter {
+    fn drop(&mut self) {
+        if !self.paused {
+            self.budget.give(self.used_bytes);
+        }
+    }
+}
+
+impl ResourceLimiter for AttemptLimiter {
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        let more = desired.saturating_sub(current);
+        let fits = self.used_bytes.saturating_add(more) <= self.limit_bytes
+            && maximum.is_none_or(|maximum| desired <= maximum);
+        self.denial = if !fits {
+            Some(Denial::OfAttempt)
+        } else if !self.budget.take(more) {
+            Some(Denial::OfHost)
+        } else {
+            self.used_bytes += more;
+            self.meter.has_memory(self.used_bytes);
+            None
+        };
+        Ok(self.denial.is_none())
+    }
+
+    // Not taken back: a growth that the system refused after it was counted happens next to
+    // never, and the whole count is given back with the store.
+    fn memory_grow_failed(&mut self, _error: wasmtime::Error) -> wasmtime::Result<()> {
+        self.denial = Some(Denial::OfAttempt);
+        Ok(())
+    }
+
+    fn table_growing(
+        &mut self,
+        _current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        Ok(desired <= self.table_elements)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 64 << 10;
+
+    fn limiter(bytes: usize, budget: &Arc<MemoryBudget>) -> AttemptLimiter {
+        let limits = Limits {
+            memory_bytes: bytes,
+            table_elements: 10,
+            ..Limits::default()
+        };
+        AttemptLimiter::new(&limits, budget.clone())
+    }
+
+    #[test]
+    fn all_memories_of_an_attempt_count_together() {
+        let mut limiter = limiter(4 * PAGE, &MemoryBudget::new(100 * PAGE));
+        assert!(limiter.memory_growing(0, 3 * PAGE, None).unwrap());
+        assert!(!limiter.memory_growing(0, 2 * PAGE, None).unwrap());
+        assert_eq!(limiter.denial(), Some(Denial::OfAttempt));
+        assert!(limiter.memory_growing(0, PAGE, None).unwrap());
+        assert_eq!(limiter.denial(), None, "an old denial explains nothing");
+        assert_eq!(limiter.used_bytes(), 4 * PAGE);
+    }
+
+    #[test]
+    fn a_memory_keeps_to_its_own_maximum() {
+        let mut limiter = limiter(100 * PAGE, &MemoryBudget::new(100 * PAGE));
+        assert!(!limiter.memory_growing(0, 2 * PAGE, Some(PAGE)).unwrap());
+        assert_eq!(limiter.used_bytes(), 0);
+    }
+
+    #[test]
+    fn the_host_gets_its_memory_back_when_an_attempt_ends() {
+        let budget = MemoryBudget::new(3 * PAGE);
+        let mut first = limiter(100 * PAGE, &budget);
+        let mut second = limiter(100 * PAGE, &budget);
+        assert!(first.memory_growing(0, 2 * PAGE, None).unwrap());
+        assert!(!second.memory_growing(0, 2 * PAGE, None).unwrap());
+        assert_eq!(second.denial(), Some(Denial::OfHost));
+        drop(first);
+        assert!(second.memory_growing(0, 2 * PAGE, None).unwrap());
+    }
+
+    #[test]
+    fn what_is_paused_takes_nothing_from_the_others() {
+        let budget = MemoryBudget::new(3 * PAGE);
+        let mut first = limiter(100 * PAGE, &budget);
+        let mut second = limiter(100 * PAGE, &budget);
+        assert!(first.memory_growing(0, 2 * PAGE, None).unwrap());
+        first.pause();
+        assert!(second.memory_growing(0, 2 * PAGE, None).unwrap());
+        assert!(!first.resume());
+        drop(second);
+        assert!(first.resume());
+        first.pause();
+        drop(first);
+        assert!(budget.take(3 * PAGE) && !budget.take(1));
+    }
+
+    #[test]
+    fn what_the_host_holds_for_an_attempt_is_within_its_limit_and_the_hosts_budget() {
+        let budget = MemoryBudget::new(3 * PAGE);
+        let mut first = limiter(2 * PAGE, &budget);
+        let mut second = limiter(2 * PAGE, &budget);
+        first.hold(PAGE).unwrap().keep();
+        let charge = first.held().charge(PAGE).unwrap();
+        assert_eq!(first.held().charge(1).map(drop), Err(Denial::OfAttempt));
+        assert!(first.hold(1).is_err());
+        assert_eq!(first.denial(), Some(Denial::OfAttempt));
+        // The memory of the guest counts beside it.
+        assert!(first.memory_growing(0, PAGE, None).unwrap());
+        assert!(second.hold(1).is_err());
+        assert_eq!(second.denial(), Some(Denial::OfHost));
+
+        drop(charge);
+        drop(second.hold(PAGE).unwrap());
+        assert_eq!(budget.free_bytes(), PAGE, "what failed is not counted");
+        second.hold(PAGE).unwrap().keep();
+        first.pause();
+        assert_eq!(budget.free_bytes(), 2 * PAGE);
+        drop((first, second));
+        assert_eq!(budget.free_bytes(), 3 * PAGE);
+    }
+
+    #[test]
+    fn what_is_under_way_is_counted_until_it_ends_also_after_its_attempt() {
+        let budget = MemoryBudget::new(PAGE);
+        let attempt = limiter(PAGE, &budget);
+        let charge = attempt.held().charge(PAGE).unwrap();
+        drop(attempt);
+        assert_eq!(budget.free_bytes(), 0);
+        drop(charge);
+        assert_eq!(budget.free_bytes(), PAGE);
+    }
+
+    #[test]
+    fn a_table_keeps_to_the_limit_too() {
+        let mut limiter = limiter(PAGE, &MemoryBudget::new(PAGE));
+        assert!(limiter.table_growing(0, 10, None).unwrap());
+        assert!(!limiter.table_growing(10, 11, None).unwrap());
+    }
+}

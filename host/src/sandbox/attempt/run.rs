@@ -1,0 +1,256 @@
+//! One attempt at one job.
+
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use super::end;
+use super::meter::{Meter, within_cpu};
+use super::state::OfAttempt;
+use crate::job::{Attempt, JobId, RunEnd, Usage};
+use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
+use crate::sandbox::capability::{GuestLog, Http, Speaker, Steps};
+use crate::sandbox::{AbortHandle, Handler, Journal, Profile, Sandbox};
+
+/// What a guest is told of its job. The handler's name comes from the handler.
+#[derive(Debug, Clone)]
+pub struct JobInput {
+    /// The job.
+    pub id: JobId,
+    /// The queue it came from.
+    pub queue: String,
+    /// Whose job it is.
+    pub tenant: Option<String>,
+    /// What triggered it.
+    pub source: Option<String>,
+    /// Which attempt this is: 1 for the first.
+    pub attempt: Attempt,
+    /// How many attempts there may be.
+    pub max_attempts: u32,
+    /// When it was enqueued: milliseconds since 1970-01-01 UTC, by the database's clock.
+    pub requested_at_ms: i64,
+    /// UTF-8 JSON.
+    pub payload: Vec<u8>,
+    /// The memory it may use, bytes; none: the usual limit.
+    pub memory_bytes: Option<usize>,
+}
+
+/// How an attempt went.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Run {
+    /// How it ended.
+    pub end: RunEnd,
+    /// Time from the call of [`Sandbox::run`] to the end.
+    pub wall: Duration,
+    /// What it has used; none where there was no guest.
+    pub used: Option<Usage>,
+}
+
+impl Sandbox {
+    /// Runs one attempt in the task that awaits it, and says how it ended. Never fails and never
+    /// panics: whatever the guest does is a [`RunEnd`].
+    ///
+    /// The task has to be one of [`guests`](Self::guests): the guest computes in it.
+    ///
+    /// Steps, progress, state and what the guest says go to the `journal`, which is handed the meter too; without one, every
+    /// step is done, there is no state, and nobody hears of the rest but the log of the host.
+    ///
+    /// Once `abort` has turned, the end is [`RunEnd::Aborted`], also when the guest returned
+    /// something within its grace. The caller applies the run timeout, through `abort`.
+    ///
+    /// Cancel-safe: dropping the future ends the guest. A guest that computes lets go of the task at
+    /// its next tick, so that it can be dropped.
+    pub fn run(
+        self: &Arc<Self>,
+        handler: &Arc<Handler>,
+        job: JobInput,
+        abort: AbortHandle,
+        journal: Option<Arc<dyn Journal>>,
+    ) -> impl Future<Output = Run> + Send + 'static + use<> {
+        self.run_watched(handler, job, abort, journal, None)
+    }
+
+    /// [`run`](Self::run) without a journal; what the guest does is noted in the profile, where there is one.
+    pub fn run_profiled(
+        self: &Arc<Self>,
+        handler: &Arc<Handler>,
+        job: JobInput,
+        abort: AbortHandle,
+        profile: Option<Arc<Profile>>,
+    ) -> impl Future<Output = Run> + Send + 'static + use<> {
+        self.run_watched(handler, job, abort, None, profile)
+    }
+
+    fn run_watched(
+        self: &Arc<Self>,
+        handler: &Arc<Handler>,
+        job: JobInput,
+        abort: AbortHandle,
+        journal: Option<Arc<dyn Journal>>,
+        profile: Option<Arc<Profile>>,
+    ) -> impl Future<Output = Run> + Send + 'static + use<> {
+        let started = Instant::now();
+        let sandbox = self.clone();
+        let handler = handler.clone();
+        async move {
+            let attempt = sandbox.attempt(&handler, job, abort, journal, profile);
+            let mut run = caught(attempt).await.unwrap_or_else(Run::of_a_panic);
+            run.wall = started.elapsed();
+            run
+        }
+    }
+
+    async fn attempt(
+        &self,
+        handler: &Arc<Handler>,
+        job: JobInput,
+        abort: AbortHandle,
+        journal: Option<Arc<dyn Journal>>,
+        profile: Option<Arc<Profile>>,
+    ) -> Run {
+        // Free at once for a worker that keeps to `attempts_max`.
+        let permit = match self.attempts.try_acquire() {
+            Ok(permit) => Some(permit),
+            Err(_) => tokio::select! {
+                biased;
+                () = abort.turned() => None,
+                permit = self.attempts.acquire() => permit.ok(),
+            },
+        };
+        if let Some(reason) = abort.reason() {
+            return Run::without_guest(RunEnd::Aborted(reason));
+        }
+        let _permit = permit;
+        if let Some(end) = self.unfit_payload(handler, &job.payload, &abort).await {
+            return Run::without_guest(end);
+        }
+        let _ticking = self.ticker.tick();
+
+        let speaker = Speaker::Attempt {
+            job: job.id,
+            handler: handler.name.clone(),
+            attempt: job.attempt,
+        };
+        let limits = &handler.limits;
+        let log = GuestLog::new(speaker, abort.clone(), limits, journal.clone());
+        let meter = Arc::new(Meter::default());
+        if let Some(journal) = &journal {
+            journal.meter(meter.clone());
+        }
+        let of = OfAttempt {
+            meter: meter.clone(),
+            abort: abort.clone(),
+            log: Arc::new(log),
+            steps: Steps::of(journal.clone(), limits),
+            handler_state: handler.state_for(journal),
+            http: Http::new(
+                Some(handler.http.clone()),
+                &handler.limits,
+                abort.clone(),
+                meter.clone(),
+            ),
+            profile,
+        };
+        let tenant = job.tenant.as_deref();
+        let memory_bytes = job.memory_bytes;
+        let mut instance = match self.instance(handler, tenant, of, memory_bytes) {
+            Ok(instance) => instance,
+            Err(why) => return Run::without_guest(RunEnd::Unrunnable(why)),
+        };
+        // One with more memory than usual serves nobody else.
+        let reuses = handler.reuses && memory_bytes.is_none();
+        let tenant = reuses.then(|| job.tenant.clone());
+        let job = told(handler, job);
+
+        let killed_or_done = {
+            let call = pin!(instance.call(handler, &job));
+            // Dropping the call is what ends a guest that waits in a host call; one that
+            // computes is interrupted by its epoch. Most calls are done at once, and then nothing
+            // is set up for the hard stop.
+            tokio::select! {
+                biased;
+                done = within_cpu(call, &meter, limits.cpu) => Ok(done),
+                reason = abort.killed() => Err(reason),
+            }
+        };
+
+        let state = instance.state();
+        state.log.finish();
+        let end = match (killed_or_done, abort.reason()) {
+            (Err(reason), _) | (Ok(_), Some(reason)) => RunEnd::Aborted(reason),
+            (Ok(Some(done)), None) => end::classify(done, state, limits),
+            (Ok(None), None) => RunEnd::OutOfCpu { limit: limits.cpu },
+        };
+        match tenant {
+            Some(tenant) => self.keep(handler, tenant, instance, &end),
+            None => drop(instance),
+        }
+        Run {
+            end: self.with_fit_result(handler, end, &abort).await,
+            wall: Duration::ZERO,
+            used: Some(meter.usage()),
+        }
+    }
+}
+
+impl Run {
+    fn of_a_panic() -> Self {
+        tracing::error!("the host panicked while it ran a guest; this is a fault of Rouse");
+        Self::without_guest(RunEnd::Unrunnable(
+            "the host panicked while it ran the handler".into(),
+        ))
+    }
+
+    /// An attempt that ended before there was a guest.
+    pub(crate) fn without_guest(end: RunEnd) -> Self {
+        Self {
+            end,
+            wall: Duration::ZERO,
+            used: None,
+        }
+    }
+}
+
+/// Awaits a future; none when it panics. Nothing that an attempt touched is used after a panic but
+/// atomics and locks that heal, so that it is safe to go on.
+async fn caught<F: Future>(future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    poll_fn(|context| {
+        let poll = AssertUnwindSafe(|| future.as_mut().poll(context).map(Some));
+        catch_unwind(poll).unwrap_or(Poll::Ready(None))
+    })
+    .await
+}
+
+/// What the guest is told of its job.
+fn told(handler: &Handler, job: JobInput) -> JobInfo {
+    JobInfo {
+        id: job.id.0,
+        handler: handler.manifest.name.clone(),
+        queue: job.queue,
+        tenant: job.tenant,
+        source: job.source,
+        attempt: u32::try_from(job.attempt.0).unwrap_or(0),
+        max_attempts: job.max_attempts,
+        requested_at_ms: job.requested_at_ms,
+        payload: job.payload,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_of_the_host_stays_within_its_attempt() {
+        assert_eq!(caught(async { 7 }).await, Some(7));
+        let panics = async {
+            tokio::task::yield_now().await;
+            panic!("a fault of Rouse");
+        };
+        assert_eq!(caught(panics).await, None::<()>);
+    }
+}

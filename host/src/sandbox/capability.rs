@@ -1,0 +1,21 @@
+//! What the host offers to a guest, one file for each capability.
+
+mod context;
+mod files;
+mod http;
+mod log;
+mod output;
+mod pace;
+mod secrets;
+mod sockets;
+mod state;
+mod steps;
+
+pub use self::http::{Addresses, HttpSettings, Resolver, SystemResolver};
+pub(super) use self::http::{FIELDS_BYTES_MAX, Http, HttpAccess, Net, link_http};
+pub(super) use files::{Elsewhere, Fds, guard_files};
+pub(super) use log::{GuestLog, Speaker, Stream};
+pub(super) use output::GuestOutput;
+pub(super) use sockets::guard_sockets;
+pub(super) use state::HandlerState;
+pub(super) use steps::Steps;

@@ -1,0 +1,51 @@
+//! `wasi:http`: requests to servers that the operator has granted, and to no others.
+//!
+//! wasmtime-wasi-http keeps what the guest writes and reads; this sends it. Each request is looked at by itself, so a
+//! redirect, which the guest follows by itself, is as good as any other request. What a name leads to is
+//! looked at again at each connection, and the connection goes to the very address that was looked at. From
+//! the abort on nothing more is sent. The guest never sees a secret: it holds a placeholder, which is replaced here.
+
+mod access;
+mod address;
+mod attempt;
+mod connect;
+mod denial;
+mod fault;
+mod held;
+mod hooks;
+mod incoming;
+mod lookups;
+mod net;
+mod outgoing;
+mod secrets;
+mod send;
+mod settings;
+mod tally;
+mod target;
+mod tls;
+
+use wasmtime::component::Linker;
+use wasmtime_wasi_http::{WasiHttpCtxView, WasiHttpView};
+
+pub(in crate::sandbox) use self::access::HttpAccess;
+pub(in crate::sandbox) use self::attempt::{FIELDS_BYTES_MAX, Http};
+pub use self::lookups::{Addresses, Resolver, SystemResolver};
+pub(in crate::sandbox) use self::net::Net;
+pub use self::settings::HttpSettings;
+use crate::sandbox::attempt::state::AttemptState;
+
+/// Links `wasi:http/types` and `wasi:http/outgoing-handler`.
+pub(in crate::sandbox) fn link_http(linker: &mut Linker<AttemptState>) -> wasmtime::Result<()> {
+    wasmtime_wasi_http::p2::add_only_http_to_linker_async(linker)?;
+    held::count(linker)
+}
+
+impl WasiHttpView for AttemptState {
+    fn http(&mut self) -> WasiHttpCtxView<'_> {
+        WasiHttpCtxView {
+            hooks: &mut self.http,
+            table: &mut self.table,
+            ctx: &mut self.http_fields,
+        }
+    }
+}

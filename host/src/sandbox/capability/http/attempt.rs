@@ -1,0 +1,97 @@
+//! What one attempt does over HTTP, and what it may still do.
+
+use std::sync::Arc;
+
+use super::access::HttpAccess;
+use super::secrets::{self, Placeholders};
+use super::tally::Tally;
+use crate::sandbox::attempt::memory::Held;
+use crate::sandbox::{AbortHandle, Limits, Meter};
+
+/// Bytes of a set of fields (headers, trailers) that a guest makes, with what they take in memory: ten times
+/// what servers accept. What all of them take is counted (`held`).
+pub(in crate::sandbox) const FIELDS_BYTES_MAX: usize = 64 << 10;
+
+/// A guest that writes a body has this many chunks of this size on their way to the network: wasmtime-wasi-http keeps one more
+/// than it is asked for.
+pub(super) const CHUNKS_MAX: usize = 2;
+pub(super) const CHUNK_BYTES_MAX: usize = 64 << 10;
+
+/// What one attempt does over HTTP.
+pub(in crate::sandbox) struct Http {
+    /// None: nothing at all, for a module that is only described.
+    pub(super) access: Option<Arc<HttpAccess>>,
+    pub(super) limits: HttpLimits,
+    pub(super) abort: AbortHandle,
+    pub(super) meter: Arc<Meter>,
+    pub(super) requests: usize,
+    /// None until there is an instance.
+    pub(super) held: Option<Arc<Held>>,
+    /// None until the first request.
+    pub(super) tally: Option<Arc<Tally>>,
+    pub(super) placeholders: Placeholders,
+}
+
+/// What the handler's [`Limits`] say of requests.
+pub(super) struct HttpLimits {
+    pub(super) requests: usize,
+    pub(super) bytes: u64,
+    pub(super) body_bytes: u64,
+}
+
+impl Http {
+    pub(in crate::sandbox) fn new(
+        access: Option<Arc<HttpAccess>>,
+        limits: &Limits,
+        abort: AbortHandle,
+        meter: Arc<Meter>,
+    ) -> Self {
+        Self {
+            access,
+            limits: HttpLimits {
+                requests: limits.http_requests,
+                bytes: limits.http_bytes,
+                body_bytes: limits.http_body_bytes,
+            },
+            abort,
+            meter,
+            requests: 0,
+            held: None,
+            tally: None,
+            placeholders: Placeholders::default(),
+        }
+    }
+
+    /// Counts there what the host holds for it.
+    pub(in crate::sandbox) fn within(mut self, held: Arc<Held>) -> Self {
+        self.held = Some(held);
+        self
+    }
+
+    /// What stands for a secret in this attempt.
+    ///
+    /// # Errors
+    /// Why the handler may not have it, with what the operator can do about it.
+    pub(in crate::sandbox) fn placeholder(&mut self, name: &str) -> Result<String, String> {
+        match &self.access {
+            Some(access) => self.placeholders.of(access, name),
+            None => Err("a module that is described has no secrets".into()),
+        }
+    }
+
+    /// HMAC-SHA256 of a message, with a secret as the key.
+    ///
+    /// # Errors
+    /// Why the handler may not sign with it, with what the operator can do about it.
+    pub(in crate::sandbox) fn sign(&self, name: &str, message: &[u8]) -> Result<Vec<u8>, String> {
+        match &self.access {
+            Some(access) => secrets::sign(access, name, message),
+            None => Err("a module that is described has no secrets".into()),
+        }
+    }
+
+    /// What was denied last.
+    pub(in crate::sandbox) fn denial(&self) -> Option<String> {
+        self.tally.as_ref()?.denial()
+    }
+}

@@ -1,0 +1,64 @@
+//! What wasmtime-wasi-http asks the host for: it hands each request over here.
+
+use http::HeaderName;
+use wasmtime_wasi_http::p2::bindings::http::types::ErrorCode;
+use wasmtime_wasi_http::{
+    DEFAULT_FORBIDDEN_HEADERS, Error, RequestOptions, WasiBody, WasiHttpHooks,
+};
+
+use super::attempt::{CHUNK_BYTES_MAX, CHUNKS_MAX, Http};
+use super::fault::Fault;
+
+impl WasiHttpHooks for Http {
+    fn is_forbidden_header(&mut self, name: &HeaderName) -> bool {
+        DEFAULT_FORBIDDEN_HEADERS.contains(name)
+    }
+
+    /// The client writes it, from the address that was checked.
+    fn set_host_header(&mut self) -> bool {
+        false
+    }
+
+    fn send_request(
+        &mut self,
+        request: http::Request<WasiBody>,
+        options: Option<RequestOptions>,
+        _processed: Box<dyn Future<Output = Result<(), Error>> + Send>,
+    ) -> Box<dyn Future<Output = Result<Answer, Error>> + Send> {
+        match self.prepare(request, options.unwrap_or_default()) {
+            Ok(sending) => Box::new(async move {
+                let response = sending.send().await.map_err(Fault::into_error)?;
+                Ok::<Answer, _>((response, Box::new(async { Ok(()) })))
+            }),
+            Err(fault) => Box::new(async move { Err(fault.into_error()) }),
+        }
+    }
+
+    fn p2_outgoing_body_buffer_chunks(&mut self) -> usize {
+        CHUNKS_MAX - 1
+    }
+
+    fn p2_outgoing_body_chunk_size(&mut self) -> usize {
+        CHUNK_BYTES_MAX
+    }
+
+    // The defaults of these write what guests do into the host's log, as often as they do it.
+
+    fn p2_error_from_hyper(&mut self, _: &hyper::Error) -> ErrorCode {
+        ErrorCode::HttpProtocolError
+    }
+
+    fn p2_error_from_connect(&mut self, _: &std::io::Error) -> ErrorCode {
+        ErrorCode::ConnectionRefused
+    }
+
+    fn p2_error_from_tls(&mut self, _: &std::io::Error) -> ErrorCode {
+        ErrorCode::TlsProtocolError
+    }
+}
+
+/// A response, and what else has to be done for it: nothing.
+type Answer = (
+    http::Response<WasiBody>,
+    Box<dyn Future<Output = Result<(), Error>> + Send>,
+);

@@ -1,0 +1,339 @@
+//! The state of a handler, as one attempt has it: what is granted of it, and how much was used.
+
+use std::sync::Arc;
+
+use crate::sandbox::bindings::rouse::handler::state::Entry;
+use crate::sandbox::grants::lines;
+use crate::sandbox::{Expected, Journal, Keep, Limits, StateKeeper, StateQuota, Wrote};
+
+/// A key is a word for people, too.
+const KEY_CHARS_MAX: usize = 200;
+
+/// One page of keys: a few hundred kilobytes at the most.
+const PAGE_KEYS_MAX: u32 = 200;
+
+/// The state of a handler, as one attempt has it.
+#[derive(Default)]
+pub(in crate::sandbox) struct HandlerState {
+    handler: Arc<str>,
+    quota: Option<StateQuota>,
+    /// The job leaves nothing of it.
+    is_taken: bool,
+    /// The lines of `rouse.toml` that would bind the table which grants some.
+    unbound: Option<String>,
+    journal: Option<Arc<dyn Journal>>,
+    calls_max: usize,
+    calls: usize,
+    bytes_max: usize,
+    bytes: usize,
+}
+
+/// Why a call was in vain.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum No {
+    Aborted,
+    NotGranted,
+    Refused(String),
+}
+
+impl HandlerState {
+    /// The state of this handler, kept where the journal keeps it.
+    pub(in crate::sandbox) fn new(
+        handler: Arc<str>,
+        quota: Option<StateQuota>,
+        is_taken: bool,
+        unbound: Option<String>,
+        limits: &Limits,
+        journal: Option<Arc<dyn Journal>>,
+    ) -> Self {
+        Self {
+            handler,
+            quota,
+            is_taken,
+            unbound,
+            journal,
+            calls_max: limits.state_calls,
+            calls: 0,
+            bytes_max: limits.state_bytes,
+            bytes: 0,
+        }
+    }
+
+    /// Lets one more call pass.
+    fn granted(&mut self) -> Result<StateQuota, No> {
+        let quota = self.quota.ok_or(No::NotGranted)?;
+        if self.calls >= self.calls_max {
+            let most = self.calls_max;
+            return Err(refused(format!(
+                "an attempt asks for its state at most {most} times (limits.state_calls in rouse.toml)"
+            )));
+        }
+        self.calls += 1;
+        Ok(quota)
+    }
+
+    fn keeper(&self) -> Result<&dyn StateKeeper, No> {
+        let keeper = self.journal.as_ref().and_then(|journal| journal.state());
+        keeper.ok_or_else(|| {
+            refused(
+                "a handler that is invoked without the queue has no state: enqueue a job for it"
+                    .into(),
+            )
+        })
+    }
+
+    /// Counts what was read or is to be written.
+    fn carry(&mut self, bytes: usize) -> Result<(), No> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes > self.bytes_max {
+            let most = self.bytes_max;
+            return Err(refused(format!(
+                "an attempt reads and writes at most {most} bytes of its state (limits.state_bytes in rouse.toml)"
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) async fn get(&mut self, key: &str) -> Result<Option<Entry>, No> {
+        self.granted()?;
+        check_key(key)?;
+        let Some(kept) = self.keeper()?.get(key).await.map_err(refused)? else {
+            return Ok(None);
+        };
+        self.carry(kept.value.len())?;
+        Ok(Some(Entry {
+            value: kept.value,
+            version: kept.version,
+        }))
+    }
+
+    pub(super) async fn keys(
+        &mut self,
+        prefix: &str,
+        after: Option<&str>,
+    ) -> Result<Vec<String>, No> {
+        self.granted()?;
+        if !prefix.is_empty() {
+            check_key(prefix)?;
+        }
+        after.map_or(Ok(()), check_key)?;
+        let page = self.keeper()?.keys(prefix, after, PAGE_KEYS_MAX).await;
+        let page = page.map_err(refused)?;
+        self.carry(page.iter().map(String::len).sum())?;
+        Ok(page)
+    }
+
+    /// Keeps a value; false where something else is there than was expected.
+    pub(super) async fn set(
+        &mut self,
+        key: &str,
+        value: &[u8],
+        expected: Expected,
+    ) -> Result<bool, No> {
+        let quota = self.granted()?;
+        check_key(key)?;
+        let (bytes, most) = (value.len(), quota.value_bytes_max);
+        if bytes > most {
+            return Err(refused(format!(
+                "the value of the key {key} has {bytes} bytes; {most} are allowed ({})",
+                self.setting("value_bytes_max")
+            )));
+        }
+        self.carry(bytes)?;
+        let keep = Keep {
+            key,
+            value,
+            expected,
+            keys_max: quota.keys_max,
+            bytes_max: quota.bytes_max,
+        };
+        match self.keeper()?.set(keep).await.map_err(refused)? {
+            Wrote::Done => Ok(true),
+            Wrote::Changed => Ok(false),
+            Wrote::TooManyKeys => Err(refused(format!(
+                "the key {key} would be one too many: the state has at most {} ({})",
+                quota.keys_max,
+                self.setting("keys_max")
+            ))),
+            Wrote::TooManyBytes(others) => Err(refused(format!(
+                "the key {key} with its value has {} bytes, and the others have {others}: the state has at most {} ({})",
+                key.len() + bytes,
+                quota.bytes_max,
+                self.setting("bytes_max")
+            ))),
+        }
+    }
+
+    pub(super) async fn delete(&mut self, key: &str) -> Result<bool, No> {
+        self.granted()?;
+        check_key(key)?;
+        self.keeper()?.delete(key).await.map_err(refused)
+    }
+
+    /// Which line of rouse.toml says so.
+    fn setting(&self, key: &str) -> String {
+        format!("{key} of the state of {} in rouse.toml", self.handler)
+    }
+
+    /// Who asked for what, and the lines of rouse.toml that would allow it.
+    pub(super) fn denial(&self) -> String {
+        let handler = &self.handler;
+        if self.is_taken {
+            return format!(
+                "the handler {handler} asked for its state, of which the grants of this job leave nothing (\"state\": false); enqueue it without"
+            );
+        }
+        if let Some(lines) = &self.unbound {
+            return format!(
+                "the handler {handler} asked for its state, which is granted to whatever module has such a name, and therefore to none; these lines in rouse.toml would grant it to the module that runs:\n{lines}{}",
+                lines::then_in_table(handler)
+            );
+        }
+        format!(
+            "the handler {handler} asked for its state, which is not granted to it; these lines in rouse.toml would allow it:\n{}\n\n\
+             Put them at the end of it; then restart the host, and `rouse job retry ID` runs the job again",
+            lines::state(handler)
+        )
+    }
+}
+
+fn check_key(key: &str) -> Result<(), No> {
+    let chars = key.chars().count();
+    if chars == 0 || chars > KEY_CHARS_MAX || key.chars().any(char::is_control) {
+        return Err(refused(format!(
+            "a key has 1 to {KEY_CHARS_MAX} printable characters"
+        )));
+    }
+    Ok(())
+}
+
+fn refused(why: String) -> No {
+    No::Refused(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::sandbox::{Kept, Waiting};
+
+    /// A keeper in memory, with one version.
+    #[derive(Default)]
+    struct InMemory(Mutex<HashMap<String, Vec<u8>>>);
+
+    impl StateKeeper for InMemory {
+        fn get<'a>(&'a self, key: &'a str) -> Waiting<'a, Result<Option<Kept>, String>> {
+            let value = self.0.lock().unwrap().get(key).cloned();
+            Box::pin(async { Ok(value.map(|value| Kept { value, version: 1 })) })
+        }
+
+        fn keys<'a>(
+            &'a self,
+            _: &'a str,
+            _: Option<&'a str>,
+            _: u32,
+        ) -> Waiting<'a, Result<Vec<String>, String>> {
+            let keys = self.0.lock().unwrap().keys().cloned().collect();
+            Box::pin(async { Ok(keys) })
+        }
+
+        fn set<'a>(&'a self, keep: Keep<'a>) -> Waiting<'a, Result<Wrote, String>> {
+            let (key, value) = (keep.key.to_owned(), keep.value.to_vec());
+            self.0.lock().unwrap().insert(key, value);
+            Box::pin(async { Ok(Wrote::Done) })
+        }
+
+        fn delete<'a>(&'a self, key: &'a str) -> Waiting<'a, Result<bool, String>> {
+            let there = self.0.lock().unwrap().remove(key).is_some();
+            Box::pin(async move { Ok(there) })
+        }
+    }
+
+    impl Journal for InMemory {
+        fn recorded(&self) -> Waiting<'_, HashMap<String, usize>> {
+            Box::pin(async { HashMap::new() })
+        }
+
+        fn result<'a>(&'a self, _: &'a str) -> Waiting<'a, Result<Vec<u8>, String>> {
+            Box::pin(async { Err("no steps".into()) })
+        }
+
+        fn record<'a>(&'a self, _: &'a str, _: &'a [u8]) -> Waiting<'a, Result<(), String>> {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn progress(&self, _: u8, _: &str) {}
+
+        fn state(&self) -> Option<&dyn StateKeeper> {
+            Some(self)
+        }
+    }
+
+    fn granted() -> HandlerState {
+        HandlerState {
+            handler: "x".into(),
+            quota: Some(StateQuota {
+                value_bytes_max: 8,
+                ..StateQuota::default()
+            }),
+            journal: Some(Arc::new(InMemory::default())),
+            calls_max: 5,
+            bytes_max: 20,
+            ..HandlerState::default()
+        }
+    }
+
+    fn why<T: std::fmt::Debug>(said: Result<T, No>) -> String {
+        match said {
+            Err(No::Refused(why)) => why,
+            other => panic!("it is refused, not {other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn an_attempt_asks_for_its_state_so_often_and_for_so_many_bytes() {
+        let mut state = granted();
+        for _ in 0..2 {
+            let set = state.set("k", b"12345678", Expected::Anything).await;
+            assert_eq!(set, Ok(true));
+        }
+        let third = state.get("k").await;
+        assert!(why(third.map(|_| ())).contains("20 bytes"));
+        let mut state = granted();
+        for _ in 0..5 {
+            assert_eq!(state.delete("k").await, Ok(false));
+        }
+        assert!(why(state.delete("k").await).contains("at most 5 times"));
+    }
+
+    #[tokio::test]
+    async fn keys_and_values_that_cannot_be_kept_are_refused_before_anybody_is_asked() {
+        let long = "k".repeat(201);
+        for key in ["", "a\0b", "\x1b[2J", "a\nb", &long] {
+            for said in [
+                granted().delete(key).await,
+                granted().set(key, b"", Expected::Nothing).await,
+            ] {
+                assert!(why(said).contains("printable"), "{key:?}");
+            }
+        }
+        assert!(why(granted().keys("a\0", None).await).contains("printable"));
+        assert!(why(granted().keys("", Some("")).await).contains("printable"));
+        let large = granted().set("k", b"123456789", Expected::Anything).await;
+        assert!(why(large).contains("value_bytes_max of the state of x"));
+    }
+
+    #[tokio::test]
+    async fn without_a_grant_or_without_a_queue_there_is_none() {
+        let mut state = granted();
+        state.quota = None;
+        assert_eq!(state.delete("k").await, Err(No::NotGranted));
+        let denial = state.denial();
+        assert!(denial.contains("[handlers.\"x\".state]\nkeys_max = 1000\n"));
+        let mut state = granted();
+        state.journal = None;
+        assert!(why(state.delete("k").await).contains("invoked without the queue"));
+    }
+}

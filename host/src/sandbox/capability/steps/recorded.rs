@@ -1,0 +1,211 @@
+//! The steps that a job has recorded, as one attempt sees them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::de::IgnoredAny;
+
+use crate::sandbox::bindings::rouse::handler::steps::StepError;
+use crate::sandbox::{Journal, Limits};
+
+/// A step is a word for people.
+const NAME_CHARS_MAX: usize = 200;
+
+/// What an attempt may record.
+#[derive(Default, Clone, Copy)]
+struct StepLimits {
+    count: usize,
+    /// The result of one step.
+    bytes: usize,
+    bytes_of_all: usize,
+}
+
+/// The steps of one attempt.
+#[derive(Default)]
+pub(in crate::sandbox) struct Steps {
+    journal: Option<Arc<dyn Journal>>,
+    limits: StepLimits,
+    /// The bytes of the results that are recorded, by name; none until the first step starts.
+    recorded: Option<HashMap<String, usize>>,
+}
+
+impl Steps {
+    /// Steps that are recorded there; none: nowhere, so that each is done.
+    pub(in crate::sandbox) fn of(journal: Option<Arc<dyn Journal>>, limits: &Limits) -> Self {
+        Self {
+            journal,
+            limits: StepLimits {
+                count: limits.steps,
+                bytes: limits.step_bytes,
+                bytes_of_all: limits.steps_bytes,
+            },
+            ..Self::default()
+        }
+    }
+
+    pub(in crate::sandbox::capability) fn journal(&self) -> Option<&dyn Journal> {
+        self.journal.as_deref()
+    }
+
+    async fn recorded(&mut self) -> &mut HashMap<String, usize> {
+        if self.recorded.is_none() {
+            let recorded = match &self.journal {
+                Some(journal) => journal.recorded().await,
+                None => HashMap::new(),
+            };
+            self.recorded = Some(recorded);
+        }
+        self.recorded.get_or_insert_default()
+    }
+
+    /// Where the step is recorded; none: it is to be done.
+    async fn recorded_in(&mut self, name: &str) -> Result<Option<Arc<dyn Journal>>, StepError> {
+        check_name(name)?;
+        let count_max = self.limits.count;
+        let recorded = self.recorded().await;
+        let (there, many) = (recorded.contains_key(name), recorded.len() >= count_max);
+        if there {
+            return Ok(self.journal.clone());
+        }
+        if many {
+            return Err(refused(format!("a job has at most {count_max} steps")));
+        }
+        Ok(None)
+    }
+
+    pub(super) async fn start(&mut self, name: &str) -> Result<Option<Vec<u8>>, StepError> {
+        match self.recorded_in(name).await? {
+            Some(journal) => journal.result(name).await.map(Some).map_err(refused),
+            None => Ok(None),
+        }
+    }
+
+    pub(super) async fn complete(
+        &mut self,
+        name: String,
+        output: Vec<u8>,
+    ) -> Result<(), StepError> {
+        if self.recorded_in(&name).await?.is_some() {
+            return Err(refused(format!("the step {name} is recorded already")));
+        }
+        let StepLimits {
+            bytes: bytes_max,
+            bytes_of_all,
+            ..
+        } = self.limits;
+        if output.len() > bytes_max {
+            return Err(refused(format!(
+                "the result of the step {name} has {} bytes; {bytes_max} are allowed",
+                output.len()
+            )));
+        }
+        let bytes: usize = self.recorded().await.values().sum();
+        if bytes + output.len() > bytes_of_all {
+            return Err(refused(format!(
+                "with the step {name} the results of all steps have more than the {bytes_of_all} bytes that are allowed"
+            )));
+        }
+        if let Err(error) = serde_json::from_slice::<IgnoredAny>(&output) {
+            return Err(refused(format!(
+                "the result of the step {name} is no JSON: {error}"
+            )));
+        }
+        if let Some(journal) = &self.journal {
+            journal.record(&name, &output).await.map_err(refused)?;
+        }
+        self.recorded().await.insert(name, output.len());
+        Ok(())
+    }
+}
+
+fn check_name(name: &str) -> Result<(), StepError> {
+    let chars = name.chars().count();
+    if chars == 0 || chars > NAME_CHARS_MAX || name.chars().any(char::is_control) {
+        return Err(refused(format!(
+            "the name of a step has 1 to {NAME_CHARS_MAX} printable characters"
+        )));
+    }
+    Ok(())
+}
+
+fn refused(why: String) -> StepError {
+    StepError::Refused(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tracing::Level;
+
+    use super::*;
+    use crate::sandbox::{Meter, Waiting};
+
+    /// A journal in memory, which notes what it is asked for.
+    #[derive(Default)]
+    struct Noting {
+        results: Mutex<HashMap<String, Vec<u8>>>,
+        asked: Mutex<Vec<String>>,
+    }
+
+    impl Journal for Noting {
+        fn recorded(&self) -> Waiting<'_, HashMap<String, usize>> {
+            self.asked.lock().unwrap().push("names".into());
+            let results = self.results.lock().unwrap();
+            let sizes = results.iter().map(|(name, it)| (name.clone(), it.len()));
+            let sizes = sizes.collect();
+            Box::pin(async move { sizes })
+        }
+
+        fn result<'a>(&'a self, step: &'a str) -> Waiting<'a, Result<Vec<u8>, String>> {
+            self.asked.lock().unwrap().push(step.to_owned());
+            let found = self.results.lock().unwrap().get(step).cloned();
+            Box::pin(async move { found.ok_or_else(|| "gone".to_owned()) })
+        }
+
+        fn record<'a>(
+            &'a self,
+            step: &'a str,
+            output: &'a [u8],
+        ) -> Waiting<'a, Result<(), String>> {
+            let mut results = self.results.lock().unwrap();
+            results.insert(step.to_owned(), output.to_vec());
+            Box::pin(async { Ok(()) })
+        }
+
+        fn meter(&self, _: Arc<Meter>) {}
+
+        fn say(&self, _: u32, _: Level, _: &str) {}
+
+        fn progress(&self, _: u8, _: &str) {}
+    }
+
+    #[tokio::test]
+    async fn results_stay_in_the_journal_and_are_read_one_at_a_time() {
+        let journal = Arc::new(Noting::default());
+        for name in ["a", "b"] {
+            journal.record(name, b"1").await.unwrap();
+        }
+        let mut steps = Steps::of(Some(journal.clone()), &Limits::default());
+        steps.complete("c".into(), b"22".to_vec()).await.unwrap();
+        for (name, result) in [("b", Some("1")), ("c", Some("22")), ("d", None)] {
+            let got = steps.start(name).await.unwrap();
+            assert_eq!(got.as_deref(), result.map(str::as_bytes), "{name}");
+        }
+        assert_eq!(*journal.asked.lock().unwrap(), ["names", "b", "c"]);
+        let again = steps.complete("a".into(), b"2".to_vec()).await;
+        assert!(matches!(again, Err(StepError::Refused(_))), "{again:?}");
+        journal.results.lock().unwrap().remove("a");
+        let gone = steps.start("a").await;
+        assert!(matches!(gone, Err(StepError::Refused(why)) if why == "gone"));
+    }
+
+    #[tokio::test]
+    async fn without_a_journal_each_step_is_done() {
+        let mut steps = Steps::of(None, &Limits::default());
+        for _ in 0..2 {
+            assert_eq!(steps.start("a").await.unwrap(), None);
+            steps.complete("a".into(), b"1".to_vec()).await.unwrap();
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! A handler that can run: what its module says of it, and what the operator grants to it.
+
+use std::sync::Arc;
+
+use crate::sandbox::capability::{HandlerState, HttpAccess};
+use crate::sandbox::grants::{Granted, held, lines, missing};
+use crate::sandbox::{
+    Attenuation, Capability, HandlerManifest, Journal, Limits, Missing, Module, StateQuota,
+    Withheld,
+};
+
+/// A handler that can run.
+#[derive(Debug)]
+pub struct Handler {
+    /// What its module says of it.
+    pub manifest: HandlerManifest,
+    /// The module that it is in.
+    pub module: Arc<Module>,
+    /// The manifest's name once more: what an attempt says carries it.
+    pub(in crate::sandbox) name: Arc<str>,
+    pub(in crate::sandbox) granted: Arc<Granted>,
+    /// What its attempts may use.
+    pub limits: Limits,
+    pub(in crate::sandbox) http: Arc<HttpAccess>,
+    /// How much it may keep; none: nothing.
+    pub state: Option<StateQuota>,
+    /// It would keep something, and the job leaves nothing of it.
+    pub(in crate::sandbox) state_is_taken: bool,
+    /// Its instances may serve many jobs: module and operator agree.
+    pub reuses: bool,
+    /// The file that its name belongs to: its module's, or one that is gone and had the same content.
+    pub owner: String,
+    /// The table of `rouse.toml` that binds its name; none: the name belongs to the file that had it first.
+    pub bound_by: Option<String>,
+    /// What tables grant to it, and do not until they say which module they are for.
+    pub withheld: Vec<Withheld>,
+}
+
+/// The kinds of capabilities that an operator can grant, as [`Handler::granted`] names them.
+pub const GRANTS: [&str; 8] = [
+    "files",
+    "http",
+    "secrets",
+    "sign",
+    "state",
+    "env",
+    "settings",
+    "fine_clocks",
+];
+
+impl Handler {
+    /// The kinds of capabilities that the operator has granted to it.
+    pub fn granted(&self) -> Vec<&'static str> {
+        let granted = [
+            !self.granted.dirs.is_empty(),
+            self.http.sends(),
+            !self.http.sent_names().is_empty(),
+            !self.http.signing_names().is_empty(),
+            self.state.is_some(),
+            !self.granted.env.is_empty(),
+            self.granted.settings.is_some(),
+            self.granted.fine_clocks,
+        ];
+        GRANTS
+            .into_iter()
+            .zip(granted)
+            .filter_map(|(word, granted)| granted.then_some(word))
+            .collect()
+    }
+
+    /// All that the operator has granted to it, in the words of manifests.
+    pub fn held(&self) -> Vec<Capability> {
+        held(&self.granted, &self.http, self.state)
+    }
+
+    /// What it asks for and is not granted.
+    pub fn missing(&self) -> Vec<Missing> {
+        let asked = &self.manifest.capabilities;
+        let missing = missing(&self.name, asked, &self.granted, &self.http, self.state);
+        let binding =
+            (self.bound_by.is_none()).then(|| lines::module(&self.name, &self.module.file));
+        let with_binding = |one: Missing| {
+            let lines = match (&one.what, &binding) {
+                // They are for modules that are bound.
+                (Capability::Secrets(_) | Capability::Sign(_), Some(binding)) => {
+                    let own = one.lines.as_deref().unwrap_or_default();
+                    Some(format!("{binding}\n\n{own}"))
+                }
+                _ => one.lines,
+            };
+            Missing {
+                lines: self.lines_to_bind(&one.what).or(lines),
+                what: one.what,
+            }
+        };
+        missing.into_iter().map(with_binding).collect()
+    }
+
+    /// The lines that would grant this by binding the tables that have something of the kind; none where none has.
+    fn lines_to_bind(&self, what: &Capability) -> Option<String> {
+        let kind = match what {
+            Capability::Secrets(_) | Capability::Sign(_) => "secrets",
+            Capability::Dirs(_) => "dirs",
+            Capability::State => "state",
+            Capability::Http(_)
+            | Capability::Env(_)
+            | Capability::Settings(_)
+            | Capability::FineClocks
+            | Capability::Unknown(_) => return None,
+        };
+        let withheld = self.withheld.iter().filter(|it| it.what == kind);
+        let lines: Vec<&str> = withheld.map(|it| it.lines.as_str()).collect();
+        (!lines.is_empty()).then(|| lines.join("\n\n"))
+    }
+
+    /// Its state, as an attempt has it whose journal this is.
+    pub(in crate::sandbox) fn state_for(&self, journal: Option<Arc<dyn Journal>>) -> HandlerState {
+        let mut withheld = self.withheld.iter();
+        let unbound = withheld.find(|withheld| withheld.what == "state");
+        HandlerState::new(
+            self.name.clone(),
+            self.state,
+            self.state_is_taken,
+            unbound.map(|withheld| withheld.lines.clone()),
+            &self.limits,
+            journal,
+        )
+    }
+
+    /// The same handler with what a job leaves of its grants and limits. Its instances serve that job alone.
+    pub fn attenuated(&self, job: &Attenuation) -> Arc<Self> {
+        Arc::new(Self {
+            manifest: self.manifest.clone(),
+            module: self.module.clone(),
+            name: self.name.clone(),
+            granted: Arc::new(self.granted.attenuated(job)),
+            limits: self.limits.attenuated(job),
+            http: self.http.attenuated(job),
+            state: self.state.filter(|_| job.leaves_state()),
+            state_is_taken: self.state.is_some() && !job.leaves_state(),
+            reuses: false,
+            owner: self.owner.clone(),
+            bound_by: self.bound_by.clone(),
+            withheld: self.withheld.clone(),
+        })
+    }
+}

@@ -1,0 +1,74 @@
+//! What a folder offers at one moment.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::sync::watch;
+
+use super::handler::Handler;
+
+/// A file that is not served, or not in its newest version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The file's name in the folder, with its control characters shown.
+    pub file: String,
+    /// Why; a sentence that starts with "it …", in one line.
+    pub why: String,
+    /// The lines of `rouse.toml` that would allow it, where that is the operator's to say.
+    pub lines: Option<String>,
+    /// True when the last good version of the file still serves.
+    pub last_good_serves: bool,
+}
+
+/// What a folder offers at one moment. Never changes; a running attempt keeps its handler.
+#[derive(Debug, Default)]
+pub struct HandlerSet {
+    /// The handlers by name.
+    pub handlers: BTreeMap<String, Arc<Handler>>,
+    /// What was refused, by file name.
+    pub refused: Vec<Refusal>,
+    /// Files that have not been tried yet, by name.
+    pub loading: Vec<String>,
+    /// Files that take their compiler long, by name. They are compiled behind all others, and nothing waits for them.
+    pub slow: Vec<String>,
+    /// Why the folder cannot be read, where it cannot; everything goes on serving then.
+    pub unreadable: Option<String>,
+}
+
+impl HandlerSet {
+    /// The handler of that name.
+    pub fn get(&self, name: &str) -> Option<&Arc<Handler>> {
+        self.handlers.get(name)
+    }
+
+    /// True while there are files that nobody has tried yet.
+    pub fn is_loading(&self) -> bool {
+        !self.loading.is_empty()
+    }
+
+    /// The names of the handlers, in order.
+    pub fn names(&self) -> Vec<String> {
+        self.handlers.keys().cloned().collect()
+    }
+}
+
+/// What a folder offers now, for all who use it.
+pub(super) struct Published {
+    pub(super) current: ArcSwap<HandlerSet>,
+    pub(super) version: watch::Sender<u64>,
+}
+
+impl Published {
+    pub(super) fn new(handlers: HandlerSet) -> Self {
+        Self {
+            current: ArcSwap::from_pointee(handlers),
+            version: watch::Sender::new(0),
+        }
+    }
+
+    pub(super) fn publish(&self, handlers: HandlerSet) {
+        self.current.store(Arc::new(handlers));
+        self.version.send_modify(|version| *version += 1);
+    }
+}

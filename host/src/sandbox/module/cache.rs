@@ -1,0 +1,374 @@
+//! What the compiler has made of modules, kept from one start to the next, and what else has to be trusted then.
+//!
+//! Machine code is trusted like the host itself: whoever can write it here runs what he likes. So the directory has to
+//! belong to the user that the host runs as, and nobody else may write to it; else there is no cache. An entry is read only
+//! where it is a plain file of that user, and names, in a digest of its own, the module that it is the code of. What is
+//! damaged, cut off, in the wrong place or somebody else's is removed, and the module is compiled again. Nothing that goes
+//! wrong with an entry is more than a warning. A note cannot be made again: its readers get an error where it cannot be used.
+
+use std::fs::{DirBuilder, File, TryLockError};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use ring::digest::{Context, SHA256};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, fstat, fsync,
+    futimens, openat, renameat, statat, unlinkat,
+};
+use rustix::process::geteuid;
+use wasmtime::Engine;
+
+use super::digest::Digest;
+
+/// An entry that was not used for so long is removed at the next start: its module is gone, or its host was replaced.
+const UNUSED_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// All entries together, bytes; those that were not used for longest go first. The code of a Rust guest has 1 to 10 MiB,
+/// that of a Python one about 150: room for some versions of all of them.
+const CACHE_BYTES_MAX: u64 = 2 << 30;
+
+/// The directory is looked through for what has to go when this much was put into it since the last time, not with each entry: a
+/// start may put thousands there.
+const LOOK_EVERY_BYTES: u64 = CACHE_BYTES_MAX / 16;
+
+/// A file that is still being written after this time was left by a host that died.
+const WRITING_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// How an entry starts, before its digest. Changes with the form of entries, and with what is done to a file before it is
+/// compiled: the adapter around modules of wasm32-wasip1 is not in the key.
+const MAGIC: &[u8; 16] = b"rouse code 0002\n";
+
+/// A note, which is text: no longer one is written or read.
+pub(in crate::sandbox) const NOTE_BYTES_MAX: u64 = 64 << 20;
+
+/// How names of entries end, and of those that are being written.
+const ENTRY: &str = ".code";
+const WRITING: &str = ".part";
+
+/// A directory with machine code.
+pub(in crate::sandbox) struct CodeCache {
+    /// Held open: whatever happens to its path, this is the directory that was checked.
+    dir: OwnedFd,
+    path: PathBuf,
+    /// Stands for wasmtime's version, its settings, the processor, and the form of entries.
+    engine: u64,
+    /// What was put there since it was looked through.
+    put_bytes: AtomicU64,
+}
+
+impl CodeCache {
+    /// The directory at this path, which is made where it is missing; none, with a warning, where it cannot be trusted.
+    pub(in crate::sandbox) fn open(path: &Path, engine: &Engine) -> Option<Self> {
+        let mut hasher = DefaultHasher::new();
+        engine.precompile_compatibility_hash().hash(&mut hasher);
+        (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, MAGIC).hash(&mut hasher);
+        match open_dir(path) {
+            Ok(dir) => {
+                let cache = Self {
+                    dir,
+                    path: path.to_owned(),
+                    engine: hasher.finish(),
+                    put_bytes: AtomicU64::new(0),
+                };
+                cache.make_room();
+                Some(cache)
+            }
+            Err(why) => {
+                tracing::warn!(
+                    dir = %path.display(),
+                    "machine code is not kept, nor whose the names of handlers are: each start compiles every module, and knows no owner of a name: {why}"
+                );
+                None
+            }
+        }
+    }
+
+    /// The code of the module with this digest, where it is kept.
+    pub(in crate::sandbox) fn get(&self, module: Digest) -> Option<Vec<u8>> {
+        let name = self.name(module);
+        match self.read(&name) {
+            Ok(code) => code,
+            Err(error) => {
+                self.remove(module, &error.to_string());
+                None
+            }
+        }
+    }
+
+    /// Keeps the code of a module. Readers find all of it, or nothing.
+    pub(in crate::sandbox) fn put(&self, module: Digest, code: &[u8]) {
+        let name = self.name(module);
+        let put = self.replace(&name, |file| {
+            file.write_all(&header(&name, code))?;
+            file.write_all(code)
+        });
+        if let Err(error) = put {
+            tracing::warn!(dir = %self.path.display(), "the code of a module is not kept: {error}");
+        }
+        let bytes = code.len() as u64;
+        if self.put_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes >= LOOK_EVERY_BYTES {
+            self.put_bytes.store(0, Ordering::Relaxed);
+            self.make_room();
+        }
+    }
+
+    /// Removes an entry that is of no use.
+    pub(in crate::sandbox) fn remove(&self, module: Digest, why: &str) {
+        let name = self.name(module);
+        tracing::warn!(
+            dir = %self.path.display(),
+            entry = name,
+            "kept code is not used, its module is compiled again: {why}"
+        );
+        if let Err(error) = unlinkat(&self.dir, &name, AtFlags::empty()) {
+            tracing::warn!(entry = name, "it cannot be removed: {error}");
+        }
+    }
+
+    /// Where a note is.
+    pub(in crate::sandbox) fn note_path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Something else that is kept here, under a name of its own; none where there is no such file.
+    ///
+    /// # Errors
+    /// When there is one that cannot be read or trusted.
+    pub(in crate::sandbox) fn note(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let Some(file) = self.open_file(name)? else {
+            return Ok(None);
+        };
+        let mut text = Vec::new();
+        file.take(NOTE_BYTES_MAX + 1).read_to_end(&mut text)?;
+        fits(&text)?;
+        Ok(Some(text))
+    }
+
+    /// Keeps a note. Readers find all of it, or what was there before, also after a power failure.
+    ///
+    /// # Errors
+    /// When it is not kept; what was there before is still there then.
+    pub(in crate::sandbox) fn set_note(&self, name: &str, text: &[u8]) -> io::Result<()> {
+        fits(text)?;
+        self.replace(name, |file| {
+            file.write_all(text)?;
+            file.sync_all()
+        })?;
+        Ok(fsync(&self.dir)?)
+    }
+
+    /// Keeps other hosts from writing this note until the file is dropped; none while another one does.
+    ///
+    /// # Errors
+    /// When it cannot be locked.
+    pub(in crate::sandbox) fn lock_note(&self, name: &str) -> io::Result<Option<File>> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = File::from(openat(&self.dir, format!("{name}.lock"), flags, mode)?);
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    fn name(&self, module: Digest) -> String {
+        format!("{module}-{:016x}{ENTRY}", self.engine)
+    }
+
+    /// A plain file that nobody else can have written.
+    fn open_file(&self, name: &str) -> io::Result<Option<File>> {
+        // Never through a link, and without waiting for the other end of a pipe.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match openat(&self.dir, name, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(rustix::io::Errno::LOOP) => return Err(io::Error::other("it is a link")),
+            Err(error) => return Err(error.into()),
+        };
+        let stat = fstat(&file)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(io::Error::other("it is no file"));
+        }
+        ours_alone(&stat).map_err(io::Error::other)?;
+        Ok(Some(File::from(file)))
+    }
+
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let Some(file) = self.open_file(name)? else {
+            return Ok(None);
+        };
+        // Used now. Where that cannot be written down, it is removed too early, no more.
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_NOW,
+        };
+        let _ = futimens(
+            &file,
+            &Timestamps {
+                last_access: now,
+                last_modification: now,
+            },
+        );
+
+        let mut file = file.take(CACHE_BYTES_MAX);
+        let mut head = [0; MAGIC.len() + 32];
+        let mut code = Vec::new();
+        file.read_exact(&mut head)?;
+        file.read_to_end(&mut code)?;
+        match head == header(name, &code) {
+            true => Ok(Some(code)),
+            false => Err(io::Error::other(
+                "it is damaged, or the code of something else",
+            )),
+        }
+    }
+
+    /// Puts a file in its place at once.
+    fn replace(
+        &self,
+        name: &str,
+        write: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let beside = format!(
+            ".{}-{:016x}{WRITING}",
+            std::process::id(),
+            rand::random::<u64>()
+        );
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut file = File::from(openat(&self.dir, &beside, flags, Mode::RUSR | Mode::WUSR)?);
+        let replaced =
+            write(&mut file).and_then(|()| Ok(renameat(&self.dir, &beside, &self.dir, name)?));
+        if replaced.is_err() {
+            // It is removed in an hour at the latest.
+            let _ = unlinkat(&self.dir, &beside, AtFlags::empty());
+        }
+        replaced
+    }
+
+    fn make_room(&self) {
+        let listed = self.list().unwrap_or_else(|error| {
+            tracing::warn!(dir = %self.path.display(), "kept code cannot be listed: {error}");
+            Vec::new()
+        });
+        for name in to_remove(listed, SystemTime::now()) {
+            // Another host may have removed it.
+            let _ = unlinkat(&self.dir, &name, AtFlags::empty());
+        }
+    }
+
+    /// What was put here. Other files are nobody's business.
+    fn list(&self) -> io::Result<Vec<Kept>> {
+        let mut kept = Vec::new();
+        for entry in Dir::read_from(&self.dir)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let is_entry = name.ends_with(ENTRY);
+            let is_being_written = name.starts_with('.') && name.ends_with(WRITING);
+            if !is_entry && !is_being_written {
+                continue;
+            }
+            // Another host may have removed it.
+            let Ok(stat) = statat(&self.dir, &*name, AtFlags::SYMLINK_NOFOLLOW) else {
+                continue;
+            };
+            let used_at = u64::try_from(stat.st_mtime).unwrap_or(0);
+            kept.push(Kept {
+                name,
+                bytes: u64::try_from(stat.st_size).unwrap_or(0),
+                used_at: SystemTime::UNIX_EPOCH + Duration::from_secs(used_at),
+            });
+        }
+        Ok(kept)
+    }
+}
+
+fn fits(note: &[u8]) -> io::Result<()> {
+    match note.len() as u64 <= NOTE_BYTES_MAX {
+        true => Ok(()),
+        false => Err(io::Error::other(format!(
+            "it has more than {} MiB",
+            NOTE_BYTES_MAX >> 20
+        ))),
+    }
+}
+
+/// A file of the cache.
+struct Kept {
+    name: String,
+    bytes: u64,
+    used_at: SystemTime,
+}
+
+/// What has been unused for too long, and then as much of the oldest as is needed.
+fn to_remove(mut kept: Vec<Kept>, now: SystemTime) -> Vec<String> {
+    // What is of the future was used just now.
+    let unused = |kept: &Kept| now.duration_since(kept.used_at).unwrap_or_default();
+    kept.sort_by_key(unused);
+    let mut bytes = 0;
+    let mut remove = Vec::new();
+    for file in kept {
+        let unused_max = match file.name.ends_with(WRITING) {
+            true => WRITING_MAX,
+            false => UNUSED_MAX,
+        };
+        bytes += file.bytes;
+        if unused(&file) > unused_max || bytes > CACHE_BYTES_MAX {
+            remove.push(file.name);
+        }
+    }
+    remove
+}
+
+/// Whose code it is, and that all of it is there.
+fn header(name: &str, code: &[u8]) -> [u8; MAGIC.len() + 32] {
+    // Not `sha2`, which takes four times as long on processors without instructions for it: half of a start.
+    let mut digest = Context::new(&SHA256);
+    digest.update(name.as_bytes());
+    digest.update(&[0]);
+    digest.update(code);
+    let mut header = [0; MAGIC.len() + 32];
+    header[..MAGIC.len()].copy_from_slice(MAGIC);
+    header[MAGIC.len()..].copy_from_slice(digest.finish().as_ref());
+    header
+}
+
+fn open_dir(path: &Path) -> Result<OwnedFd, String> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o700);
+    builder
+        .create(path)
+        .map_err(|error| format!("it cannot be made: {error}"))?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = openat(CWD, path, flags, Mode::empty())
+        .map_err(|error| format!("it cannot be opened: {error}"))?;
+    let stat = fstat(&dir).map_err(|error| error.to_string())?;
+    ours_alone(&stat).map_err(|why| {
+        format!("{why}; `chmod 700` it, or name another one in rouse.toml (cache_dir)")
+    })?;
+    Ok(dir)
+}
+
+/// Nobody but this user (and root) can have written it.
+fn ours_alone(stat: &Stat) -> Result<(), String> {
+    let ours = geteuid().as_raw();
+    if stat.st_uid != ours {
+        return Err(format!(
+            "it belongs to user {}, and this is user {ours}",
+            stat.st_uid
+        ));
+    }
+    match stat.st_mode & 0o022 {
+        0 => Ok(()),
+        _ => Err("others may write to it".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! What a compiler cannot reach, whatever a file makes of it: no file, no server, no process of others, and no program with more
+//! rights than its own. What it needs is open by then, and nothing else is ever opened: neither files nor sockets of any kind.
+
+use std::io;
+
+use landlock::{
+    ABI, Access as _, AccessFs, AccessNet, Ruleset, RulesetAttr as _, RulesetError, RulesetStatus,
+    Scope,
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// How much of the fence the kernel knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::sandbox) enum Fence {
+    /// Nothing: it is older than Linux 5.13, or was built or started without Landlock.
+    None,
+    /// Most of the file system at least; truncating files needs Linux 6.2, signals 6.12.
+    Partial,
+    /// All of it.
+    Full,
+}
+
+/// The newest of what is asked for: Linux 6.12.
+const WANTED: ABI = ABI::V6;
+
+/// Fences the thread that calls this, and those that it starts, for good.
+///
+/// # Errors
+/// When the kernel knows Landlock, and fails. Where it does not know it, the thread gets no new rights all the same.
+pub(super) fn fence() -> io::Result<Fence> {
+    let fence = || -> Result<_, RulesetError> {
+        Ruleset::default()
+            .handle_access(AccessFs::from_all(WANTED))?
+            .handle_access(AccessNet::from_all(WANTED))?
+            .scope(Scope::from_all(WANTED))?
+            .create()?
+            // Nothing is allowed that is not listed here.
+            .restrict_self()
+    };
+    let status = fence().map_err(io::Error::other)?;
+    if !status.no_new_privs {
+        return Err(io::Error::other("it cannot give up getting new rights"));
+    }
+    Ok(match status.ruleset {
+        RulesetStatus::FullyEnforced => Fence::Full,
+        RulesetStatus::PartiallyEnforced => Fence::Partial,
+        RulesetStatus::NotEnforced => Fence::None,
+    })
+}
+
+/// Keeps this process from new descriptors, processes and threads, and from making files longer, for good. It takes no Landlock.
+/// Root starts processes and threads all the same.
+///
+/// # Errors
+/// When the system does not set a limit.
+pub(super) fn close() -> io::Result<()> {
+    // A child would have CPU time of its own, and outlive the host.
+    for resource in [Resource::Nofile, Resource::Nproc, Resource::Fsize] {
+        at_most(resource, 0, 0)?;
+    }
+    Ok(())
+}
+
+/// Sets a limit, and where one is set already, never a looser one.
+pub(super) fn at_most(resource: Resource, current: u64, maximum: u64) -> io::Result<()> {
+    let already = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let limit = Rlimit {
+        current: Some(current.min(already)),
+        maximum: Some(maximum.min(already)),
+    };
+    Ok(setrlimit(resource, limit)?)
+}
+
+impl Fence {
+    /// Logs what the compilers of this host cannot be kept from.
+    pub(in crate::sandbox) fn log(self) {
+        match self {
+            Self::Full => {}
+            Self::Partial => tracing::info!(
+                "this kernel knows a part of Landlock: compilers open no files and no connections, but they could signal other processes of this user (before Linux 6.12) and truncate its files (before 6.2)"
+            ),
+            Self::None => tracing::warn!(
+                "this kernel has no Landlock (Linux 5.13, enabled at boot): compilers of modules are limited in time and memory and open no files and no connections, but they could remove, rename and truncate files of this user and signal its processes"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io::{ErrorKind, Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+    use std::os::unix::process::CommandExt as _;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn who_is_fenced_opens_and_starts_nothing_and_keeps_what_was_open() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut open = File::open("/proc/self/statm").unwrap();
+        let status = "/proc/thread-self/status";
+        let fenced = std::thread::spawn(move || {
+            let mut before = fs::File::open(status).unwrap();
+            let fence = fence().expect("it can be fenced");
+            let mut text = String::new();
+            before.read_to_string(&mut text).unwrap();
+            assert!(text.contains("NoNewPrivs:\t1"), "{text}");
+            if fence == Fence::None {
+                assert!(std::env::var_os("CI").is_none(), "CI has Landlock");
+                eprintln!("skipped: this kernel has no Landlock");
+                return;
+            }
+            let denied = |what: &str, error: Option<io::Error>| {
+                let kind = error.map(|error| error.kind());
+                assert_eq!(kind, Some(ErrorKind::PermissionDenied), "{what}");
+            };
+            denied("a file", File::open("/etc/passwd").err());
+            denied("a list", fs::read_dir("/").err());
+            denied("a new file", File::create("/tmp/fenced").err());
+            denied("a program", Command::new("/bin/true").status().err());
+            if fence == Fence::Full {
+                denied("a server", TcpStream::connect(address).err());
+                denied("a port", TcpListener::bind("127.0.0.1:0").err());
+            }
+            let mut text = String::new();
+            open.read_to_string(&mut text).unwrap();
+            assert!(!text.is_empty());
+        });
+        fenced.join().expect("nothing was possible");
+        assert!(File::open("/etc/passwd").is_ok(), "others are free");
+    }
+
+    #[test]
+    #[ignore = "limits its process: what_is_closed_makes_no_descriptor_and_no_process runs it in one of its own"]
+    fn closed() {
+        let mut open = File::open("/proc/self/statm").unwrap();
+        let (mut reads, mut writes) = io::pipe().unwrap();
+        close().expect("it can be closed");
+        let denied = |what: &str, error: Option<io::Error>, code: i32| {
+            let error = error.and_then(|error| error.raw_os_error());
+            assert_eq!(error, Some(code), "{what}");
+        };
+        denied("a file", File::open("/dev/null").err(), libc::EMFILE);
+        denied("a pipe", io::pipe().err(), libc::EMFILE);
+        // Which has to be 3 at least, and that is above the limit.
+        denied("a copy", open.try_clone().err(), libc::EINVAL);
+        let socket = UnixStream::connect("/run/postgresql/.s.PGSQL.5432");
+        denied("a Unix socket", socket.err(), libc::EMFILE);
+        let socket = UnixDatagram::unbound();
+        denied("a datagram socket", socket.err(), libc::EMFILE);
+        let socket = UdpSocket::bind("127.0.0.1:0");
+        denied("a UDP socket", socket.err(), libc::EMFILE);
+        let socket = TcpStream::connect("127.0.0.1:1");
+        denied("a TCP socket", socket.err(), libc::EMFILE);
+        if rustix::process::getuid().is_root() {
+            eprintln!("skipped: root may start processes");
+        } else {
+            let program = Command::new("/bin/true").status();
+            denied("a process", program.err(), libc::EAGAIN);
+            let thread = std::thread::Builder::new().spawn(|| {});
+            denied("a thread", thread.err(), libc::EAGAIN);
+        }
+        // What is open goes on.
+        let mut text = String::new();
+        open.read_to_string(&mut text).unwrap();
+        assert!(!text.is_empty());
+        writes.write_all(b"x").unwrap();
+        drop(writes);
+        reads.read_to_string(&mut text).unwrap();
+        assert!(text.ends_with('x'));
+        println!("it is closed");
+    }
+
+    #[test]
+    fn what_is_closed_makes_no_descriptor_and_no_process() {
+        let test = std::env::current_exe().unwrap();
+        let mut command = Command::new(&test);
+        let folder = tempfile::tempdir().unwrap();
+        if rustix::process::getuid().is_root() {
+            // Nobody else may be able to read this program where it lies.
+            let everyone = fs::Permissions::from_mode(0o755);
+            fs::set_permissions(folder.path(), everyone).unwrap();
+            let copy = folder.path().join("test");
+            fs::copy(&test, &copy).unwrap();
+            command = Command::new(&copy);
+            command.uid(65_534).gid(65_534);
+        }
+        let output = command
+            .args(["--exact", "sandbox::module::compile::fence::tests::closed"])
+            .args(["--ignored", "--nocapture", "--test-threads", "1"])
+            .current_dir("/")
+            .output()
+            .expect("it starts");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && said.contains("it is closed"),
+            "{said}{errors}"
+        );
+        assert!(!errors.contains("skipped"), "{errors}");
+    }
+}

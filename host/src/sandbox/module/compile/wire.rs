@@ -1,0 +1,144 @@
+//! What a host and its compiler send each other: modules one way; machine code, or a reason, the other.
+
+use std::io::{self, Read, Write};
+
+use super::fence::Fence;
+
+/// The compiler itself could not work; standard error says why.
+pub(super) const EXIT_UNABLE: u8 = 4;
+
+/// A module follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Request {
+    /// Its size.
+    pub(super) bytes: u64,
+    /// CPU time that it may take, seconds.
+    pub(super) cpu_secs: u64,
+}
+
+/// What follows a [`Reply`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Machine code and lines.
+    Code,
+    /// Why the module cannot be compiled: a sentence that starts with "it …".
+    Refused,
+}
+
+/// The answer to a [`Request`] follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reply {
+    pub(super) kind: Kind,
+    /// The compiler ends now: what is left of its limits is too little for another module.
+    pub(super) is_last: bool,
+    /// What keeps it from everything else.
+    pub(super) fence: Fence,
+    /// The size of what follows.
+    pub(super) bytes: u64,
+}
+
+impl Request {
+    pub(super) fn write(self, mut to: impl Write) -> io::Result<()> {
+        to.write_all(&self.bytes.to_le_bytes())?;
+        to.write_all(&self.cpu_secs.to_le_bytes())
+    }
+
+    /// None where the host has no more modules.
+    pub(super) fn read(mut from: impl Read) -> io::Result<Option<Self>> {
+        let mut first = [0];
+        if from.read(&mut first)? == 0 {
+            return Ok(None);
+        }
+        let mut rest = [0; 15];
+        from.read_exact(&mut rest)?;
+        let mut bytes = [first[0]; 8];
+        bytes[1..].copy_from_slice(&rest[..7]);
+        let mut cpu_secs = [0; 8];
+        cpu_secs.copy_from_slice(&rest[7..]);
+        Ok(Some(Self {
+            bytes: u64::from_le_bytes(bytes),
+            cpu_secs: u64::from_le_bytes(cpu_secs),
+        }))
+    }
+}
+
+impl Reply {
+    pub(super) fn write(self, mut to: impl Write) -> io::Result<()> {
+        let kind = match self.kind {
+            Kind::Code => b'C',
+            Kind::Refused => b'R',
+        };
+        let fence = match self.fence {
+            Fence::None => b'0',
+            Fence::Partial => b'1',
+            Fence::Full => b'2',
+        };
+        to.write_all(&[kind, u8::from(self.is_last), fence])?;
+        to.write_all(&self.bytes.to_le_bytes())
+    }
+
+    /// # Errors
+    /// Of the kind `InvalidData` where it is none.
+    pub(super) fn read(mut from: impl Read) -> io::Result<Self> {
+        let mut head = [0; 3];
+        from.read_exact(&mut head)?;
+        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+        let [kind, last, fence] = head;
+        let kind = match kind {
+            b'C' => Kind::Code,
+            b'R' => Kind::Refused,
+            _ => return Err(invalid()),
+        };
+        let is_last = match last {
+            0 | 1 => last == 1,
+            _ => return Err(invalid()),
+        };
+        let fence = match fence {
+            b'0' => Fence::None,
+            b'1' => Fence::Partial,
+            b'2' => Fence::Full,
+            _ => return Err(invalid()),
+        };
+        let mut bytes = [0; 8];
+        from.read_exact(&mut bytes)?;
+        Ok(Self {
+            kind,
+            is_last,
+            fence,
+            bytes: u64::from_le_bytes(bytes),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_the_end_is_none() {
+        let request = Request {
+            bytes: 0x0102_0304_0506_0708,
+            cpu_secs: 120,
+        };
+        let mut wire = Vec::new();
+        request.write(&mut wire).unwrap();
+        let mut from = wire.as_slice();
+        assert_eq!(Request::read(&mut from).unwrap(), Some(request));
+        assert_eq!(Request::read(&mut from).unwrap(), None);
+        assert!(Request::read(&wire[..9]).is_err(), "cut off");
+
+        for kind in [Kind::Code, Kind::Refused] {
+            let reply = Reply {
+                kind,
+                is_last: kind == Kind::Refused,
+                fence: Fence::Partial,
+                bytes: 7,
+            };
+            let mut wire = Vec::new();
+            reply.write(&mut wire).unwrap();
+            assert_eq!(Reply::read(wire.as_slice()).unwrap(), reply);
+        }
+        let rubbish = Reply::read(&b"this is no code"[..]).unwrap_err();
+        assert_eq!(rubbish.kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,0 +1,158 @@
+//! Asking a new module for its manifest.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use wasmtime::Store;
+
+use super::lines::Lines;
+use crate::harmless::line;
+use crate::sandbox::attempt::end::{backtrace, trap_message};
+use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget, PAGE_BYTES};
+use crate::sandbox::attempt::meter::{Meter, within_cpu};
+use crate::sandbox::attempt::state::{self, AttemptState, OfAttempt};
+use crate::sandbox::bindings::ModulePre;
+use crate::sandbox::capability::GuestLog;
+use crate::sandbox::{Handler, Limits, Manifest, Sandbox, Settings};
+
+/// Beside the memory that the module starts with, which holds a whole runtime in some languages: a manifest is put
+/// together from constants.
+const MEMORY_BYTES_MORE: usize = 32 << 20;
+
+/// CPU time. Not wall time: on a busy host a good module would be refused.
+const CPU_MAX: Duration = Duration::from_millis(500);
+
+/// For a module that waits instead of computing.
+const WALL_MAX: Duration = Duration::from_secs(15);
+
+/// What is repeated of a backtrace in a refusal: its innermost frames.
+const FRAMES_MAX: usize = 12;
+
+/// Calls `describe` in a throwaway instance that has no grants, little memory and little time.
+/// Blocks; not for async code.
+///
+/// # Errors
+/// A sentence that starts with "it …".
+pub(in crate::sandbox) fn describe(
+    sandbox: &Arc<Sandbox>,
+    pre: ModulePre<AttemptState>,
+    lines: Arc<Lines>,
+) -> Result<String, String> {
+    let task = sandbox.guests().spawn(call(sandbox.clone(), pre, lines));
+    sandbox
+        .guests()
+        .block_on(task)
+        .unwrap_or_else(|error| Err(format!("it could not be described: {error}")))
+}
+
+impl Sandbox {
+    /// Instantiates the module of this handler once more and asks it for its manifest, as when it was loaded.
+    ///
+    /// # Errors
+    /// Where that fails, or the module does not say the same of the handler any more; a sentence that starts with
+    /// "it …".
+    pub async fn verify(self: &Arc<Self>, handler: &Handler) -> Result<(), String> {
+        let task = self.guests().spawn(call(
+            self.clone(),
+            handler.module.pre.clone(),
+            handler.module.lines.clone(),
+        ));
+        let text = task
+            .await
+            .unwrap_or_else(|error| Err(format!("it could not be described: {error}")))?;
+        let manifest = Manifest::parse(&text)?;
+        match manifest.handlers.contains(&handler.manifest) {
+            true => Ok(()),
+            false => Err("it describes itself otherwise than when it was loaded".into()),
+        }
+    }
+}
+
+async fn call(
+    sandbox: Arc<Sandbox>,
+    pre: ModulePre<AttemptState>,
+    lines: Arc<Lines>,
+) -> Result<String, String> {
+    let _permit = sandbox.describes.acquire().await;
+    let _ticking = sandbox.ticker.tick();
+
+    let memory_bytes = memory_bytes(&pre, sandbox.settings());
+    let limits = Limits {
+        memory_bytes,
+        ..Limits::default()
+    };
+    // A budget of its own: a busy host is no reason to refuse a module.
+    let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(memory_bytes));
+    let of = OfAttempt::of_none();
+    let own = AttemptState::new(Arc::default(), lines, &limits, limiter, of)?;
+    let mut store = Store::new(&sandbox.engine, own);
+    state::limit(&mut store, &limits);
+
+    let called = {
+        let call = pin!(async {
+            let instance = pre.instantiate_async(&mut store).await?;
+            let handlers = instance.rouse_handler_handlers();
+            handlers.call_describe(&mut store).await
+        });
+        timeout(WALL_MAX, within_cpu(call, &Meter::default(), CPU_MAX)).await
+    };
+    let state = store.data();
+    let log = &state.log;
+    match called {
+        Ok(Some(Ok(manifest))) => Ok(manifest),
+        Ok(None) => Err(format!(
+            "it computes for more than {} ms instead of describing itself{}",
+            CPU_MAX.as_millis(),
+            evidence(log, &[])
+        )),
+        Err(_) => Err(format!(
+            "it takes more than {} s to describe itself{}",
+            WALL_MAX.as_secs(),
+            evidence(log, &[])
+        )),
+        Ok(Some(Err(error))) => {
+            let what = match (state.limiter.denial(), &state.panic) {
+                (Some(_), _) => format!(
+                    "it needs more than {} MiB of memory to describe itself",
+                    memory_bytes >> 20
+                ),
+                (None, Some(panic)) => format!(
+                    "it panics when it describes itself: {} at {}",
+                    line(&panic.message),
+                    panic.location
+                ),
+                (None, None) => format!(
+                    "it fails when it describes itself: {}",
+                    trap_message(&error, &limits)
+                ),
+            };
+            Err(what + &evidence(log, &backtrace(&error, &state.lines)))
+        }
+    }
+}
+
+/// What the module starts with, and some more. No more than any attempt may have is counted of the former: where that is not
+/// enough, no attempt could run either.
+fn memory_bytes(pre: &ModulePre<AttemptState>, settings: &Settings) -> usize {
+    let starts_with = pre.instance_pre().component().resources_required();
+    let starts_with = starts_with.map_or(0, |it| {
+        let pages = u64::from(it.num_memories) * it.max_initial_memory_size.unwrap_or(0);
+        usize::try_from(pages).map_or(usize::MAX, |pages| pages.saturating_mul(PAGE_BYTES))
+    });
+    starts_with.min(settings.memory_bytes_most()) + MEMORY_BYTES_MORE
+}
+
+/// What helps to find the fault: the last lines of standard error, where most languages say why, and where it stopped.
+fn evidence(log: &GuestLog, backtrace: &[String]) -> String {
+    let said = log.last_errors();
+    let frames = &backtrace[..backtrace.len().min(FRAMES_MAX)];
+    let mut text = String::new();
+    for (what, lines) in [("standard error", &said[..]), ("backtrace", frames)] {
+        if !lines.is_empty() {
+            text += &format!("; {what}: {}", lines.join(" | "));
+        }
+    }
+    text
+}

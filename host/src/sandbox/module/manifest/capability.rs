@@ -1,0 +1,165 @@
+//! What a handler asks the operator for, in the words of `rouse.toml`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::sandbox::{HostPattern, Mode};
+
+pub(super) const NAME_CHARS_MAX: usize = 128;
+
+/// One line of text.
+const DETAIL_BYTES_MAX: usize = 256;
+
+/// What a handler asks the operator for: a word, and behind a colon which one. Without that, any.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Capability {
+    /// `http:api.example.com`, `http:*.example.com`: requests to these servers.
+    Http(Option<HostPattern>),
+    /// `secrets:MAIL_KEY`: this secret.
+    Secrets(Option<String>),
+    /// `sign:HOOK_KEY`: signatures with this secret.
+    Sign(Option<String>),
+    /// `dirs:/photos`, `dirs:/out:read-write`: a directory at this path.
+    Dirs(Option<(String, Mode)>),
+    /// `env:LANG`: this variable.
+    Env(Option<String>),
+    /// `settings:threshold`: this setting.
+    Settings(Option<String>),
+    /// `state`: a state that outlives its jobs.
+    State,
+    /// `fine_clocks`: clocks that are not coarse.
+    FineClocks,
+    /// A word that this host does not know.
+    Unknown(String),
+}
+
+impl FromStr for Capability {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (word, detail) = match text.split_once(':') {
+            Some((word, detail)) => (word, Some(detail)),
+            None => (text, None),
+        };
+        let fits = |detail: &str| {
+            (1..=DETAIL_BYTES_MAX).contains(&detail.len())
+                && detail.chars().all(|c| c.is_ascii_graphic() || c == ' ')
+                && !detail.contains(['"', '\\'])
+        };
+        if !is_name(word) || detail.is_some_and(|detail| !fits(detail)) {
+            return Err("capabilities are at most 64 words like `dirs`, or `dirs:/photos`".into());
+        }
+        let key = |detail: &str| match is_key(detail) {
+            true => Ok(detail.to_owned()),
+            false => Err(format!(
+                "the capability `{text}`: a name has letters, digits, - and _"
+            )),
+        };
+        Ok(match (word, detail) {
+            ("http", host) => Self::Http(
+                host.map(str::parse)
+                    .transpose()
+                    .map_err(|why| format!("the capability `{text}`: {why}"))?,
+            ),
+            ("secrets", name) => Self::Secrets(name.map(key).transpose()?),
+            ("sign", name) => Self::Sign(name.map(key).transpose()?),
+            // As modules from before 0.1 say it.
+            ("dir", None) => Self::Dirs(None),
+            ("dirs", at) => Self::Dirs(at.map(|at| {
+                let (at, mode) = Mode::split(at);
+                (at.to_owned(), mode.unwrap_or(Mode::Read))
+            })),
+            ("env", name) => Self::Env(name.map(key).transpose()?),
+            ("settings", name) => Self::Settings(name.map(key).transpose()?),
+            ("state", None) => Self::State,
+            ("fine_clocks", None) => Self::FineClocks,
+            (_, _) => Self::Unknown(text.to_owned()),
+        })
+    }
+}
+
+/// What TOML takes for a key without quotes.
+fn is_key(name: &str) -> bool {
+    name.bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+}
+
+/// Writes what `FromStr` reads.
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Http(Some(host)) => write!(f, "http:{host}"),
+            Self::Http(None) => f.write_str("http"),
+            Self::Secrets(Some(name)) => write!(f, "secrets:{name}"),
+            Self::Secrets(None) => f.write_str("secrets"),
+            Self::Sign(Some(name)) => write!(f, "sign:{name}"),
+            Self::Sign(None) => f.write_str("sign"),
+            Self::Dirs(Some((at, Mode::Read))) => write!(f, "dirs:{at}"),
+            Self::Dirs(Some((at, Mode::ReadWrite))) => write!(f, "dirs:{at}:read-write"),
+            Self::Dirs(None) => f.write_str("dirs"),
+            Self::Env(Some(name)) => write!(f, "env:{name}"),
+            Self::Env(None) => f.write_str("env"),
+            Self::Settings(Some(name)) => write!(f, "settings:{name}"),
+            Self::Settings(None) => f.write_str("settings"),
+            Self::State => f.write_str("state"),
+            Self::FineClocks => f.write_str("fine_clocks"),
+            Self::Unknown(text) => f.write_str(text),
+        }
+    }
+}
+
+/// A name of a handler, and the word of a capability: `[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*`, 1 to 128 characters.
+pub(super) fn is_name(name: &str) -> bool {
+    name.len() <= NAME_CHARS_MAX
+        && name.split('.').all(|word| {
+            word.starts_with(|first: char| first.is_ascii_lowercase() || first.is_ascii_digit())
+                && word
+                    .bytes()
+                    .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-'))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capability_is_written_as_it_was_read() {
+        for text in [
+            "http",
+            "http:*.example.com",
+            "secrets:MAIL_KEY",
+            "sign",
+            "sign:HOOK_KEY",
+            "dirs",
+            "dirs:/photos",
+            "dirs:/out:read-write",
+            "env:LANG",
+            "settings:threshold",
+            "state",
+            "fine_clocks",
+            "of-the-future:with detail",
+        ] {
+            let capability: Capability = text.parse().unwrap();
+            assert_eq!(capability.to_string(), text);
+        }
+        assert_eq!("dir".parse(), Ok(Capability::Dirs(None)));
+    }
+
+    #[test]
+    fn what_could_not_stand_in_rouse_toml_is_refused() {
+        for bad in [
+            "rm -rf",
+            "http:https://a.example",
+            "http:",
+            "secrets:a b",
+            "sign:a\"b",
+            "env:A=B",
+            "dirs:/a\"b",
+            "dirs:/a\nb",
+            "",
+        ] {
+            assert!(bad.parse::<Capability>().is_err(), "{bad}");
+        }
+    }
+}
