@@ -1,4 +1,4 @@
-//! JSON that is carried, not read: `jsonb` or its text on the wire, bytes here.
+//! JSON that is passed through, not parsed: `jsonb` or its text on the wire, bytes here.
 
 use bytes::{BufMut, BytesMut};
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
