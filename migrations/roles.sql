@@ -1,8 +1,7 @@
--- The six roles of Rouse. `rouse migrate` runs this by itself where its user may create roles;
--- elsewhere an administrator runs what `rouse migrate --roles-sql` prints, once per server.
--- Safe to run again, and by several at once.
+-- The six roles of Rouse. `rouse migrate` runs this by itself if its user may create roles; otherwise an administrator runs the output of
+-- `rouse migrate --roles-sql`, once per server. Safe to repeat, and to run concurrently.
 --
---   rouse_owner     owns schema rouse; nobody logs in as it
+--   rouse_owner     owns schema rouse; not for logins
 --   rouse_enqueuer  enqueues, and reads the state of single jobs
 --   rouse_producer  the same; cancels and reads single jobs
 --   rouse_operator  the same; reads everything, and takes all admin actions
@@ -17,18 +16,18 @@ BEGIN
             BEGIN
                 EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', wanted);
             EXCEPTION
-                -- Another database's migration on the same server was quicker.
+                -- The migration of another database on the same server has created it first.
                 WHEN duplicate_object OR unique_violation THEN NULL;
             END;
         END IF;
     END LOOP;
-    -- Whoever migrates has to act as the owner. From Postgres 16 on, who created a role may grant it but
-    -- not act as it; before that, who created it could not do either.
+    -- The migrating user has to act as the owner. From Postgres 16 on, the creator of a role may grant it but not act as it; before that,
+    -- it could do neither.
     IF NOT (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER) THEN
         BEGIN
             EXECUTE pg_catalog.format('GRANT rouse_owner TO %I', CURRENT_USER);
         EXCEPTION
-            -- An administrator has granted it, or has to: the next statement tells.
+            -- An administrator has granted it, or has to; otherwise the next statement fails.
             WHEN insufficient_privilege THEN NULL;
         END;
     END IF;

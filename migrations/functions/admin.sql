@@ -1,11 +1,11 @@
--- Admin actions: what an operator may do to a job or a queue, and what a producer may: cancel. Every function leaves a record with the login that called
--- it, does the same when it is called again, and refuses what makes no sense with an error that says what the job is. Hosts log these
--- actions.
+-- Admin actions: an operator's actions on a job or a queue, and the one that a producer may use: cancel. Every function leaves a record
+-- with the calling login, is idempotent, and rejects actions that the job's state does not allow, with an error that includes the state.
+-- Hosts log these actions.
 --
---   P0002  there is no such job (any more)
---   55000  the job is not in a state for that
+--   P0002  the job does not exist, or is no longer kept
+--   55000  the state of the job does not allow that
 
--- Refuses an id that is null, for function `p_name`.
+-- Rejects a null id, for function `p_name`.
 CREATE OR REPLACE FUNCTION rouse._check_id(p_name text, p_id bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -15,9 +15,8 @@ BEGIN
 END
 $$;
 
--- Ends a job that is live, and says whether it was. A running one is settled through the fence, and its
--- worker is told: whatever its attempt still returns is refused. Waits for whoever is changing the job at this
--- moment, and then deals with what has become of it. Served by the primary key.
+-- Ends a live job, and returns whether it was live. A running job is settled with its own fence, and its worker is notified: any outcome of
+-- its attempt is refused. Waits for a concurrent change of the job, and then acts on the result. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._end(p_id bigint, p_state rouse.state, p_result jsonb, p_error jsonb, p_event text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -29,9 +28,9 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    -- Not before the row is locked: what was waited for came before.
+    -- Not before the row is locked: the change that was waited for came first.
     at := clock_timestamp();
-    PERFORM rouse._have_partitions(at);
+    PERFORM rouse._ensure_partitions(at);
     IF live.state = 'running' THEN
         ended.id := p_id;
         ended.fence := live.fence;
@@ -55,35 +54,34 @@ BEGIN
 END
 $$;
 
--- What became of a job that is not live (any more); an error where nothing is known of it. Served by
--- finished_id, in each partition.
-CREATE OR REPLACE FUNCTION rouse._ended(p_id bigint) RETURNS rouse.finished
+-- A job that is not live; an error if it does not exist or is no longer kept. Served by finished_id, in each partition.
+CREATE OR REPLACE FUNCTION rouse._ended_job(p_id bigint) RETURNS rouse.finished
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     was rouse.finished;
 BEGIN
     SELECT * INTO was FROM rouse.finished AS f WHERE f.id = p_id LIMIT 1;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'rouse: there is no job % (any more)', p_id
+        RAISE EXCEPTION 'rouse: job % does not exist, or is no longer kept', p_id
             USING ERRCODE = 'no_data_found',
-                  HINT = 'Either it was never enqueued (or its transaction is not committed), or it finished so long ago that it is not kept.';
+                  HINT = 'Either it was never enqueued (or its transaction is not committed), or it finished so long ago that it is no longer kept.';
     END IF;
     RETURN was;
 END
 $$;
 
--- Says that a job has ended otherwise than it was asked to.
+-- Rejects an action on a job that has ended in another way.
 CREATE OR REPLACE FUNCTION rouse._refuse_ended(p_id bigint, p_done text, p_state rouse.state, p_otherwise text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'rouse: job % cannot be % any more: it has ended as %', p_id, p_done, p_state || p_otherwise
+    RAISE EXCEPTION 'rouse: job % cannot be %: it has already ended as %', p_id, p_done, p_state || p_otherwise
         USING ERRCODE = 'object_not_in_prerequisite_state',
-              HINT = format('How a job has ended is not rewritten. SELECT rouse.retry(%s) makes a new one of it.', p_id);
+              HINT = format('The outcome of a job is final. SELECT rouse.retry(%s) enqueues it again as a new job.', p_id);
 END
 $$;
 
--- Cancels a job, queued or running. True: it is cancelled now, by this call or by an earlier one.
--- False: it had finished otherwise, or there is no such job (any more).
+-- Cancels a job, queued or running. True: it is cancelled now, by this call or by an earlier one. False: it has ended in another way, or
+-- does not exist.
 CREATE OR REPLACE FUNCTION rouse.cancel(id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -93,7 +91,7 @@ BEGIN
     IF rouse._end(cancel.id, 'cancelled', NULL, NULL, 'cancelled') THEN
         RETURN true;
     END IF;
-    -- A statement of its own: it sees what the end of a settlement has left that was waited for.
+    -- A separate statement sees the result of a settlement that the first one waited for.
     RETURN coalesce((SELECT f.state = 'cancelled' FROM rouse.finished AS f WHERE f.id = cancel.id LIMIT 1), false);
 END
 $$;
@@ -110,25 +108,25 @@ BEGIN
     PERFORM rouse._check_id('complete', complete.id);
     IF complete.result IS NULL THEN
         RAISE EXCEPTION 'rouse.complete: result must not be null'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out for the JSON null, or give it as ''null''.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Omit it for the JSON null, or pass ''null''.';
     END IF;
     IF octet_length(complete.result::text) > 4194304 THEN
-        RAISE EXCEPTION 'rouse.complete: the result has % bytes; at most 4194304 are kept', octet_length(complete.result::text)
-            USING ERRCODE = 'program_limit_exceeded', HINT = 'Store large data elsewhere and give a reference to it.';
+        RAISE EXCEPTION 'rouse.complete: the result has % bytes; at most 4194304 are stored', octet_length(complete.result::text)
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'Store large data elsewhere and pass a reference to it.';
     END IF;
     IF NOT rouse._end(complete.id, 'succeeded', complete.result, NULL, 'completed') THEN
-        was := rouse._ended(complete.id);
+        was := rouse._ended_job(complete.id);
         IF was.state <> 'succeeded' OR was.result <> complete.result THEN
             PERFORM rouse._refuse_ended(complete.id, 'completed', was.state,
-                CASE WHEN was.state = 'succeeded' THEN ', with another result' ELSE '' END);
+                CASE WHEN was.state = 'succeeded' THEN ', with a different result' ELSE '' END);
         END IF;
     END IF;
     RETURN true;
 END
 $$;
 
--- Ends a job as failed, queued or running, whatever attempts it has left. True: it has failed with this
--- message, by this call or by an earlier one.
+-- Ends a job as failed, queued or running, regardless of its remaining attempts. True: it has failed with this message, by this call or by
+-- an earlier one.
 CREATE OR REPLACE FUNCTION rouse.fail(id bigint, message text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -138,22 +136,22 @@ DECLARE
 BEGIN
     PERFORM rouse._check_id('fail', fail.id);
     IF coalesce(fail.message, '') = '' OR octet_length(fail.message) > 16384 THEN
-        RAISE EXCEPTION 'rouse.fail: message has 1 to 16384 bytes' USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'It says why, to whoever looks at the job.';
+        RAISE EXCEPTION 'rouse.fail: message must have 1 to 16384 bytes' USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'The message tells readers of the job why it failed.';
     END IF;
     IF NOT rouse._end(fail.id, 'failed', NULL, jsonb_build_object('kind', 'admin', 'message', fail.message), 'failed') THEN
-        was := rouse._ended(fail.id);
+        was := rouse._ended_job(fail.id);
         IF was.state <> 'failed' OR was.error->>'message' IS DISTINCT FROM fail.message THEN
             PERFORM rouse._refuse_ended(fail.id, 'failed', was.state,
-                CASE WHEN was.state = 'failed' THEN ', with another message' ELSE '' END);
+                CASE WHEN was.state = 'failed' THEN ', with a different message' ELSE '' END);
         END IF;
     END IF;
     RETURN true;
 END
 $$;
 
--- Takes a queued job away: it is cancelled, and a record says that it was deleted. True: it is
--- cancelled now, by this call or by an earlier one. A running job is not deleted.
+-- Deletes a queued job: it is cancelled, and a record shows that it was deleted. True: it is cancelled now, by this call or by an earlier
+-- one. A running job is not deleted.
 CREATE OR REPLACE FUNCTION rouse.delete(id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -170,7 +168,7 @@ BEGIN
                   HINT = format('SELECT rouse.cancel(%s) stops it.', delete.id);
     END IF;
     IF NOT rouse._end(delete.id, 'cancelled', NULL, NULL, 'deleted') THEN
-        was := rouse._ended(delete.id);
+        was := rouse._ended_job(delete.id);
         IF was.state <> 'cancelled' THEN
             PERFORM rouse._refuse_ended(delete.id, 'deleted', was.state, '');
         END IF;
@@ -179,9 +177,9 @@ BEGIN
 END
 $$;
 
--- Makes a new job of one that has ended, `p_was`, with the same lane, payload, tenant, source, max_attempts, grants, lease, timeout and
--- unique key. Returns its id; or, where nothing is made, the live job that stands in its place, with `is_retry`: true where that one is
--- its retry, false where it only has its unique key. All are null where its payload is gone: somebody has removed it. Served by job_retry and job_unique_key; wakes as an enqueue does.
+-- Creates a new job from an ended one, `p_was`, with the same lane, payload, tenant, source, max_attempts, grants, lease, timeout and
+-- unique key. Returns its id; or, if a live job prevents that, the id of that job, with `is_retry`: true if it is a retry of the job, false
+-- if it only has its unique key. All are null if the payload was removed. Served by job_retry and job_unique_key; wakes like an enqueue.
 CREATE OR REPLACE FUNCTION rouse._retry(p_was rouse.finished, p_at timestamptz, OUT made bigint, OUT live bigint, OUT is_retry boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -220,14 +218,14 @@ BEGIN
         IF FOUND THEN
             RETURN;
         END IF;
-        -- The other one finished between the statements.
+        -- The other job finished between the statements.
     END LOOP;
-    RAISE EXCEPTION 'rouse: job % cannot be retried: its place is taken and freed faster than it can be read', p_was.id
+    RAISE EXCEPTION 'rouse: job % cannot be retried: its unique key is taken and freed faster than it can be read', p_was.id
         USING ERRCODE = 'serialization_failure', HINT = 'Try again.';
 END
 $$;
 
--- Makes a new job of one that has ended (rouse._retry) and returns its id. While a retry of it is live, that one's id is returned. Served
+-- Creates a new job from an ended one (rouse._retry) and returns its id. While a retry of it is live, returns the id of that retry. Served
 -- by the primary key, finished_id and job_retry.
 CREATE OR REPLACE FUNCTION rouse.retry(id bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -247,24 +245,24 @@ BEGIN
                   HINT = CASE live WHEN 'queued' THEN format('SELECT rouse.reschedule(%s) makes it ready at once.', retry.id)
                                    ELSE 'Wait for its end, or cancel it first.' END;
     END IF;
-    was := rouse._ended(retry.id);
-    PERFORM rouse._have_partitions(at);
+    was := rouse._ended_job(retry.id);
+    PERFORM rouse._ensure_partitions(at);
     SELECT * INTO done FROM rouse._retry(was, at);
     IF done.is_retry = false THEN
-        RAISE EXCEPTION 'rouse: job % cannot be retried: job %, which is live, has its unique key %',
+        RAISE EXCEPTION 'rouse: job % cannot be retried: live job % has its unique key %',
             was.id, done.live, quote_literal(substr(was.unique_key, strpos(was.unique_key, '/') + 1))
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Wait for the end of that one, or cancel it first.';
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Wait for the end of that job, or cancel it first.';
     END IF;
     IF done.made IS NULL AND done.live IS NULL THEN
-        RAISE EXCEPTION 'rouse: job % cannot be retried: its payload is gone', was.id
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Somebody has removed it from rouse.payload.';
+        RAISE EXCEPTION 'rouse: job % cannot be retried: its payload was removed', was.id
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It is missing from rouse.payload.';
     END IF;
     RETURN coalesce(done.made, done.live);
 END
 $$;
 
--- Changes when a queued job may start; null, or a time that has passed: at once. A job that is ready and
--- stays so keeps its place. Served by the primary key.
+-- Changes when a queued job may start; null, or a time in the past: at once. A job that is ready and stays ready keeps its turn. Served by
+-- the primary key.
 CREATE OR REPLACE FUNCTION rouse.reschedule(id bigint, run_at timestamptz DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -277,11 +275,11 @@ BEGIN
     PERFORM rouse._check_id('reschedule', reschedule.id);
     IF NOT isfinite(reschedule.run_at) THEN
         RAISE EXCEPTION 'rouse.reschedule: run_at must be a time, not %', reschedule.run_at
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to run the job at once.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Omit it to run the job at once.';
     END IF;
     SELECT j.state, j.lane, j.turn, j.available_at, j.attempt INTO live FROM rouse.job AS j WHERE j.id = reschedule.id FOR UPDATE;
     IF NOT FOUND THEN
-        was := rouse._ended(reschedule.id);
+        was := rouse._ended_job(reschedule.id);
         PERFORM rouse._refuse_ended(reschedule.id, 'rescheduled', was.state, '');
     END IF;
     IF live.state = 'running' THEN
@@ -302,7 +300,7 @@ BEGIN
         UPDATE rouse.job AS j SET turn = nextval('rouse.turn_seq'), available_at = least(j.available_at, at) WHERE j.id = reschedule.id;
         PERFORM rouse._notify(live.lane, true, at);
     END IF;
-    PERFORM rouse._have_partitions(at);
+    PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, job, event, attempt, who, detail)
     VALUES (clock_timestamp(), reschedule.id, 'rescheduled', live.attempt, session_user,
             jsonb_build_object('run_at', greatest(reschedule.run_at, at)));
@@ -314,15 +312,15 @@ CREATE OR REPLACE FUNCTION rouse._check_queue(p_name text, p_queue text) RETURNS
 LANGUAGE plpgsql AS $$
 BEGIN
     IF p_queue IS NULL OR p_queue !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$' THEN
-        RAISE EXCEPTION 'rouse.%: % is no queue name', p_name, coalesce(quote_literal(left(p_queue, 140)), 'null')
+        RAISE EXCEPTION 'rouse.%: % is not a queue name', p_name, coalesce(quote_literal(left(p_queue, 140)), 'null')
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'Queue names start with a letter or digit and have letters, digits and _ . : - ; at most 128 characters.';
+                  HINT = 'Queue names start with a letter or digit and contain letters, digits and _ . : - ; at most 128 characters.';
     END IF;
 END
 $$;
 
--- Pauses a queue, and returns since when it is paused. Every claim that starts after the commit leaves its jobs
--- alone; what has been claimed before goes on. Enqueuing goes on too.
+-- Pauses a queue, and returns since when it is paused. Every claim that starts after the commit skips its jobs; claimed jobs continue. So
+-- do enqueues.
 CREATE OR REPLACE FUNCTION rouse.pause_queue(queue text) RETURNS timestamptz
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -335,15 +333,16 @@ BEGIN
     ON CONFLICT (name) DO UPDATE SET paused_at = coalesce(q.paused_at, excluded.paused_at)
     RETURNING q.paused_at INTO since;
     IF since = at THEN
-        PERFORM rouse._have_partitions(at);
+        PERFORM rouse._ensure_partitions(at);
         INSERT INTO rouse.record (at, queue, event, who) VALUES (at, pause_queue.queue, 'paused', session_user);
     END IF;
     RETURN since;
 END
 $$;
 
--- Sets for how many days finished jobs of a queue are kept, and those of them that failed or timed out. Null: as it was; 0: as all are, and
--- as the others of the queue are. Holds for jobs that end from now on. Returns what holds now (null: as all are). Leaves a record.
+-- Sets for how many days finished jobs of a queue are kept, and those that failed or timed out. Null: unchanged; 0: the general retention,
+-- or that of the queue's other jobs. Applies to jobs that end from now on. Returns the current settings (null: the general retention).
+-- Leaves a record.
 CREATE OR REPLACE FUNCTION rouse.set_retention(
     queue text, INOUT keep_days integer DEFAULT NULL, INOUT keep_failed_days integer DEFAULT NULL)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -354,7 +353,7 @@ DECLARE
 BEGIN
     PERFORM rouse._check_queue('set_retention', set_retention.queue);
     IF set_retention.keep_days NOT BETWEEN 0 AND 3650 OR set_retention.keep_failed_days NOT BETWEEN 0 AND 3650 THEN
-        RAISE EXCEPTION 'rouse.set_retention: keep_days and keep_failed_days must be 1 to 3650 days, or 0 for as long as all are kept'
+        RAISE EXCEPTION 'rouse.set_retention: keep_days and keep_failed_days must be 1 to 3650 days, or 0 for the general retention'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     INSERT INTO rouse.queue (name) VALUES (set_retention.queue) ON CONFLICT DO NOTHING;
@@ -365,7 +364,7 @@ BEGIN
     WHERE q.name = set_retention.queue
     RETURNING q.keep_days, q.keep_failed_days INTO keep_days, keep_failed_days;
     IF (was.keep_days, was.keep_failed_days) IS DISTINCT FROM (set_retention.keep_days::smallint, set_retention.keep_failed_days::smallint) THEN
-        PERFORM rouse._have_partitions(at);
+        PERFORM rouse._ensure_partitions(at);
         INSERT INTO rouse.record (at, queue, event, who, detail)
         VALUES (at, set_retention.queue, 'retention_set', session_user,
                 jsonb_build_object('keep_days', set_retention.keep_days, 'keep_failed_days', set_retention.keep_failed_days));
@@ -373,7 +372,7 @@ BEGIN
 END
 $$;
 
--- Lets a paused queue go on, and says whether it was paused. Whoever sleeps is woken.
+-- Resumes a paused queue, and returns whether it was paused. Wakes sleeping workers.
 CREATE OR REPLACE FUNCTION rouse.resume_queue(queue text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -389,26 +388,26 @@ BEGIN
         RETURN false;
     END IF;
     UPDATE rouse.queue AS q SET paused_at = NULL WHERE q.name = resume_queue.queue;
-    -- Whoever looks for orphans looks only at leases that have run out since it last looked: those of this
-    -- queue run out in a moment, when this is committed. Served by job_lease.
+    -- Workers only check leases that have ended since their last check, so the leases of this queue's orphans are set to end in a moment,
+    -- after this commits. Served by job_lease.
     WITH orphan AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j
         WHERE j.state = 'running' AND j.lease_until < at
           AND (SELECT l.queue FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) = resume_queue.queue
         FOR NO KEY UPDATE SKIP LOCKED)
     UPDATE rouse.job AS j SET lease_until = at + interval '50 ms' FROM orphan WHERE j.id = ANY (ARRAY[orphan.id]);
-    PERFORM rouse._have_partitions(at);
+    PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, queue, event, who, detail)
     VALUES (at, resume_queue.queue, 'resumed', session_user, jsonb_build_object('paused_at', since));
-    -- Without a lane: whoever hears it looks everywhere.
+    -- Without a lane: a worker that receives it looks everywhere.
     PERFORM rouse._hint('rouse_wake', resume_queue.queue);
     RETURN true;
 END
 $$;
 
--- Cancels up to `most` ready jobs of a queue, the oldest of each lane first, and says how many. Neither
--- running jobs nor those that wait for their time, and none that somebody else is claiming at this moment.
--- One record says how many they were, and each job has one of its own. Served by job_ready, after one read of the catalog of lanes.
+-- Cancels up to `most` ready jobs of a queue, the oldest of each lane first, and returns how many. Running and scheduled jobs are not
+-- cancelled, nor jobs that are being claimed at this moment. One record contains their number, and each job has a record of its own. Served
+-- by job_ready, after one read of the catalog of lanes.
 CREATE OR REPLACE FUNCTION rouse.purge_queue(queue text, most integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -425,7 +424,7 @@ BEGIN
         RAISE EXCEPTION 'rouse.purge_queue: most must be at least 1, not %', coalesce(most::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM rouse._have_partitions(at);
+    PERFORM rouse._ensure_partitions(at);
     FOR lane_id IN SELECT DISTINCT l.id FROM rouse.lane AS l WHERE l.queue = purge_queue.queue LOOP
         days := rouse._keep_days(lane_id, 'cancelled', at);
         WITH ready AS MATERIALIZED (
@@ -456,7 +455,8 @@ BEGIN
 END
 $$;
 
--- Admin actions go to the log of one host, with its next heartbeat: the trigger leaves them in rouse.audit_outbox, rouse.take_audit_outbox takes them.
+-- One host logs each admin action, with its next heartbeat: the trigger copies it to rouse.audit_outbox, and rouse.take_audit_outbox takes
+-- it from there.
 CREATE OR REPLACE FUNCTION rouse._fill_audit_outbox() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -465,21 +465,21 @@ BEGIN
     RETURN NULL;
 END
 $$;
--- What workers do, their own events tell.
+-- Actions of workers are reported by their own events.
 DO $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'rouse.record'::regclass AND tgname = 'record_to_audit_outbox') THEN
         CREATE TRIGGER record_to_audit_outbox AFTER INSERT ON rouse.record
-            -- Of a purge, that of the queue.
+            -- Of a purge, only the record of the queue.
             FOR EACH ROW WHEN (NEW.who IS NOT NULL AND (NEW.job IS NULL OR NEW.event <> 'purged')) EXECUTE FUNCTION rouse._fill_audit_outbox();
     END IF;
 END
 $$;
 
--- Up to so many things that were done from outside and that nobody has told: whoever gets them tells them, and nobody else
--- will. What is a day old is forgotten, 1,000 of it at a time. In the order in which they were done; handler and queue are null where
--- the job is not kept any more. Workers of a limited login get none, unless it has the maintenance. This feed is a copy for logs: what
--- a worker takes and does not log is still in rouse.record. Served by the primary keys and finished_id.
+-- Takes up to `p_most` admin actions that no host has logged. The caller has to log them, because no other host receives them. Actions that
+-- are a day old are deleted, 1,000 at a time. In order; handler and queue are null if the job is no longer kept. Workers of a limited login
+-- get none, unless it has the right to maintenance. The outbox is a copy for logs: an action that a worker takes and does not log is still
+-- in rouse.record. Served by the primary keys and finished_id.
 CREATE OR REPLACE FUNCTION rouse.take_audit_outbox(p_worker bigint, p_key bytea, p_most integer)
 RETURNS TABLE (at timestamptz, event text, job bigint, handler text, queue text, attempt integer, who text, detail jsonb)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -487,7 +487,7 @@ SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
-    IF rouse._known(p_worker, p_key) AND NOT rouse._maintains() THEN
+    IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
         RETURN;
     END IF;
     p_most := least(greatest(coalesce(p_most, 0), 0), 1000);

@@ -1,33 +1,31 @@
--- rouse.claim and rouse.claim_bound: ready jobs for a worker; rouse.claimed: what they are.
+-- rouse.claim and rouse.claim_bound: claim ready jobs for a worker; rouse.claimed: reads them.
 --
--- A claim commits before anything large travels. Postgres sends rows before it commits, and waits for a client that does not read (a
--- frozen host) for as long as the client is there: its claim would neither stand nor be undone, and nobody could take the jobs over,
--- cancel them or delete them. An answer that is small fits into the buffers of the connection, whoever reads it: rouse.claim answers with
--- the jobs themselves where they take less than 128 KiB and all payloads stand in their rows, else with their ids; rouse.claimed then
--- reads them.
+-- A claim commits before anything large is sent. Postgres sends rows before it commits, and waits for a client that does not read (a frozen
+-- host) as long as the client is connected: its claim would be neither committed nor rolled back, and the jobs could not be adopted,
+-- cancelled or deleted. A small answer fits into the buffers of the connection. So rouse.claim returns the jobs themselves if they take
+-- less than 128 KiB and all payloads are in their rows, and otherwise their ids, which rouse.claimed then reads.
 --
--- Plans that do not depend on statistics, and never a compiler: a session keeps the plan that it made first. One that was made while
--- rouse.job stood empty in the statistics read all of the primary key where ids are joined: `j.id = s.id` can be served by a merge or by
--- the whole index on the outer side, and for no rows both are as cheap as a lookup. With 300,000 jobs that came afterwards a claim took
--- 3.5 seconds. `j.id = ANY (ARRAY[s.id])` says the same, and can only be served by a lookup for each id. With a million pending jobs the
--- estimates reach what makes Postgres compile a plan (jit) each time it runs it: 10 ms instead of 1 for a claim. This holds for all
--- functions of workers.
+-- The plans do not depend on statistics, and are never JIT-compiled: a session keeps the plan that it made first. A plan made while the
+-- statistics of rouse.job were empty read the whole primary key where ids are joined: `j.id = s.id` can be served by a merge or by the
+-- whole index on the outer side, and for no rows both are as cheap as a lookup. With 300,000 jobs that came afterwards a claim took 3.5
+-- seconds. `j.id = ANY (ARRAY[s.id])` is equivalent, and can only be served by a lookup for each id. With a million pending jobs the cost
+-- estimates reach the threshold at which Postgres compiles a plan (jit) on each execution: 10 ms instead of 1 for a claim. This applies to
+-- all functions for workers.
 
--- Claims up to `wanted` jobs from these lanes, in the order given, each lane from its cursor on; no
--- more after the one with which their rows reach 8 MiB (CLAIM_BYTES_MAX of the host).
--- A lease is at most a day, and a worker of a limited login claims only what that permits (logins.sql).
--- Safe under concurrency: rows that another claim has locked are skipped, and a row that was
--- claimed meanwhile is checked again under its lock. Served by job_ready, then by the primary key.
--- Nothing is claimed from queues that are paused; that is looked up in an index that is empty where none is.
--- The commit does not wait for the disk: a claim that a server crash forgets is only made again.
+-- Claims up to `wanted` jobs from these lanes, in the order given, each lane from its cursor on, and stops after the job whose row makes
+-- the total reach 8 MiB (CLAIM_BYTES_MAX of the host). A lease is at most a day, and a worker of a limited login claims only what that
+-- permits (logins.sql). Safe under concurrency: rows that another claim has locked are skipped, and a row that was claimed in the meantime
+-- is checked again under its lock. Served by job_ready, then by the primary key. Nothing is claimed from paused queues; that check reads an
+-- index that is empty unless a queue is paused. The commit does not wait for the disk: a claim that a server crash forgets is simply made
+-- again.
 --
--- What is too much is locked until this commits, and otherwise left as it was. Sizes are those of rouse.job.bytes, and 120 bytes for the
--- columns that every row has.
+-- Jobs beyond the size limit are locked until this commits, and otherwise unchanged. Sizes are those of rouse.job.bytes, and 120 bytes for
+-- the columns that every row has.
 --
--- Orphans go first. Where a lease has ended since `checked_at`, nothing is claimed, and the answer is one row without an id:
--- its `claimed_at` is the time up to which leases were looked at. The caller adopts, and passes that time with its next claim. It does not
--- say whose job it is. Null: leases are not looked at. The range starts where the last one ended, so that the dead entries of
--- job_lease that an old transaction keeps are read once by each worker.
+-- Orphans go first. If a lease has ended since `checked_at`, nothing is claimed, and the answer is one row without an id: its `claimed_at`
+-- is the time up to which leases were checked. The caller adopts, and passes that time to its next claim. The answer does not identify the
+-- orphan. Null: leases are not checked. The range starts at the end of the previous one, so that each worker reads the dead entries of
+-- job_lease that an old transaction keeps only once.
 --
 -- Returns the jobs (`unread` is null), or one row whose `unread` has the ids of all of them.
 CREATE OR REPLACE FUNCTION rouse.claim(
@@ -66,7 +64,7 @@ BEGIN
         lanes := rouse._not_paused(coalesce(
             lanes, ARRAY(SELECT wanted.lane FROM unnest(p_orders) WITH ORDINALITY AS wanted ORDER BY wanted.ordinality)));
     END IF;
-    -- Locks them.
+    -- Locks the rows.
     SELECT array_agg(found.id), array_agg(least(greatest(found.lease_ms, 1), 86400000)), sum(found.bytes) < 131072 AND NOT bool_or(found.is_stored)
     INTO ids, leases, is_small
     FROM (
@@ -75,7 +73,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT j.id, 120 + j.bytes AS bytes, j.available_at, j.payload_at IS NOT NULL AS is_stored
             FROM rouse.job AS j
-            -- Null where it is not permitted, or its queue is paused.
+            -- Null if it is not permitted, or its queue is paused.
             WHERE j.lane = CASE WHEN lanes IS NULL THEN wanted.lane ELSE lanes[wanted.ordinality] END
               AND j.turn > wanted.after AND j.state = 'queued' AND j.turn IS NOT NULL
             ORDER BY j.turn LIMIT least(p_wanted, wanted.most) FOR NO KEY UPDATE SKIP LOCKED) AS ready
@@ -103,8 +101,8 @@ BEGIN
 END
 $$;
 
--- As rouse.claim, of these lanes in their order only jobs of these sources, in theirs, and from the start of each: there are no
--- cursors. Served by job_source: a range in its order, and without sorting, nothing else does. Returns ids.
+-- rouse.claim for jobs of these sources only, by lane and then by source, in the order given, and from the start of each: there are no
+-- cursors. Served by job_source: nothing else provides a range in this order without sorting. Returns ids.
 CREATE OR REPLACE FUNCTION rouse.claim_bound(
     p_worker bigint, p_key bytea, p_fence bigint, p_lanes bigint[], p_sources text[], p_lease_ms bigint, p_wanted integer)
 RETURNS SETOF bigint
@@ -149,16 +147,16 @@ BEGIN
 END
 $$;
 
--- The jobs of these ids that the worker has by this claim, in the order of the ids. Those that it has lost meanwhile are left out. Changes
--- nothing and locks nothing that anybody but a drop of payloads waits for, so that a client that does not read holds nobody up. Not STABLE: where
--- it has waited for such a drop, it has to see what that has copied. A payload that somebody has removed is an empty text:
--- that job fails, and no other. Served by the primary key and payload_job.
+-- The jobs with these ids that the worker holds under this claim, in the order of the ids. Those that it has lost in the meantime are left
+-- out. Changes nothing, and locks only what a drop of payloads waits for, so that a client that does not read blocks nothing else. Not
+-- STABLE: if it has waited for such a drop, it has to see the copied payloads. A removed payload is an empty text: that job fails, and no
+-- other. Served by the primary key and payload_job.
 CREATE OR REPLACE FUNCTION rouse.claimed(p_worker bigint, p_key bytea, p_fence bigint, p_ids bigint[])
 RETURNS TABLE (id bigint, lane bigint, turn bigint, attempt integer, lost integer, max_attempts integer, tenant text, source text,
                requested_at timestamptz, available_at timestamptz, claimed_at timestamptz, payload text, memory_bytes bigint, grants text,
                lease_ms bigint, timeout_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 100
--- An answer is at most 8 MiB, and does not go through a file.
+-- An answer is at most 8 MiB, and should not spill to a file.
 SET work_mem = '16MB' SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_column
@@ -166,14 +164,14 @@ BEGIN
     PERFORM rouse._known(p_worker, p_key);
     RETURN QUERY
     SELECT j.id, j.lane, j.turn, j.attempt, j.lost, j.max_attempts, j.tenant, j.source, j.requested_at, j.available_at, j.claimed_at,
-           -- In the partition of its day, mostly. A large one stays where it is until it is sent.
+           -- Usually in the partition of its day. A large payload stays there until it is sent.
            coalesce(j.payload::text, stored.payload,
                     (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at > j.payload_at LIMIT 1), ''),
            j.memory_bytes, j.grants::text, j.lease_ms, j.timeout_ms
     FROM unnest(p_ids) AS asked(id)
     JOIN rouse.job AS j ON j.id = ANY (ARRAY[asked.id])
     LEFT JOIN LATERAL (SELECT p.payload FROM rouse.payload AS p WHERE p.job = j.id AND p.kept_at = j.payload_at LIMIT 1) AS stored ON true
-    -- No state: a job that has a fence runs, and a plan that knows it would read all running jobs for each id (job_lease).
+    -- No state: a job with a fence is running, and a plan that knows the state could read all running jobs for each id (job_lease).
     WHERE j.fence = p_fence AND j.worker = p_worker;
 END
 $$;

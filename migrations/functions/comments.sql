@@ -1,4 +1,4 @@
--- One sentence for each function that anybody but the owner may call: `\df+ rouse.*` shows it.
+-- One sentence for each function that roles other than the owner may call: `\df+ rouse.*` shows it.
 
 -- Producers.
 COMMENT ON FUNCTION rouse.enqueue IS
@@ -8,9 +8,9 @@ COMMENT ON FUNCTION rouse.enqueue_unique IS
 COMMENT ON FUNCTION rouse.enqueue_many IS
     'Enqueues one job for each payload and returns their ids in the same order.';
 COMMENT ON FUNCTION rouse.receipt IS
-    'Returns the state of one job and when it was enqueued and ended; no row if it does not exist (any more).';
+    'Returns the state of one job and when it was enqueued and ended; no row if it does not exist or is no longer kept.';
 COMMENT ON FUNCTION rouse.job IS
-    'Returns one job, live or finished; no row if it does not exist (any more).';
+    'Returns one job, live or finished; no row if it does not exist or is no longer kept.';
 COMMENT ON FUNCTION rouse.result IS
     'Returns the result of a job that has succeeded, otherwise null.';
 COMMENT ON FUNCTION rouse.history IS
@@ -24,23 +24,23 @@ COMMENT ON FUNCTION rouse.cancel IS
 COMMENT ON FUNCTION rouse.complete IS
     'Ends a queued or running job as succeeded, with this result.';
 COMMENT ON FUNCTION rouse.fail IS
-    'Ends a queued or running job as failed with this message, whatever attempts it has left.';
+    'Ends a queued or running job as failed with this message, regardless of its remaining attempts.';
 COMMENT ON FUNCTION rouse.delete IS
     'Removes a queued job: it counts as cancelled, and its history records the deletion. A running job is refused.';
 COMMENT ON FUNCTION rouse.retry IS
     'Enqueues a copy of a job that has ended and returns the id of the copy.';
 COMMENT ON FUNCTION rouse.retry_jobs IS
-    'Retries one batch of ended jobs that fit a filter and were never retried; returns them, the new jobs, and where to go on.';
+    'Retries one batch of ended jobs that match a filter and were never retried; returns them, the new jobs, and where to continue.';
 COMMENT ON FUNCTION rouse.reschedule IS
     'Changes when a queued job runs; a null time makes it ready at once.';
 COMMENT ON FUNCTION rouse.pause_queue IS
-    'Stops claims from a queue and returns the time since when it is paused; jobs that run go on.';
+    'Stops claims from a queue and returns when it was paused; running jobs continue.';
 COMMENT ON FUNCTION rouse.resume_queue IS
-    'Lets claims from a paused queue continue; true if it was paused.';
+    'Resumes a paused queue; true if it was paused.';
 COMMENT ON FUNCTION rouse.purge_queue IS
     'Cancels ready jobs of a queue, the oldest of each lane first, and returns how many.';
 COMMENT ON FUNCTION rouse.set_retention IS
-    'Sets for how many days finished jobs of a queue are kept, and those that failed; 0 means as long as all are.';
+    'Sets for how many days finished jobs of a queue are kept, and those that failed; 0 means the general retention.';
 COMMENT ON FUNCTION rouse.challenge IS
     'Challenges a live worker to prove that it has the module of a handler; returns the nonce of the challenge.';
 COMMENT ON FUNCTION rouse.challenge_answer IS
@@ -55,15 +55,15 @@ COMMENT ON FUNCTION rouse.remove_state IS
     'Deletes one key, or with a null key all keys, of the state of a handler for one tenant; returns how many.';
 
 COMMENT ON FUNCTION rouse.audit IS
-    'Lists what has happened since a time, the newest first: ended jobs and attempts, and records with the login that made them.';
+    'Lists the events since a time, the newest first: ended jobs and attempts, and records with the login of each admin action.';
 COMMENT ON FUNCTION rouse.unlock_history IS
-    'Allows this transaction to change history, and records who did that and why.';
+    'Allows this transaction to change history, and records the login and the reason.';
 
 -- Workers.
 COMMENT ON FUNCTION rouse.register IS
     'Registers one incarnation of a worker id with its key and capabilities.';
 COMMENT ON FUNCTION rouse.heartbeat IS
-    'Renews the registration, updates capabilities and statistics, and expires workers that are silent.';
+    'Renews the registration, updates capabilities and statistics, and expires workers without a heartbeat for 90 s.';
 COMMENT ON FUNCTION rouse.outlived IS
     'Records that the host of an ended incarnation is alive, so that its lost attempts do not count as crashes.';
 COMMENT ON FUNCTION rouse.unregister IS
@@ -85,9 +85,9 @@ COMMENT ON FUNCTION rouse.claim_bound IS
 COMMENT ON FUNCTION rouse.claimed IS
     'Returns the jobs of one claim of this worker; the ids of those that it has lost are left out.';
 COMMENT ON FUNCTION rouse.orphans IS
-    'Lists jobs whose lease has expired, with what decides about them.';
+    'Lists jobs whose lease has ended, with what decides about them.';
 COMMENT ON FUNCTION rouse.adopt IS
-    'Takes over jobs whose lease has expired, behind their old fences; returns the ids of those taken over.';
+    'Takes over jobs whose lease has ended, behind their old fences; returns the ids of those taken over.';
 COMMENT ON FUNCTION rouse.settle IS
     'Ends attempts behind their fences; returns the accepted and the locked jobs.';
 COMMENT ON FUNCTION rouse.renew IS
@@ -127,9 +127,9 @@ COMMENT ON FUNCTION rouse.prepare_partitions IS
 
 -- Observers.
 COMMENT ON FUNCTION rouse.search_jobs IS
-    'Returns the ids of jobs that fit a filter, the newest first, of a bounded number of jobs, and where to go on.';
+    'Returns the ids of jobs that match a filter, the newest first, examining a bounded number of jobs, and where to continue.';
 COMMENT ON FUNCTION rouse.find_jobs IS
-    'Returns jobs that fit a filter, the newest first, of a bounded number of jobs.';
+    'Returns jobs that match a filter, the newest first, examining a bounded number of jobs.';
 COMMENT ON FUNCTION rouse.depth IS
     'Counts the jobs of each lane: ready, scheduled, running.';
 COMMENT ON FUNCTION rouse.remaining IS

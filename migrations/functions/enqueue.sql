@@ -1,9 +1,10 @@
--- rouse.enqueue, rouse.enqueue_unique and rouse.enqueue_many: a job into its lane, in the caller's own transaction.
+-- rouse.enqueue, rouse.enqueue_unique and rouse.enqueue_many: add a job to its lane, in the caller's transaction.
 --
--- They look their lane up through its index, whatever the statistics say (enable_seqscan): a session that had made its plan while the
+-- They look up their lane through its index, whatever the statistics say (enable_seqscan): a session that planned while the catalog had one
+-- or two pages would otherwise keep reading all of it when it has 10,000 rows.
 -- catalog had a page or two would go on reading all of it when it has 10,000 rows.
 
--- The payload's limit in bytes of JSON text, which is what a handler gets. Callers serialise the payload once and pass its size.
+-- Enforces the payload limit, in bytes of the JSON text that a handler gets. Callers serialise the payload once and pass its size.
 CREATE OR REPLACE FUNCTION rouse._check_payload(p_bytes integer, p_queue text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -17,13 +18,13 @@ BEGIN
 END
 $$;
 
--- What rouse.job.bytes has besides the payload's own, which whoever writes a job knows already.
+-- The part of rouse.job.bytes apart from the payload, whose size the writer of a job already knows.
 CREATE OR REPLACE FUNCTION rouse._other_bytes(p_tenant text, p_source text, p_grants jsonb) RETURNS integer
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(octet_length(p_tenant), 0) + coalesce(octet_length(p_source), 0) + coalesce(octet_length(p_grants::text), 0)
 $$;
 
--- True for what a host takes as a pattern of hosts: *, a name, *. before a name, an address; an address of version 6 may stand in brackets.
+-- True for valid patterns of hosts: *, a name, *. before a name, an address; an IPv6 address may be in brackets.
 CREATE OR REPLACE FUNCTION rouse._is_host_pattern(p_text text) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -40,15 +41,15 @@ BEGIN
                 RETURN false;
         END;
     END IF;
-    -- Names end in no number, which would be an address in disguise.
+    -- The last label of a name is not a number; that would be an address in disguise.
     RETURN length(rtrim(name, '.')) <= 253
        AND name ~ '^([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?([.]|$))+$'
        AND name !~* '(^|[.])(\d+|0x[0-9a-f]*)[.]?$';
 END
 $$;
 
--- Refuses grants that no host would keep to, so that the mistake shows where it is made. Whether names and hosts exist is not
--- looked at: what the handler does not have, the job does not get.
+-- Rejects grants that no host would enforce, so that the error shows where they are written. Whether names and hosts exist is not checked:
+-- a job never gets what the handler does not have.
 CREATE OR REPLACE FUNCTION rouse._check_grants(p_grants jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -57,10 +58,10 @@ DECLARE
 BEGIN
     IF jsonb_typeof(p_grants) <> 'object' THEN
         RAISE EXCEPTION 'rouse.enqueue: grants must be an object, not %', left(p_grants::text, 140)
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance {"http": ["api.example.com"], "memory_mb": 32}. Leave it out for all that the handler has.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance {"http": ["api.example.com"], "memory_mb": 32}. Leave it out for all grants of the handler.';
     END IF;
     IF octet_length(p_grants::text) > 8192 THEN
-        RAISE EXCEPTION 'rouse.enqueue: grants have % bytes; 8192 are allowed', octet_length(p_grants::text)
+        RAISE EXCEPTION 'rouse.enqueue: grants have % bytes; at most 8192 are allowed', octet_length(p_grants::text)
             USING ERRCODE = 'program_limit_exceeded';
     END IF;
     FOR entry IN SELECT g.key, g.value FROM jsonb_each(p_grants) AS g LOOP
@@ -77,7 +78,7 @@ BEGIN
             END IF;
         ELSIF entry.key = 'state' THEN
             IF entry.value <> 'false' THEN
-                wrong := 'false, which leaves the job no state';
+                wrong := 'false, which denies the job access to state';
             END IF;
         ELSIF entry.key = 'memory_mb' THEN
             IF jsonb_typeof(entry.value) <> 'number' OR entry.value::text !~ '^[0-9]{1,4}$' OR entry.value = '0' THEN
@@ -88,7 +89,7 @@ BEGIN
                 wrong := 'a duration above zero such as "500ms", "90s", "5m", "1h" or "1d"';
             END IF;
         ELSE
-            RAISE EXCEPTION 'rouse.enqueue: grants have no key %', quote_literal(left(entry.key, 140))
+            RAISE EXCEPTION 'rouse.enqueue: % is not a key of grants', quote_literal(left(entry.key, 140))
                 USING ERRCODE = 'invalid_parameter_value',
                       HINT = 'The keys are http, secrets, dirs, env, state, memory_mb, cpu and timeout.';
         END IF;
@@ -100,8 +101,8 @@ BEGIN
 END
 $$;
 
--- A lease or a run timeout of a job, `p_name`, in milliseconds; refuses one that no host would keep to. A lease that is shorter
--- than two seconds could not be renewed in time.
+-- A lease or a run timeout of a job, `p_name`, in milliseconds; rejects values that no host would honour. A lease shorter than two seconds
+-- could not be renewed in time.
 CREATE OR REPLACE FUNCTION rouse._time_ms(p_name text, p_time interval) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -121,22 +122,22 @@ BEGIN
 END
 $$;
 
--- Enqueues one job and returns its id. Part of the caller's transaction: a rollback leaves
--- nothing, and no worker sees the job before the commit. A null argument means its default.
+-- Enqueues one job and returns its id. Part of the caller's transaction: a rollback leaves nothing, and no worker sees the job before the
+-- commit. A null argument means its default.
 --
---   queue         which queue; the lane is (handler, queue, priority, tags)
---   tenant        whose job it is
+--   queue         the queue; the lane is (handler, queue, priority, tags)
+--   tenant        the tenant that it belongs to
 --   source        what triggered it
 --   priority      high, normal or low
 --   run_at        not before this time
---   max_attempts  how often it is tried in all; null: the handler's own
---   unique_key    unique among the live jobs of the handler and the tenant (no tenant is one of its own): if one is there,
---                 its id is returned and nothing is added; rouse.enqueue_unique says which of both has happened
+--   max_attempts  the maximum number of attempts; null: the handler's own
+--   unique_key    unique among the live jobs of the handler and the tenant (null tenants count as one): if such a job exists,
+--                 its id is returned and nothing is inserted; rouse.enqueue_unique also returns which of both has happened
 --   tags          only workers that have all of these take the job
---   grants        less than the handler may do: {"http": hosts, "secrets": names, "dirs": paths, "env": names, "memory_mb": …,
---                 "cpu": …, "timeout": …}; of a list that is there, what it does not name is taken away
---   lease         how long a claim is good for without renewal, 2 seconds to 1 day; null: the handler's own
---   timeout       how long an attempt may run, 1 millisecond to 30 days; null: the handler's own. Where rouse.toml sets one for the
+--   grants        an attenuation of the handler's grants: {"http": hosts, "secrets": names, "dirs": paths, "env": names, "memory_mb": …,
+--                 "cpu": …, "timeout": …}; entries that a given list does not name are removed
+--   lease         the duration of a claim without renewal, 2 seconds to 1 day; null: the handler's own
+--   timeout       the run timeout of an attempt, 1 millisecond to 30 days; null: the handler's own. If rouse.toml sets one for the
 --                 handler, the shorter of the two counts
 CREATE OR REPLACE FUNCTION rouse.enqueue(
     handler      text,
@@ -156,19 +157,19 @@ CREATE OR REPLACE FUNCTION rouse.enqueue(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
-    at        timestamptz := clock_timestamp();
-    written   text := payload::text;
-    bytes     integer := octet_length(written);
-    bytes_max integer := 1024;
-    sent      integer := bytes;
-    valid     boolean := true;
-    here      jsonb := payload;
-    stored_at timestamptz;
-    lane_id   bigint;
-    job_id    bigint := nextval('rouse.turn_seq');
+    at             timestamptz := clock_timestamp();
+    payload_text   text := payload::text;
+    bytes          integer := octet_length(payload_text);
+    bytes_max      integer := 1024;
+    sent_bytes     integer := bytes;
+    valid          boolean := true;
+    inline_payload jsonb := payload;
+    stored_at      timestamptz;
+    lane_id        bigint;
+    job_id         bigint := nextval('rouse.turn_seq');
 BEGIN
-    -- A condition is prepared anew in each transaction that comes to it, whether its parts are needed or
-    -- not. So one that most calls do not need stands in a branch that they do not enter.
+    -- A condition is prepared again in each transaction that reaches it, whether or not its parts are needed. So conditions that most calls
+    -- do not need are in a branch that they do not enter.
     IF unique_key IS NOT NULL THEN
         RETURN (SELECT u.id FROM rouse._enqueue_unique(
             job_id, handler, payload, bytes, queue, tenant, source, priority, run_at, max_attempts, unique_key, tags, grants,
@@ -179,8 +180,8 @@ BEGIN
         IF bytes <= bytes_max THEN
             stored_at := rouse._payload_at(bytes, at);
             IF stored_at IS NOT NULL THEN
-                INSERT INTO rouse.payload (job, payload, kept_at) VALUES (job_id, written, stored_at);
-                here := NULL;
+                INSERT INTO rouse.payload (job, payload, kept_at) VALUES (job_id, payload_text, stored_at);
+                inline_payload := NULL;
             END IF;
         END IF;
     END IF;
@@ -188,22 +189,22 @@ BEGIN
         IF grants IS NOT NULL THEN
             PERFORM rouse._check_grants(grants);
         END IF;
-        sent := bytes + rouse._other_bytes(tenant, source, grants);
+        sent_bytes := bytes + rouse._other_bytes(tenant, source, grants);
         valid := (run_at IS NULL OR isfinite(run_at))
             AND (max_attempts IS NULL OR max_attempts BETWEEN 1 AND 1000)
             AND (tenant IS NULL OR length(tenant) BETWEEN 1 AND 200)
             AND (source IS NULL OR length(source) BETWEEN 1 AND 200);
     END IF;
-    -- Rare: the statement below does not have them, so that it is no dearer for all other jobs.
+    -- Rare: the statement below leaves them out, so that it costs other jobs nothing.
     IF coalesce(lease, timeout) IS NOT NULL THEN
         valid := false;
     END IF;
-    -- What the catalog has is valid: where the lane is known, its parts need no checks of their own. Null parts find no lane.
+    -- Entries of the catalog are valid: if the lane is found, its parts need no checks of their own. Null parts find no lane.
     IF valid AND bytes <= bytes_max AND priority IN ('high', 'normal', 'low') THEN
         -- Served by lane_key.
         INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants)
         SELECT job_id, l.id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-               max_attempts, sent, tenant, source, here, stored_at, true, grants
+               max_attempts, sent_bytes, tenant, source, inline_payload, stored_at, true, grants
         FROM rouse.lane AS l
         WHERE l.handler = handler AND l.queue = queue AND l.priority = priority::rouse.priority AND l.tags = tags AND l.closed_at IS NULL
         LIMIT 1;
@@ -212,24 +213,24 @@ BEGIN
         END IF;
     END IF;
 
-    -- Something is new, null, rare, or wrong: all checks, in their order.
+    -- Something is new, null, rare, or wrong: all checks, in order.
     lane_id := rouse._lane(handler, queue, tenant, source, priority, run_at, max_attempts, tags, payload);
     bytes := coalesce(bytes, octet_length('{}'));
     PERFORM rouse._check_payload(bytes, coalesce(queue, 'default'));
     IF stored_at IS NULL THEN
-        here := coalesce(payload, '{}');
+        inline_payload := coalesce(payload, '{}');
     END IF;
     INSERT INTO rouse.job AS j (id, lane, turn, requested_at, available_at, max_attempts, bytes, tenant, source, payload, payload_at, wake, grants,
                                 lease_ms, timeout_ms)
     VALUES (job_id, lane_id, CASE WHEN run_at > at THEN NULL ELSE job_id END, at, coalesce(run_at, at),
-            max_attempts, bytes + rouse._other_bytes(tenant, source, grants), tenant, source, here, stored_at, true, grants,
+            max_attempts, bytes + rouse._other_bytes(tenant, source, grants), tenant, source, inline_payload, stored_at, true, grants,
             rouse._time_ms('lease', lease), rouse._time_ms('timeout', timeout));
     RETURN job_id;
 END
 $$;
 
 -- Enqueues a job with a unique key, as `p_id`, unless a live job has the key. For rouse.enqueue and rouse.enqueue_unique, under their
--- settings; p_bytes is the size of the payload's text. Waits for a transaction that is enqueuing the same key at this moment. Served by job_unique_key.
+-- settings; p_bytes is the size of the payload's text. Waits for a transaction that is enqueuing the same key. Served by job_unique_key.
 CREATE OR REPLACE FUNCTION rouse._enqueue_unique(
     p_id bigint, p_handler text, p_payload jsonb, p_bytes integer, p_queue text, p_tenant text, p_source text, p_priority text, p_run_at timestamptz,
     p_max_attempts integer, p_unique_key text, p_tags text[], p_grants jsonb, p_lease interval, p_timeout interval,
@@ -237,12 +238,12 @@ CREATE OR REPLACE FUNCTION rouse._enqueue_unique(
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    at      timestamptz := clock_timestamp();
-    lane_id bigint := rouse._lane(p_handler, p_queue, p_tenant, p_source, p_priority, p_run_at, p_max_attempts, p_tags, p_payload);
-    key     text := p_handler || '/' || p_unique_key;
+    at        timestamptz := clock_timestamp();
+    lane_id   bigint := rouse._lane(p_handler, p_queue, p_tenant, p_source, p_priority, p_run_at, p_max_attempts, p_tags, p_payload);
+    key       text := p_handler || '/' || p_unique_key;
     stored_at timestamptz;
-    lease   bigint;
-    timeout bigint;
+    lease     bigint;
+    timeout   bigint;
 BEGIN
     IF coalesce(p_lease, p_timeout) IS NOT NULL THEN
         lease := rouse._time_ms('lease', p_lease);
@@ -259,9 +260,9 @@ BEGIN
     IF p_grants IS NOT NULL THEN
         PERFORM rouse._check_grants(p_grants);
     END IF;
-    -- Handler, key and tenant have to fit an entry of an index, 2,704 bytes.
+    -- Handler, key and tenant have to fit into an index entry, 2,704 bytes.
     IF p_unique_key = '' OR length(p_unique_key) > 512 OR octet_length(p_unique_key) > 1024 THEN
-        RAISE EXCEPTION 'rouse.enqueue: unique_key has 1 to 512 characters and at most 1024 bytes, or is left out'
+        RAISE EXCEPTION 'rouse.enqueue: unique_key must have 1 to 512 characters and at most 1024 bytes, or be left out'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     FOR try IN 1 .. 10 LOOP
@@ -282,18 +283,18 @@ BEGIN
         END IF;
         SELECT j.id, false, array_remove(ARRAY[
                    CASE WHEN rouse._payload(j.id, j.payload, j.payload_at) <> p_payload THEN 'payload' END,
-                   CASE WHEN theirs.queue <> mine.queue THEN 'queue' END,
+                   CASE WHEN live_lane.queue <> new_lane.queue THEN 'queue' END,
                    CASE WHEN j.source IS DISTINCT FROM p_source THEN 'source' END,
-                   CASE WHEN theirs.priority <> mine.priority THEN 'priority' END,
+                   CASE WHEN live_lane.priority <> new_lane.priority THEN 'priority' END,
                    CASE WHEN j.max_attempts IS DISTINCT FROM p_max_attempts THEN 'max_attempts' END,
-                   CASE WHEN theirs.tags <> mine.tags THEN 'tags' END,
+                   CASE WHEN live_lane.tags <> new_lane.tags THEN 'tags' END,
                    CASE WHEN j.grants IS DISTINCT FROM p_grants THEN 'grants' END,
                    CASE WHEN j.lease_ms IS DISTINCT FROM lease THEN 'lease' END,
                    CASE WHEN j.timeout_ms IS DISTINCT FROM timeout THEN 'timeout' END], NULL)
         INTO _enqueue_unique.id, created, differs
         FROM rouse.job AS j
-        CROSS JOIN LATERAL (SELECT l.queue, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS theirs
-        CROSS JOIN (SELECT l.queue, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = lane_id LIMIT 1) AS mine
+        CROSS JOIN LATERAL (SELECT l.queue, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = j.lane LIMIT 1) AS live_lane
+        CROSS JOIN (SELECT l.queue, l.priority, l.tags FROM rouse.lane AS l WHERE l.id = lane_id LIMIT 1) AS new_lane
         WHERE j.unique_key = key AND coalesce(j.tenant, '') = coalesce(p_tenant, '');
         IF FOUND THEN
             RETURN;
@@ -305,11 +306,11 @@ BEGIN
 END
 $$;
 
--- Enqueues a job with a unique key as rouse.enqueue does, and says what has happened:
+-- Enqueues a job with a unique key like rouse.enqueue, and returns what has happened:
 --
 --   id       the job that has the key now
 --   created  true: this call has enqueued it; false: it was live before, and nothing was added or changed
---   differs  which arguments of this call the live job does not have, of payload, queue, source, priority, max_attempts, tags,
+--   differs  the arguments of this call in which the live job differs: payload, queue, source, priority, max_attempts, tags,
 --            grants, lease and timeout; not run_at, which each retry changes
 CREATE OR REPLACE FUNCTION rouse.enqueue_unique(
     handler      text,
@@ -342,8 +343,8 @@ BEGIN
 END
 $$;
 
--- Enqueues one job for each payload, in order, and returns their ids in the same order. A null argument means its default, but for
--- handler and payloads, which have none.
+-- Enqueues one job for each payload, in order, and returns their ids in the same order. A null argument means its default, except handler
+-- and payloads, which have none.
 CREATE OR REPLACE FUNCTION rouse.enqueue_many(
     handler      text,
     payloads     jsonb[],

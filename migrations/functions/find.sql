@@ -1,21 +1,21 @@
--- Finds jobs by what they are, and retries those that were found.
+-- Searches jobs by their properties, and retries the matches.
 --
--- A filter is an object; a job fits that fits every key of it:
+-- A filter is an object; a job matches if it matches every key:
 --
 --   state            a state, or a list of states
 --   handler, queue, tenant, source   the name
---   error            text that the message of the error has in it, in capitals or not
+--   error            a text that the error message contains, case-insensitive
 --   kind             the kind of the error, such as timed_out or denied
---   payload          {"/customer/id": 42}: at this JSON pointer the payload has this value
---   since, until     a time, or how long ago ("2 hours"): when the job ended; of a live one, when it was enqueued
+--   payload          {"/customer/id": 42}: the payload has this value at this JSON pointer
+--   since, until     a time, or an age ("2 hours"): when the job ended; for a live job, when it was enqueued
 --   retried          true: only jobs that were retried; false: only those that never were
 --
--- A search goes through the jobs from the newest id on, and never through more than `look_at` of them in one call: it
--- says where it stopped, and the next call goes on from there (`before`). `since` and `until` leave out whole days of
--- history, and a search for jobs that did not succeed goes through those alone (finished_unsuccessful).
+-- A search examines the jobs from the newest id on, and at most `look_at` of them in one call: it returns where it stopped, and the next
+-- call continues from there (`before`). `since` and `until` exclude whole days of history, and a search for jobs that did not succeed reads
+-- only those (finished_unsuccessful).
 
--- A time of a filter: a point in time, or how long ago. How long ago has units: Postgres would read 2026-11 as 2026 years and 11 months, and
--- a bare number as seconds.
+-- A time of a filter: a point in time, or an age. An age needs units: otherwise Postgres would read 2026-11 as 2026 years and 11 months,
+-- and a bare number as seconds.
 CREATE OR REPLACE FUNCTION rouse._filter_time(p_name text, p_key text, p_value jsonb) RETURNS timestamptz
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -36,7 +36,7 @@ BEGIN
         END;
     END IF;
     IF at IS NULL OR NOT isfinite(at) THEN
-        RAISE EXCEPTION 'rouse.%: % of the filter must be a time or how long ago, not %',
+        RAISE EXCEPTION 'rouse.%: % of the filter must be a time or an age, not %',
             p_name, p_key, left(p_value::text, 140)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance "2027-01-31T08:00Z" or "2 hours".';
     END IF;
@@ -63,8 +63,7 @@ BEGIN
 END
 $$;
 
--- Checks a filter for function `p_name`, and returns it as SQL: which tables it is about, and a condition on a row `k`
--- of them.
+-- Checks a filter for function `p_name`, and returns it as SQL: the tables that it applies to, and a condition on a row `k` of them.
 CREATE OR REPLACE FUNCTION rouse._read_filter(
     p_name text, p_filter jsonb, OUT is_live boolean, OUT is_ended boolean, OUT is_unsuccessful boolean,
     OUT since timestamptz, OUT until timestamptz, OUT retried boolean, OUT condition text)
@@ -85,7 +84,7 @@ BEGIN
     FOR entry IN SELECT f.key, f.value, f.value #>> '{}' AS word FROM jsonb_each(p_filter) AS f LOOP
         IF entry.key NOT IN ('state', 'handler', 'queue', 'tenant', 'source', 'error', 'kind', 'payload', 'since',
                              'until', 'retried') THEN
-            RAISE EXCEPTION 'rouse.%: a filter has no key %', p_name, quote_literal(left(entry.key, 140))
+            RAISE EXCEPTION 'rouse.%: % is not a key of filters', p_name, quote_literal(left(entry.key, 140))
                 USING ERRCODE = 'invalid_parameter_value',
                       HINT = 'The keys are state, handler, queue, tenant, source, error, kind, payload, since, until '
                              'and retried.';
@@ -110,7 +109,7 @@ BEGIN
                 p_name, entry.key, wrong, left(entry.value::text, 140)
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
-        -- Names belong to lanes; the rest belongs to the job.
+        -- Names are columns of lanes; everything else is in the job.
         IF entry.key IN ('handler', 'queue') THEN
             lanes := lanes || format('l.%I = %L', entry.key, entry.word);
         ELSIF entry.key IN ('tenant', 'source') THEN
@@ -138,10 +137,10 @@ BEGIN
     IF lanes <> '{}' THEN
         EXECUTE 'SELECT format('' AND k.lane = ANY (%L::bigint[])'', coalesce(array_agg(DISTINCT l.id), ''{}''))
                  FROM rouse.lane AS l WHERE ' || array_to_string(lanes, ' AND ') INTO among;
-        -- First: it is the cheapest.
+        -- First, because it is the cheapest.
         condition := 'true' || among || substr(condition, 5);
     END IF;
-    -- Errors are those of jobs that have ended, and only these can have been retried.
+    -- Only ended jobs have errors, and only they can have been retried.
     is_ended := states IS NULL OR states && ARRAY['succeeded', 'failed', 'timed_out', 'cancelled'];
     is_live := (states IS NULL OR states && ARRAY['queued', 'running']) AND NOT p_filter ?| ARRAY['error', 'kind']
         AND retried IS NOT TRUE;
@@ -149,11 +148,10 @@ BEGIN
 END
 $$;
 
--- The ids of up to `most` jobs that fit a filter, the newest first, of those below `before` (null: of all).
--- `next_before`: the search has stopped there, because it has found as many or looked at `look_at` jobs, and goes on
--- with it; null: there are no more. `looked_back_to` is the same where it has stopped because of `look_at`. Reads
--- rouse.job and the partitions of rouse.finished in the order of their ids, served by the primary key, and finished_id
--- or finished_unsuccessful; sorts nothing.
+-- The ids of up to `most` jobs that match a filter, the newest first, with ids below `before` (null: all). `next_before`: the search
+-- stopped there, because it had found that many or examined `look_at` jobs, and can continue from it; null: there are no more.
+-- `looked_back_to` is the same if it stopped because of `look_at`. Reads rouse.job and the partitions of rouse.finished in the order of
+-- their ids, served by the primary key, and finished_id or finished_unsuccessful; sorts nothing.
 CREATE OR REPLACE FUNCTION rouse.search_jobs(
     filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, most integer DEFAULT 100, look_at integer DEFAULT 100000,
     OUT ids bigint[], OUT looked_at integer, OUT next_before bigint, OUT looked_back_to bigint)
@@ -161,11 +159,11 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp S
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
-    f     record;
-    parts text[] := '{}';
-    among text := 'k.id < $1';
-    one   record;
-    last  bigint;
+    f         record;
+    parts     text[] := '{}';
+    among     text := 'k.id < $1';
+    found_job record;
+    last      bigint;
 BEGIN
     IF most IS NULL OR most NOT BETWEEN 1 AND 100000 THEN
         RAISE EXCEPTION 'rouse.search_jobs: most must be between 1 and 100000, not %', coalesce(most::text, 'null')
@@ -177,8 +175,8 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     f := rouse._read_filter('search_jobs', filter);
-    -- Whole days, by columns that only jobs that have ended have: every row that is read counts as looked at, also one
-    -- that ended before `since` on the same day, and a live one.
+    -- Whole days, by columns that only ended jobs have. Every row that is read counts as examined, including those that ended before
+    -- `since` on the same day, and live ones.
     IF f.since IS NOT NULL THEN
         among := among || format(' AND k.not_before >= %L',
             date_trunc('day', f.since AT TIME ZONE 'UTC') AT TIME ZONE 'UTC');
@@ -206,22 +204,22 @@ BEGIN
     IF parts = '{}' THEN
         RETURN;
     END IF;
-    -- Conditions stand outside: a part that has one of its own is not merged in the order of the ids, but sorted.
-    FOR one IN EXECUTE format('SELECT k.id, (%s) AS fits FROM (%s) AS k WHERE %s ORDER BY k.id DESC LIMIT $2',
+    -- Conditions are outside the UNION: a part with its own condition is sorted instead of merged in the order of the ids.
+    FOR found_job IN EXECUTE format('SELECT k.id, (%s) AS fits FROM (%s) AS k WHERE %s ORDER BY k.id DESC LIMIT $2',
                               f.condition, array_to_string(parts, ' UNION ALL '), among)
         USING coalesce(before, 9223372036854775807), look_at
     LOOP
         looked_at := looked_at + 1;
-        last := one.id;
-        IF one.fits AND f.retried IS NOT NULL THEN
-            PERFORM FROM rouse.record AS r WHERE r.job = one.id AND r.event = 'retried' LIMIT 1;
-            one.fits := FOUND = f.retried;
+        last := found_job.id;
+        IF found_job.fits AND f.retried IS NOT NULL THEN
+            PERFORM FROM rouse.record AS r WHERE r.job = found_job.id AND r.event = 'retried' LIMIT 1;
+            found_job.fits := FOUND = f.retried;
         END IF;
-        IF one.fits THEN
-            ids := ids || one.id;
+        IF found_job.fits THEN
+            ids := ids || found_job.id;
         END IF;
         IF cardinality(ids) = most THEN
-            next_before := one.id;
+            next_before := found_job.id;
             RETURN;
         END IF;
     END LOOP;
@@ -232,8 +230,8 @@ BEGIN
 END
 $$;
 
--- The rows of the view rouse.jobs that fit a filter, the newest first, as rouse.search_jobs finds them. Where the
--- search has stopped because of `look_at`, a notice says so, and how to go on.
+-- The rows of the view rouse.jobs that match a filter, the newest first, as found by rouse.search_jobs. If the search stopped because of
+-- `look_at`, a notice explains how to continue.
 CREATE OR REPLACE FUNCTION rouse.find_jobs(
     filter jsonb DEFAULT '{}', before bigint DEFAULT NULL, most integer DEFAULT 100, look_at integer DEFAULT 100000)
 RETURNS SETOF rouse.jobs
@@ -241,29 +239,28 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
-    batch record;
-    one   bigint;
+    batch     record;
+    found_job bigint;
 BEGIN
     batch := rouse.search_jobs(filter, before, most, look_at);
-    FOREACH one IN ARRAY batch.ids LOOP
-        RETURN QUERY SELECT * FROM rouse.jobs AS j WHERE j.id = one;
+    FOREACH found_job IN ARRAY batch.ids LOOP
+        RETURN QUERY SELECT * FROM rouse.jobs AS j WHERE j.id = found_job;
     END LOOP;
     IF batch.looked_back_to IS NOT NULL THEN
-        RAISE NOTICE 'rouse.find_jobs: there may be more: % jobs were looked at, back to %',
+        RAISE NOTICE 'rouse.find_jobs: there may be more: % jobs were examined, back to %',
             batch.looked_at, batch.looked_back_to
-            USING HINT = format('before => %s goes on from there; since in the filter narrows the search.',
+            USING HINT = format('before => %s continues from there; since in the filter narrows the search.',
                                 batch.looked_back_to);
     END IF;
 END
 $$;
 
--- Retries jobs that have ended, fit a filter and were never retried: one batch, the newest first. A batch is as
--- rouse.search_jobs finds it; where `next_before` is not null, the next call goes on with it. Each job becomes a new
--- job and leaves a record, as with rouse.retry. A batch that is repeated finds nothing to do: what was retried was
--- retried. The filter has to name states.
+-- Retries jobs that have ended, match a filter and were never retried: one batch, the newest first. A batch is selected by
+-- rouse.search_jobs; if `next_before` is not null, pass it to the next call. Each job is enqueued as a new job and leaves a record, as with
+-- rouse.retry. Repeating a batch finds nothing to do, because its jobs have been retried. The filter has to name states.
 --
 --   retried, made   the jobs, and the new job of each
---   refused         jobs whose unique key a live job has, and those whose payload is gone
+--   refused         jobs whose unique key a live job has, and those whose payload was removed
 CREATE OR REPLACE FUNCTION rouse.retry_jobs(
     filter jsonb, before bigint DEFAULT NULL, most integer DEFAULT 100, look_at integer DEFAULT 100000,
     OUT retried bigint[], OUT made bigint[], OUT refused bigint[], OUT looked_at integer, OUT next_before bigint)
@@ -271,11 +268,11 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 #variable_conflict use_variable
 DECLARE
-    at    timestamptz := clock_timestamp();
-    batch record;
-    one   bigint;
-    was   rouse.finished;
-    done  record;
+    at        timestamptz := clock_timestamp();
+    batch     record;
+    found_job bigint;
+    was       rouse.finished;
+    done      record;
 BEGIN
     IF most IS NULL OR most NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION 'rouse.retry_jobs: most must be between 1 and 1000, not %', coalesce(most::text, 'null')
@@ -287,29 +284,29 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For instance {"state": ["failed", "timed_out"]}.';
     END IF;
     IF filter -> 'retried' = 'true' THEN
-        RAISE EXCEPTION 'rouse.retry_jobs: only jobs that were never retried are retried'
+        RAISE EXCEPTION 'rouse.retry_jobs: jobs that were already retried are never retried by a filter'
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'Leave retried out of the filter. SELECT rouse.retry(id) retries one job again.';
+                  HINT = 'Omit retried from the filter. SELECT rouse.retry(id) retries one job again.';
     END IF;
-    -- One batch at a time: whoever has waited sees what was retried meanwhile.
+    -- One batch at a time: a call that has waited sees what was retried in the meantime.
     PERFORM rouse._lock('retry_jobs', '');
     batch := rouse.search_jobs(filter || '{"retried": false}', before, most, look_at);
-    PERFORM rouse._have_partitions(at);
+    PERFORM rouse._ensure_partitions(at);
     retried := '{}';
     made := '{}';
     refused := '{}';
     looked_at := batch.looked_at;
     next_before := batch.next_before;
-    FOREACH one IN ARRAY batch.ids LOOP
-        SELECT * INTO was FROM rouse.finished AS f WHERE f.id = one LIMIT 1;
-        -- Its partition may have been dropped meanwhile.
+    FOREACH found_job IN ARRAY batch.ids LOOP
+        SELECT * INTO was FROM rouse.finished AS f WHERE f.id = found_job LIMIT 1;
+        -- Its partition may have been dropped in the meantime.
         CONTINUE WHEN NOT FOUND;
         done := rouse._retry(was, at);
         IF done.made IS NOT NULL THEN
-            retried := retried || one;
+            retried := retried || found_job;
             made := made || done.made;
         ELSIF done.is_retry IS NOT TRUE THEN
-            refused := refused || one;
+            refused := refused || found_job;
         END IF;
     END LOOP;
 END

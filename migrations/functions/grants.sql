@@ -1,14 +1,14 @@
--- Who may do what, all of it, from nothing: applying this file restores what somebody has revoked or dropped. Rights that were granted
--- to other roles than these stay as they are.
+-- All rights of all roles, granted from scratch: applying this file restores rights that were revoked or dropped. Rights of other roles are
+-- left alone.
 --
 --   rouse_enqueuer  enqueues, and reads the state of single jobs
 --   rouse_producer  the same; cancels and reads single jobs
 --   rouse_operator  the same; reads what observers read, and takes all admin actions
---   rouse_worker    what hosts do
---   rouse_observer  reads everything but keys and fences, changes nothing
+--   rouse_worker    the functions that hosts call
+--   rouse_observer  reads everything except keys and fences, changes nothing
 --
--- Each right is granted to every role that has it: a role that were a member of another would have that one's rights in every database
--- of the server, and only an administrator could repair it.
+-- Each right is granted to every role that has it. If a role were a member of another, it would have that role's rights in every database
+-- of the server, and only an administrator could repair that.
 
 REVOKE ALL ON SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
 REVOKE ALL ON ALL TABLES IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
@@ -16,10 +16,10 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_p
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA rouse FROM PUBLIC, rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
 
 GRANT USAGE ON SCHEMA rouse TO rouse_enqueuer, rouse_producer, rouse_operator, rouse_worker, rouse_observer;
--- Whether a database is migrated.
+-- To find out whether a database is migrated.
 GRANT SELECT ON rouse.migration, rouse.definitions TO PUBLIC;
 
--- Those who enqueue.
+-- Enqueuers.
 GRANT EXECUTE ON FUNCTION rouse.enqueue, rouse.enqueue_unique, rouse.enqueue_many, rouse.receipt TO rouse_enqueuer, rouse_producer, rouse_operator;
 
 -- Producers.
@@ -32,7 +32,7 @@ GRANT EXECUTE ON FUNCTION
     rouse.challenge, rouse.challenge_answer, rouse.forget_worker, rouse.clear_timeouts, rouse.put_state, rouse.remove_state
     TO rouse_operator;
 
--- Workers. Each function but the reads checks the worker's key.
+-- Workers. Each function except the reads checks the worker's key.
 GRANT EXECUTE ON FUNCTION
     rouse.register, rouse.heartbeat, rouse.outlived, rouse.unregister, rouse.sleep, rouse.awake,
     rouse.peek, rouse.promote, rouse.overdue, rouse.remaining, rouse.remaining_bound, rouse.depth,
@@ -48,7 +48,7 @@ GRANT SELECT ON rouse.queue, rouse.lane, rouse.workers, rouse.handlers, rouse.ba
 GRANT EXECUTE ON FUNCTION rouse.job, rouse.result, rouse.history, rouse.audit, rouse.job_log, rouse.search_jobs, rouse.find_jobs,
     rouse.depth, rouse.remaining, rouse.remaining_bound
     TO rouse_observer, rouse_operator;
--- The views read with the rights of whoever made them; these are called with those of the reader.
+-- Views run with the rights of their owner; these functions run with those of the reader.
 GRANT EXECUTE ON FUNCTION rouse._usage, rouse._payload TO rouse_observer, rouse_operator;
 GRANT SELECT ON
     rouse.queue, rouse.lane, rouse.limits, rouse.job, rouse.finished, rouse.payload, rouse.attempt, rouse.record, rouse.step, rouse.log, rouse.sleeper,
@@ -62,7 +62,7 @@ GRANT SELECT (job, worker, cpu_us, memory_bytes, host_calls, bytes_in, bytes_out
 GRANT SELECT (worker_id, incarnation, hostname, platform, version, handlers, capabilities, slots, queues, tags,
               registered_at, seen_at, draining_at, dead_at, replaced_at, outlived_at, stopped_at, stats, stats_at, refused, login, limited)
     ON rouse.worker TO rouse_worker, rouse_observer, rouse_operator;
--- Partitions, which rouse.prepare_partitions grants as it makes them.
+-- Partitions; rouse.prepare_partitions grants the rights on new ones.
 DO $$
 DECLARE
     partition regclass;

@@ -1,29 +1,29 @@
--- What has ended is not rewritten: triggers refuse UPDATE, DELETE and TRUNCATE on rouse.finished, rouse.payload, rouse.attempt,
--- rouse.step and rouse.record, also to their owner. Old partitions are dropped (partitions.sql), which no trigger sees. Inserts pay nothing.
+-- History is immutable: triggers reject UPDATE, DELETE and TRUNCATE on rouse.finished, rouse.payload, rouse.attempt, rouse.step and
+-- rouse.record, even by their owner. Old partitions are dropped (partitions.sql), which fires no trigger. Inserts pay nothing.
 
--- Refuses to change history, unless this transaction has called rouse.unlock_history. The record of that call stays whatever else goes:
--- it can neither be changed nor deleted, and rouse.record is never truncated.
+-- Rejects changes of history, unless this transaction has called rouse.unlock_history. The record of that call always remains: it can
+-- neither be changed nor deleted, and rouse.record is never truncated.
 CREATE OR REPLACE FUNCTION rouse._keep_history() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     is_record boolean := TG_TABLE_NAME = 'record' OR TG_TABLE_NAME LIKE 'record\_%';
 BEGIN
     IF is_record AND (TG_OP = 'TRUNCATE' OR to_jsonb(OLD) ->> 'event' = 'history_unlocked') THEN
-        RAISE EXCEPTION 'rouse: % on rouse.% is refused: who unlocked the history stays on record', TG_OP, TG_TABLE_NAME
+        RAISE EXCEPTION 'rouse: % on rouse.% is not allowed: the record of rouse.unlock_history must remain', TG_OP, TG_TABLE_NAME
             USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
     IF nullif(current_setting('rouse.history_unlocked', true), '') IS DISTINCT FROM pg_current_xact_id()::text THEN
-        RAISE EXCEPTION 'rouse: % on rouse.% is refused: what has ended is not rewritten', TG_OP, TG_TABLE_NAME
+        RAISE EXCEPTION 'rouse: % on rouse.% is not allowed: history is immutable', TG_OP, TG_TABLE_NAME
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = 'SELECT rouse.unlock_history(''why'') allows it until the end of the transaction, and leaves a record. '
-                         'Old days go by themselves (keep_days), or with rouse.drop_partitions.';
+                  HINT = 'SELECT rouse.unlock_history(''why'') allows it until the end of the transaction, and is recorded. '
+                         'Old days are dropped automatically (keep_days), or by rouse.drop_partitions.';
     END IF;
     RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
 END
 $$;
 
--- Allows this transaction to change history, and says on record who did that and why. For the owner: everybody else lacks the rights to
--- the tables anyway.
+-- Allows this transaction to change history, and records the login and the reason. For the owner: other roles lack the rights to the tables
+-- anyway.
 CREATE OR REPLACE FUNCTION rouse.unlock_history(reason text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -32,15 +32,15 @@ BEGIN
     IF length(trim(coalesce(reason, ''))) NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION 'rouse.unlock_history: reason must have 1 to 1000 characters' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM rouse._have_partitions(at);
+    PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, event, who, detail)
     VALUES (at, 'history_unlocked', session_user, jsonb_build_object('reason', trim(reason)));
     PERFORM set_config('rouse.history_unlocked', pg_current_xact_id()::text, true);
 END
 $$;
 
--- Triggers for rows are copied to each partition, those for TRUNCATE are not: rouse.prepare_partitions makes them. What somebody has
--- disabled is enabled again when these definitions are applied.
+-- Partitions inherit row triggers, but not TRUNCATE triggers: rouse.prepare_partitions creates those. Disabled triggers are enabled again
+-- when these definitions are applied.
 DO $$
 DECLARE
     parent   text;
@@ -61,12 +61,12 @@ BEGIN
 END
 $$;
 
--- What has happened since a time, the newest first: what ended (jobs and attempts), and what was done besides (records). `most` rows, and
--- those of the same time as the last. Of one queue, handler or login where these are given; a login has done only admin actions. Rows of
--- `before` (a time) and later are left out, for the next page. A job is listed with its end, and with it when it was requested: one
--- that is live is not.
+-- The events since a time, the newest first: ended jobs and attempts, and other events (records). `most` rows, and those with the same time
+-- as the last. Filtered by queue, handler or login if given; only admin actions have a login. Rows of the time `before` and later are left
+-- out, for the next page. A job is listed with its end, which includes the time of its request; live jobs are not listed.
 --
--- Goes back from `before` in spans of one second, four, sixteen …, until there are enough rows: a page costs what happened in at most
+-- Searches back from `before` in spans of one second, four, sixteen …, until there are enough rows: a page reads the events of at most
+-- about five times its span, however far back `since` is. Served by finished_at, attempt_ended and record_at.
 -- about five times its time, however far `since` lies back. Served by finished_at, attempt_ended and record_at.
 CREATE OR REPLACE FUNCTION rouse.audit(
     since timestamptz, before timestamptz DEFAULT 'infinity', queue text DEFAULT NULL, handler text DEFAULT NULL, who text DEFAULT NULL,
@@ -75,11 +75,11 @@ RETURNS TABLE (at timestamptz, event text, job bigint, queue_name text, handler_
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    upto   timestamptz := coalesce(audit.before, 'infinity');
-    starts timestamptz := least(audit.before, clock_timestamp());
-    span   interval := '1 second';
-    here   bigint;
-    given  bigint := 0;
+    upto       timestamptz := coalesce(audit.before, 'infinity');
+    starts     timestamptz := least(audit.before, clock_timestamp());
+    span       interval := '1 second';
+    span_rows  bigint;
+    total_rows bigint := 0;
 BEGIN
     IF audit.since IS NULL THEN
         RAISE EXCEPTION 'rouse.audit: since must not be null' USING ERRCODE = 'invalid_parameter_value';
@@ -118,10 +118,10 @@ BEGIN
         LEFT JOIN rouse.worker AS w ON w.incarnation = e.worker
         WHERE (audit.queue IS NULL OR coalesce(e.queue, l.queue) = audit.queue)
           AND (audit.handler IS NULL OR coalesce(e.handler, l.handler) = audit.handler)
-        ORDER BY e.at DESC FETCH FIRST (audit.most - given) ROWS WITH TIES;
-        GET DIAGNOSTICS here = ROW_COUNT;
-        given := given + here;
-        EXIT WHEN given >= audit.most OR starts <= audit.since;
+        ORDER BY e.at DESC FETCH FIRST (audit.most - total_rows) ROWS WITH TIES;
+        GET DIAGNOSTICS span_rows = ROW_COUNT;
+        total_rows := total_rows + span_rows;
+        EXIT WHEN total_rows >= audit.most OR starts <= audit.since;
         upto := starts;
         span := span * 4;
     END LOOP;

@@ -1,13 +1,13 @@
--- The catalog of lanes: a lane comes with its first job, and goes when it has had none for a while.
+-- The catalog of lanes: a lane is added with its first job, and removed when it has had none for a while.
 --
--- A row of rouse.lane is open, then closed, then gone:
+-- A row of rouse.lane is open, then closed, then removed:
 --
---   open     producers find it, workers look at it
---   closed   rouse.maintain_lanes has seen no job in it for a day. Producers do not find it: the next one adds a row of its own.
---            Workers look at it for another day, because a producer that had found it open may not have committed yet. After that no
---            worker looks at it, and the row gives finished jobs their names. If a job appears in it after all, the next maintenance
---            opens it again.
---   gone     nothing that is kept can refer to it any more
+--   open     producers find it, workers poll it
+--   closed   rouse.maintain_lanes has found no job in it for a day. Producers do not find it: the next one adds a new row.
+--            Workers poll it for another day, because a producer that found it open may not have committed yet. After that no
+--            worker polls it, and the row provides the names for finished jobs. If a job appears in it after all, the next
+--            maintenance reopens it.
+--   removed  nothing that is kept can refer to it any more
 
 -- Checks the arguments that all enqueuing functions share, and returns the id of their lane; null arguments mean their defaults. A lane
 -- without an open row is added to the catalog, with a notice if no live worker knows the handler or a key of p_payload.
@@ -35,11 +35,11 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out for the handler''s own.';
     END IF;
     IF p_tenant = '' OR length(p_tenant) > 200 OR p_source = '' OR length(p_source) > 200 THEN
-        RAISE EXCEPTION 'rouse.enqueue: tenant and source have 1 to 200 characters, or are left out'
+        RAISE EXCEPTION 'rouse.enqueue: tenant and source must have 1 to 200 characters, or be left out'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
 
-    -- What the catalog has is valid. Served by lane_key.
+    -- Entries of the catalog are valid. Served by lane_key.
     SELECT l.id INTO known FROM rouse.lane AS l
     WHERE l.handler = p_handler AND l.queue = p_queue AND l.priority = p_priority::rouse.priority AND l.tags = p_tags
       AND l.closed_at IS NULL
@@ -49,19 +49,19 @@ BEGIN
     END IF;
 
     IF p_handler IS NULL OR p_handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(p_handler) > 128 THEN
-        RAISE EXCEPTION 'rouse.enqueue: % is no handler name', coalesce(quote_literal(left(p_handler, 140)), 'null')
+        RAISE EXCEPTION 'rouse.enqueue: % is not a handler name', coalesce(quote_literal(left(p_handler, 140)), 'null')
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'Handler names are lower-case words joined by dots, such as email.send; at most 128 characters.';
     END IF;
     IF p_queue !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$' THEN
-        RAISE EXCEPTION 'rouse.enqueue: % is no queue name', quote_literal(left(p_queue, 140))
+        RAISE EXCEPTION 'rouse.enqueue: % is not a queue name', quote_literal(left(p_queue, 140))
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'Queue names start with a letter or digit and have letters, digits and _ . : - ; at most 128 characters. Leave it out for the queue default.';
+                  HINT = 'Queue names start with a letter or digit and contain letters, digits and _ . : - ; at most 128 characters. Leave it out for the queue default.';
     END IF;
     IF NOT rouse._are_tags(p_tags, 16) THEN
-        RAISE EXCEPTION 'rouse.enqueue: tags is a list of at most 16 words, not %', left(p_tags::text, 140)
+        RAISE EXCEPTION 'rouse.enqueue: tags must be a list of at most 16 tags, not %', left(p_tags::text, 140)
             USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'A tag has letters, digits and _ . : - ; or is key=value; at most 128 characters.';
+                  HINT = 'A tag contains letters, digits and _ . : - ; or is key=value; at most 128 characters.';
     END IF;
     required := p_tags;
     IF cardinality(p_tags) > 1 THEN
@@ -76,7 +76,7 @@ BEGIN
     END IF;
 
     PERFORM rouse._check_room_for_lane(p_handler);
-    -- None of the parts can hold a line break, so different lanes have different texts.
+    -- None of the parts can contain a line break, so different lanes have different texts.
     known := ('x' || encode(substr(sha256(convert_to(
         concat_ws(E'\n', p_handler, p_queue, p_priority, array_to_string(required, E'\n')), 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint;
     INSERT INTO rouse.lane (id, queue, handler, priority, tags)
@@ -90,32 +90,33 @@ BEGIN
 END
 $$;
 
--- Refuses a lane beyond the limits. Lanes of transactions that are open beside this one are not seen: together they may exceed the
--- limits. Served by lane_key.
+-- Rejects a lane beyond the limits. Lanes of concurrent transactions are invisible: together they may exceed the limits. Served by
+-- lane_key.
 CREATE OR REPLACE FUNCTION rouse._check_room_for_lane(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    -- By its key: a scan, which producers forbid, counts as so dear that Postgres would compile the plan each time, for 30 ms.
+    -- By its key: a scan, which the settings of producers forbid, counts as so expensive that Postgres would JIT-compile the plan each
+    -- time, for 30 ms.
     limits rouse.limits := (SELECT l FROM rouse.limits AS l WHERE l.only_row);
 BEGIN
     IF (SELECT count(DISTINCT l.id) FROM rouse.lane AS l WHERE l.handler = p_handler AND l.closed_at IS NULL)
        >= limits.lanes_per_handler_max THEN
-        RAISE EXCEPTION 'rouse.enqueue: handler % has % lanes, and no more are allowed', p_handler, limits.lanes_per_handler_max
+        RAISE EXCEPTION 'rouse.enqueue: handler % already has % lanes, the maximum', p_handler, limits.lanes_per_handler_max
             USING ERRCODE = 'program_limit_exceeded',
-                  HINT = 'Each combination of queue, priority and tags is a lane. Use fewer of them (tenant and source make no lanes), '
+                  HINT = 'Each combination of queue, priority and tags is a lane. Use fewer combinations (tenant and source do not count), '
                          'or raise lanes_per_handler_max in rouse.limits. Lanes without jobs are removed after a day.';
     END IF;
     IF (SELECT count(*) FROM (SELECT FROM rouse.lane AS l WHERE l.closed_at IS NULL LIMIT limits.lanes_max) AS l) >= limits.lanes_max THEN
-        RAISE EXCEPTION 'rouse.enqueue: there are % lanes, and no more are allowed', limits.lanes_max
+        RAISE EXCEPTION 'rouse.enqueue: there are already % lanes, the maximum', limits.lanes_max
             USING ERRCODE = 'program_limit_exceeded',
-                  HINT = 'Each combination of handler, queue, priority and tags is a lane. Use fewer of them, or raise lanes_max in '
+                  HINT = 'Each combination of handler, queue, priority and tags is a lane. Use fewer combinations, or raise lanes_max in '
                          'rouse.limits. Lanes without jobs are removed after a day.';
     END IF;
 END
 $$;
 
--- Raises a notice if no live worker has the handler: most such names are misspelt. None if no worker lives, and none while one of them is
--- loading its modules and may have it soon. Served by worker_living.
+-- Raises a notice if no live worker has the handler: most such names are misspelt. No notice if no worker is alive, or while one is loading
+-- its modules and may have it soon. Served by worker_live.
 CREATE OR REPLACE FUNCTION rouse._notice_unknown_handler(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -125,14 +126,14 @@ DECLARE
                       WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at > clock_timestamp() - interval '90 seconds');
 BEGIN
     IF NOT known THEN
-        RAISE NOTICE 'rouse.enqueue: no live worker has the handler %; its jobs wait until one has', p_handler
+        RAISE NOTICE 'rouse.enqueue: no live worker has the handler %; its jobs wait for one that has it', p_handler
             USING HINT = 'Check the name: `rouse handlers ls` lists the handlers of the fleet.';
     END IF;
 END
 $$;
 
--- Raises a notice if a payload has a key that no live worker knows for this handler: it is probably misspelt. No notice if a worker
--- with the handler has not registered its keys. Served by worker_living.
+-- Raises a notice if a payload has a key that no live worker knows for this handler: it is probably misspelt. No notice if a worker with
+-- the handler has not registered its keys. Served by worker_live.
 CREATE OR REPLACE FUNCTION rouse._notice_unknown_keys(p_handler text, p_payload jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -154,16 +155,16 @@ BEGIN
                 LIMIT 1);
     IF known IS NOT NULL AND unknown IS NOT NULL THEN
         RAISE NOTICE 'rouse.enqueue: no live worker knows % in a payload of %', unknown, p_handler
-            USING HINT = left(format('Check the key. Known are: %s.', (
+            USING HINT = left(format('Check the key. Known keys: %s.', (
                 SELECT string_agg(DISTINCT key, ', ') FROM jsonb_array_elements(known) AS keys, jsonb_array_elements_text(keys) AS key
-                -- A worker says them, and they go to the terminal of a producer: none with control characters or marks that turn the
-                -- direction of writing.
+                -- Workers provide them, and they appear in the terminal of a producer, so control characters and marks that change the
+                -- direction of writing are left out.
                 WHERE key !~ '[\u0001-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]')), 600);
     END IF;
 END
 $$;
 
--- Catalogues a lane anew that is closed, for a job that is put there by its id. Served by lane_id.
+-- Adds a closed lane to the catalog again, for a job that is put there by its id. Served by lane_id.
 CREATE OR REPLACE FUNCTION rouse._open_lane(p_lane bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -175,10 +176,10 @@ BEGIN
 END
 $$;
 
--- Closes lanes in which the calls of this function have seen no job for a day, opens closed ones again in which a job has appeared, and
--- removes rows that nothing refers to; returns how many rows of each. The queues of those stay in rouse.queue, with their last use.
--- Neither producers nor workers wait for it. One call at a time: another one returns at once, and so does each while the table is being
--- vacuumed. Reads the whole catalog, and of each lane whether it has jobs: served by job_ready, job_waiting and job_lease.
+-- Closes lanes in which the calls of this function have found no job for a day, reopens closed lanes in which a job has appeared, and
+-- removes unreferenced rows; returns how many rows of each. The queues of removed lanes stay in rouse.queue, with their last use. Neither
+-- producers nor workers wait for it. One call at a time: another one returns at once, and so does each call while the table is being
+-- vacuumed. Reads the whole catalog, and whether each lane has jobs: served by job_ready, job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.maintain_lanes(p_worker bigint, p_key bytea, OUT closed integer, OUT reopened integer, OUT removed integer)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' SET timezone = 'UTC' SET datestyle = 'ISO'
@@ -209,7 +210,7 @@ BEGIN
             OR EXISTS (SELECT FROM rouse.job AS j WHERE j.lane = l.id AND j.state = 'queued' AND j.turn IS NULL)
             OR EXISTS (SELECT FROM running AS r WHERE r.lane = l.id)),
     seen AS (
-        -- A new place in the catalog lets workers read again what they have given up.
+        -- A new position in the catalog makes workers read again the lanes that they have dropped.
         UPDATE rouse.lane AS l
         SET used_at = at, closed_at = NULL, seq = CASE WHEN live.is_closed THEN nextval('rouse.lane_seq') ELSE l.seq END
         FROM live
@@ -222,8 +223,8 @@ BEGIN
         SELECT o.id FROM rouse.lane AS o WHERE o.closed_at IS NULL GROUP BY o.id HAVING max(o.used_at) < at - interval '1 day');
     GET DIAGNOSTICS closed = ROW_COUNT;
 
-    -- A job can be in a closed lane for a day and a while; the days that are kept have to have started after that. And whoever might have
-    -- found the lane open has to have ended.
+    -- A job can be in a closed lane for a little more than a day; the oldest kept day has to be later than that. And transactions that may
+    -- have found the lane open have to have ended.
     SELECT min(p.first_day)::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM rouse._partitions() AS p WHERE p.parent IN ('finished', 'attempt');
     WITH gone AS (
         DELETE FROM rouse.lane AS l

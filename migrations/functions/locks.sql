@@ -1,4 +1,4 @@
--- Locks of Rouse's own; see rouse.lock.
+-- Rouse's own locks; see rouse.lock.
 
 -- Waits for the lock of this name, and holds it until the end of the transaction. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._lock(p_purpose text, p_name text) RETURNS void
@@ -6,7 +6,7 @@ LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM rouse.lock AS l WHERE l.purpose = p_purpose AND l.slot = (hashtextextended(p_name, 0) & 1023)::integer FOR UPDATE;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'rouse: there is no lock for %', p_purpose USING ERRCODE = 'internal_error';
+        RAISE EXCEPTION 'rouse: no lock for %', p_purpose USING ERRCODE = 'internal_error';
     END IF;
 END
 $$;

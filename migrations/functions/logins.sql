@@ -1,61 +1,61 @@
--- What the login of a worker may do: rouse.worker_login, enforced.
+-- Enforces rouse.worker_login: the limits of workers' logins.
 --
 -- The login is session_user: SET ROLE and SECURITY DEFINER do not change it. A worker belongs to the login that registered it, and
--- rouse._known, which every function of workers calls, returns whether that login is limited: a login that is not costs a claim nothing.
+-- rouse._known, which every function for workers calls, returns whether that login is limited. Unlimited logins cost a claim nothing.
 --
 --   RW006  the login may not do that
 
--- Whether one of these patterns fits: a name, or a prefix that ends in *.
-CREATE OR REPLACE FUNCTION rouse._fits(p_name text, p_patterns text[]) RETURNS boolean
+-- True if one of these patterns matches: a name, or a prefix that ends in *.
+CREATE OR REPLACE FUNCTION rouse._matches_any(p_name text, p_patterns text[]) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(bool_or(CASE WHEN right(p.pattern, 1) = '*' THEN starts_with(p_name, left(p.pattern, -1)) ELSE p_name = p.pattern END), false)
     FROM unnest(p_patterns) AS p(pattern)
 $$;
 
--- The limits of the session's login; no row where it has none. Served by the primary key.
+-- The limits of the session's login; no row if it has none. Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._limits() RETURNS SETOF rouse.worker_login
 LANGUAGE sql STABLE ROWS 1 AS $$
     SELECT * FROM rouse.worker_login AS l WHERE l.login = to_regrole(quote_ident(session_user))
 $$;
 
--- Refuses a registration that the login may not make, and returns whether the login is limited. The lock keeps the limits as they are
--- until the registration has committed: a change either is seen here, or sees the new row of rouse.worker.
+-- Rejects a registration that the login may not make, and returns whether the login is limited. The lock freezes the limits until the
+-- registration has committed: a concurrent change is either seen here, or sees the new row of rouse.worker.
 CREATE OR REPLACE FUNCTION rouse._admit(p_worker_id text, p_queues text[], p_tags text[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    may   rouse.worker_login;
-    wrong text;
+    limits rouse.worker_login;
+    wrong  text;
 BEGIN
     LOCK TABLE rouse.worker_login IN SHARE MODE;
-    SELECT * INTO may FROM rouse._limits();
+    SELECT * INTO limits FROM rouse._limits();
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF NOT rouse._fits(p_worker_id, may.worker_ids) THEN
+    IF NOT rouse._matches_any(p_worker_id, limits.worker_ids) THEN
         RAISE EXCEPTION 'rouse.register: login % may not register worker id %', session_user, p_worker_id
-            USING ERRCODE = 'RW006', HINT = format('Its worker ids are %s (rouse.worker_login).', array_to_string(may.worker_ids, ', '));
+            USING ERRCODE = 'RW006', HINT = format('Its worker ids are %s (rouse.worker_login).', array_to_string(limits.worker_ids, ', '));
     END IF;
-    -- No queues are all queues.
+    -- An empty list means all queues.
     SELECT q.name INTO wrong FROM unnest(CASE WHEN p_queues = '{}' THEN '{*}' ELSE p_queues END) AS q(name)
-    WHERE NOT rouse._fits(q.name, may.queues) LIMIT 1;
+    WHERE NOT rouse._matches_any(q.name, limits.queues) LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'rouse.register: login % may not serve %', session_user,
             CASE WHEN wrong = '*' THEN 'all queues' ELSE 'queue ' || wrong END
             USING ERRCODE = 'RW006',
-                  HINT = format('Its queues are %s (rouse.worker_login): set `queues` of the host to some of them.', array_to_string(may.queues, ', '));
+                  HINT = format('Its queues are %s (rouse.worker_login): set `queues` of the host to some of them.', array_to_string(limits.queues, ', '));
     END IF;
-    SELECT t.name INTO wrong FROM unnest(p_tags) AS t(name) WHERE NOT rouse._fits(t.name, may.tags) LIMIT 1;
+    SELECT t.name INTO wrong FROM unnest(p_tags) AS t(name) WHERE NOT rouse._matches_any(t.name, limits.tags) LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'rouse.register: login % may not register tag %', session_user, wrong
             USING ERRCODE = 'RW006',
-                  HINT = format('Its tags are %s (rouse.worker_login).', coalesce(nullif(array_to_string(may.tags, ', '), ''), 'none'));
+                  HINT = format('Its tags are %s (rouse.worker_login).', coalesce(nullif(array_to_string(limits.tags, ', '), ''), 'none'));
     END IF;
     RETURN true;
 END
 $$;
 
--- The lanes, with null instead of those that the limited worker may not claim, in the same order: by its login's queues, tags and
--- handlers, and by the queues and tags that it has registered. Served by lane_id and primary keys.
+-- The lanes in the same order, with null instead of those that the limited worker may not claim: by its login's queues, tags and handlers,
+-- and by the queues and tags that it has registered. Served by lane_id and primary keys.
 CREATE OR REPLACE FUNCTION rouse._permitted(p_worker bigint, p_lanes bigint[]) RETURNS bigint[]
 LANGUAGE sql STABLE AS $$
     SELECT array_agg(lane.id ORDER BY asked.place)
@@ -64,40 +64,40 @@ LANGUAGE sql STABLE AS $$
         SELECT l.id
         FROM (SELECT l.id, l.queue, l.handler, l.tags FROM rouse.lane AS l WHERE l.id = asked.lane LIMIT 1) AS l
         CROSS JOIN (SELECT w.queues, w.tags FROM rouse.worker AS w WHERE w.incarnation = p_worker) AS mine
-        CROSS JOIN rouse._limits() AS may
-        WHERE rouse._fits(l.queue, may.queues) AND (mine.queues = '{}' OR l.queue = ANY (mine.queues))
-          AND rouse._fits(l.handler, may.handlers)
-          AND l.tags <@ mine.tags AND NOT EXISTS (SELECT FROM unnest(l.tags) AS tag WHERE NOT rouse._fits(tag, may.tags))) AS lane ON true
+        CROSS JOIN rouse._limits() AS limits
+        WHERE rouse._matches_any(l.queue, limits.queues) AND (mine.queues = '{}' OR l.queue = ANY (mine.queues))
+          AND rouse._matches_any(l.handler, limits.handlers)
+          AND l.tags <@ mine.tags AND NOT EXISTS (SELECT FROM unnest(l.tags) AS tag WHERE NOT rouse._matches_any(tag, limits.tags))) AS lane ON true
 $$;
 
--- Of these queues, those that the limited worker may hear of; for '*' (any), those that it has registered.
+-- The queues for which the limited worker may be notified; for '*' (any), those that it has registered.
 CREATE OR REPLACE FUNCTION rouse._permitted_queues(p_worker bigint, p_queues text[]) RETURNS text[]
 LANGUAGE sql STABLE AS $$
     SELECT array_agg(q.name)
     FROM rouse.worker AS w
-    CROSS JOIN rouse._limits() AS may
+    CROSS JOIN rouse._limits() AS limits
     CROSS JOIN LATERAL unnest(CASE WHEN '*' = ANY (p_queues) AND w.queues <> '{}' THEN w.queues ELSE p_queues END) AS q(name)
-    WHERE w.incarnation = p_worker AND rouse._fits(q.name, may.queues)
+    WHERE w.incarnation = p_worker AND rouse._matches_any(q.name, limits.queues)
 $$;
 
--- Refuses the state of a handler that the limited login may not use.
+-- Rejects the state of a handler that the limited login may not use.
 CREATE OR REPLACE FUNCTION rouse._check_handler(p_handler text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM rouse._limits() AS may WHERE rouse._fits(p_handler, may.handlers)) THEN
+    IF NOT EXISTS (SELECT FROM rouse._limits() AS limits WHERE rouse._matches_any(p_handler, limits.handlers)) THEN
         RAISE EXCEPTION 'rouse: login % may not use the state of handler %', session_user, coalesce(quote_literal(left(p_handler, 140)), 'null')
             USING ERRCODE = 'RW006', HINT = 'Its handlers are listed in rouse.worker_login.';
     END IF;
 END
 $$;
 
--- Whether the workers of a limited login drop expired history and log admin actions.
-CREATE OR REPLACE FUNCTION rouse._maintains() RETURNS boolean
+-- True if the workers of a limited login drop expired history and log admin actions.
+CREATE OR REPLACE FUNCTION rouse._may_maintain() RETURNS boolean
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce((SELECT may.maintenance FROM rouse._limits() AS may), false)
+    SELECT coalesce((SELECT limits.maintenance FROM rouse._limits() AS limits), false)
 $$;
 
--- Limits apply at once to the workers of the login that live. What such a worker has claimed before stays its own.
+-- Limits apply at once to the live workers of the login. Earlier claims of such a worker remain valid.
 CREATE OR REPLACE FUNCTION rouse._limit_workers() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -121,17 +121,17 @@ BEGIN
 END
 $$;
 
--- Refuses what no host says of itself: texts and lists without bound are kept for as long as the worker is listed.
+-- Rejects implausible values: unbounded texts and lists would be stored as long as the worker is listed.
 CREATE OR REPLACE FUNCTION rouse._check_worker(
     p_hostname text, p_platform text, p_version text, p_slots integer, p_queues text[], p_tags text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     wrong text := CASE
-        WHEN NOT rouse._is_line(p_hostname) THEN 'hostname must have 1 to 255 characters and no control characters'
-        WHEN NOT rouse._is_line(p_platform) THEN 'platform must have 1 to 255 characters and no control characters'
-        WHEN NOT rouse._is_line(p_version) THEN 'version must have 1 to 255 characters and no control characters'
+        WHEN NOT rouse._is_label(p_hostname) THEN 'hostname must have 1 to 255 characters and no control characters'
+        WHEN NOT rouse._is_label(p_platform) THEN 'platform must have 1 to 255 characters and no control characters'
+        WHEN NOT rouse._is_label(p_version) THEN 'version must have 1 to 255 characters and no control characters'
         WHEN p_slots IS NULL OR p_slots NOT BETWEEN 1 AND 10000 THEN format('slots must be 1 to 10000, not %s', coalesce(p_slots::text, 'null'))
-        WHEN p_queues IS NULL OR NOT rouse._are_words(p_queues) THEN 'queues must be a list of at most 1000 queue names (letters, digits and _ . : - ; at most 128 characters)'
+        WHEN p_queues IS NULL OR NOT rouse._are_queue_names(p_queues) THEN 'queues must be a list of at most 1000 queue names (letters, digits and _ . : - ; at most 128 characters)'
         WHEN p_tags IS NULL OR NOT rouse._are_tags(p_tags, 1000) THEN 'tags must be a list of at most 1000 tags (letters, digits and _ . : - ; key=value too; at most 128 characters)' END;
 BEGIN
     IF wrong IS NOT NULL THEN
@@ -140,13 +140,13 @@ BEGIN
 END
 $$;
 
--- Whether a text can stand in a listing.
-CREATE OR REPLACE FUNCTION rouse._is_line(p_text text) RETURNS boolean
+-- True if a text fits into a listing.
+CREATE OR REPLACE FUNCTION rouse._is_label(p_text text) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(length(p_text) BETWEEN 1 AND 255 AND p_text !~ '[[:cntrl:]]', false)
 $$;
 
--- Whether these are at most so many valid tags: a word, or key=value.
+-- True if these are at most `p_most` valid tags: a word, or key=value.
 CREATE OR REPLACE FUNCTION rouse._are_tags(p_tags text[], p_most integer) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
@@ -156,9 +156,9 @@ BEGIN
 END
 $$;
 
--- Whether these are at most 1,000 valid names of queues. In plpgsql, which keeps its plan for the session: a SQL function that
--- Postgres cannot inline is planned in each transaction.
-CREATE OR REPLACE FUNCTION rouse._are_words(p_words text[]) RETURNS boolean
+-- True if these are at most 1,000 valid queue names. In plpgsql, which caches its plan for the session: a SQL function that Postgres cannot
+-- inline is planned in each transaction.
+CREATE OR REPLACE FUNCTION rouse._are_queue_names(p_words text[]) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     RETURN cardinality(p_words) <= 1000 AND coalesce(array_ndims(p_words), 1) = 1 AND array_position(p_words, NULL) IS NULL
@@ -166,12 +166,12 @@ BEGIN
 END
 $$;
 
--- Refuses JSON of a worker that is larger than any host sends. The size is the one in memory, which is known without reading it.
+-- Rejects JSON of a worker that is larger than any host sends. The size is the in-memory size, which is known without parsing.
 CREATE OR REPLACE FUNCTION rouse._check_size(p_name text, p_bytes bigint, p_most bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF p_bytes > p_most THEN
-        RAISE EXCEPTION 'rouse.%: % bytes are too large; at most % are kept', p_name, p_bytes, p_most USING ERRCODE = 'program_limit_exceeded';
+        RAISE EXCEPTION 'rouse.%: % bytes are too large; at most % are stored', p_name, p_bytes, p_most USING ERRCODE = 'program_limit_exceeded';
     END IF;
 END
 $$;

@@ -1,6 +1,6 @@
 -- How a worker finds work. Each function is one statement's worth of reads, through indexes, whatever the statistics say.
 
--- The lanes, with null instead of those whose queue is paused, in the same order. Served by lane_id and queue_paused.
+-- The lanes in the same order, with null instead of those whose queue is paused. Served by lane_id and queue_paused.
 CREATE OR REPLACE FUNCTION rouse._not_paused(p_lanes bigint[]) RETURNS bigint[]
 LANGUAGE sql STABLE AS $$
     SELECT array_agg(CASE WHEN q.name IS NULL THEN asked.lane END ORDER BY asked.place)
@@ -9,22 +9,21 @@ LANGUAGE sql STABLE AS $$
     LEFT JOIN rouse.queue AS q ON q.name = l.queue AND q.paused_at IS NOT NULL
 $$;
 
--- Whether there is anything to do for a worker: one read, which locks nothing and waits for nobody.
--- In a queue that is paused there is nothing to do.
+-- Reports whether there is work for a worker: one read, which locks nothing and waits for nothing. Paused queues have no work.
 --
 --   lanes, cursors      ready: those of these lanes that have a ready job after their cursor, in the
 --                       order given, at most `most` (served by job_ready)
---   catalog_after       catalog_changed: the catalog of lanes has not `catalog_rows` rows after that
---                       place (served by its primary key)
---   orphaned_since      orphans: a lease has ended, at this time or later; null: at all (served by
+--   catalog_after       catalog_changed: the catalog of lanes does not have exactly `catalog_rows` rows after that
+--                       position (served by its primary key)
+--   orphaned_since      orphans: a lease has ended, at this time or later; null: at any time (served by
 --                       job_lease)
---   due_within_ms       due: a job waits for its turn whose time has come, within the last so many
---                       milliseconds; null: at all (served by job_due)
---   next_due_ms         milliseconds until the next scheduled job or retry is due; null: none waits
---   looked_at           the time up to which leases were looked at
---   turn                the last turn that was given out; null while a queue is paused: a lane that seems empty may have jobs then
---   writers             transactions of this database that have written and are in progress, or prepared: what they commit is not seen;
---                       null where they are not asked for (`with_writers`), because all sessions of the server are looked at
+--   due_within_ms       due: a due job waits for its turn, since at most this many
+--                       milliseconds; null: any (served by job_due)
+--   next_due_ms         milliseconds until the next scheduled job or retry is due; null: there is none
+--   looked_at           the time up to which leases were checked
+--   turn                the last assigned turn; null while a queue is paused, because a lane that seems empty may have jobs then
+--   writers             transactions of this database that have written and are in progress, or prepared: their jobs are not visible yet;
+--                       null unless requested (`with_writers`), because it reads all sessions of the server
 CREATE OR REPLACE FUNCTION rouse.peek(
     p_lanes bigint[], p_cursors bigint[], p_catalog_after bigint, p_catalog_rows bigint,
     p_orphaned_since timestamptz, p_due_within_ms bigint, p_most integer, p_with_writers boolean,
@@ -41,8 +40,8 @@ DECLARE
     paused         boolean;
 BEGIN
     looked_at := at;
-    -- After the snapshot by which the rows are read: one that has ended in between counts as ended, and the next look sees its rows. Not
-    -- pg_snapshot_xip, which has no transaction that is newer than all that have ended.
+    -- Read after the snapshot of the rows: a transaction that ended in between counts as ended, and the next peek sees its rows. Not
+    -- pg_snapshot_xip, which lacks transactions that are newer than all ended ones.
     IF p_with_writers THEN
         writers := ARRAY(
             SELECT a.backend_xid::text::bigint FROM pg_stat_get_activity(NULL) AS a
@@ -84,18 +83,17 @@ BEGIN
     WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at > due_since
     ORDER BY j.available_at LIMIT 1;
     due := coalesce(next_at <= at, false);
-    -- GREATEST would make a 0 of null, and the worker would never wait.
+    -- GREATEST would turn null into 0, and the worker would never wait.
     IF next_at IS NOT NULL THEN
         next_due_ms := greatest(0, ceil(extract(epoch FROM next_at - clock_timestamp()) * 1000))::bigint;
     END IF;
 END
 $$;
 
--- Gives scheduled jobs and retries that are due a fresh turn, at most `most` of them, and says how
--- many, and in how many milliseconds the next one is due (null: none waits). A job that is due and
--- locked by somebody else is left to a later call: it does not count as the next one, because
--- whoever waits for that would wait for no time at all. `within_ms`: only jobs that became due within
--- the last so many milliseconds are looked for; null: all. `ids`: of those that were promoted, where `p_tell` asks for them. Served by job_due.
+-- Gives due scheduled jobs and retries a new turn, at most `most` of them, and returns how many, and in how many milliseconds the next one
+-- is due (null: there is none). A due job that is locked is left to a later call: it does not count as the next one, because waiting for it
+-- would mean not waiting at all. `within_ms`: only jobs that became due within this many milliseconds; null: all. `ids`: the promoted jobs,
+-- if `p_tell` requests them. Served by job_due.
 CREATE OR REPLACE FUNCTION rouse.promote(
     p_worker bigint, p_key bytea, p_most integer, p_within_ms bigint, p_tell boolean DEFAULT false,
     OUT promoted integer, OUT next_due_ms bigint, OUT ids bigint[])
@@ -128,9 +126,9 @@ BEGIN
 END
 $$;
 
--- Of these lanes, those whose next job has waited for `p_wait_ms`, or will have within `p_ahead_ms`, the one that has waited longest
--- first: in how many milliseconds it will have (none, or less: it has), and how many of the next `p_most` jobs have or will have. A job
--- waits from its run_at on, and after a failure from its retry on. One read: locks nothing. Served by job_ready.
+-- The lanes whose next job has waited for `p_wait_ms`, or will have within `p_ahead_ms`, the longest wait first: in how many milliseconds
+-- it will have waited that long (zero or negative if it has), and how many of the next `p_most` jobs have or will have. The wait of a job
+-- starts at its run_at, and after a failure at its retry. One read: locks nothing. Served by job_ready.
 CREATE OR REPLACE FUNCTION rouse.overdue(p_lanes bigint[], p_cursors bigint[], p_wait_ms bigint, p_ahead_ms bigint, p_most integer)
 RETURNS TABLE (lane bigint, in_ms bigint, jobs integer)
 LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 10
@@ -158,13 +156,12 @@ BEGIN
 END
 $$;
 
--- What a queue has left, for each handler and list of required tags: ready; due (its time has come, or its lease has run
--- out); scheduled for later, and how many of those (`retries`) have been tried before; running here (`mine`) and elsewhere,
--- which is looked at where `p_running` says so: it takes a read of everything that runs, in all queues.
--- Ready and waiting ones are counted up to 10,000 for each lane; where there are more, `at_least` is true. What is due is
--- counted to the last one, as whoever asks goes on until there is none: it is read for all queues, because any worker gives
--- them their turn as soon as it looks. Served by job_ready, job_waiting, job_due and job_lease, after one read of the
--- catalog of lanes.
+-- The jobs that remain in a queue, for each handler and list of required tags: ready; due (scheduled jobs that are due, and orphans);
+-- scheduled for later, and how many of those (`retries`) have been tried before; running here (`mine`) and elsewhere. The last two are
+-- computed if `p_running` is true, and require reading all running jobs, of all queues. Ready and waiting jobs are counted up to 10,000 for
+-- each lane; if there are more, `at_least` is true. Due jobs are all counted, because the caller continues until there are none: they are
+-- read for all queues, because any worker promotes them at its next peek. Served by job_ready, job_waiting, job_due and job_lease, after
+-- one read of the catalog of lanes.
 CREATE OR REPLACE FUNCTION rouse.remaining(p_queue text, p_worker bigint, p_running boolean)
 RETURNS TABLE (handler text, tags text[], ready bigint, due bigint, scheduled bigint, retries bigint, mine bigint, others bigint, at_least boolean)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -173,7 +170,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off 
 #variable_conflict use_column
 DECLARE
     at   timestamptz := clock_timestamp();
-    -- Leases that have run out come first in the index.
+    -- Leases that have ended come first in the index.
     upto timestamptz := CASE WHEN p_running THEN 'infinity' ELSE at END;
 BEGIN
     RETURN QUERY
@@ -187,7 +184,7 @@ BEGIN
               ORDER BY j.lease_until LIMIT 100000) AS r
         GROUP BY r.lane),
     due AS MATERIALIZED (
-        -- In that order and without sorting: only job_due does that, and reads nothing that is scheduled for later.
+        -- In this order and without sorting: only job_due provides that, and it contains nothing that is scheduled for later.
         SELECT d.lane, count(*) AS jobs
         FROM (SELECT j.lane FROM rouse.job AS j
               WHERE j.state = 'queued' AND j.turn IS NULL AND j.available_at <= at
@@ -205,8 +202,8 @@ BEGIN
     CROSS JOIN LATERAL (
         SELECT count(*) AS jobs, count(*) FILTER (WHERE j.available_at > at) AS later,
                count(*) FILTER (WHERE j.available_at > at AND j.attempt > 0) AS retries
-        -- A range of one lane, in the order of lanes and without sorting: only job_waiting does that. `=` says nothing of
-        -- an order, and job_due would do as well while the plan is made on a small table.
+        -- A range of one lane, in the order of lanes and without sorting: only job_waiting provides that. `=` implies no order, and job_due
+        -- would do as well while the plan is made on a small table.
         FROM (SELECT j.available_at, j.attempt FROM rouse.job AS j
               WHERE j.lane >= l.id AND j.lane <= l.id AND j.state = 'queued' AND j.turn IS NULL
               ORDER BY j.lane LIMIT 10001) AS j) AS waiting
@@ -218,8 +215,8 @@ BEGIN
 END
 $$;
 
--- How many jobs of a queue come from these sources, ready, due, or lost with their worker, by handler and required tags. Counted as
--- rouse.remaining does. Served by job_source, job_due and job_lease.
+-- The number of jobs of a queue from these sources, ready, due, or orphaned, by handler and required tags. Counted as in rouse.remaining.
+-- Served by job_source, job_due and job_lease.
 CREATE OR REPLACE FUNCTION rouse.remaining_bound(p_queue text, p_sources text[])
 RETURNS TABLE (handler text, tags text[], jobs bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER

@@ -1,30 +1,31 @@
--- Partitions (UTC) of history: made ahead, dropped when they are old. Functions whose name starts with _ are called by the
--- others only, under their search_path.
+-- Daily partitions (UTC) of the history: created ahead, dropped when they are old. Functions whose name starts with _ are only called by
+-- other functions, under their search_path.
 
--- Finished jobs of a queue with a retention of its own stand in partitions of their own, so that they too go by dropping: rouse.finished has
--- the partitions finished_default (0 days: as all) and finished_keep_N (N days), which have those of days, finished_20270131 and
--- finished_keep_90_20270101. Beyond 31 days they are of months: each partition costs whoever looks up a job by its id.
+-- Finished jobs of a queue with its own retention are in separate partitions, so that they too are removed by dropping: rouse.finished has
+-- the partitions finished_default (0 days: the general retention) and finished_keep_N (N days). Those have daily partitions,
+-- finished_20270131 and finished_keep_90_20270101. Beyond 31 days they are monthly, because each partition makes looking up a job by its id
+-- slower.
 
--- The days of the partition for what ends on this day and is kept for so many: the day, or its month.
-CREATE OR REPLACE FUNCTION rouse._days_of(p_keep_days integer, p_day date, OUT first_day date, OUT end_day date)
+-- The days of the partition for a retention and a day: that day, or its month.
+CREATE OR REPLACE FUNCTION rouse._partition_days(p_keep_days integer, p_day date, OUT first_day date, OUT end_day date)
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_keep_days > 31 THEN date_trunc('month', p_day::timestamp)::date ELSE p_day END,
            CASE WHEN p_keep_days > 31 THEN (date_trunc('month', p_day::timestamp) + interval '1 month')::date ELSE p_day + 1 END
 $$;
 
--- All that there are. Their names say what they are; others, which somebody else has made, are left alone.
+-- All partitions, recognised by their names. Other tables are left alone.
 CREATE OR REPLACE FUNCTION rouse._partitions() RETURNS TABLE (name text, parent text, keep_days integer, first_day date, end_day date)
 LANGUAGE sql STABLE AS $$
     SELECT c.relname::text, its.parts[1], keep.days, of.first_day, of.end_day
-    -- Not pg_partition_tree, which waits for whoever has one of them locked.
+    -- Not pg_partition_tree, which waits for sessions that have locked one of them.
     FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
     CROSS JOIN LATERAL regexp_match(c.relname, '^(finished|payload|attempt|record|step|log)(_keep_([0-9]{1,4}))?_([0-9]{8})$') AS its(parts)
     CROSS JOIN LATERAL (SELECT coalesce(its.parts[3]::integer, 0) AS days) AS keep
-    CROSS JOIN LATERAL rouse._days_of(keep.days, to_date(its.parts[4], 'YYYYMMDD')) AS of
+    CROSS JOIN LATERAL rouse._partition_days(keep.days, to_date(its.parts[4], 'YYYYMMDD')) AS of
     WHERE c.relnamespace = 'rouse'::regnamespace AND c.relkind = 'r' AND its.parts IS NOT NULL
 $$;
 
--- The lengths of time, in days, that queues have set. Served by queue_keeps.
+-- The retentions, in days, that queues have set. Served by queue_keeps.
 CREATE OR REPLACE FUNCTION rouse._own_retentions() RETURNS TABLE (days integer)
 LANGUAGE sql STABLE AS $$
     SELECT DISTINCT own.days::integer
@@ -32,13 +33,13 @@ LANGUAGE sql STABLE AS $$
     WHERE (q.keep_days IS NOT NULL OR q.keep_failed_days IS NOT NULL) AND own.days IS NOT NULL
 $$;
 
--- The partition of what ends on this day and is kept for so many days.
-CREATE OR REPLACE FUNCTION rouse._kept_in(p_keep_days integer, p_day date) RETURNS text
+-- The partition for jobs that end on this day, with this retention.
+CREATE OR REPLACE FUNCTION rouse._retention_partition(p_keep_days integer, p_day date) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT format('finished_keep_%s_%s', p_keep_days, to_char(of.first_day, 'YYYYMMDD')) FROM rouse._days_of(p_keep_days, p_day) AS of
+    SELECT format('finished_keep_%s_%s', p_keep_days, to_char(of.first_day, 'YYYYMMDD')) FROM rouse._partition_days(p_keep_days, p_day) AS of
 $$;
 
--- Those that there have to be for these days.
+-- The partitions that have to exist for these days.
 CREATE OR REPLACE FUNCTION rouse._partitions_of(p_from date, p_until date)
 RETURNS TABLE (name text, of_table text, keep_days integer, first_day date, end_day date)
 LANGUAGE sql STABLE AS $$
@@ -46,15 +47,15 @@ LANGUAGE sql STABLE AS $$
            day::date, day::date + 1
     FROM unnest(ARRAY['finished', 'payload', 'attempt', 'record', 'step', 'log']) AS p(parent),
          generate_series(p_from, p_until, interval '1 day') AS day
-    -- Days of one month have one partition.
+    -- The days of a month share a partition.
     UNION
-    SELECT rouse._kept_in(k.days, day::date), 'finished_keep_' || k.days, k.days, of.first_day, of.end_day
+    SELECT rouse._retention_partition(k.days, day::date), 'finished_keep_' || k.days, k.days, of.first_day, of.end_day
     FROM rouse._own_retentions() AS k(days), generate_series(p_from, p_until, interval '1 day') AS day,
-         LATERAL rouse._days_of(k.days, day::date) AS of
+         LATERAL rouse._partition_days(k.days, day::date) AS of
 $$;
 
--- For how many days a job of this lane is kept that ends now in this state; 0: as long as all. Where the partition for that is missing,
--- because no worker has run for a week, it is kept as long as all.
+-- The retention, in days, of a job of this lane that ends now in this state; 0 means the general retention. If its partition is missing,
+-- because no worker has run for a week, the general retention applies.
 CREATE OR REPLACE FUNCTION rouse._keep_days(p_lane bigint, p_state rouse.state, p_at timestamptz) RETURNS smallint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -62,16 +63,16 @@ DECLARE
         SELECT CASE WHEN p_state IN ('failed', 'timed_out') THEN coalesce(q.keep_failed_days, q.keep_days) ELSE q.keep_days END
         FROM rouse.queue AS q WHERE q.name = (SELECT l.queue FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1));
 BEGIN
-    IF days IS NULL OR to_regclass('rouse.' || rouse._kept_in(days, (p_at AT TIME ZONE 'UTC')::date)) IS NULL THEN
+    IF days IS NULL OR to_regclass('rouse.' || rouse._retention_partition(days, (p_at AT TIME ZONE 'UTC')::date)) IS NULL THEN
         RETURN 0;
     END IF;
     RETURN days;
 END
 $$;
 
--- Makes the partitions of today and the next `ahead` days (UTC). Safe to run at any time: a table is
--- created on its own and then attached, which lets inserts and reads of the others go on. Who does so waits for who does
--- the same, with a lock on a table that nobody but its owner can take: any login of the database can hold an advisory lock.
+-- Creates the partitions of today and the next `ahead` days (UTC). Safe to run at any time: a table is created on its own and then
+-- attached, so that inserts and reads of other partitions continue. Concurrent calls wait for each other with a lock on a table that only
+-- its owner can take, because any login of the database can hold an advisory lock.
 CREATE OR REPLACE FUNCTION rouse.prepare_partitions(ahead integer DEFAULT 7) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '10s' AS $$
@@ -112,8 +113,8 @@ BEGIN
 END
 $$;
 
--- Where no worker has run for a week, nobody has made today's partitions.
-CREATE OR REPLACE FUNCTION rouse._have_partitions(p_at timestamptz) RETURNS void
+-- Today's partitions are missing if no worker has run for a week.
+CREATE OR REPLACE FUNCTION rouse._ensure_partitions(p_at timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     day text := to_char(p_at AT TIME ZONE 'UTC', 'YYYYMMDD');
@@ -124,16 +125,16 @@ BEGIN
 END
 $$;
 
--- A retention that a queue is given has its partitions before the first job needs them.
-CREATE OR REPLACE FUNCTION rouse._have_kept_partitions() RETURNS trigger
+-- A queue's retention gets its partitions before the first job needs them.
+CREATE OR REPLACE FUNCTION rouse._ensure_retention_partitions() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     lengths integer[] := ARRAY(SELECT days FROM rouse._own_retentions() ORDER BY days);
 BEGIN
     IF cardinality(lengths) > 4 THEN
-        RAISE EXCEPTION 'rouse: queues keep their jobs for % different lengths of time, and no more than 4 are allowed', cardinality(lengths)
+        RAISE EXCEPTION 'rouse: queues have % different retentions; at most 4 are allowed', cardinality(lengths)
             USING ERRCODE = 'program_limit_exceeded',
-                  HINT = format('Each has partitions of its own. Use one of those that there are: %s days.',
+                  HINT = format('Each has its own partitions. Use an existing one: %s days.',
                                 array_to_string(ARRAY(
                     SELECT DISTINCT own.days FROM rouse.queue AS q CROSS JOIN LATERAL (VALUES (q.keep_days), (q.keep_failed_days)) AS own(days)
                     WHERE q.name <> NEW.name AND own.days IS NOT NULL ORDER BY 1), ', '));
@@ -143,19 +144,17 @@ BEGIN
 END
 $$;
 CREATE OR REPLACE TRIGGER queue_has_partitions AFTER INSERT OR UPDATE OF keep_days, keep_failed_days ON rouse.queue
-    FOR EACH ROW WHEN (NEW.keep_days IS NOT NULL OR NEW.keep_failed_days IS NOT NULL) EXECUTE FUNCTION rouse._have_kept_partitions();
+    FOR EACH ROW WHEN (NEW.keep_days IS NOT NULL OR NEW.keep_failed_days IS NOT NULL) EXECUTE FUNCTION rouse._ensure_retention_partitions();
 
--- Drops the partitions whose last day is more than `keep` ago, or, of finished jobs with a retention of their own, more than that; and
--- those of attempts and records once no older finished job is left, and those of payloads two days after the finished jobs that were
--- enqueued with them, by a later call. Says how many were dropped, and how many were in
--- use: those are dropped by a later call. Dropping waits for nobody for more than 50 ms, because whoever settles a job queues behind it
--- meanwhile.
+-- Drops the partitions whose last day is more than `keep` ago, or, for finished jobs with their own retention, more than that. Partitions
+-- of attempts and records are dropped once no older finished job is left, and those of payloads two days after the finished jobs that were
+-- enqueued with them, by a later call. Returns how many were dropped, and how many were in use: a later call drops those. Dropping waits
+-- for a lock for at most 50 ms, because settlements queue behind it.
 --
--- Each is tried out first, and that is undone: what is in use is known before steps are copied in vain, and before anything
--- is locked for long. The locks of a drop are held until the commit, so that settlements queue behind all that it
--- waits for afterwards: should something come into use in between, it is waited for once at most, and the rest is left to
--- a later call. Steps of jobs that still live are kept: they are copied to today's partition. So are payloads of jobs that still live, and
--- of finished jobs that are kept for longer.
+-- Each drop is tried first, and rolled back: so partitions in use are known before steps are copied in vain, and before anything is locked
+-- for long. The locks of a drop are held until the commit, and settlements queue behind everything that it waits for afterwards. If a
+-- partition comes into use in between, that wait happens at most once, and the rest is left to a later call. Steps of live jobs are copied
+-- to today's partition. So are payloads of live jobs, and of finished jobs with a longer retention.
 CREATE OR REPLACE FUNCTION rouse.drop_partitions(keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET lock_timeout = '50ms' AS $$
 DECLARE
@@ -171,7 +170,7 @@ DECLARE
 BEGIN
     dropped := 0;
     in_use := 0;
-    -- Not `keep < '1 day'`: that reckons months of 30 days, and `now() - keep` those of the calendar.
+    -- Not `keep < '1 day'`: that assumes months of 30 days, while `now() - keep` uses the calendar.
     IF keep IS NULL OR now() - keep > now() - interval '1 day' THEN
         RAISE EXCEPTION 'rouse.drop_partitions: keep must be at least one day, not %', coalesce(keep::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
@@ -190,13 +189,13 @@ BEGIN
         SELECT p.name, p.parent FROM rouse._partitions() AS p
         WHERE p.end_day <= ((now() - CASE WHEN p.keep_days > 0 THEN make_interval(days => p.keep_days) ELSE keep END) AT TIME ZONE 'UTC')::date
           AND (p.parent NOT IN ('attempt', 'record') OR oldest IS NULL OR p.end_day <= oldest)
-          -- Where a job ends within a day, it stands in the partition of the next day at the latest.
+          -- A job that ends within a day of its enqueue is in the partition of the next day at the latest.
           AND (p.parent <> 'payload' OR p.end_day < ordinary)
         ORDER BY p.name
     LOOP
         BEGIN
             EXECUTE format('DROP TABLE rouse.%I', old.name);
-            RAISE EXCEPTION USING ERRCODE = 'RDROP', MESSAGE = 'it can be dropped';
+            RAISE EXCEPTION USING ERRCODE = 'RDROP', MESSAGE = 'can be dropped';
         EXCEPTION
             WHEN lock_not_available THEN
                 in_use := in_use + 1;
@@ -211,11 +210,11 @@ BEGIN
 
     FOREACH parent IN ARRAY ARRAY['step', 'payload'] LOOP
         copied := CASE parent WHEN 'step' THEN steps ELSE payloads END;
-        -- All or none: what was copied and is there still would be there twice. All are copied before the first is dropped:
-        -- nobody can record a step from then on.
+        -- All or none, because copied rows whose original remained would exist twice. All are copied before the first is dropped: from then
+        -- on no session can record a step.
         BEGIN
             FOREACH part IN ARRAY copied LOOP
-                -- Nothing is written to so old a partition any more.
+                -- Partitions this old are no longer written to.
                 IF parent = 'step' THEN
                     EXECUTE format(
                         'INSERT INTO rouse.step SELECT s.job, s.name, s.result, s.attempt, s.worker, s.at, clock_timestamp() FROM rouse.%I AS s '
@@ -254,12 +253,12 @@ BEGIN
 END
 $$;
 
--- rouse.drop_partitions for workers; those of a limited login without the right to maintenance drop nothing. Stale progress and usage of
--- attempts whose worker has gone go with it.
+-- rouse.drop_partitions for workers. Those of a limited login without the right to maintenance drop nothing. Also removes stale progress
+-- and usage of attempts whose worker is gone.
 CREATE OR REPLACE FUNCTION rouse.maintain_partitions(p_worker bigint, p_key bytea, p_keep interval, OUT dropped integer, OUT in_use integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF rouse._known(p_worker, p_key) AND NOT rouse._maintains() THEN
+    IF rouse._known(p_worker, p_key) AND NOT rouse._may_maintain() THEN
         dropped := 0;
         in_use := 0;
         RETURN;

@@ -1,8 +1,9 @@
--- Large payloads stand in rouse.payload: a job's claims and its settlement write its row anew, and its end moves the row to the history.
--- With the payload in it, they would write the payload each time. Small ones stay in the row, where a claim reads them at once.
+-- Large payloads are in rouse.payload: claims and settlements rewrite the row of a job, and its end moves the row to the history, and with
+-- the payload in it, they would write the payload each time. Small payloads stay in the row, where a claim reads them at once.
 
--- When a payload of so many bytes that is enqueued now is written to rouse.payload; null: it stays in the row, because it is small, or
--- because today's partition is missing: no worker has run for a week. The bound was measured (docs/decisions/payloads-are-written-once.md).
+-- The key under which a payload of this size, enqueued now, is written to rouse.payload; null if it stays in the row, because it is small,
+-- or because today's partition is missing (no worker has run for a week). The threshold was measured
+-- (docs/decisions/payloads-are-written-once.md).
 CREATE OR REPLACE FUNCTION rouse._payload_at(p_bytes integer, p_at timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -13,8 +14,8 @@ BEGIN
 END
 $$;
 
--- The payload of a job, of whose row these are the columns. Null where its partition is gone. Served by payload_job, in the partition of
--- its day and those of later days.
+-- The payload of a job, from the columns of its row. Null if its partition is gone. Served by payload_job, in the partition of its day and
+-- those of later days.
 CREATE OR REPLACE FUNCTION rouse._payload(p_job bigint, p_payload jsonb, p_payload_at timestamptz) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN

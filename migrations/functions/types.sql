@@ -1,13 +1,13 @@
--- The records that the functions of workers take. A field stands in two places: in its type here, and in the struct of the same name in
--- host/src/store/.
+-- The records that the functions for workers take. A field is defined in two places: in its type here, and in the struct of the same name
+-- in host/src/store/.
 --
--- A type is never changed once it is released, because a record with another number of fields is refused: a new field makes a new type
+-- A type never changes after its release, because a record with another number of fields is rejected: a new field requires a new type
 -- (settlement_2), a new signature of the function, and a new protocol number (protocol.sql).
 DO $$
 BEGIN
     -- A lane to claim from: turns after `after`, with this lease.
-    --   most       at most so many jobs of it; null: as many as are wanted
-    --   waited_ms  of the next `most` jobs, only those that have waited for so long (as in rouse.overdue); null: any
+    --   most       the maximum number of its jobs; null: as many as are wanted
+    --   waited_ms  of the next `most` jobs, only those that have waited this long (as in rouse.overdue); null: any
     IF to_regtype('rouse.claim_order') IS NULL THEN
         CREATE TYPE rouse.claim_order AS (lane bigint, after bigint, lease_ms bigint, most integer, waited_ms bigint);
     END IF;
@@ -21,28 +21,28 @@ BEGIN
     -- The end of an attempt.
     --   state       succeeded, failed, timed_out, cancelled: the job's final state;
     --               queued with an error: retry after delay_ms; queued without: the claim is
-    --               given back, and the attempt does not count
+    --               released, and the attempt does not count
     --   started_us  microseconds from the claim to the real start; null: it never started
-    --   retry_at    retry then instead
-    --   next_memory_bytes  bytes for the next attempt; null: as they were
-    --   cpu_us … digest    what the attempt has used, and the SHA-256 of the module that ran; null: nothing ran
-    --   handler     the handler that ran, where that is not the one that the job names; null: it is
+    --   retry_at    retry at this time instead
+    --   next_memory_bytes  memory of the next attempt, bytes; null: unchanged
+    --   cpu_us … digest    the resources used, and the SHA-256 of the module that ran; null: nothing ran
+    --   handler     the handler that ran, if it is not the job's; null: the job's
     IF to_regtype('rouse.settlement') IS NULL THEN
         CREATE TYPE rouse.settlement AS (
             id bigint, fence bigint, state text, started_us bigint, result jsonb, error jsonb, delay_ms bigint, retry_at timestamptz,
             next_memory_bytes bigint, cpu_us bigint, memory_peak_bytes bigint, host_calls integer, bytes_in bigint, bytes_out bigint,
             digest bytea, handler text);
     END IF;
-    -- How far an attempt is.
+    -- The progress of an attempt.
     IF to_regtype('rouse.progress_report') IS NULL THEN
         CREATE TYPE rouse.progress_report AS (id bigint, fence bigint, percent integer, step text);
     END IF;
-    -- What an attempt has used so far.
+    -- The resources that an attempt has used so far.
     IF to_regtype('rouse.attempt_usage') IS NULL THEN
         CREATE TYPE rouse.attempt_usage AS (
             id bigint, fence bigint, cpu_us bigint, memory_bytes bigint, host_calls integer, bytes_in bigint, bytes_out bigint);
     END IF;
-    -- A line that an attempt has printed or logged, so many milliseconds ago.
+    -- A line that an attempt printed or logged, with its age in milliseconds.
     IF to_regtype('rouse.log_line') IS NULL THEN
         CREATE TYPE rouse.log_line AS (id bigint, attempt integer, line integer, age_ms bigint, level text, text text);
     END IF;

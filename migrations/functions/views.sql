@@ -1,6 +1,6 @@
--- What people and scripts read.
+-- Views and functions for people and scripts.
 
--- As it is shown; null where nothing is known.
+-- Resource usage for display; null if it is unknown.
 CREATE OR REPLACE FUNCTION rouse._usage(p_cpu_us bigint, p_memory_bytes bigint, p_host_calls integer, p_bytes_in bigint, p_bytes_out bigint, p_digest bytea)
 RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -9,11 +9,10 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
         'bytes_in', p_bytes_in, 'bytes_out', p_bytes_out, 'sha256', encode(p_digest, 'hex'))) END
 $$;
 
--- Every job that is kept, live or finished. `error` is the last failed attempt's; `progress` is what the
--- attempt that runs has said last; `usage` is what the last attempt has used, or the one that runs so far;
--- `grants` is what the job leaves of those of its handler; `lease_ms` and `timeout_ms` are its own, null: the handler's. `orphaned_at` is when the lease of a running job has
--- ended: its worker is gone, and no other has taken it over yet. `ran` is the handler that ran, where that is another one: its worker has
--- bound the job's source.
+-- Every job that is kept, live or finished. `error` is that of the last failed attempt; `progress` is the latest report of the running
+-- attempt; `usage` is that of the last attempt, or of the running one so far; `grants` are the job's attenuated grants; `lease_ms` and
+-- `timeout_ms` are the job's own, null: the handler's. `orphaned_at` is when the lease of a running job ended: its worker is gone, and no
+-- other has adopted it yet. `ran` is the handler that ran, if its worker has bound the job's source to another handler.
 CREATE OR REPLACE VIEW rouse.jobs AS
 SELECT j.id, l.handler, l.queue, l.priority, l.tags, j.state, j.tenant, j.source, substr(j.unique_key, strpos(j.unique_key, '/') + 1) AS unique_key,
        j.attempt, j.lost, j.max_attempts, j.retried_from, j.worker,
@@ -37,9 +36,9 @@ SELECT f.id, l.handler, l.queue, l.priority, l.tags, f.state, f.tenant, f.source
 FROM rouse.finished AS f
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
 
--- How many jobs each lane has: ready, waiting for their time (also one whose time has come, until a worker
--- has given it its turn), running, and of these `orphans`, whose lease has ended. Ready and waiting ones are counted up to 10,000 for each lane, running ones up to
--- 100,000 in all; where there are more, `at_least` is true. Served by job_ready, job_waiting and job_lease.
+-- The number of jobs of each lane: ready; scheduled (including due jobs that have not been given a turn yet); running, and of these
+-- `orphans`, whose lease has ended. Ready and scheduled jobs are counted up to 10,000 for each lane, running ones up to 100,000 in all; if
+-- there are more, `at_least` is true. Served by job_ready, job_waiting and job_lease.
 CREATE OR REPLACE FUNCTION rouse.depth()
 RETURNS TABLE (queue text, handler text, priority rouse.priority, tags text[],
                ready bigint, scheduled bigint, running bigint, at_least boolean, oldest_ready_at timestamptz, orphans bigint)
@@ -73,7 +72,8 @@ BEGIN
 END
 $$;
 
--- Every queue that has settings, or was ever used, and how many jobs it has. `last_used_at` is when it last had a job, to the day; null: never.
+-- Every queue that has settings, or was ever used, with its number of jobs. `last_used_at` is when it last had a job, to the day; null:
+-- never.
 CREATE OR REPLACE VIEW rouse.queues AS
 SELECT coalesce(q.name, d.queue) AS name, coalesce(q.payload_bytes_max, 262144) AS payload_bytes_max, q.created_at, q.paused_at,
        coalesce(d.ready, 0)::bigint AS ready, coalesce(d.scheduled, 0)::bigint AS scheduled, coalesce(d.running, 0)::bigint AS running,
@@ -86,10 +86,10 @@ FULL JOIN (
            bool_or(d.at_least) AS at_least, min(d.oldest_ready_at) AS oldest_ready_at
     FROM rouse.depth() AS d GROUP BY d.queue) AS d ON d.queue = q.name;
 
--- The backlog, for each (queue, handler, tags) that has jobs: for autoscalers, and for whoever wants to know what
--- waits in vain. `orphans`, of those that run, are jobs whose worker is gone. `workers` and `slots` are those of the living workers that are not draining, have the handler
--- and all of the tags, and serve the queue. `known` is true where such a worker lives, or has lived within the last 7 days and is not
--- forgotten: other jobs wait for a worker that nobody has seen, and another host would not help.
+-- The backlog, for each (queue, handler, tags) that has jobs: for autoscalers, and for finding jobs that wait in vain. `orphans` are
+-- running jobs whose worker is gone. `workers` and `slots` count the live workers that are not draining, have the handler and all of the
+-- tags, and serve the queue. `known` is true if such a worker is alive, or was within the last 7 days and is not forgotten: otherwise the
+-- jobs wait for a worker that has never been seen, and another host would not help.
 CREATE OR REPLACE VIEW rouse.backlog AS
 SELECT d.queue, d.handler, d.tags, d.ready, d.scheduled, d.running, d.at_least,
        d.oldest_ready_at, clock_timestamp() - d.oldest_ready_at AS oldest_wait,
@@ -111,8 +111,9 @@ CROSS JOIN LATERAL (
     WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.draining_at IS NULL AND w.seen_at > now() - interval '90 seconds'
       AND d.handler = ANY (w.handlers) AND (w.queues = '{}' OR d.queue = ANY (w.queues)) AND w.tags @> d.tags) AS w;
 
--- Every life of every worker, the dead ones too, until they are forgotten. `timeouts` and `timed_out_…` are its timeout flag: so many
--- attempts have run into their timeout since `timed_out_since`, the last one at `timed_out_job` (rouse.clear_timeouts). Stats are shown for 120 s.
+-- Every incarnation of every worker, including dead ones, until they are forgotten. `timeouts` and `timed_out_…` are its timeout flag: the
+-- number of attempts that have reached their run timeout since `timed_out_since`, the last one for `timed_out_job` (rouse.clear_timeouts).
+-- Stats are shown for 120 s.
 CREATE OR REPLACE VIEW rouse.workers AS
 SELECT w.worker_id, w.incarnation,
        CASE WHEN w.stopped_at IS NOT NULL THEN 'unregistered'
@@ -126,8 +127,8 @@ SELECT w.worker_id, w.incarnation,
 FROM rouse.worker AS w
 WHERE w.forgotten_at IS NULL;
 
--- What the fleet can run: one row for each handler of each worker that lives. `max_attempts` holds there for jobs that have none of
--- their own.
+-- The handlers that the fleet can run: one row for each handler of each live worker. `max_attempts` is the worker's setting for jobs that
+-- have none of their own.
 CREATE OR REPLACE VIEW rouse.handlers AS
 SELECT c.key AS handler, c.value->>'version' AS version, c.value->>'sha256' AS sha256,
        coalesce(c.value->'grants', '[]') AS grants,
@@ -138,7 +139,7 @@ FROM rouse.workers AS w
 CROSS JOIN LATERAL jsonb_each(w.capabilities) AS c
 WHERE w.state IN ('active', 'draining');
 
--- What was used, by day (UTC), handler and tenant, for as long as jobs are kept. Reads every row of the days that are asked for.
+-- Resource usage by day (UTC), handler and tenant, as long as jobs are kept. Reads every row of the requested days.
 CREATE OR REPLACE VIEW rouse.usage AS
 SELECT a.day, l.handler, a.tenant, count(*) AS attempts, sum(a.cpu_us) / 1e6 AS cpu_seconds, sum(a.wall) AS wall_seconds,
        max(a.memory_peak_bytes) AS memory_peak_bytes, sum(a.host_calls) AS host_calls, sum(a.bytes_in) AS bytes_in, sum(a.bytes_out) AS bytes_out
@@ -153,7 +154,7 @@ FROM (
 CROSS JOIN LATERAL (SELECT * FROM rouse.lane AS l WHERE l.id = a.lane LIMIT 1) AS l
 GROUP BY a.day, l.handler, a.tenant;
 
--- What runs now, the longest first. Served by job_lease.
+-- The running attempts, the longest first. Served by job_lease.
 CREATE OR REPLACE VIEW rouse.top AS
 SELECT j.id, l.handler, l.queue, j.tenant, w.worker_id, j.attempt, j.claimed_at, p.percent, p.step,
        r.cpu_us, r.memory_bytes, r.host_calls, r.bytes_in, r.bytes_out, r.at
@@ -164,13 +165,13 @@ LEFT JOIN rouse.progress AS p ON p.job = j.id AND p.fence = j.fence
 LEFT JOIN rouse.running AS r ON r.job = j.id AND r.fence = j.fence
 WHERE j.state = 'running';
 
--- One job; no row where there is none (any more).
+-- One job; no row if it does not exist or is no longer kept.
 CREATE OR REPLACE FUNCTION rouse.job(id bigint) RETURNS SETOF rouse.jobs
 LANGUAGE sql STABLE SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
     SELECT * FROM rouse.jobs AS j WHERE j.id = job.id
 $$;
 
--- What has become of a job, and nothing else of it: for logins that may only enqueue. No row where there is none (any more).
+-- The state of a job, and nothing else: for logins that may only enqueue. No row if it does not exist or is no longer kept.
 CREATE OR REPLACE FUNCTION rouse.receipt(id bigint) RETURNS TABLE (state rouse.state, requested_at timestamptz, finished_at timestamptz)
 LANGUAGE sql STABLE SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
     SELECT j.state, j.requested_at, NULL::timestamptz FROM rouse.job AS j WHERE j.id = receipt.id
@@ -178,19 +179,19 @@ LANGUAGE sql STABLE SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_tem
     SELECT f.state, f.requested_at, f.finished_at FROM rouse.finished AS f WHERE f.id = receipt.id
 $$;
 
--- The result of a job that has succeeded; null as long as it has not.
+-- The result of a job that has succeeded; null otherwise.
 CREATE OR REPLACE FUNCTION rouse.result(id bigint) RETURNS jsonb
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT f.result FROM rouse.finished AS f WHERE f.id = result.id
 $$;
 
--- What has happened to one job, oldest first. Nothing of it is rewritten once it has ended. Who ended
--- a job from outside stands as `by` in the detail of its end.
+-- The events of one job, oldest first. They are immutable once it has ended. The login of an admin action that ended a job is `by` in the
+-- detail of its end.
 --
--- The order is that of the attempts, whatever the clock of the server did: `place` is 0 for the request, twice the number of an attempt
--- for its start and what it does, one more for its end. Claims that were given back, and changes while the job was queued, count with the
--- attempt that comes next. The end of the job comes after all of these, also if a claim with a higher number was given back before, and
--- a retry comes last. Within a place the time decides.
+-- The order is that of the attempts, even if the clock of the server was changed: `place` is 0 for the request, twice the attempt number
+-- for its start and its events, and one more for its end. Released claims, and changes while the job was queued, count with the next
+-- attempt. The end of the job comes after all of these, even if a claim with a higher number was released before, and a retry comes last.
+-- Within a place they are ordered by time.
 CREATE OR REPLACE FUNCTION rouse.history(id bigint)
 RETURNS TABLE (at timestamptz, event text, attempt integer, worker text, detail jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -234,15 +235,14 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                r.at, r.event, nullif(r.attempt, 0), r.worker,
                nullif(coalesce(r.detail, '{}') || CASE WHEN r.who IS NULL THEN '{}' ELSE jsonb_build_object('by', r.who) END, '{}')
         FROM rouse.record AS r
-        -- The end itself says the same as these.
+        -- The end of the job already contains these.
         WHERE r.job = history.id AND r.event NOT IN ('cancelled', 'completed', 'failed', 'purged')
     ) AS e
     LEFT JOIN rouse.worker AS w ON w.incarnation = e.worker
     ORDER BY e.place, e.at
 $$;
 
--- What the attempts at a job have printed and logged, in order, after this line of this attempt (0, 0: from the start), at most
--- `p_most` lines.
+-- Output and log lines of a job's attempts, in order, after this line of this attempt (0, 0: from the start), at most `most` lines.
 CREATE OR REPLACE FUNCTION rouse.job_log(id bigint, after_attempt integer DEFAULT 0, after_line integer DEFAULT 0, most integer DEFAULT 1000)
 RETURNS TABLE (attempt integer, line integer, at timestamptz, level text, text text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

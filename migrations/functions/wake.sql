@@ -1,14 +1,14 @@
--- Wakeups: workers that have nothing to do sleep, and enqueues notify them at commit.
+-- Wakeups: idle workers sleep, and enqueues notify them at commit.
 
--- False where more than half of the server's queue of notifications is in use: a listener that does not read, in any database, keeps
--- it from being emptied. Where it is full, every transaction fails that notifies.
+-- False if more than half of the server's notification queue is in use: a listener that does not read, in any database, keeps it from being
+-- emptied. When it is full, every notifying transaction fails.
 CREATE OR REPLACE FUNCTION rouse._may_notify() RETURNS boolean
 LANGUAGE sql AS $$
     SELECT pg_notification_queue_usage() <= 0.5
 $$;
 
--- Notifies, where there is room. Notifications are hints: without them, workers find everything by polling and with their heartbeats
--- and renewals.
+-- Notifies if there is room. Notifications are hints: without them, workers find everything by polling and with their heartbeats and
+-- renewals.
 CREATE OR REPLACE FUNCTION rouse._hint(p_channel text, p_note text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -25,17 +25,16 @@ LANGUAGE sql STABLE AS $$
     SELECT hashtextextended(encode(sha256(p_salt || convert_to(p_note || ' ' || floor(extract(epoch FROM p_at) * 10), 'UTF8')), 'hex'), 0)
 $$;
 
--- Notifies those who sleep on the lane's queue: '<queue> <lane>' for a job that is ready, '<queue>'
--- for one that is scheduled. Nobody for a queue that is paused: who resumes it notifies.
+-- Notifies the workers that sleep on the lane's queue: '<queue> <lane>' for a ready job, '<queue>' for a scheduled one. Does not notify for
+-- a paused queue: resuming it notifies.
 --
--- NOTIFY takes a lock that puts all notifying commits of the server in one line, through the
--- flush of each. So where somebody else is committing the same notification at this moment, this
--- one is left out: the sleeper is being woken, and finds this job at one of its next looks, which
--- are a few milliseconds apart. Not so for a job that was enqueued a while ago: cursors may
--- have passed it, and only its own notification leads there.
--- The lock's key has the time in it, so that a transaction that decides early (SET CONSTRAINTS ALL
--- IMMEDIATE) and stays open mutes the others for a tenth of a second, and not until its end. It is an advisory lock because rows
--- cannot be locked without a write; its key is computed with a secret, so that no other login can hold it beforehand.
+-- NOTIFY takes a lock that serialises all notifying commits of the server, including the flush of each. So if another session is committing
+-- the same notification at this moment, this one is skipped: the sleeper is being woken, and finds this job at one of its next polls, which
+-- are a few milliseconds apart. A job that was enqueued a while ago is not skipped: cursors may have passed it, and only its own
+-- notification leads to it.
+-- The lock's key contains the time, so that a transaction that decides early (SET CONSTRAINTS ALL IMMEDIATE) and stays open suppresses
+-- other notifications for a tenth of a second, and not until its end. It is an advisory lock because rows cannot be locked without a write;
+-- its key is computed with a secret, so that no other login can hold it beforehand.
 CREATE OR REPLACE FUNCTION rouse._notify(p_lane bigint, p_ready boolean, p_since timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -47,7 +46,7 @@ BEGIN
     -- Served by lane_id.
     SELECT l.queue, s.salt INTO queue_name, salt
     FROM (SELECT l.queue FROM rouse.lane AS l WHERE l.id = p_lane LIMIT 1) AS l CROSS JOIN rouse.wake_salt AS s;
-    -- In a transaction with one snapshot for all of it, sleepers who came later cannot be seen.
+    -- In a transaction with a single snapshot, workers that fell asleep later are invisible.
     IF EXISTS (SELECT FROM rouse.sleeper AS s WHERE s.queue IN (queue_name, '*') AND s.until > at)
        OR current_setting('transaction_isolation') <> 'read committed' THEN
         PERFORM FROM rouse.queue AS q WHERE q.paused_at IS NOT NULL AND q.name = queue_name;
@@ -62,9 +61,9 @@ BEGIN
 END
 $$;
 
--- Runs while the producer's transaction commits, for one row of each call: whoever sleeps then
--- is woken, however long ago the job was enqueued. Rolled back with its row, to a savepoint too.
--- A busy system has no sleepers and pays for one look at an empty table.
+-- Runs while the producer's transaction commits, for one row of each call: it wakes the workers that sleep at that time, however long ago
+-- the job was enqueued. It is rolled back with its row, to a savepoint too. A busy system has no sleepers and pays for reading an empty
+-- table.
 CREATE OR REPLACE FUNCTION rouse._wake_at_commit() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -72,7 +71,7 @@ BEGIN
     IF FOUND THEN
         PERFORM rouse._notify(NEW.lane, NEW.turn IS NOT NULL, NEW.requested_at);
     ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
-        -- One snapshot for all of it: who has gone to sleep since cannot be seen.
+        -- A single snapshot: workers that have fallen asleep since are invisible.
         IF clock_timestamp() > now() + interval '50 ms' THEN
             PERFORM rouse._notify(NEW.lane, NEW.turn IS NOT NULL, NEW.requested_at);
         END IF;
@@ -90,14 +89,14 @@ BEGIN
 END
 $$;
 
--- From now on, for so long (at most an hour), the worker wants to be notified for these queues ('*': for any).
+-- For this long from now (at most an hour), the worker wants to be notified for these queues ('*': for any).
 CREATE OR REPLACE FUNCTION rouse.sleep(p_worker bigint, p_key bytea, p_queues text[], p_for_ms bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF rouse._known(p_worker, p_key) THEN
         p_queues := rouse._permitted_queues(p_worker, p_queues);
     END IF;
-    IF NOT rouse._are_words(array_remove(p_queues, '*')) THEN
+    IF NOT rouse._are_queue_names(array_remove(p_queues, '*')) THEN
         RAISE EXCEPTION 'rouse.sleep: queues must be a list of at most 1000 queue names' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM set_config('synchronous_commit', 'off', true);
@@ -108,7 +107,7 @@ BEGIN
 END
 $$;
 
--- The worker is busy: nobody needs to notify it.
+-- The worker is busy and needs no notifications.
 CREATE OR REPLACE FUNCTION rouse.awake(p_worker bigint, p_key bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -1,26 +1,26 @@
 -- Workers: registration, heartbeats, challenges.
 --
--- Each life of a worker has a key of 32 random bytes, of which the database keeps a hash, and each of its writes needs it: knowing a
--- fence is not enough, nor guessing an incarnation. A worker that is not heard of for 90 s is dead, and what it has claimed is free at
+-- Each incarnation of a worker has a key of 32 random bytes, of which the database stores a hash. Each of its writes requires the key:
+-- knowing a fence is not enough, nor guessing an incarnation. A worker without a heartbeat for 90 s is dead, and its claims are free at
 -- once, however long the leases.
 --
--- Errors that a host branches on have codes of their own:
---   RW001  this life of the worker is over (dead, or unregistered): register again
---   RW002  another host has taken the worker's id over with the same key: stop
---   RW003  the worker's id is taken by somebody who lives
---   RW004  there is no such worker, or this is not its key, or another login registered it
+-- Errors that a host handles have their own codes:
+--   RW001  this incarnation of the worker is over (dead, or unregistered): register again
+--   RW002  another host has taken over the worker id with the same key: stop
+--   RW003  a live host has the worker id
+--   RW004  the worker does not exist, or this is not its key, or another login registered it
 --   RW005  two hosts share this worker id and its key: configure them apart
 --   RW006  the login may not do that (logins.sql)
--- To operators:
---   P0002  there is no such worker
---   55000  the worker is not in a state for that
+-- Errors for operators:
+--   P0002  the worker does not exist
+--   55000  the state of the worker does not allow that
 
--- Refuses everybody but a worker that lives, has this key, and was registered by this login. Returns whether the login is limited
--- (rouse.worker_login). Served by the primary key.
+-- Authenticates a live worker by its key and login; rejects all other calls. Returns whether the login is limited (rouse.worker_login).
+-- Served by the primary key.
 CREATE OR REPLACE FUNCTION rouse._known(p_worker bigint, p_key bytea) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    life       record;
+    worker_row record;
     is_limited boolean;
 BEGIN
     SELECT w.limited INTO is_limited FROM rouse.worker AS w
@@ -28,23 +28,22 @@ BEGIN
     IF FOUND THEN
         RETURN is_limited;
     END IF;
-    SELECT w.worker_id, w.key_hash, w.dead_at, w.stopped_at INTO life
+    SELECT w.worker_id, w.key_hash, w.dead_at, w.stopped_at INTO worker_row
     FROM rouse.worker AS w WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.login = session_user;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'rouse: there is no worker with incarnation % and this key', coalesce(p_worker::text, 'null') USING ERRCODE = 'RW004';
+        RAISE EXCEPTION 'rouse: no worker has incarnation % and this key', coalesce(p_worker::text, 'null') USING ERRCODE = 'RW004';
     END IF;
     IF EXISTS (SELECT FROM rouse.worker AS next
-               WHERE next.worker_id = life.worker_id AND next.key_hash = life.key_hash AND next.incarnation > p_worker) THEN
-        RAISE EXCEPTION 'rouse: another host has taken worker id % over with the same key', life.worker_id
-            USING ERRCODE = 'RW002', HINT = 'Each host needs a worker id of its own.';
+               WHERE next.worker_id = worker_row.worker_id AND next.key_hash = worker_row.key_hash AND next.incarnation > p_worker) THEN
+        RAISE EXCEPTION 'rouse: another host has taken over worker id % with the same key', worker_row.worker_id
+            USING ERRCODE = 'RW002', HINT = 'Each host needs its own worker id.';
     END IF;
-    RAISE EXCEPTION 'rouse: incarnation % of worker % is over since %', p_worker, life.worker_id, coalesce(life.dead_at, life.stopped_at)
+    RAISE EXCEPTION 'rouse: incarnation % of worker % ended at %', p_worker, worker_row.worker_id, coalesce(worker_row.dead_at, worker_row.stopped_at)
         USING ERRCODE = 'RW001', HINT = 'Register again.';
 END
 $$;
 
--- Counts attempts of a worker to write on jobs that another has claimed. Not those that it has lost
--- to a later claim by itself.
+-- Counts attempts of a worker to write to jobs that another worker has claimed, except those that it has itself lost to a later claim.
 CREATE OR REPLACE FUNCTION rouse._count_refused(p_worker bigint, p_ids bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -57,9 +56,8 @@ BEGIN
 END
 $$;
 
--- Flags the worker with the attempts among these that ran into their run timeout, whose outcomes were accepted: one write
--- for the batch, and none where there is no such attempt. With `skip_locked`, a row of rouse.worker that somebody holds is left as it
--- is: an outcome does not wait for it twice.
+-- Flags the worker for each of these attempts that reached its run timeout and whose outcome was accepted: one write for the batch, or none
+-- if there is no such attempt. With `skip_locked`, a locked row of rouse.worker is skipped, so that an outcome does not wait for it twice.
 CREATE OR REPLACE FUNCTION rouse._flag_timeouts(p_worker bigint, p_settlements rouse.settlement[], p_accepted bigint[], p_skip_locked boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -91,7 +89,7 @@ BEGIN
 END
 $$;
 
--- A host serves 10,000 handlers at most (host/src/sandbox/catalog), with names of 128 characters and less than 400 bytes for each.
+-- A host serves at most 10,000 handlers (host/src/sandbox/catalog), with names of up to 128 characters and less than 400 bytes for each.
 CREATE OR REPLACE FUNCTION rouse._check_capabilities(p_capabilities jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -129,7 +127,7 @@ BEGIN
 END
 $$;
 
--- How a worker fares is an object of at most 64 KiB.
+-- The statistics of a worker are an object of at most 64 KiB.
 CREATE OR REPLACE FUNCTION rouse._check_stats(p_name text, p_stats jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -140,10 +138,9 @@ BEGIN
 END
 $$;
 
--- Ends a life from outside: what it has claimed can be adopted in a moment, by whoever looks next. Its leases end 50 ms
--- from now, as a rule after this commits: a claim looks at the leases that have ended since the last one (rouse.claim). Where the commit takes
--- longer, the orphans are found by the next sweep.
--- Its running jobs are found by job_lease, all of whose rows are read: it happens once in a life.
+-- Expires a worker: its claims can be adopted in a moment. Its leases end 50 ms from now, usually after this commits: a claim checks the
+-- leases that have ended since the previous check (rouse.claim). If the commit takes longer, the next sweep finds the orphans. Its running
+-- jobs are found by job_lease, all of whose rows are read, which happens once in an incarnation.
 CREATE OR REPLACE FUNCTION rouse._expire_worker(p_worker bigint) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -152,7 +149,7 @@ DECLARE
 BEGIN
     UPDATE rouse.worker AS w SET dead_at = at WHERE w.incarnation = p_worker AND w.dead_at IS NULL AND w.stopped_at IS NULL;
     DELETE FROM rouse.sleeper AS s WHERE s.worker = p_worker;
-    -- A row that somebody is changing at this moment keeps its lease, and nobody waits for it.
+    -- A row that another session is changing keeps its lease, so that nothing waits.
     WITH free AS MATERIALIZED (
         SELECT j.id FROM rouse.job AS j
         WHERE j.state = 'running' AND j.lease_until > at + interval '50 ms' AND j.worker = p_worker
@@ -162,26 +159,26 @@ BEGIN
     SELECT array_agg(DISTINCT l.queue) INTO queues
     FROM (SELECT DISTINCT freed.lane FROM freed) AS f
     CROSS JOIN LATERAL (SELECT l.queue FROM rouse.lane AS l WHERE l.id = f.lane LIMIT 1) AS l;
-    -- Without a lane: whoever hears it looks for orphans too.
+    -- Without a lane: a worker that receives it looks for orphans too.
     PERFORM rouse._hint('rouse_wake', q) FROM unnest(queues) AS q;
-    -- It may live after all, somewhere behind a broken network.
+    -- It may still be alive, behind a broken network.
     PERFORM rouse._hint('rouse_worker_' || p_worker, '');
 END
 $$;
 
--- Registers one life of a worker. Its id is unique among the living: one who has the key of the holder takes
--- the id over at once, from the same login, others once the holder has not been heard of for 90 s.
+-- Registers an incarnation of a worker. Its id is unique among live workers. A host that has the key of the holder, and the same login,
+-- takes over the id at once; other hosts can take it 90 s after the last heartbeat of the holder.
 --
--- Two hosts that share an id and a key would take it from each other for as long as their supervisors restart them, and each takeover
--- costs every running job an attempt. The one that was replaced says that it still lived (rouse.outlived). From then on, for 10 minutes,
--- the id stays with its holder while that one is heard of. Served by worker_replaced.
+-- Two hosts that share an id and a key would take it from each other for as long as their supervisors restart them, and each takeover costs
+-- every running job an attempt. So the replaced host reports that it was still alive (rouse.outlived). After that, the id stays with its
+-- holder for 10 minutes, as long as it sends heartbeats. Served by worker_replaced.
 --
---   key           32 bytes, random for each life or pinned by the operator
+--   key           32 bytes, random for each incarnation or pinned by the operator
 --   capabilities  {"handler": {"version": …, "grants": […]}, …}
---   slots         attempts at the same time
---   queues        the queues that it serves, in order; none: all
---   tags          jobs that require others are not for it; a word, or key=value
---   stats         as with a heartbeat; null: none yet
+--   slots         the maximum number of concurrent attempts
+--   queues        the queues that it serves, in order; empty: all
+--   tags          it gets no jobs that require other tags; a word, or key=value
+--   stats         as in a heartbeat; null: none yet
 CREATE OR REPLACE FUNCTION rouse.register(
     p_worker_id text, p_key bytea, p_hostname text, p_platform text, p_version text,
     p_capabilities jsonb, p_slots integer, p_queues text[], p_tags text[], p_stats jsonb DEFAULT NULL,
@@ -195,7 +192,7 @@ DECLARE
     is_limited boolean;
 BEGIN
     IF p_worker_id IS NULL OR p_worker_id !~ '^[A-Za-z0-9_-]{1,64}$' THEN
-        RAISE EXCEPTION 'rouse.register: % is no worker id', coalesce(quote_literal(left(p_worker_id, 80)), 'null')
+        RAISE EXCEPTION 'rouse.register: % is not a worker id', coalesce(quote_literal(left(p_worker_id, 80)), 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'At most 64 letters, digits, - and _.';
     END IF;
     IF p_key IS NULL OR octet_length(p_key) <> 32 THEN
@@ -212,7 +209,7 @@ BEGIN
     FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL;
     IF FOUND THEN
         IF (holder.key_hash IS DISTINCT FROM sha256(p_key) OR holder.login <> session_user) AND holder.seen_at > at - interval '90 seconds' THEN
-            RAISE EXCEPTION 'rouse.register: worker id % is taken by a host that lives (%, heard of % s ago)',
+            RAISE EXCEPTION 'rouse.register: worker id % is taken by a live host (%, last heartbeat % s ago)',
                 p_worker_id, holder.hostname, round(extract(epoch FROM at - holder.seen_at))
                 USING ERRCODE = 'RW003',
                       HINT = 'Choose another id. If that host is gone, its id is free 90 s after its last heartbeat, or at once for a host that has its key (worker_key_file).';
@@ -220,15 +217,15 @@ BEGIN
         IF holder.seen_at > at - interval '90 seconds' AND EXISTS (
             SELECT FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.replaced_at IS NOT NULL AND w.outlived_at > at - interval '10 minutes')
         THEN
-            RAISE EXCEPTION 'rouse.register: two hosts share worker id % and its key; the one on % has it (heard of % s ago)',
+            RAISE EXCEPTION 'rouse.register: two hosts share worker id % and its key; it is held by the one on % (last heartbeat % s ago)',
                 p_worker_id, holder.hostname, round(extract(epoch FROM at - holder.seen_at))
                 USING ERRCODE = 'RW005',
-                      HINT = 'Give each host a worker id (worker_id) and a key file (worker_key_file) of its own. If that host is gone, its id is free 90 s after its last heartbeat.';
+                      HINT = 'Give each host its own worker id (worker_id) and key file (worker_key_file). If that host is gone, its id is free 90 s after its last heartbeat.';
         END IF;
         PERFORM rouse._expire_worker(holder.incarnation);
         UPDATE rouse.worker AS w SET replaced_at = at WHERE w.incarnation = holder.incarnation;
     END IF;
-    -- The timeout flag goes on from life to life, until somebody clears it.
+    -- The timeout flag carries over to new incarnations until it is cleared.
     SELECT w.timeouts, w.timed_out_since, w.timed_out_at, w.timed_out_job, w.timed_out_handler INTO flag
     FROM rouse.worker AS w WHERE w.worker_id = p_worker_id AND w.forgotten_at IS NULL ORDER BY w.incarnation DESC LIMIT 1;
     INSERT INTO rouse.worker AS w (worker_id, key_hash, hostname, platform, version, handlers, capabilities, slots, queues, tags, limited,
@@ -242,23 +239,22 @@ BEGIN
 END
 $$;
 
--- Says that a host still lives although this life of its worker is over: it was declared dead, or replaced by another host. What it has
--- lost thereby, it has not lost in a crash (rouse._crashes). Of a life that goes on nothing changes.
+-- Reports that a host is still alive although this incarnation of its worker is over: it was declared dead, or replaced by another host.
+-- The attempts that it lost by that do not count as crashes (rouse._crashes). Has no effect on a live incarnation.
 CREATE OR REPLACE FUNCTION rouse.outlived(p_worker bigint, p_key bytea) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     UPDATE rouse.worker AS w SET outlived_at = clock_timestamp()
     WHERE w.incarnation = p_worker AND w.key_hash = sha256(p_key) AND w.login = session_user AND (w.dead_at IS NOT NULL OR w.stopped_at IS NOT NULL)
 $$;
 
--- Says that the worker lives, what it can run (null: what it could run before), how it fares and whether it takes no
--- more jobs; and expires those of whom nothing was heard for 90 s. Returns how many those were, and the worker's own timeout flag: how
--- many attempts it is for.
+-- Reports that the worker is alive, the handlers that it can run (null: unchanged), its statistics, and whether it is draining; and expires
+-- workers without a heartbeat for 90 s. Returns how many those were, and the worker's own timeout flag: its number of attempts.
 CREATE OR REPLACE FUNCTION rouse.heartbeat(
     p_worker bigint, p_key bytea, p_capabilities jsonb, p_stats jsonb, p_draining boolean, OUT expired integer, OUT timeouts bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    at     timestamptz := clock_timestamp();
-    gone   bigint;
+    at          timestamptz := clock_timestamp();
+    dead_worker bigint;
 BEGIN
     expired := 0;
     PERFORM rouse._known(p_worker, p_key);
@@ -274,19 +270,19 @@ BEGIN
         draining_at = CASE WHEN p_draining THEN coalesce(w.draining_at, at) END
     WHERE w.incarnation = p_worker
     RETURNING w.timeouts INTO timeouts;
-    -- Whoever is being expired by another at this moment is left to that one. Served by worker_living.
-    FOR gone IN
+    -- Workers that another session is expiring are left to that session. Served by worker_live.
+    FOR dead_worker IN
         SELECT w.incarnation FROM rouse.worker AS w
         WHERE w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at < at - interval '90 seconds'
         ORDER BY w.worker_id FOR UPDATE SKIP LOCKED
     LOOP
-        PERFORM rouse._expire_worker(gone);
+        PERFORM rouse._expire_worker(dead_worker);
         expired := expired + 1;
     END LOOP;
 END
 $$;
 
--- Says that the worker has stopped. What it still has is free at once.
+-- Reports that the worker has stopped. Its remaining claims are free at once.
 CREATE OR REPLACE FUNCTION rouse.unregister(p_worker bigint, p_key bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -296,32 +292,32 @@ BEGIN
 END
 $$;
 
--- Takes the ended lives of a worker off the list, and says how many they were. Refused while one lives.
--- What it has said of itself goes at once. Rows go for good, by a later call, once they are older than everything that is
--- kept: until then the history of jobs names them. Jobs that run are found by job_lease.
+-- Removes the ended incarnations of a worker from listings, and returns how many they were. Refused while one is alive. What it has
+-- reported is deleted at once. The rows are deleted by a later call, once they are older than all history: until then the history of jobs
+-- refers to them. Running jobs are found by job_lease.
 CREATE OR REPLACE FUNCTION rouse.forget_worker(worker_id text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO'
 SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    at        timestamptz := clock_timestamp();
-    life      record;
-    forgotten integer;
-    kept_from timestamptz;
+    at         timestamptz := clock_timestamp();
+    worker_row record;
+    forgotten  integer;
+    kept_from  timestamptz;
 BEGIN
-    -- The lock of rouse.register: nobody starts a life of this id meanwhile.
+    -- The lock of rouse.register: no incarnation of this id can start in the meantime.
     PERFORM rouse._lock('register', forget_worker.worker_id);
-    FOR life IN
+    FOR worker_row IN
         SELECT w.incarnation, w.hostname, w.seen_at FROM rouse.worker AS w
         WHERE w.worker_id = forget_worker.worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL
     LOOP
-        IF life.seen_at > at - interval '90 seconds' THEN
-            RAISE EXCEPTION 'rouse.forget_worker: worker % lives (%, heard of % s ago)', forget_worker.worker_id, life.hostname,
-                round(extract(epoch FROM at - life.seen_at))
+        IF worker_row.seen_at > at - interval '90 seconds' THEN
+            RAISE EXCEPTION 'rouse.forget_worker: worker % is alive (%, last heartbeat % s ago)', forget_worker.worker_id, worker_row.hostname,
+                round(extract(epoch FROM at - worker_row.seen_at))
                 USING ERRCODE = 'object_not_in_prerequisite_state',
-                      HINT = 'Stop it first. One that is gone is dead 90 s after its last heartbeat.';
+                      HINT = 'Stop it first. If it is gone, it counts as dead 90 s after its last heartbeat.';
         END IF;
-        PERFORM rouse._expire_worker(life.incarnation);
+        PERFORM rouse._expire_worker(worker_row.incarnation);
     END LOOP;
     UPDATE rouse.worker AS w
     SET forgotten_at = at, key_hash = NULL, hostname = '', platform = '', version = '', slots = 0, refused = 0,
@@ -330,10 +326,10 @@ BEGIN
     WHERE w.worker_id = forget_worker.worker_id AND w.forgotten_at IS NULL;
     GET DIAGNOSTICS forgotten = ROW_COUNT;
     IF forgotten = 0 THEN
-        RAISE EXCEPTION 'rouse.forget_worker: there is no worker %', coalesce(quote_literal(left(forget_worker.worker_id, 80)), 'null')
+        RAISE EXCEPTION 'rouse.forget_worker: worker % does not exist', coalesce(quote_literal(left(forget_worker.worker_id, 80)), 'null')
             USING ERRCODE = 'no_data_found';
     END IF;
-    PERFORM rouse._have_partitions(at);
+    PERFORM rouse._ensure_partitions(at);
     INSERT INTO rouse.record (at, event, who, detail)
     VALUES (at, 'forgotten', session_user, jsonb_build_object('worker_id', forget_worker.worker_id, 'incarnations', forgotten));
     SELECT min(p.first_day)::timestamp AT TIME ZONE 'UTC' INTO kept_from FROM rouse._partitions() AS p WHERE p.parent IN ('finished', 'attempt', 'record');
@@ -344,7 +340,7 @@ BEGIN
 END
 $$;
 
--- Clears the timeout flag of all lives of a worker, and says how many had it. Leaves a record.
+-- Clears the timeout flag of all incarnations of a worker, and returns how many had it. Leaves a record.
 CREATE OR REPLACE FUNCTION rouse.clear_timeouts(worker_id text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -355,7 +351,7 @@ DECLARE
 BEGIN
     PERFORM FROM rouse.worker AS w WHERE w.worker_id = clear_timeouts.worker_id AND w.forgotten_at IS NULL;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'rouse.clear_timeouts: there is no worker %', coalesce(quote_literal(left(clear_timeouts.worker_id, 80)), 'null')
+        RAISE EXCEPTION 'rouse.clear_timeouts: worker % does not exist', coalesce(quote_literal(left(clear_timeouts.worker_id, 80)), 'null')
             USING ERRCODE = 'no_data_found';
     END IF;
     WITH flagged AS (
@@ -365,10 +361,10 @@ BEGIN
         UPDATE rouse.worker AS w
         SET timeouts = 0, timed_out_since = NULL, timed_out_at = NULL, timed_out_job = NULL, timed_out_handler = NULL
         FROM flagged AS f WHERE w.incarnation = f.incarnation)
-    -- Each life goes on from the one before.
+    -- The count carries over from one incarnation to the next.
     SELECT count(*), max(f.timeouts) INTO cleared, seen FROM flagged AS f;
     IF cleared > 0 THEN
-        PERFORM rouse._have_partitions(at);
+        PERFORM rouse._ensure_partitions(at);
         INSERT INTO rouse.record (at, event, who, detail)
         VALUES (at, 'timeouts_cleared', session_user,
                 jsonb_build_object('worker_id', clear_timeouts.worker_id, 'incarnations', cleared, 'timeouts', seen));
@@ -377,54 +373,54 @@ BEGIN
 END
 $$;
 
--- Asks the worker of this id to prove that it has the module of the handler; returns the number that its answer
--- will have, which nobody can guess. The worker is told at once, where it listens; else it looks at its next heartbeat.
--- Of one worker no more than 100 challenges are open at a time, give or take those that are asked for at the same moment.
--- With each, at most 100 of more than a day ago go. Served by worker_living, challenge_open and challenge_asked.
+-- Challenges a live worker to prove that it has the module of the handler; returns the unguessable nonce that its answer will quote. The
+-- worker is notified at once if it is listening; otherwise it reads the challenge at its next heartbeat. About 100 challenges of a worker
+-- may be open at a time (concurrent calls may exceed that slightly). Each call deletes up to 100 challenges that are older than a day.
+-- Served by worker_live, challenge_open and challenge_asked.
 CREATE OR REPLACE FUNCTION rouse.challenge(worker_id text, handler text) RETURNS uuid
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    at     timestamptz := clock_timestamp();
-    life   bigint;
-    unsaid bigint;
-    asked  uuid;
+    at        timestamptz := clock_timestamp();
+    target    bigint;
+    pending   bigint;
+    new_nonce uuid;
 BEGIN
     IF challenge.handler IS NULL OR challenge.handler !~ '^[a-z0-9][a-z0-9_-]*([.][a-z0-9][a-z0-9_-]*)*$' OR length(challenge.handler) > 128 THEN
-        RAISE EXCEPTION 'rouse.challenge: % is no handler name', coalesce(quote_literal(left(challenge.handler, 140)), 'null')
+        RAISE EXCEPTION 'rouse.challenge: % is not a handler name', coalesce(quote_literal(left(challenge.handler, 140)), 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT w.incarnation INTO life FROM rouse.worker AS w
+    SELECT w.incarnation INTO target FROM rouse.worker AS w
     WHERE w.worker_id = challenge.worker_id AND w.stopped_at IS NULL AND w.dead_at IS NULL AND w.seen_at >= at - interval '90 seconds';
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'rouse.challenge: no worker % lives', coalesce(quote_literal(left(challenge.worker_id, 80)), 'null')
+        RAISE EXCEPTION 'rouse.challenge: worker % is not alive', coalesce(quote_literal(left(challenge.worker_id, 80)), 'null')
             USING ERRCODE = 'no_data_found';
     END IF;
     DELETE FROM rouse.challenge AS c WHERE c.nonce = ANY (ARRAY(
         SELECT o.nonce FROM rouse.challenge AS o WHERE o.asked_at < at - interval '1 day'
         ORDER BY o.asked_at LIMIT 100 FOR UPDATE SKIP LOCKED));
-    -- Those that the worker can still see; see rouse.challenges.
-    SELECT count(*) INTO unsaid FROM (
+    -- Challenges that the worker can still see; see rouse.challenges.
+    SELECT count(*) INTO pending FROM (
         SELECT FROM rouse.challenge AS c
-        WHERE c.worker = life AND c.answered_at IS NULL AND c.asked_at > at - interval '10 minutes' LIMIT 100) AS c;
-    IF unsaid >= 100 THEN
-        RAISE EXCEPTION 'rouse.challenge: worker % has 100 challenges of the last 10 minutes to answer', challenge.worker_id
+        WHERE c.worker = target AND c.answered_at IS NULL AND c.asked_at > at - interval '10 minutes' LIMIT 100) AS c;
+    IF pending >= 100 THEN
+        RAISE EXCEPTION 'rouse.challenge: worker % has 100 unanswered challenges of the last 10 minutes', challenge.worker_id
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = 'Ask again when it has answered, or 10 minutes after they were asked.';
+                  HINT = 'Try again when it has answered, or 10 minutes after they were created.';
     END IF;
-    INSERT INTO rouse.challenge AS c (worker, handler) VALUES (life, challenge.handler) RETURNING c.nonce INTO asked;
-    PERFORM rouse._hint('rouse_worker_' || life, 'challenge');
-    RETURN asked;
+    INSERT INTO rouse.challenge AS c (worker, handler) VALUES (target, challenge.handler) RETURNING c.nonce INTO new_nonce;
+    PERFORM rouse._hint('rouse_worker_' || target, 'challenge');
+    RETURN new_nonce;
 END
 $$;
 
--- What was answered; null: nothing yet, or nobody was asked that.
+-- The answer to a challenge; null if there is none yet, or no such challenge.
 CREATE OR REPLACE FUNCTION rouse.challenge_answer(nonce uuid) RETURNS jsonb
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT c.answer FROM rouse.challenge AS c WHERE c.nonce = challenge_answer.nonce
 $$;
 
--- What this life of a worker is to prove. What nobody can wait for any more is left out. Served by challenge_open.
+-- The open challenges of this incarnation, without those that are too old to wait for. Served by challenge_open.
 CREATE OR REPLACE FUNCTION rouse.challenges(p_worker bigint, p_key bytea) RETURNS TABLE (nonce uuid, handler text)
 LANGUAGE plpgsql SECURITY DEFINER ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -437,7 +433,7 @@ BEGIN
 END
 $$;
 
--- Answers one of them, once. False: it is not this worker's, or has an answer.
+-- Answers a challenge, once. False if it is not this worker's, or already answered.
 CREATE OR REPLACE FUNCTION rouse.answer_challenge(p_worker bigint, p_key bytea, p_nonce uuid, p_answer jsonb) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -104,16 +104,20 @@ async fn each_admin_end_can_be_requested_again_and_another_is_refused() {
         (
             COMPLETE,
             &[&done as &(dyn ToSql + Sync), &json!(2)][..],
-            "succeeded, with another result",
+            "succeeded, with a different result",
         ),
         (COMPLETE, &[&failed, &json!(2)], "ended as failed"),
-        (FAIL, &[&failed, &"else"], "failed, with another message"),
+        (
+            FAIL,
+            &[&failed, &"else"],
+            "failed, with a different message",
+        ),
         (FAIL, &[&done, &"else"], "ended as succeeded"),
-        (DELETE, &[&done], "cannot be deleted any more"),
+        (DELETE, &[&done], "cannot be deleted: it has already ended"),
         (
             RESCHEDULE,
             &[&done, &None::<String>],
-            "cannot be rescheduled any more",
+            "cannot be rescheduled: it has already ended",
         ),
     ] {
         let (code, text) = refusal(&client, sql, params).await;
@@ -131,7 +135,7 @@ async fn each_admin_end_can_be_requested_again_and_another_is_refused() {
     ] {
         let (code, text) = refusal(&client, sql, params).await;
         assert!(
-            code == "P0002" && text.contains("there is no job 9999 (any more)"),
+            code == "P0002" && text.contains("job 9999 does not exist, or is no longer kept"),
             "{sql}: {code} {text}"
         );
     }
@@ -567,7 +571,7 @@ async fn the_commands_do_it_and_say_so_with_their_exit_codes() {
     let [a, b, c, d] = [&ids[0], &ids[1], &ids[2], &ids[3]].map(String::as_str);
     for (args, code, what) in [
         (&["job", "complete", a, "{\"n\": 1}"][..], 0, "is succeeded"),
-        (&["job", "complete", a, "2"], 6, "with another result"),
+        (&["job", "complete", a, "2"], 6, "with a different result"),
         (&["job", "complete", a, "{"], 1, "the result is no JSON"),
         (&["job", "cancel", a], 6, "has ended as succeeded"),
         (&["job", "cancel", "9999"], 3, "no job 9999"),
@@ -609,7 +613,7 @@ async fn the_commands_do_it_and_say_so_with_their_exit_codes() {
             0,
             "\"purged\":2",
         ),
-        (&["queue", "pause", "a b"], 1, "is no queue name"),
+        (&["queue", "pause", "a b"], 1, "is not a queue name"),
         (&["job", "delete", d], 0, "is cancelled"),
     ] {
         let (exit, output) = rouse(args);

@@ -253,7 +253,7 @@ async fn grants_that_nobody_would_keep_to_are_refused_where_they_are_enqueued() 
     let db = TestDb::new().await;
     let client = db.client().await;
     for (grants, part) in [
-        (r#"{"sockets": []}"#, "grants have no key 'sockets'"),
+        (r#"{"sockets": []}"#, "'sockets' is not a key of grants"),
         ("[]", "must be an object"),
         (
             r#"{"http": ["https://a.example"]}"#,
@@ -266,8 +266,8 @@ async fn grants_that_nobody_would_keep_to_are_refused_where_they_are_enqueued() 
         (r#"{"dirs": ["out"]}"#, "such as /photos"),
         (r#"{"dirs": ["/out/"]}"#, "such as /photos"),
         (r#"{"dirs": ["/out:ro"]}"#, "such as /photos"),
-        (r#"{"state": true}"#, "leaves the job no state"),
-        (r#"{"state": []}"#, "leaves the job no state"),
+        (r#"{"state": true}"#, "denies the job access to state"),
+        (r#"{"state": []}"#, "denies the job access to state"),
         (r#"{"memory_mb": 0}"#, "1 to 9999"),
         (r#"{"memory_mb": 1.5}"#, "1 to 9999"),
         (r#"{"cpu": 5}"#, "a duration above zero such as"),

@@ -510,7 +510,7 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
     let bad = config("slot = 3");
     for (args, says) in [
         (&["enqueue", "noop", "{a: 1}"][..], "the payload is no JSON"),
-        (&["enqueue", "No Such"], "is no handler name"),
+        (&["enqueue", "No Such"], "is not a handler name"),
         (
             &["enqueue", "noop", "--priority", "urgent"],
             "priority must be high, normal or low",

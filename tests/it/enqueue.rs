@@ -86,15 +86,15 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for (call, says) in [
-        ("rouse.enqueue(NULL)", "null is no handler name (22023)"),
+        ("rouse.enqueue(NULL)", "null is not a handler name (22023)"),
         (
             "rouse.enqueue('Email.Send')",
-            "'Email.Send' is no handler name",
+            "'Email.Send' is not a handler name",
         ),
-        ("rouse.enqueue('')", "'' is no handler name"),
-        ("rouse.enqueue('a..b')", "'a..b' is no handler name"),
-        ("rouse.enqueue(repeat('a', 129))", "is no handler name"),
-        ("rouse.enqueue(E'a\\nb')", "is no handler name"),
+        ("rouse.enqueue('')", "'' is not a handler name"),
+        ("rouse.enqueue('a..b')", "'a..b' is not a handler name"),
+        ("rouse.enqueue(repeat('a', 129))", "is not a handler name"),
+        ("rouse.enqueue(E'a\\nb')", "is not a handler name"),
         (
             "rouse.enqueue('x', '{\"a\"')",
             "invalid input syntax for type json",
@@ -114,9 +114,9 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
         ),
         (
             "rouse.enqueue('x', queue => 'a b')",
-            "'a b' is no queue name",
+            "'a b' is not a queue name",
         ),
-        ("rouse.enqueue('x', queue => '')", "'' is no queue name"),
+        ("rouse.enqueue('x', queue => '')", "'' is not a queue name"),
         (
             "rouse.enqueue('x', priority => 'urgent')",
             "priority must be high, normal or low, not 'urgent'",
@@ -155,19 +155,19 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
         ),
         (
             "rouse.enqueue('x', tenant => '')",
-            "tenant and source have 1 to 200 characters",
+            "tenant and source must have 1 to 200 characters",
         ),
         (
             "rouse.enqueue('x', source => repeat('s', 201))",
-            "tenant and source have 1 to 200 characters",
+            "tenant and source must have 1 to 200 characters",
         ),
         (
             "rouse.enqueue('x', unique_key => '')",
-            "unique_key has 1 to 512 characters",
+            "unique_key must have 1 to 512 characters",
         ),
         (
             "rouse.enqueue('x', unique_key => repeat('k', 513))",
-            "unique_key has 1 to 512 characters",
+            "unique_key must have 1 to 512 characters",
         ),
         (
             "rouse.enqueue('x', unique_key => repeat('€', 342))",
@@ -191,19 +191,19 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
         ),
         (
             "rouse.enqueue('x', tags => ARRAY['a', NULL])",
-            "tags is a list of at most 16 words",
+            "tags must be a list of at most 16 tags",
         ),
         (
             "rouse.enqueue('x', tags => ARRAY['a b'])",
-            "tags is a list of at most 16 words",
+            "tags must be a list of at most 16 tags",
         ),
         (
             "rouse.enqueue('x', tags => ARRAY[ARRAY['a'], ARRAY['b']])",
-            "tags is a list of at most 16 words",
+            "tags must be a list of at most 16 tags",
         ),
         (
             "rouse.enqueue('x', tags => array_fill('a'::text, ARRAY[17]))",
-            "tags is a list of at most 16 words",
+            "tags must be a list of at most 16 tags",
         ),
         (
             "rouse.enqueue('x', nonsense => 1)",
@@ -227,7 +227,7 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
         ),
         (
             "rouse.enqueue_many('X', ARRAY['1']::jsonb[])",
-            "'X' is no handler name",
+            "'X' is not a handler name",
         ),
         ("rouse.cancel(NULL)", "id must not be null"),
     ] {
@@ -383,9 +383,7 @@ async fn a_unique_key_is_that_of_one_tenant_and_no_tenant_is_one_of_its_own() {
     let refused = client.query_one(retry, &[&first]).await.unwrap_err();
     let message = refused.as_db_error().unwrap().message().to_owned();
     assert!(
-        message.contains(&format!(
-            "job {theirs}, which is live, has its unique key 'k'"
-        )),
+        message.contains(&format!("live job {theirs} has its unique key 'k'")),
         "{message}"
     );
 
@@ -591,7 +589,7 @@ async fn the_first_job_of_a_lane_brings_a_notice_of_a_key_that_no_live_worker_kn
         .unwrap();
     let again = r#"SELECT rouse.enqueue('text.stats', '{"tpo": 3}', queue => 'f')"#;
     let hint = raised(&db, again).await.remove(0);
-    assert_eq!(hint.hint(), Some("Check the key. Known are: größe, text."));
+    assert_eq!(hint.hint(), Some("Check the key. Known keys: größe, text."));
 }
 
 #[tokio::test]
@@ -708,6 +706,6 @@ async fn names_are_checked_whatever_the_session_says_of_string_constants() {
         .unwrap();
     for name in ["a b", "a/b", "a\nb"] {
         let enqueued = client.query_one("SELECT rouse.enqueue($1)", &[&name]).await;
-        assert!(enqueued.is_err(), "{name:?} is no handler name");
+        assert!(enqueued.is_err(), "{name:?} is not a handler name");
     }
 }

@@ -152,7 +152,7 @@ async fn a_filter_that_is_wrong_is_refused_with_what_it_may_be() {
     for (filter, says) in [
         ("null", "filter must be an object, not null"),
         ("[]", "filter must be an object, not []"),
-        (r#"{"stat": "failed"}"#, "a filter has no key 'stat'"),
+        (r#"{"stat": "failed"}"#, "'stat' is not a key of filters"),
         (
             r#"{"state": "broken"}"#,
             "state of the filter must be queued, running, succeeded",
@@ -173,16 +173,16 @@ async fn a_filter_that_is_wrong_is_refused_with_what_it_may_be() {
         ),
         (
             r#"{"since": "soon"}"#,
-            "since of the filter must be a time or how long ago, not \"soon\"",
+            "since of the filter must be a time or an age, not \"soon\"",
         ),
         // Postgres would read these as 2026 years and 11 months, and as half a minute.
         (
             r#"{"since": "2026-11"}"#,
-            "since of the filter must be a time or how long ago",
+            "since of the filter must be a time or an age",
         ),
         (
             r#"{"since": "30"}"#,
-            "since of the filter must be a time or how long ago",
+            "since of the filter must be a time or an age",
         ),
         (
             r#"{"until": "infinity"}"#,

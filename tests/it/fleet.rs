@@ -126,7 +126,7 @@ async fn the_dead_are_listed_until_they_are_forgotten_and_their_jobs_go_on_namin
     let living = rouse(&db, &["workers", "forget", "mail"]).await;
     living
         .exits(6)
-        .says("worker mail lives (here, heard of 0 s ago)");
+        .says("worker mail is alive (here, last heartbeat 0 s ago)");
     silence(&client, &store).await;
     rouse(&db, &["workers", "ls"]).await.exits(0).says("dead");
     let forgotten = rouse(&db, &["workers", "forget", "mail", "--json"]).await;
@@ -271,7 +271,7 @@ async fn a_worker_proves_what_it_can_run_and_says_what_it_cannot() {
         "cannot run the handler: the worker does not have this handler"
     );
     let nobody = rouse(&db, &["workers", "verify", "nobody", "noop"]).await;
-    nobody.exits(3).says("no worker nobody lives");
+    nobody.exits(3).says("worker nobody is not alive");
     worker.drain().await;
 }
 
@@ -398,7 +398,7 @@ async fn a_worker_has_a_hundred_challenges_to_answer_at_most() {
     rouse(&db, &["workers", "verify", "w-1", "noop"])
         .await
         .exits(6)
-        .says("worker w-1 has 100 challenges of the last 10 minutes to answer");
+        .says("worker w-1 has 100 unanswered challenges of the last 10 minutes");
     // Others are asked, and so is this one once it has answered.
     other.challenge("w-2", "noop").await.unwrap();
     let answer = json!({"has": true});

@@ -296,7 +296,7 @@ async fn a_job_without_its_payload_is_not_retried_and_keeps_no_other_from_that()
         .unwrap_err();
     assert_eq!(
         error.as_db_error().unwrap().message(),
-        format!("rouse: job {gone} cannot be retried: its payload is gone")
+        format!("rouse: job {gone} cannot be retried: its payload was removed")
     );
     let row = client
         .query_one(

@@ -228,7 +228,7 @@ async fn a_retention_that_cannot_be_is_refused_and_changes_nothing() {
         assert!(why.contains("must be 1 to 3650 days"), "{days}: {why}");
     }
     let why = refused(&client, "SELECT rouse.set_retention('no queue', 1)").await;
-    assert!(why.contains("is no queue name"), "{why}");
+    assert!(why.contains("is not a queue name"), "{why}");
     for days in 1..=4 {
         let sql = format!("SELECT rouse.set_retention('q{days}', {days})");
         client.batch_execute(&sql).await.unwrap();
@@ -236,7 +236,7 @@ async fn a_retention_that_cannot_be_is_refused_and_changes_nothing() {
     let why = refused(&client, "SELECT rouse.set_retention('q', 9)").await;
     assert!(why.contains("no more than 4 are allowed"), "{why}");
     assert!(
-        why.contains("Use one of those that there are: 1, 2, 3, 4 days."),
+        why.contains("Use an existing one: 1, 2, 3, 4 days."),
         "{why}"
     );
     assert!(!there(&client, "finished_keep_9").await);

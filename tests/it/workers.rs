@@ -272,11 +272,14 @@ async fn what_is_no_worker_is_refused() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for (arguments, says) in [
-        ("'', sha256('k'), 'h', 'p', 'v', '{}'", "is no worker id"),
-        ("'a b', sha256('k'), 'h', 'p', 'v', '{}'", "is no worker id"),
+        ("'', sha256('k'), 'h', 'p', 'v', '{}'", "is not a worker id"),
+        (
+            "'a b', sha256('k'), 'h', 'p', 'v', '{}'",
+            "is not a worker id",
+        ),
         (
             "repeat('a', 65), sha256('k'), 'h', 'p', 'v', '{}'",
-            "is no worker id",
+            "is not a worker id",
         ),
         ("'a', 'short', 'h', 'p', 'v', '{}'", "a key has 32 bytes"),
         ("'a', NULL, 'h', 'p', 'v', '{}'", "a key has 32 bytes"),

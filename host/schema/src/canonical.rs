@@ -1,26 +1,26 @@
-//! Equal values as equal texts: members by name, numbers and strings by what they are.
+//! Canonical texts: equal values have equal texts, with members sorted by name, and numbers and strings normalised.
 
 use super::evaluate::{Check, DEPTH_MAX, Stop};
 use super::json::{Json, Kind, Location};
 use super::node::Compiled;
 use super::number::Decimal;
 
-/// The same text for the same value, however it is written.
+/// The canonical text of a value: the same for all its spellings.
 ///
 /// # Errors
-/// Where it is nested too deep.
+/// If it is nested too deeply.
 pub(super) fn canonical_text(json: Json<'_>, at: Location) -> Result<Vec<u8>, String> {
-    let nothing = Compiled::default();
-    let mut check = Check::new(&nothing, json, u64::MAX, &|| false);
+    let empty_schema = Compiled::default();
+    let mut check = Check::new(&empty_schema, json, u64::MAX, &|| false);
     let mut out = Vec::new();
     match check.canonical(at, &mut out) {
         Ok(()) => Ok(out),
-        Err(_) => Err("has a value that is nested too deep".into()),
+        Err(_) => Err("has a value that is nested too deeply".into()),
     }
 }
 
 impl<'s> Check<'s, '_, '_> {
-    /// Sorted, so that no list makes this quadratic.
+    /// By sorting, so that no list takes quadratic time.
     pub(super) fn has_equal_items(&mut self, at: Location) -> Result<bool, Stop<'s>> {
         let json = self.json;
         let mut all = Vec::new();
@@ -31,7 +31,7 @@ impl<'s> Check<'s, '_, '_> {
             items.push((start, all.len()));
         }
         let text = |item: &(usize, usize)| &all[item.0..item.1];
-        // Each is compared as often as the number of items has digits in base 2.
+        // Sorting compares each item about log2(n) times.
         let rounds = usize::BITS - items.len().leading_zeros();
         self.count_bytes(all.len().saturating_mul(rounds as usize))?;
         items.sort_unstable_by(|a, b| text(a).cmp(text(b)));
@@ -40,7 +40,7 @@ impl<'s> Check<'s, '_, '_> {
             .any(|pair| text(&pair[0]) == text(&pair[1])))
     }
 
-    /// Writes the value so that equal ones are written alike: members by name, numbers and strings by what they are.
+    /// Writes the canonical text of the value.
     pub(super) fn canonical(&mut self, at: Location, out: &mut Vec<u8>) -> Result<(), Stop<'s>> {
         if self.depth == DEPTH_MAX {
             return Err(Stop::TooDeep);
@@ -84,7 +84,7 @@ impl<'s> Check<'s, '_, '_> {
     }
 }
 
-/// A string with its length before it, so that it needs no escapes.
+/// A string with its length in front, so that it needs no escapes.
 fn string_into(text: &str, out: &mut Vec<u8>) {
     out.push(b'"');
     out.extend(text.len().to_le_bytes());

@@ -1,4 +1,4 @@
-//! From a schema as it was written to one that can be checked against; its own mistakes are found here.
+//! Compiles a schema from its JSON text, and reports its errors.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,10 +13,10 @@ use super::number::Decimal;
 use super::pattern::Pattern;
 use super::references::References;
 
-/// Reads a schema. `pattern_bytes`: what its patterns may still need. `excerpt`: quotes it in messages.
+/// Compiles a schema. `pattern_bytes` is the remaining budget for its patterns; `excerpt` quotes it in messages.
 ///
 /// # Errors
-/// The mistake and its location.
+/// The problem and its location.
 pub(super) fn compile(
     written: Json<'_>,
     pattern_bytes: &mut usize,
@@ -37,7 +37,7 @@ pub(super) fn compile(
         excerpt,
     };
     compiler.add(written.root());
-    // One after the other: a chain of references costs no stack.
+    // Iteratively: a chain of references uses no stack.
     while let Some((id, location)) = compiler.pending.pop() {
         let node = compiler
             .read(location)
@@ -58,7 +58,7 @@ struct Compiler<'a, 'p> {
     written: Json<'a>,
     references: References<'a>,
     compiled: Compiled,
-    /// References may lead to the same one.
+    /// Several references may lead to the same location.
     known: HashMap<Location, NodeId>,
     pending: Vec<(NodeId, Location)>,
     pattern_bytes: &'p mut usize,
@@ -66,7 +66,7 @@ struct Compiler<'a, 'p> {
 }
 
 impl<'a> Compiler<'a, '_> {
-    /// A location for a subschema, which is read later.
+    /// A node for a subschema, which is read later.
     fn add(&mut self, location: Location) -> NodeId {
         let id = NodeId(self.compiled.nodes.len() as u32);
         let id = *self.known.entry(location).or_insert(id);
@@ -102,7 +102,7 @@ impl<'a> Compiler<'a, '_> {
             compiler: self,
         };
         reader.dialect()?;
-        // Looked into for its mistakes; what is used comes by reference.
+        // Checked for errors; the definitions that are used are reached by reference.
         reader.by_name("$defs")?;
         Ok(Node {
             location,
@@ -125,7 +125,7 @@ struct Reader<'c, 'a, 'p> {
     compiler: &'c mut Compiler<'a, 'p>,
     written: Json<'a>,
     location: Location,
-    /// By name.
+    /// Sorted by name.
     members: Vec<Member<'a>>,
 }
 
@@ -141,7 +141,7 @@ impl<'a> Reader<'_, 'a, '_> {
         keywords.iter().any(|keyword| self.get(keyword).is_some())
     }
 
-    /// What would change the meaning of other keywords is refused.
+    /// Rejects dialects that would change the meaning of other keywords.
     fn dialect(&self) -> Result<(), String> {
         if let Some(at) = self.get("$schema") {
             let uri = self.text(at).unwrap_or_default();
@@ -152,7 +152,9 @@ impl<'a> Reader<'_, 'a, '_> {
             }
         }
         match self.get("$recursiveRef") {
-            Some(_) => Err("\"$recursiveRef\" is not of 2020-12, expected \"$dynamicRef\"".into()),
+            Some(_) => {
+                Err("\"$recursiveRef\" is not part of 2020-12, expected \"$dynamicRef\"".into())
+            }
             None => Ok(()),
         }
     }
@@ -305,7 +307,7 @@ impl<'a> Reader<'_, 'a, '_> {
         Ok(self.has_any(&keywords).then_some(rules))
     }
 
-    /// What earlier drafts had for `dependentRequired` and `dependentSchemas`, by turns.
+    /// The keyword of earlier drafts for both `dependentRequired` and `dependentSchemas`.
     fn dependencies(&self) -> Result<Vec<Member<'a>>, String> {
         match self.get("dependencies") {
             Some(at) => self.members_of("dependencies", at, "an object of schemas and lists"),
@@ -351,7 +353,7 @@ impl<'a> Reader<'_, 'a, '_> {
         Ok(self.has_any(&keywords).then_some(combined))
     }
 
-    /// What `$ref` and `$dynamicRef` lead to, within this schema.
+    /// The targets of `$ref` and `$dynamicRef`, within this schema.
     fn references(&mut self) -> Result<Vec<NodeId>, String> {
         let mut nodes = Vec::new();
         for keyword in ["$ref", "$dynamicRef"] {
@@ -433,7 +435,7 @@ impl<'a> Reader<'_, 'a, '_> {
         }
     }
 
-    /// A number of things; 3.0 is one too.
+    /// A count; 3.0 is valid too.
     fn count(&self, keyword: &str) -> Result<Option<u64>, String> {
         let Some(at) = self.get(keyword) else {
             return Ok(None);
@@ -460,7 +462,7 @@ impl<'a> Reader<'_, 'a, '_> {
         names.ok_or_else(|| self.wrong(keyword, at, "a list of names"))
     }
 
-    /// What a string says.
+    /// The text of a string.
     fn text(&self, at: Location) -> Option<std::borrow::Cow<'a, str>> {
         (self.written.kind(at) == Kind::String).then(|| self.written.string(at))
     }

@@ -1,13 +1,13 @@
-//! Regular expressions of ECMA-262 with the flag `u`, which are those of JSON Schema, read for an engine of linear time.
+//! Parses regular expressions of ECMA-262 with the flag `u`, the dialect of JSON Schema, for an engine with linear run time.
 //!
-//! Texts have no half surrogates, so that a pattern that asks for one matches nothing. What the standard does not allow is
-//! refused, even where other dialects give it a meaning: it would be another one.
+//! Texts contain no lone surrogates, so a pattern that requires one matches nothing. Syntax that the standard does not allow is rejected,
+//! even if other dialects define a (different) meaning for it.
 
 use std::collections::HashMap;
 
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look, Repetition};
 
-/// Groups within groups.
+/// The maximum nesting of groups.
 const NEST_MAX: u32 = 50;
 
 /// Code points, both ends included.
@@ -19,7 +19,7 @@ const DIGITS: &[Range] = &[(0x30, 0x39)];
 
 const WORDS: &[Range] = &[(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)];
 
-/// WhiteSpace and LineTerminator of ECMA-262; the standard names U+FEFF, and U+0085 is not among them.
+/// WhiteSpace and LineTerminator of ECMA-262: includes U+FEFF, excludes U+0085.
 const SPACES: &[Range] = &[
     (0x09, 0x0D),
     (0x20, 0x20),
@@ -35,10 +35,10 @@ const SPACES: &[Range] = &[
 
 const LINE_ENDS: &[Range] = &[(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)];
 
-/// Reads a pattern.
+/// Parses a pattern.
 ///
 /// # Errors
-/// What in it is not of the standard, or cannot be matched in linear time.
+/// Syntax that is not in the standard, or that cannot be matched in linear time.
 pub(super) fn parse(written: &str) -> Result<Hir, String> {
     let mut parser = Parser {
         written: written.chars().collect(),
@@ -57,11 +57,11 @@ struct Parser {
     written: Vec<char>,
     at: usize,
     nest: u32,
-    /// Those that were looked up.
+    /// The properties that have been looked up.
     properties: HashMap<String, ClassUnicode>,
 }
 
-/// A character, or a set of them.
+/// A character, or a set of characters.
 enum Escaped {
     One(u32),
     Set(ClassUnicode),
@@ -97,7 +97,7 @@ impl Parser {
         goes_on
     }
 
-    /// Up to a closing bracket, or the end.
+    /// Parses up to a closing bracket, or the end.
     fn alternatives(&mut self) -> Result<Hir, String> {
         let mut alternatives = vec![self.sequence()?];
         while self.goes_on_with("|") {
@@ -121,7 +121,7 @@ impl Parser {
                 _ => None,
             };
             terms.push(match look {
-                // What follows it cannot repeat it, and is refused there.
+                // It cannot be repeated; a following quantifier is rejected there.
                 Some(look) => Hir::look(look),
                 None => {
                     let atom = self.atom(next)?;
@@ -209,7 +209,7 @@ impl Parser {
             Some(_) | None => return Ok(sub),
         };
         self.at += 1;
-        // Whether it takes few or many makes no difference to whether it matches.
+        // Greediness makes no difference to whether a pattern matches.
         self.goes_on_with("?");
         Ok(Hir::repetition(Repetition {
             min,
@@ -224,7 +224,7 @@ impl Parser {
         let mut count: u32 = 0;
         while let Some(digit) = self.peek().and_then(|next| next.to_digit(10)) {
             self.at += 1;
-            // More is too large for any engine, which will say so.
+            // A larger count is too large for any engine, which reports that.
             count = count.saturating_mul(10).saturating_add(digit);
         }
         match self.at > start {
@@ -233,11 +233,11 @@ impl Parser {
         }
     }
 
-    /// Behind the opening bracket.
+    /// Parses a class, after the opening bracket.
     fn class(&mut self) -> Result<ClassUnicode, String> {
         let negative = self.goes_on_with("^");
         let mut all: Vec<ClassUnicodeRange> = Vec::new();
-        // Each once: letters have hundreds of ranges.
+        // Each set once: letters have hundreds of ranges.
         let mut sets: Vec<ClassUnicode> = Vec::new();
         while !self.goes_on_with("]") {
             let from = self.member()?;
@@ -281,7 +281,7 @@ impl Parser {
         }
     }
 
-    /// Behind the backslash.
+    /// Parses an escape, after the backslash.
     fn escape(&mut self, in_class: bool) -> Result<Escaped, String> {
         let Some(escaped) = self.next() else {
             return Err(wrong("a \\ at its end"));
@@ -337,7 +337,7 @@ impl Parser {
         Some(number)
     }
 
-    /// Behind `\u`: four digits, two halves of a character, or digits in braces.
+    /// Parses the rest of `\u`: four digits, a surrogate pair, or digits in braces.
     fn unicode(&mut self) -> Result<u32, String> {
         let wrong = || wrong("a \\u without four hexadecimal digits, or a code point in braces");
         if self.goes_on_with("{") {
@@ -366,7 +366,7 @@ impl Parser {
         Ok(first)
     }
 
-    /// Behind `\p`: a property of Unicode, in braces.
+    /// Parses the rest of `\p`: a Unicode property in braces.
     fn property(&mut self) -> Result<ClassUnicode, String> {
         let start = self.at;
         let is_name = |next: char| next.is_ascii_alphanumeric() || matches!(next, '_' | '=');
@@ -394,11 +394,11 @@ impl Parser {
     }
 }
 
-/// The set that a class of one character is.
+/// The set of a class of one character.
 fn members(class: &Hir) -> ClassUnicode {
     match class.kind() {
         HirKind::Class(Class::Unicode(class)) => class.clone(),
-        // Of one character only.
+        // For one character only.
         HirKind::Literal(literal) => {
             let text = std::str::from_utf8(&literal.0).unwrap_or_default();
             ClassUnicode::new(text.chars().map(|one| ClassUnicodeRange::new(one, one)))
@@ -407,7 +407,7 @@ fn members(class: &Hir) -> ClassUnicode {
     }
 }
 
-/// Without the halves of characters, which are in no text.
+/// Without surrogates, which are in no text.
 fn set(ranges: &[Range]) -> ClassUnicode {
     let whole = ranges.iter().filter_map(|(from, to)| {
         let from = char::from_u32(*from).unwrap_or('\u{E000}');
@@ -417,7 +417,7 @@ fn set(ranges: &[Range]) -> ClassUnicode {
     ClassUnicode::new(whole)
 }
 
-/// All other characters. The set's own `negate` counts the halves of characters in, where a range ends before them.
+/// The complement. `negate` of the set would include surrogates, for which a range ends before them.
 fn negated(set_of: ClassUnicode) -> ClassUnicode {
     let mut others = Vec::new();
     let mut next = 0;

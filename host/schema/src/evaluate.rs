@@ -1,4 +1,4 @@
-//! Whether a value fits a schema; the first rule that it does not fit, and where.
+//! Checks a value against a schema, and finds the first rule that it does not match, with the location.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -11,18 +11,18 @@ use super::node::{
 use super::number::Decimal;
 use super::remembered::Remembered;
 
-/// Schemas within schemas, but for those that are a reference and nothing else. Guests in Rust read JSON down to 128 levels,
-/// and each takes up to four: the property, an alternative for `null`, one for the variant, its object.
+/// The maximum nesting of schemas, not counting those that are only a reference. Guests in Rust read JSON down to 128 levels, and each
+/// level takes up to four: the property, an alternative for `null`, one for the variant, its object.
 pub(super) const DEPTH_MAX: u32 = 512;
 
 /// Bytes that are compared or copied in one step.
 const BYTES_PER_STEP: usize = 32;
 
-/// What is kept of objects while others are looked at, in parts of them: some 80 MB at most.
+/// How many parts of objects may be kept while others are checked: about 80 MB.
 const HELD_PARTS_MAX: u64 = 8 << 20;
 
-/// So many steps take some milliseconds.
-const STEPS_PER_LOOK: u64 = 1 << 14;
+/// The interval of checks for cancellation: this many steps take a few milliseconds.
+const STEPS_PER_CANCELLATION_CHECK: u64 = 1 << 14;
 
 /// Why a value is not accepted.
 pub(super) enum Stop<'s> {
@@ -31,33 +31,33 @@ pub(super) enum Stop<'s> {
     TooDeep,
 }
 
-/// The properties of one object, or the items of one array, that something has looked at.
-type Seen = HashSet<Location>;
+/// The properties of an object, or the items of an array, that have been evaluated.
+type Evaluated = HashSet<Location>;
 
-/// Checks the whole value. `steps`: how many it may take; `unwanted`: whether nobody waits for the answer any more.
+/// Checks the whole value. `steps` is the budget; `is_cancelled` returns true if the result is no longer needed.
 pub(super) fn evaluate<'s>(
     schema: &'s Compiled,
     json: Json<'_>,
     steps: u64,
-    unwanted: &dyn Fn() -> bool,
+    is_cancelled: &dyn Fn() -> bool,
 ) -> Result<(), Stop<'s>> {
-    Check::new(schema, json, steps, unwanted).whole()
+    Check::new(schema, json, steps, is_cancelled).whole()
 }
 
-/// One check, with what it may still use.
+/// A check in progress, with its remaining budgets.
 pub(super) struct Check<'s, 'j, 'u> {
     pub(super) schema: &'s Compiled,
     pub(super) json: Json<'j>,
     pub(super) steps: u64,
-    /// What was left of them when it last looked whether anybody waits.
-    pub(super) looked_at: u64,
-    /// Parts of objects of which something is kept.
+    /// The remaining steps at the last check for cancellation.
+    pub(super) steps_at_cancellation_check: u64,
+    /// The number of object parts that are kept.
     pub(super) held: u64,
     pub(super) depth: u32,
-    /// Properties that are looked into once the others of their object fit; those of outer objects first.
-    pub(super) later: Vec<(NodeId, Location)>,
+    /// Properties whose check is deferred until the other properties of their object match; those of outer objects first.
+    pub(super) deferred: Vec<(NodeId, Location)>,
     pub(super) remembered: Remembered<'s>,
-    pub(super) unwanted: &'u dyn Fn() -> bool,
+    pub(super) is_cancelled: &'u dyn Fn() -> bool,
 }
 
 impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
@@ -65,18 +65,18 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         schema: &'s Compiled,
         json: Json<'j>,
         steps: u64,
-        unwanted: &'u dyn Fn() -> bool,
+        is_cancelled: &'u dyn Fn() -> bool,
     ) -> Self {
         Self {
             schema,
             json,
             steps,
-            looked_at: steps,
+            steps_at_cancellation_check: steps,
             held: 0,
             depth: 0,
-            later: Vec::new(),
+            deferred: Vec::new(),
             remembered: Remembered::new(),
-            unwanted,
+            is_cancelled,
         }
     }
 
@@ -86,16 +86,16 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
 
     pub(super) fn count(&mut self, steps: u64) -> Result<(), Stop<'s>> {
         self.steps = self.steps.checked_sub(steps).ok_or(Stop::TooManySteps)?;
-        if self.looked_at - self.steps >= STEPS_PER_LOOK {
-            self.looked_at = self.steps;
-            if (self.unwanted)() {
+        if self.steps_at_cancellation_check - self.steps >= STEPS_PER_CANCELLATION_CHECK {
+            self.steps_at_cancellation_check = self.steps;
+            if (self.is_cancelled)() {
                 return Err(Stop::TooManySteps);
             }
         }
         Ok(())
     }
 
-    /// As much as what is noted of an object can take, until it is [let go](Self::let_go).
+    /// Reserves the maximum that can be recorded about an object, until it is [released](Self::release).
     fn hold(&mut self, at: Location) -> Result<(), Stop<'s>> {
         self.held += self.json.parts_of(at);
         match self.held > HELD_PARTS_MAX {
@@ -104,7 +104,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         }
     }
 
-    fn let_go(&mut self, at: Location) {
+    fn release(&mut self, at: Location) {
         self.held -= self.json.parts_of(at);
     }
 
@@ -112,12 +112,12 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         self.count(1 + (bytes / BYTES_PER_STEP) as u64)
     }
 
-    /// `seen`: where the properties are noted that something looks at, if anybody asks.
+    /// `evaluated` collects the evaluated properties, if a caller needs them.
     fn fits(
         &mut self,
         mut id: NodeId,
         at: Location,
-        seen: Option<&mut Seen>,
+        evaluated: Option<&mut Evaluated>,
     ) -> Result<(), Stop<'s>> {
         self.count(1)?;
         let mut node = self.schema.node(id);
@@ -127,16 +127,16 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
             node = self.schema.node(id);
         }
         if !node.is_shared {
-            return self.looked_into(id, node, at, seen);
+            return self.evaluate_node(id, node, at, evaluated);
         }
         match self.remembered.find(id, at) {
             Some(Some(mismatch)) => return Err(Stop::Mismatch(mismatch)),
-            // What it has looked at is not remembered.
-            Some(None) if seen.is_none() => return Ok(()),
+            // The cache does not contain the evaluated properties.
+            Some(None) if evaluated.is_none() => return Ok(()),
             Some(None) | None => {}
         }
         let steps = self.steps;
-        let fits = self.looked_into(id, node, at, seen);
+        let fits = self.evaluate_node(id, node, at, evaluated);
         let mismatch = match fits {
             Ok(()) => None,
             Err(Stop::Mismatch(mismatch)) => Some(mismatch),
@@ -147,12 +147,12 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         fits
     }
 
-    fn looked_into(
+    fn evaluate_node(
         &mut self,
         id: NodeId,
         node: &'s Node,
         at: Location,
-        seen: Option<&mut Seen>,
+        evaluated: Option<&mut Evaluated>,
     ) -> Result<(), Stop<'s>> {
         if self.depth == DEPTH_MAX {
             return Err(Stop::TooDeep);
@@ -164,8 +164,8 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
             Kind::Null | Kind::Boolean | Kind::Number | Kind::String => None,
         };
         let fits = match rest {
-            None => self.rules(id, node, at, seen),
-            Some(rest) => self.with_unevaluated(id, node, at, rest, seen),
+            None => self.rules(id, node, at, evaluated),
+            Some(rest) => self.with_unevaluated(id, node, at, rest, evaluated),
         };
         self.depth -= 1;
         fits
@@ -177,25 +177,25 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         node: &'s Node,
         at: Location,
         rest: NodeId,
-        outer: Option<&mut Seen>,
+        outer: Option<&mut Evaluated>,
     ) -> Result<(), Stop<'s>> {
-        let mut seen = Seen::new();
+        let mut evaluated = Evaluated::new();
         self.hold(at)?;
-        // Who does not fit is the end, or is let go where it was tried.
-        self.rules(id, node, at, Some(&mut seen))?;
-        self.let_go(at);
-        let mut unseen: Vec<Location> = match self.json.kind(at) {
+        // A mismatch ends the check, or is released by `try_match`.
+        self.rules(id, node, at, Some(&mut evaluated))?;
+        self.release(at);
+        let mut unevaluated: Vec<Location> = match self.json.kind(at) {
             Kind::Object => self.members(at)?.iter().map(|member| member.at).collect(),
             _ => self.json.items(at).collect(),
         };
-        self.count(unseen.len() as u64)?;
-        unseen.retain(|part| seen.insert(*part));
-        for part in unseen {
+        self.count(unevaluated.len() as u64)?;
+        unevaluated.retain(|part| evaluated.insert(*part));
+        for part in unevaluated {
             self.fits(rest, part, None)?;
         }
         if let Some(outer) = outer {
-            self.count(seen.len() as u64)?;
-            outer.extend(seen);
+            self.count(evaluated.len() as u64)?;
+            outer.extend(evaluated);
         }
         Ok(())
     }
@@ -205,7 +205,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         id: NodeId,
         node: &'s Node,
         at: Location,
-        mut seen: Option<&mut Seen>,
+        mut evaluated: Option<&mut Evaluated>,
     ) -> Result<(), Stop<'s>> {
         let kind = self.json.kind(at);
         let rule = |keyword| fails(id, at, keyword);
@@ -242,17 +242,17 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
             }
             Kind::Array => {
                 if let Some(rules) = &node.array {
-                    self.array(id, rules, at, seen.as_deref_mut())?;
+                    self.array(id, rules, at, evaluated.as_deref_mut())?;
                 }
             }
             Kind::Object => {
                 if let Some(rules) = &node.object {
-                    self.object(id, rules, at, seen.as_deref_mut())?;
+                    self.object(id, rules, at, evaluated.as_deref_mut())?;
                 }
             }
         }
         match &node.combined {
-            Some(combined) => self.combined(id, combined, at, seen),
+            Some(combined) => self.combined(id, combined, at, evaluated),
             None => Ok(()),
         }
     }
@@ -261,11 +261,11 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         let raw = self.json.raw(at);
         self.count_bytes(raw.len())?;
         if rules.multiple_of.is_some() {
-            // A division for each digit.
+            // One division per digit.
             self.count(raw.len() as u64)?;
         }
         let number = Decimal::read(raw);
-        let broken = [
+        let violated = [
             (
                 rules.minimum.as_ref().is_some_and(|min| number < *min),
                 "minimum",
@@ -296,7 +296,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
                 "multipleOf",
             ),
         ];
-        first_broken(id, at, &broken)
+        first_violated(id, at, &violated)
     }
 
     fn string(&mut self, id: NodeId, rules: &StringRules, at: Location) -> Result<(), Stop<'s>> {
@@ -306,12 +306,12 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
             let length = text.chars().count() as u64;
             let short = rules.min_length.is_some_and(|min| length < min);
             let long = rules.max_length.is_some_and(|max| length > max);
-            first_broken(id, at, &[(short, "minLength"), (long, "maxLength")])?;
+            first_violated(id, at, &[(short, "minLength"), (long, "maxLength")])?;
         }
         match &rules.pattern {
             Some(pattern) => {
                 self.count(pattern.steps(&text))?;
-                first_broken(id, at, &[(!pattern.is_in(&text), "pattern")])
+                first_violated(id, at, &[(!pattern.is_in(&text), "pattern")])
             }
             None => Ok(()),
         }
@@ -322,7 +322,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         id: NodeId,
         rules: &'s ArrayRules,
         at: Location,
-        mut seen: Option<&mut Seen>,
+        mut evaluated: Option<&mut Evaluated>,
     ) -> Result<(), Stop<'s>> {
         let json = self.json;
         let mut length = 0;
@@ -331,21 +331,21 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         for item in json.items(at) {
             length += 1;
             self.count(1)?;
-            let mut known = false;
+            let mut is_evaluated = false;
             if let Some(node) = prefix.next().copied().or(rules.items) {
-                known = true;
+                is_evaluated = true;
                 self.fits(node, item, None)?;
             }
             if let Some(contains) = &rules.contains
                 && self.fits_or_not(contains.node, item, None)?.is_ok()
             {
-                known = true;
+                is_evaluated = true;
                 fitting += 1;
             }
-            if let Some(seen) = &mut seen
-                && known
+            if let Some(evaluated) = &mut evaluated
+                && is_evaluated
             {
-                seen.insert(item);
+                evaluated.insert(item);
             }
         }
         within(
@@ -360,7 +360,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
             within(id, at, fitting, min, (contains.max, "maxContains"))?;
         }
         let repeated = rules.unique_items && self.has_equal_items(at)?;
-        first_broken(id, at, &[(repeated, "uniqueItems")])
+        first_violated(id, at, &[(repeated, "uniqueItems")])
     }
 
     fn object(
@@ -368,7 +368,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         id: NodeId,
         rules: &'s ObjectRules,
         at: Location,
-        mut seen: Option<&mut Seen>,
+        mut evaluated: Option<&mut Evaluated>,
     ) -> Result<(), Stop<'s>> {
         let members = self.members(at)?;
         within(
@@ -385,49 +385,49 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
                 self.require(id, at, &members, names, "dependentRequired")?;
             }
         }
-        // What looks further into the value comes last: a tag decides first which alternative this is.
-        let first = self.later.len();
+        // Properties with nested rules come last: a tag decides first which alternative this is.
+        let first = self.deferred.len();
         for member in &members {
             if let Some(names) = rules.property_names {
                 self.fits(names, member.name_at, None)?;
             }
-            let mut known = false;
+            let mut is_evaluated = false;
             if let Some(node) = rules.properties.get(&*member.name) {
-                known = true;
-                self.soon(*node, member.at)?;
+                is_evaluated = true;
+                self.check_or_defer(*node, member.at)?;
             }
             for (pattern, node) in &rules.pattern_properties {
                 self.count(pattern.steps(&member.name))?;
                 if pattern.is_in(&member.name) {
-                    known = true;
-                    self.soon(*node, member.at)?;
+                    is_evaluated = true;
+                    self.check_or_defer(*node, member.at)?;
                 }
             }
             if let Some(node) = rules.additional_properties
-                && !known
+                && !is_evaluated
             {
-                known = true;
-                self.soon(node, member.at)?;
+                is_evaluated = true;
+                self.check_or_defer(node, member.at)?;
             }
-            if let Some(seen) = &mut seen
-                && known
+            if let Some(evaluated) = &mut evaluated
+                && is_evaluated
             {
-                seen.insert(member.at);
+                evaluated.insert(member.at);
             }
         }
         drop(members);
-        for number in first..self.later.len() {
-            let (node, at) = self.later[number];
+        for number in first..self.deferred.len() {
+            let (node, at) = self.deferred[number];
             self.fits(node, at, None)?;
         }
-        self.later.truncate(first);
+        self.deferred.truncate(first);
         Ok(())
     }
 
-    /// As [`fits`](Self::fits), or left for later where it looks further into the value.
-    fn soon(&mut self, id: NodeId, at: Location) -> Result<(), Stop<'s>> {
+    /// [`fits`](Self::fits), deferred if the subschema has rules for nested values.
+    fn check_or_defer(&mut self, id: NodeId, at: Location) -> Result<(), Stop<'s>> {
         match self.schema.node(id).is_deep {
-            true => self.later.push((id, at)),
+            true => self.deferred.push((id, at)),
             false => self.fits(id, at, None)?,
         }
         Ok(())
@@ -460,16 +460,16 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
         id: NodeId,
         combined: &'s Combined,
         at: Location,
-        mut seen: Option<&mut Seen>,
+        mut evaluated: Option<&mut Evaluated>,
     ) -> Result<(), Stop<'s>> {
         for node in combined.references.iter().chain(&combined.all_of) {
-            self.fits(*node, at, seen.as_deref_mut())?;
+            self.fits(*node, at, evaluated.as_deref_mut())?;
         }
         if !combined.any_of.is_empty() {
-            self.alternatives(id, "anyOf", &combined.any_of, at, seen.as_deref_mut())?;
+            self.alternatives(id, "anyOf", &combined.any_of, at, evaluated.as_deref_mut())?;
         }
         if !combined.one_of.is_empty() {
-            self.alternatives(id, "oneOf", &combined.one_of, at, seen.as_deref_mut())?;
+            self.alternatives(id, "oneOf", &combined.one_of, at, evaluated.as_deref_mut())?;
         }
         if let Some(not) = combined.not
             && self.fits_or_not(not, at, None)?.is_ok()
@@ -477,12 +477,12 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
             return fails(id, at, "not");
         }
         if let Some(condition) = &combined.condition {
-            let next = match self.tried(condition.when, at, seen.as_deref_mut())? {
+            let next = match self.try_match(condition.when, at, evaluated.as_deref_mut())? {
                 Ok(()) => condition.then,
                 Err(_) => condition.otherwise,
             };
             if let Some(next) = next {
-                self.fits(next, at, seen.as_deref_mut())?;
+                self.fits(next, at, evaluated.as_deref_mut())?;
             }
         }
         if !combined.dependent_schemas.is_empty() && self.json.kind(at) == Kind::Object {
@@ -494,38 +494,38 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
                     depending.push(*node);
                 }
             }
-            // Not kept while the same object is looked at again.
+            // Freed before the same object is read again.
             drop(members);
             for node in depending {
-                self.fits(node, at, seen.as_deref_mut())?;
+                self.fits(node, at, evaluated.as_deref_mut())?;
             }
         }
         Ok(())
     }
 
-    /// Of `anyOf` one has to fit, of `oneOf` exactly one.
+    /// At least one schema of `anyOf` has to match, exactly one of `oneOf`.
     fn alternatives(
         &mut self,
         id: NodeId,
         keyword: &'static str,
         nodes: &[NodeId],
         at: Location,
-        mut seen: Option<&mut Seen>,
+        mut evaluated: Option<&mut Evaluated>,
     ) -> Result<(), Stop<'s>> {
         let mut fitting = 0;
-        let mut told: Option<Mismatch<'s>> = None;
+        let mut closest: Option<Mismatch<'s>> = None;
         let (mut best, mut tied) = (0, false);
         for node in nodes {
-            match self.tried(*node, at, seen.as_deref_mut())? {
+            match self.try_match(*node, at, evaluated.as_deref_mut())? {
                 Ok(()) => fitting += 1,
                 Err(mismatch) => {
-                    let tells = mismatch.tells(at);
-                    match tells.cmp(&best) {
+                    let relevance = mismatch.relevance(at);
+                    match relevance.cmp(&best) {
                         Ordering::Less => {}
                         Ordering::Equal => tied = true,
                         Ordering::Greater => {
-                            (best, tied) = (tells, false);
-                            told = Some(mismatch);
+                            (best, tied) = (relevance, false);
+                            closest = Some(mismatch);
                         }
                     }
                 }
@@ -538,54 +538,54 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
                     detail: Detail::MatchesMany,
                 }));
             }
-            // All that fit have to be found only where somebody asks for what they have seen.
-            if fitting == 1 && keyword == "anyOf" && seen.is_none() {
+            // All matches are needed only if a caller collects evaluated properties.
+            if fitting == 1 && keyword == "anyOf" && evaluated.is_none() {
                 break;
             }
         }
-        match (fitting, told) {
+        match (fitting, closest) {
             (0, Some(mismatch)) if best > 1 || !tied => Err(Stop::Mismatch(mismatch)),
             (0, _) => fails(id, at, keyword),
             _ => Ok(()),
         }
     }
 
-    /// As [`fits`](Self::fits), where a mismatch is not the end; one that does not fit has seen nothing.
-    fn tried(
+    /// [`fits`](Self::fits), except that a mismatch does not end the check. An alternative that does not match has evaluated nothing.
+    fn try_match(
         &mut self,
         id: NodeId,
         at: Location,
-        seen: Option<&mut Seen>,
+        evaluated: Option<&mut Evaluated>,
     ) -> Result<Result<(), Mismatch<'s>>, Stop<'s>> {
-        let mut own = seen.as_ref().map(|_| Seen::new());
+        let mut own = evaluated.as_ref().map(|_| Evaluated::new());
         if own.is_some() {
             self.hold(at)?;
         }
         let fits = self.fits_or_not(id, at, own.as_mut());
         if own.is_some() {
-            self.let_go(at);
+            self.release(at);
         }
         let fits = fits?;
-        if let (Ok(()), Some(seen), Some(own)) = (&fits, seen, own) {
+        if let (Ok(()), Some(evaluated), Some(own)) = (&fits, evaluated, own) {
             self.count(own.len() as u64)?;
-            seen.extend(own);
+            evaluated.extend(own);
         }
         Ok(fits)
     }
 
-    /// As [`fits`](Self::fits), where a mismatch lets go of all that was kept on the way to it.
+    /// [`fits`](Self::fits), except that a mismatch restores the reservations made on the way to it.
     fn fits_or_not(
         &mut self,
         id: NodeId,
         at: Location,
-        seen: Option<&mut Seen>,
+        evaluated: Option<&mut Evaluated>,
     ) -> Result<Result<(), Mismatch<'s>>, Stop<'s>> {
-        let (held, later) = (self.held, self.later.len());
-        match self.fits(id, at, seen) {
+        let (held, deferred) = (self.held, self.deferred.len());
+        match self.fits(id, at, evaluated) {
             Ok(()) => Ok(Ok(())),
             Err(Stop::Mismatch(mismatch)) => {
                 self.held = held;
-                self.later.truncate(later);
+                self.deferred.truncate(deferred);
                 Ok(Err(mismatch))
             }
             Err(stop @ (Stop::TooManySteps | Stop::TooDeep)) => Err(stop),
@@ -598,7 +598,7 @@ impl<'s, 'j, 'u> Check<'s, 'j, 'u> {
             self.count_bytes(self.json.raw(name).len())?;
             count += 1;
         }
-        // They are sorted, and may be noted.
+        // They are sorted, and may be recorded.
         self.count(count * u64::from(2 + count.max(1).ilog2() / 2))?;
         Ok(self.json.members(at))
     }
@@ -619,12 +619,12 @@ fn fails<'s>(node: NodeId, at: Location, keyword: &'static str) -> Result<(), St
     }))
 }
 
-fn first_broken<'s>(
+fn first_violated<'s>(
     node: NodeId,
     at: Location,
     rules: &[(bool, &'static str)],
 ) -> Result<(), Stop<'s>> {
-    match rules.iter().find(|(broken, _)| *broken) {
+    match rules.iter().find(|(violated, _)| *violated) {
         Some((_, keyword)) => fails(node, at, keyword),
         None => Ok(()),
     }
@@ -637,9 +637,9 @@ fn within<'s>(
     (min, min_keyword): (Option<u64>, &'static str),
     (max, max_keyword): (Option<u64>, &'static str),
 ) -> Result<(), Stop<'s>> {
-    let few = min.is_some_and(|min| count < min);
-    let many = max.is_some_and(|max| count > max);
-    let keyword = match (few, many) {
+    let too_few = min.is_some_and(|min| count < min);
+    let too_many = max.is_some_and(|max| count > max);
+    let keyword = match (too_few, too_many) {
         (true, _) => min_keyword,
         (false, true) => max_keyword,
         (false, false) => return Ok(()),

@@ -1,19 +1,19 @@
-//! A JSON text as the list of its parts, each with its location in the text.
+//! A JSON text as a list of its parts, each with its location in the text.
 //!
-//! Numbers keep all their digits, nesting needs no stack, and each part has 16 bytes, where a `Value` can have hundreds for one
-//! byte of text.
+//! Numbers keep all their digits, nesting uses no stack, and each part takes 16 bytes, whereas a `Value` can take hundreds for one byte of
+//! text.
 
 use std::borrow::Cow;
 
 use serde_json::value::RawValue;
 
-/// 64 MiB of parts: a list with as many numbers as a result of the usual size can have.
+/// 64 MiB of parts: enough for a list of numbers in a result of the default maximum size.
 pub(super) const PARTS_MAX: usize = 4 << 20;
 
 /// A JSON text with the list of its parts.
 pub(super) struct Document<'a> {
     text: Cow<'a, str>,
-    /// In the order of the text: a container is followed by what is in it, a member's name by its value.
+    /// In the order of the text: a container is followed by its contents, a member's name by its value.
     parts: Vec<Part>,
 }
 
@@ -26,14 +26,14 @@ pub(super) struct Json<'a> {
 
 struct Part {
     kind: Kind,
-    /// Where it is in the text.
+    /// Its range in the text.
     start: u32,
     end: u32,
-    /// The part behind it and all that is in it.
+    /// The index of the part after this one and its contents.
     next: u32,
 }
 
-/// Which part of a text.
+/// The index of a part.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Location(u32);
 
@@ -64,9 +64,9 @@ impl<'a> Document<'a> {
     /// Reads a JSON text.
     ///
     /// # Errors
-    /// Where it is not JSON, or has too many parts.
+    /// If it is not JSON, or has too many parts.
     pub(super) fn read(text: &'a [u8]) -> Result<Self, Unread> {
-        // This goes through the text without a stack, and without keeping anything.
+        // Validates the text without recursion, and without allocating.
         let raw: &RawValue =
             serde_json::from_slice(text).map_err(|error| Unread::NoJson(error.to_string()))?;
         let text = raw.get();
@@ -94,7 +94,7 @@ impl<'a> Document<'a> {
                     at += 1;
                     continue;
                 }
-                // Blanks, commas, colons.
+                // White space, commas, colons.
                 _ => {
                     at += 1;
                     continue;
@@ -140,7 +140,7 @@ impl<'a> Document<'a> {
 }
 
 impl<'a> Json<'a> {
-    /// How many arrays and objects the deepest part is in, itself included.
+    /// The nesting depth: how many arrays and objects the deepest part is in, including itself.
     pub(super) fn levels(self) -> usize {
         let mut open: Vec<u32> = Vec::new();
         let mut levels = 0;
@@ -154,12 +154,12 @@ impl<'a> Json<'a> {
         levels
     }
 
-    /// How many parts it has with all that is in it.
+    /// The number of parts in this one, including itself.
     pub(super) fn parts_of(self, at: Location) -> u64 {
         u64::from(self.part(at).next - at.0)
     }
 
-    /// True where a part is this one, or in it.
+    /// True if `part` is `outer` or inside it.
     pub(super) fn is_within(self, outer: Location, part: Location) -> bool {
         (outer.0..self.part(outer).next).contains(&part.0)
     }
@@ -172,24 +172,24 @@ impl<'a> Json<'a> {
         self.part(at).kind
     }
 
-    /// The text of this part, as it was written.
+    /// The text of this part as it was written.
     pub(super) fn raw(self, at: Location) -> &'a str {
         let part = self.part(at);
         &self.text[part.start as usize..part.end as usize]
     }
 
-    /// What a string says.
+    /// The text of a string.
     pub(super) fn string(self, at: Location) -> Cow<'a, str> {
         let raw = self.raw(at);
         let inner = &raw[1..raw.len() - 1];
         match inner.contains('\\') {
             false => Cow::Borrowed(inner),
-            // Half a character is none, so that it stays as it was written.
+            // A lone surrogate is not a character; the text stays as it was written.
             true => serde_json::from_str(raw).map_or(Cow::Borrowed(inner), Cow::Owned),
         }
     }
 
-    /// What is in an array, or names and values by turns of an object.
+    /// The items of an array, or alternately the names and values of an object.
     pub(super) fn items(self, at: Location) -> impl Iterator<Item = Location> + use<'a> {
         let end = self.part(at).next;
         let mut next = at.0 + 1;
@@ -200,7 +200,7 @@ impl<'a> Json<'a> {
         })
     }
 
-    /// The members of an object by name. Of those that are there twice the last one counts, as for Postgres.
+    /// The members of an object, sorted by name. The last of duplicate members wins, as in Postgres.
     pub(super) fn members(self, at: Location) -> Vec<Member<'a>> {
         let mut members: Vec<Member<'a>> = self
             .items(at)
@@ -212,14 +212,14 @@ impl<'a> Json<'a> {
             })
             .collect();
         members.sort_by(|a, b| a.name.cmp(&b.name));
-        // Of equal names the first stays, which is the last in the text once this is turned around.
+        // Of equal names the first is kept, which is the last in the text after this reversal.
         members.reverse();
         members.dedup_by(|a, b| a.name == b.name);
         members.reverse();
         members
     }
 
-    /// The way to this part: a JSON pointer (RFC 6901). Of a member's name it is that of the member, with true.
+    /// The JSON pointer to this part (RFC 6901). For a member's name, the pointer of the member, and true.
     pub(super) fn pointer(self, to: Location) -> (String, bool) {
         let mut pointer = String::new();
         let mut at = self.root();
@@ -250,12 +250,12 @@ impl<'a> Json<'a> {
     }
 }
 
-/// A name as it stands in a JSON pointer.
+/// Escapes a name for a JSON pointer.
 fn escaped(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-/// Behind the closing quote of the string that begins here.
+/// The position after the closing quote of the string that starts here.
 fn string_end(bytes: &[u8], start: usize) -> usize {
     let mut at = start + 1;
     loop {

@@ -1,14 +1,14 @@
 //! Checks JSON against JSON Schemas (2020-12), neither of which is trusted.
 //!
-//! Rouse gets the schema from a WebAssembly module, and the JSON from a producer or a guest. Other evaluators trust the schema,
-//! which can ask for endless work; `docs/decisions/schemas-are-checked-by-our-own.md` has the reasons for this one.
+//! Rouse gets the schema from a WebAssembly module, and the JSON from a producer or a guest. Other evaluators trust the schema, but a
+//! schema can demand unbounded work; `docs/decisions/schemas-are-checked-by-our-own.md` has the reasons for this evaluator.
 //!
-//! It promises that every check ends: it counts its work in steps, limits nesting, and matches patterns in linear time. It
-//! compares numbers by their digits, so that nothing is rounded. JSON that cannot be checked within these bounds does not match.
-//! Messages quote schemas and JSON by the caller's [`Quote`].
+//! Every check ends: work is counted in steps, nesting is limited, and patterns match in linear time. Numbers are compared by their digits,
+//! so nothing is rounded. JSON that cannot be checked within these limits does not match. Messages quote schemas and JSON with the caller's
+//! [`Quote`].
 //!
-//! It never skips a rule that decides whether JSON matches: [`Schema::parse`] refuses a schema with a rule that it does not
-//! evaluate. It never reads another document, starts a thread or writes a log, and it does not know the host or wasmtime.
+//! No rule that decides whether JSON matches is skipped: [`Schema::parse`] rejects a schema with a rule that it does not evaluate. This
+//! crate never reads another document, starts a thread or writes a log, and it knows neither the host nor wasmtime.
 //! `docs/explanation/attempts.md` lists what is evaluated and what is not.
 
 mod ecma;
@@ -42,22 +42,22 @@ use node::Compiled;
 /// All patterns of one module together, bytes: a thousand ordinary ones.
 const PATTERNS_BYTES_MAX: usize = 16 << 20;
 
-/// Steps that any value may take. One is a keyword looked at, or 32 bytes: 50 to 100 ns.
+/// The steps that any value may take. A step is one keyword, or 32 bytes: 50 to 100 ns.
 const STEPS_BASE: u64 = 2_000_000;
 
-/// And for each byte of the value: dozens of alternatives for each small object of a long list.
+/// Additional steps for each byte of the value: dozens of alternatives for each small object of a long list.
 const STEPS_PER_BYTE: u64 = 8;
 
-/// As many are done within a millisecond, in which nobody else has to wait for the thread.
+/// This many steps take less than a millisecond, for which it is acceptable to block the thread.
 const QUICK_STEPS: u64 = 10_000;
 
-/// Larger values take longer than that to be read alone.
+/// Parsing a larger value takes longer than that.
 const QUICK_BYTES: usize = 64 << 10;
 
-/// Arrays and objects within each other in a schema.
+/// The maximum nesting of arrays and objects in a schema.
 const LEVELS_MAX: usize = 128;
 
-/// A part of a schema is quoted as far as people read it.
+/// The quoted length of a part of a schema in a message.
 const EXCERPT_BYTES_MAX: usize = 200;
 
 /// Writes text from a schema or from JSON into a message: safe to show in a terminal, and cut after about `bytes_max` bytes.
@@ -68,15 +68,15 @@ pub type Quote = fn(text: &str, bytes_max: usize) -> String;
 pub struct Schema {
     written: Arc<Document<'static>>,
     excerpt: Excerpt,
-    /// None where everything fits.
+    /// `None` if every value matches.
     compiled: Option<Arc<Compiled>>,
 }
 
-/// How many bytes the patterns of a module may still have.
+/// The remaining size of a module's patterns, bytes.
 pub struct PatternBytes(usize);
 
 impl PatternBytes {
-    /// What the patterns in all schemas of one module may have: 16 MiB.
+    /// The budget for all schemas of one module: 16 MiB.
     pub fn of_a_module() -> Self {
         Self(PATTERNS_BYTES_MAX)
     }
@@ -88,17 +88,17 @@ impl Schema {
         let anything = Document::read(b"true").expect("it is JSON");
         Self {
             written: Arc::new(anything),
-            // Nothing is ever said of a mismatch.
+            // There are never any messages.
             excerpt: Excerpt(|_, _| String::new()),
             compiled: None,
         }
     }
 
-    /// Reads a schema, in which numbers are what their digits say. `patterns`: what its patterns may have. `quote`: how messages
-    /// quote it, and later the JSON that does not match it.
+    /// Parses a schema. Numbers keep their exact digits. `patterns` is the budget for its patterns; `quote` quotes the schema in messages,
+    /// and later the JSON that does not match it.
     ///
     /// # Errors
-    /// What is wrong with it, with the location in it, for the author of the module.
+    /// The problem and its location, for the author of the module.
     pub fn parse(
         written: &RawValue,
         patterns: &mut PatternBytes,
@@ -119,13 +119,12 @@ impl Schema {
         })
     }
 
-    /// The schema as the module wrote it, in one line: JSON, whose numbers may be beyond what a `serde_json::Value` holds.
+    /// The schema as the module wrote it, on one line: JSON, whose numbers may exceed what a `serde_json::Value` can hold.
     pub fn written(&self) -> &str {
         self.written.text()
     }
 
-    /// Checks a JSON text. None where that takes longer than a millisecond: then [`check`](Self::check) has to do it, where
-    /// blocking is allowed.
+    /// Checks a JSON text. `None` if that takes longer than a millisecond: then call [`check`](Self::check) from a thread that may block.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -146,21 +145,21 @@ impl Schema {
     /// Checks a JSON text. Blocks, for seconds at most.
     ///
     /// # Errors
-    /// Where it does not match, or cannot be checked; the rest of a sentence, like "does not match …".
+    /// If it does not match, or cannot be checked: the rest of a sentence, like "does not match …".
     pub fn check(&self, text: &[u8]) -> Result<(), String> {
         self.check_while(text, &|| false)
     }
 
-    /// As [`check`](Self::check), which ends soon after `unwanted` has returned true: nobody wants the answer then.
+    /// [`check`](Self::check) that ends soon after `is_cancelled` returns true.
     ///
     /// # Errors
     /// As [`check`](Self::check); where it was ended, any of them.
-    pub fn check_while(&self, text: &[u8], unwanted: &dyn Fn() -> bool) -> Result<(), String> {
+    pub fn check_while(&self, text: &[u8], is_cancelled: &dyn Fn() -> bool) -> Result<(), String> {
         let Some(compiled) = &self.compiled else {
             return Ok(());
         };
         let steps = STEPS_BASE + STEPS_PER_BYTE * text.len() as u64;
-        self.fits(compiled, text, steps, unwanted)
+        self.fits(compiled, text, steps, is_cancelled)
             .map_err(|why| why.to_string())
     }
 
@@ -169,16 +168,19 @@ impl Schema {
         compiled: &Compiled,
         text: &[u8],
         steps: u64,
-        unwanted: &dyn Fn() -> bool,
+        is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(), Misfit> {
         let document = Document::read(text).map_err(Misfit::Unread)?;
         let json = document.json();
-        evaluate(compiled, json, steps, unwanted).map_err(|stop| match stop {
+        evaluate(compiled, json, steps, is_cancelled).map_err(|stop| match stop {
             Stop::TooManySteps => Misfit::TooManySteps,
             Stop::TooDeep => Misfit::TooDeep,
-            Stop::Mismatch(mismatch) => {
-                Misfit::Mismatch(mismatch.told(compiled, self.written.json(), json, self.excerpt))
-            }
+            Stop::Mismatch(mismatch) => Misfit::Mismatch(mismatch.describe(
+                compiled,
+                self.written.json(),
+                json,
+                self.excerpt,
+            )),
         })
     }
 }

@@ -1,10 +1,10 @@
-//! What does not match, for people.
+//! Messages about values that do not match a schema.
 
 use super::Excerpt;
 use super::json::{Json, Kind, Location};
 use super::node::{Compiled, NodeId};
 
-/// A value is quoted as far as it can be recognised.
+/// A value is quoted up to this length, which is enough to recognise it.
 const FOUND_CHARS_MAX: usize = 40;
 
 /// A rule, and the part of a value that does not match it.
@@ -16,22 +16,22 @@ pub(super) struct Mismatch<'s> {
     pub(super) detail: Detail<'s>,
 }
 
-/// What a keyword alone does not say.
+/// Details that the keyword alone does not imply.
 #[derive(Clone, Copy)]
 pub(super) enum Detail<'s> {
     None,
-    /// A property is not there.
+    /// The name of a missing property.
     Missing(&'s str),
-    /// There are so many items or properties.
+    /// The number of items or properties.
     Count(u64),
     /// More than one alternative matches.
     MatchesMany,
 }
 
 impl Mismatch<'_> {
-    /// How much it says about an alternative for the value at this location: 0 where it only tells alternatives apart, 2 where
-    /// something further inside does not match.
-    pub(super) fn tells(&self, at: Location) -> u8 {
+    /// How much this mismatch of one alternative explains about the value at `at`: 0 if it only tells alternatives apart, 2 if the
+    /// mismatch is further inside the value.
+    pub(super) fn relevance(&self, at: Location) -> u8 {
         match self.keyword {
             "const" | "enum" => 0,
             _ if self.at != at => 2,
@@ -40,8 +40,9 @@ impl Mismatch<'_> {
         }
     }
 
-    /// The rest of a sentence: where it is, what the schema expects there, what there is, and where the schema says so.
-    pub(super) fn told(
+    /// The rest of the sentence "… does not match the schema": the location in the value, what the schema expects there, what was
+    /// found, and the location in the schema.
+    pub(super) fn describe(
         &self,
         schema: &Compiled,
         written: Json<'_>,
@@ -51,15 +52,16 @@ impl Mismatch<'_> {
         let at = match json.pointer(self.at) {
             (top, _) if top.is_empty() => String::new(),
             (pointer, false) => format!(" at {}", excerpt.of(&pointer)),
-            (pointer, true) => format!(" at the name of {}", excerpt.of(&pointer)),
+            (pointer, true) => format!(" at {} (property name)", excerpt.of(&pointer)),
         };
-        let rule = schema.rule(written, self.node, self.keyword);
         let rule_at = schema.pointer(written, self.node);
-        let what = match (self.detail, rule) {
+        let problem = match (self.detail, schema.rule(written, self.node, self.keyword)) {
             (Detail::Missing(name), _) => {
-                format!("missing the required property \"{}\"", excerpt.of(name))
+                format!("missing required property \"{}\"", excerpt.of(name))
             }
-            (Detail::MatchesMany, _) => "expected exactly one match in \"oneOf\", got more".into(),
+            (Detail::MatchesMany, _) => {
+                "expected a match for exactly one schema of \"oneOf\", got several".into()
+            }
             (Detail::None | Detail::Count(_), None) => match rule_at.rsplit('/').next() {
                 Some("additionalProperties" | "unevaluatedProperties") => {
                     "unexpected property".into()
@@ -69,48 +71,80 @@ impl Mismatch<'_> {
                     format!("expected no value, got {}", found(json, self.at, excerpt))
                 }
             },
+            (Detail::None, Some(_)) if self.keyword == "uniqueItems" => {
+                "expected unique items, got duplicates".into()
+            }
             (Detail::None, Some(rule)) => {
-                let expected = expected(self.keyword, written, rule, excerpt);
-                format!("expected {expected}, got {}", found(json, self.at, excerpt))
+                let expected = self.expected(schema, written, rule, excerpt);
+                format!("expected {expected} got {}", found(json, self.at, excerpt))
             }
             (Detail::Count(count), Some(rule)) => {
-                let expected = expected(self.keyword, written, rule, excerpt);
-                format!("expected {expected}, got {count}")
+                let expected = self.expected(schema, written, rule, excerpt);
+                format!("expected {expected} got {count}")
             }
         };
-        format!("{at}: {what} ({})", excerpt.of(&rule_at))
+        format!("{at}: {problem} ({})", excerpt.of(&rule_at))
     }
-}
 
-/// What a keyword expects, from what is written under it.
-fn expected(keyword: &str, written: Json<'_>, rule: Location, excerpt: Excerpt) -> String {
-    let value = excerpt.of(written.raw(rule));
-    let counted = |one: &str, more: &str| match &*value {
-        "1" => format!("1 {one}"),
-        _ => format!("{value} {more}"),
-    };
-    match keyword {
-        "type" => types(written, rule),
-        "const" => value,
-        "enum" | "oneOf" => format!("one of {value}"),
-        "anyOf" => format!("any of {value}"),
-        "not" => format!("no match of {value}"),
-        "minimum" => format!("at least {value}"),
-        "exclusiveMinimum" => format!("more than {value}"),
-        "maximum" => format!("at most {value}"),
-        "exclusiveMaximum" => format!("less than {value}"),
-        "multipleOf" => format!("a multiple of {value}"),
-        "minLength" => format!("at least {}", counted("character", "characters")),
-        "maxLength" => format!("at most {}", counted("character", "characters")),
-        "pattern" => format!("a string that matches {value}"),
-        "minItems" => format!("at least {}", counted("item", "items")),
-        "maxItems" => format!("at most {}", counted("item", "items")),
-        "uniqueItems" => "items that all differ".into(),
-        "contains" => format!("more items that match {value}"),
-        "maxContains" => format!("at most {} for \"contains\"", counted("match", "matches")),
-        "minProperties" => format!("at least {}", counted("property", "properties")),
-        "maxProperties" => format!("at most {}", counted("property", "properties")),
-        other => format!("\"{other}\": {value}"),
+    /// What the keyword expects, from its value in the schema, with the punctuation before "got": a semicolon after a list.
+    fn expected(
+        &self,
+        schema: &Compiled,
+        written: Json<'_>,
+        rule: Location,
+        excerpt: Excerpt,
+    ) -> String {
+        let value = excerpt.of(written.raw(rule));
+        let counted = |singular: &str, plural: &str| match &*value {
+            "1" => format!("1 {singular}"),
+            _ => format!("{value} {plural}"),
+        };
+        // The schema of "contains", if this is a rule about its matches.
+        let contained = || {
+            let contains = schema.rule(written, self.node, "contains");
+            contains.map_or_else(String::new, |rule| excerpt.of(written.raw(rule)))
+        };
+        let list = || {
+            let values: Vec<&str> = written.items(rule).map(|item| written.raw(item)).collect();
+            (values.len(), excerpt.of(&values.join(", ")))
+        };
+        let expected = match self.keyword {
+            "type" => types(written, rule),
+            "const" => value,
+            "enum" => match list() {
+                (0, _) => "no value".into(),
+                (1, value) => value,
+                (_, values) => return format!("one of {values};"),
+            },
+            "anyOf" => return format!("a match for any of {};", list().1),
+            "oneOf" => return format!("a match for exactly one of {};", list().1),
+            "not" => format!("a value that does not match {value}"),
+            "minimum" => format!("at least {value}"),
+            "exclusiveMinimum" => format!("more than {value}"),
+            "maximum" => format!("at most {value}"),
+            "exclusiveMaximum" => format!("less than {value}"),
+            "multipleOf" => format!("a multiple of {value}"),
+            "minLength" => format!("at least {}", counted("character", "characters")),
+            "maxLength" => format!("at most {}", counted("character", "characters")),
+            "pattern" => format!("a string that matches {value}"),
+            "minItems" => format!("at least {}", counted("item", "items")),
+            "maxItems" => format!("at most {}", counted("item", "items")),
+            "contains" => {
+                let min = schema.rule(written, self.node, "minContains");
+                match min.map_or("1", |min| written.raw(min)) {
+                    "1" => format!("at least 1 item that matches {value}"),
+                    min => format!("at least {} items that match {value}", excerpt.of(min)),
+                }
+            }
+            "maxContains" => {
+                let items = counted("item that matches", "items that match");
+                format!("at most {items} {}", contained())
+            }
+            "minProperties" => format!("at least {}", counted("property", "properties")),
+            "maxProperties" => format!("at most {}", counted("property", "properties")),
+            other => format!("a match for \"{other}\": {value}"),
+        };
+        format!("{expected},")
     }
 }
 
@@ -130,12 +164,12 @@ fn types(written: Json<'_>, rule: Location) -> String {
     });
     match types.collect::<Vec<_>>().as_slice() {
         [] => "no value".into(),
-        [one] => (*one).into(),
+        [only] => (*only).into(),
         [first @ .., last] => format!("{} or {last}", first.join(", ")),
     }
 }
 
-/// What stands there, as far as it can be recognised.
+/// The value that was found, shortened.
 fn found(json: Json<'_>, at: Location, excerpt: Excerpt) -> String {
     match json.kind(at) {
         Kind::Null | Kind::Boolean | Kind::Number | Kind::String => {

@@ -1,4 +1,4 @@
-//! A schema after it was read: its subschemas, each with its rules by what they are about.
+//! A compiled schema: its subschemas, with their rules grouped by type.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -6,7 +6,7 @@ use super::json::{Json, Kind, Location};
 use super::number::Decimal;
 use super::pattern::Pattern;
 
-/// A schema, ready to be checked against. The first node is the whole of it.
+/// A compiled schema. The first node is the root.
 #[derive(Default)]
 pub(super) struct Compiled {
     pub(super) nodes: Vec<Node>,
@@ -16,35 +16,35 @@ pub(super) struct Compiled {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct NodeId(pub(super) u32);
 
-/// A property's name, and what its presence asks for.
+/// A property's name, and the requirement that its presence triggers.
 pub(super) type Dependent<T> = Vec<(Box<str>, T)>;
 
-/// A keyword, and the canonical texts of the values that fit it.
+/// A keyword, and the canonical texts of its values.
 pub(super) type Values = (&'static str, HashSet<Vec<u8>>);
 
 #[derive(Default)]
 pub(super) struct Node {
-    /// Where it is written.
+    /// Its location in the schema's text.
     pub(super) location: Location,
     /// The schema `false`.
     pub(super) never: bool,
     pub(super) types: Option<Types>,
-    /// Of `const` and `enum`.
+    /// The values of `const` and `enum`.
     pub(super) values: Vec<Values>,
     pub(super) number: Option<Box<NumberRules>>,
     pub(super) string: Option<Box<StringRules>>,
     pub(super) array: Option<Box<ArrayRules>>,
     pub(super) object: Option<Box<ObjectRules>>,
     pub(super) combined: Option<Box<Combined>>,
-    /// Of items at which nothing else here has looked.
+    /// Applies to items that nothing else has evaluated.
     pub(super) unevaluated_items: Option<NodeId>,
-    /// The same of properties.
+    /// Applies to properties that nothing else has evaluated.
     pub(super) unevaluated_properties: Option<NodeId>,
-    /// It is a reference and nothing else: where it leads.
+    /// The target, if it is only a reference.
     pub(super) leads_to: Option<NodeId>,
-    /// More than one subschema leads to it, so that it may meet the same part of a value more than once.
+    /// True if more than one subschema refers to it, so that it may be applied to the same part of a value more than once.
     pub(super) is_shared: bool,
-    /// It has subschemas for what is within the value, by itself or where its references and alternatives lead.
+    /// True if it has subschemas for nested values, directly or through references and alternatives.
     pub(super) is_deep: bool,
 }
 
@@ -103,10 +103,10 @@ pub(super) struct ObjectRules {
     pub(super) additional_properties: Option<NodeId>,
 }
 
-/// Subschemas for the very same value.
+/// Subschemas that apply to the same value.
 #[derive(Default)]
 pub(super) struct Combined {
-    /// Of `$ref` and `$dynamicRef`.
+    /// The targets of `$ref` and `$dynamicRef`.
     pub(super) references: Vec<NodeId>,
     pub(super) all_of: Vec<NodeId>,
     pub(super) any_of: Vec<NodeId>,
@@ -127,17 +127,17 @@ impl Compiled {
         &self.nodes[id.0 as usize]
     }
 
-    /// True where everything fits.
+    /// True if every value matches.
     pub(super) fn is_open(&self) -> bool {
         self.nodes.first().is_none_or(Node::is_open)
     }
 
-    /// Where a subschema is written: a JSON pointer into `written`, which is the whole of it.
+    /// The location of a subschema: a JSON pointer into `written`, the whole schema.
     pub(super) fn pointer(&self, written: Json<'_>, id: NodeId) -> String {
         format!("#{}", written.pointer(self.node(id).location).0)
     }
 
-    /// What a subschema has under a keyword.
+    /// The value of a keyword in a subschema.
     pub(super) fn rule(&self, written: Json<'_>, id: NodeId, keyword: &str) -> Option<Location> {
         let location = self.node(id).location;
         if written.kind(location) != Kind::Object {
@@ -147,10 +147,10 @@ impl Compiled {
         Some(members.find(|member| member.name == keyword)?.at)
     }
 
-    /// Notes what can be said of each subschema once all are there.
+    /// Computes the properties of each subschema that depend on others.
     ///
     /// # Errors
-    /// A subschema that comes back to itself without having gone deeper into the value.
+    /// A subschema that leads back to itself without descending into the value.
     pub(super) fn relate(&mut self) -> Result<(), NodeId> {
         for id in self.inner_first()? {
             let node = self.node(id);
@@ -172,7 +172,7 @@ impl Compiled {
         Ok(())
     }
 
-    /// All subschemas, each behind those for the very same value that it leads to; or one that leads to itself.
+    /// All subschemas, each after the subschemas for the same value that it refers to; or one that refers to itself.
     fn inner_first(&self) -> Result<Vec<NodeId>, NodeId> {
         let mut done = vec![false; self.nodes.len()];
         let mut on_the_way = vec![false; self.nodes.len()];
@@ -210,7 +210,7 @@ impl Node {
         !self.has_rules() && self.combined.is_none()
     }
 
-    /// True where it says something besides what it says by other subschemas for the same value.
+    /// True if it has rules other than references to subschemas for the same value.
     fn has_rules(&self) -> bool {
         self.never
             || self.types.is_some()
@@ -249,7 +249,7 @@ impl Node {
         nodes
     }
 
-    /// The subschemas for the very same value.
+    /// The subschemas for the same value.
     fn in_place(&self) -> Vec<NodeId> {
         let Some(combined) = &self.combined else {
             return Vec::new();
@@ -269,7 +269,7 @@ impl Node {
 }
 
 impl Types {
-    /// True where a value of this kind fits. `is_integer`: whether a number is one.
+    /// True if a value of this kind is allowed. `is_integer` checks whether a number is an integer.
     pub(super) fn allow(self, kind: Kind, is_integer: impl FnOnce() -> bool) -> bool {
         match kind {
             Kind::Null => self.null,

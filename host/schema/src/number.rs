@@ -1,4 +1,4 @@
-//! Numbers by their digits: nothing is rounded, and nothing is too large.
+//! Decimal numbers of any size, compared without rounding.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -7,19 +7,19 @@ use std::cmp::Ordering;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Decimal<'a> {
     negative: bool,
-    /// Without zeros at either end; none of them is 0.
+    /// Without leading and trailing zeros; empty for 0.
     digits: Cow<'a, str>,
     exponent: i64,
 }
 
 impl<'a> Decimal<'a> {
-    /// Reads a number of JSON.
+    /// Parses a JSON number.
     pub(super) fn read(text: &'a str) -> Self {
         let (negative, text) = match text.strip_prefix('-') {
             Some(text) => (true, text),
             None => (false, text),
         };
-        // By bytes: a search for one of two characters takes several times as long.
+        // By bytes: searching a string for one of two characters takes several times as long.
         let (mantissa, power) = match text.bytes().position(|byte| matches!(byte, b'e' | b'E')) {
             Some(at) => (&text[..at], &text[at + 1..]),
             None => (text, "0"),
@@ -41,7 +41,7 @@ impl<'a> Decimal<'a> {
                 exponent: 0,
             };
         }
-        // Beyond this no two texts that fit into memory can be told apart any more.
+        // Larger exponents cannot be distinguished by any texts that fit into memory.
         let far = match power.starts_with('-') {
             true => i64::MIN / 4,
             false => i64::MAX / 4,
@@ -68,12 +68,12 @@ impl<'a> Decimal<'a> {
         !self.negative && !self.digits.is_empty()
     }
 
-    /// True for 1.0 and 1e400 too.
+    /// True also for 1.0 and 1e400.
     pub(super) fn is_integer(&self) -> bool {
         self.last() >= 0
     }
 
-    /// The number of things that this is; none where it is negative or not an integer.
+    /// The number as a count; `None` if it is negative or not an integer.
     pub(super) fn count(&self) -> Option<u64> {
         if self.digits.is_empty() {
             return Some(0);
@@ -82,23 +82,23 @@ impl<'a> Decimal<'a> {
         if self.negative {
             return None;
         }
-        // Nothing has more of anything.
-        let most = || Some(u64::MAX);
+        // No value can have more items than this.
+        let max = || Some(u64::MAX);
         match zeros {
             0..20 => format!("{}{:0<zeros$}", self.digits, "")
                 .parse()
                 .ok()
-                .or_else(most),
-            20.. => most(),
+                .or_else(max),
+            20.. => max(),
         }
     }
 
-    /// True where its digits fit 64 bits, so that its remainders are quickly found: 19 digits do, a double has 17.
+    /// True if its digits fit into 64 bits, so that remainders are fast to compute. 19 digits do; a double has 17.
     pub(super) fn is_unit(&self) -> bool {
         self.is_positive() && self.digits.parse::<u64>().is_ok()
     }
 
-    /// True where this is `unit` times an integer. `unit` [is one](Self::is_unit).
+    /// True if this is an integer multiple of `unit`, which [is a unit](Self::is_unit).
     pub(super) fn is_multiple_of(&self, unit: &Decimal<'_>) -> bool {
         if self.digits.is_empty() {
             return true;
@@ -106,7 +106,7 @@ impl<'a> Decimal<'a> {
         let Ok(divisor) = unit.digits.parse::<u64>() else {
             return false;
         };
-        // Where the last digit stands behind that of the unit, no integer reaches it.
+        // If its last digit is below that of the unit, it is not a multiple.
         let Ok(zeros) = u64::try_from(self.last() - unit.last()) else {
             return false;
         };
@@ -117,7 +117,7 @@ impl<'a> Decimal<'a> {
         (rest * power_of_ten(zeros, divisor)).is_multiple_of(divisor)
     }
 
-    /// Writes the same for all texts of one number, and for no others.
+    /// Writes the same bytes for all spellings of a number, and different bytes for different numbers.
     pub(super) fn canonical_into(&self, out: &mut Vec<u8>) {
         if self.negative {
             out.push(b'-');
@@ -127,7 +127,7 @@ impl<'a> Decimal<'a> {
         out.extend(self.exponent.to_le_bytes());
     }
 
-    /// Where the last digit stands: 0 for ones, -2 for hundredths.
+    /// The position of the last digit: 0 for ones, -2 for hundredths.
     fn last(&self) -> i64 {
         self.exponent - self.digits.len() as i64
     }

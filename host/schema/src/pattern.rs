@@ -1,24 +1,23 @@
-//! Patterns of schemas, compiled within bounds and matched in linear time.
+//! Patterns of schemas, compiled with limits and matched in linear time.
 
 use regex_automata::Input;
 use regex_automata::meta::{Config, Regex};
 
 use super::ecma;
 
-/// A pattern that a person has written.
+/// The longest pattern, far beyond what people write.
 const WRITTEN_BYTES_MAX: usize = 4 << 10;
 
-/// `.{1,1000}` has 1 MiB, `\p{L}{1,50}` 2.4 MiB: each of them is built within 50 ms.
+/// `.{1,1000}` takes 1 MiB, `\p{L}{1,50}` 2.4 MiB: each compiles within 50 ms.
 const BYTES_MAX: usize = 4 << 20;
 
-/// What the smallest pattern counts: some of its memory is not known.
+/// The minimum that a pattern counts for, because part of its memory is not reported.
 const BYTES_MIN: usize = 8 << 10;
 
-/// What a search may use besides, while it lasts.
+/// Additional memory during a search.
 const CACHE_BYTES_MAX: usize = 256 << 10;
 
-/// In the worst case each byte of a text meets every state of a pattern. So many bytes of a pattern are a step, of 10 to
-/// 100 ns.
+/// In the worst case each byte of a text meets every state of a pattern. This many bytes of a pattern count as one step of 10 to 100 ns.
 const BYTES_PER_STEP: usize = 1 << 10;
 
 pub(super) struct Pattern {
@@ -27,11 +26,11 @@ pub(super) struct Pattern {
 }
 
 impl Pattern {
-    /// Compiles a pattern, and takes what it needs from what is left.
+    /// Compiles a pattern, and deducts its memory from the budget.
     pub(super) fn parse(written: &str, bytes_left: &mut usize) -> Result<Self, String> {
         if written.len() > WRITTEN_BYTES_MAX {
             return Err(format!(
-                "the pattern has {} bytes; {WRITTEN_BYTES_MAX} are allowed",
+                "the pattern has {} bytes; at most {WRITTEN_BYTES_MAX} are allowed",
                 written.len()
             ));
         }
@@ -43,27 +42,30 @@ impl Pattern {
             .configure(config)
             .build_from_hir(&ecma::parse(written)?)
             .map_err(|error| match error.size_limit() {
-                Some(_) => "the pattern is too large, or those of the module together are".into(),
+                Some(_) => {
+                    "the pattern is too large, or the module's patterns are too large in total"
+                        .into()
+                }
                 None => format!("the pattern cannot be compiled: {error}"),
             })?;
         let bytes = regex.memory_usage().max(BYTES_MIN);
         *bytes_left = bytes_left
             .checked_sub(bytes)
-            .ok_or("the patterns of the module together are too large")?;
+            .ok_or("the module's patterns are too large in total")?;
         Ok(Self {
             regex,
             steps_per_byte: bytes.div_ceil(BYTES_PER_STEP) as u64,
         })
     }
 
-    /// How many steps a search in this text counts; its cache is one more byte.
+    /// How many steps a search in this text counts; setting up its cache counts as one more byte.
     pub(super) fn steps(&self, text: &str) -> u64 {
         self.steps_per_byte * (1 + text.len() as u64)
     }
 
-    /// True where the pattern is somewhere in the text.
+    /// True if the pattern matches anywhere in the text.
     pub(super) fn is_in(&self, text: &str) -> bool {
-        // A cache for each search: those that a regex keeps are never given back.
+        // A cache for each search, because the caches that a regex keeps are never freed.
         let mut cache = self.regex.create_cache();
         let input = Input::new(text).earliest(true);
         self.regex.search_half_with(&mut cache, &input).is_some()

@@ -1,5 +1,5 @@
-//! Where a JSON pointer leads in a schema (RFC 6901). Thousands of pointers may lead through one large object, so each
-//! container is listed once.
+//! Resolves JSON pointers in a schema (RFC 6901). Thousands of pointers may lead through one large object, so each container is indexed
+//! once.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ impl<'a> Pointers<'a> {
         }
     }
 
-    /// The location that `path` leads to from here, if there is one.
+    /// The location that `path` leads to from here, if it exists.
     pub(super) fn location(&mut self, from: Location, path: &str) -> Option<Location> {
         if path.is_empty() {
             return Some(from);

@@ -1,5 +1,4 @@
-//! Where `$ref` and `$dynamicRef` lead: to locations by their pointer or their anchor, in the schema as a whole or in one within it
-//! that has an `$id` of its own.
+//! Resolves `$ref` and `$dynamicRef` to locations, by pointer or anchor, in the whole schema or in an embedded one with its own `$id`.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,10 +8,10 @@ use url::Url;
 use super::json::{Json, Kind, Location, Member};
 use super::pointer::Pointers;
 
-/// What relative references are relative to, where the schema does not say it.
+/// The base of relative references if the schema has no `$id`.
 const BASE: &str = "json-schema:///";
 
-/// Keywords with a schema, with a list of schemas, and with schemas by name.
+/// Keywords whose value is a schema, a list of schemas, or schemas by name.
 const SCHEMA: &[&str] = &[
     "additionalProperties",
     "contains",
@@ -36,34 +35,34 @@ const BY_NAME: &[&str] = &[
     "properties",
 ];
 
-/// The names that a schema gives to parts of it.
+/// The names that a schema defines.
 pub(super) struct References<'a> {
     json: Json<'a>,
     pointers: Pointers<'a>,
-    /// In the order of the text; the first is the whole.
+    /// In the order of the text; the first is the whole schema.
     resources: Vec<Resource>,
     by_uri: HashMap<String, usize>,
     anchors: HashMap<(usize, String), Location>,
-    /// Which of them are `$dynamicAnchor`s, by name.
+    /// The `$dynamicAnchor`s, by name.
     dynamic: HashMap<String, Vec<Location>>,
 }
 
-/// The whole, or a schema with an `$id`: what `#` means in it.
+/// The whole schema, or an embedded one with an `$id`: the scope of `#`.
 struct Resource {
     root: Location,
-    /// The one around it.
+    /// The enclosing resource.
     parent: usize,
     base: Url,
 }
 
-/// A mistake, and the subschema that has it.
+/// An error, and the subschema that it is in.
 type Mistake = (Location, String);
 
 impl<'a> References<'a> {
-    /// Looks for the names in a schema.
+    /// Collects the names in a schema.
     ///
     /// # Errors
-    /// A name that is not one, or is given twice.
+    /// An invalid or duplicate name.
     pub(super) fn new(json: Json<'a>) -> Result<Self, Mistake> {
         let mut references = Self {
             json,
@@ -74,7 +73,7 @@ impl<'a> References<'a> {
             dynamic: HashMap::new(),
         };
         let mut schemas = schemas(json);
-        // What is around others stands before them.
+        // Enclosing schemas come first.
         schemas.sort_unstable_by_key(|(location, _)| *location);
         for (location, members) in &schemas {
             let mistake = |why| (*location, why);
@@ -94,15 +93,15 @@ impl<'a> References<'a> {
         Ok(references)
     }
 
-    /// Notes a resource, if this is one.
+    /// Adds a resource, if this is one.
     fn add(&mut self, root: Location, id: Option<String>) -> Result<(), String> {
-        let around = (!self.resources.is_empty()).then(|| self.resource_of(root));
-        let base = match around {
-            Some(around) => &self.resources[around].base,
+        let enclosing = (!self.resources.is_empty()).then(|| self.resource_of(root));
+        let base = match enclosing {
+            Some(enclosing) => &self.resources[enclosing].base,
             None => &Url::parse(BASE).expect("it is a URI"),
         };
         let base = match id {
-            None if around.is_some() => return Ok(()),
+            None if enclosing.is_some() => return Ok(()),
             None => base.clone(),
             Some(id) => match base.join(&id) {
                 Ok(uri) if uri.fragment().unwrap_or_default().is_empty() => without_fragment(uri),
@@ -115,7 +114,7 @@ impl<'a> References<'a> {
         };
         self.resources.push(Resource {
             root,
-            parent: around.unwrap_or_default(),
+            parent: enclosing.unwrap_or_default(),
             base,
         });
         Ok(())
@@ -127,13 +126,13 @@ impl<'a> References<'a> {
         }
         let resource = self.resource_of(location);
         match self.anchors.insert((resource, name), location) {
-            // A schema may have both.
+            // A schema may have both anchors.
             Some(other) if other != location => Err(format!("\"{keyword}\" is given twice")),
             Some(_) | None => Ok(()),
         }
     }
 
-    /// The innermost resource that a location is in.
+    /// The innermost resource that contains a location.
     fn resource_of(&self, location: Location) -> usize {
         let before = self
             .resources
@@ -145,22 +144,22 @@ impl<'a> References<'a> {
         resource
     }
 
-    /// Where a reference leads that stands in the schema at this location.
+    /// Resolves a reference in the schema at this location.
     ///
     /// # Errors
-    /// What is wrong with it, as the rest of a sentence.
+    /// The problem, as the rest of a sentence.
     pub(super) fn find(
         &mut self,
         from: Location,
         reference: &str,
     ) -> Result<Location, &'static str> {
         const ELSEWHERE: &str =
-            "which is another document: a schema has to contain all that it refers to";
-        let around = self.resource_of(from);
+            "which is another document: a schema has to contain everything that it refers to";
+        let enclosing = self.resource_of(from);
         let (resource, fragment) = match reference.strip_prefix('#') {
-            Some(fragment) => (around, fragment.to_owned()),
+            Some(fragment) => (enclosing, fragment.to_owned()),
             None => {
-                let uri = self.resources[around].base.join(reference);
+                let uri = self.resources[enclosing].base.join(reference);
                 let uri = uri.map_err(|_| "which is not a URI reference")?;
                 let fragment = uri.fragment().unwrap_or_default().to_owned();
                 let resource = self.by_uri.get(without_fragment(uri).as_str());
@@ -178,14 +177,15 @@ impl<'a> References<'a> {
         location.ok_or("which leads to nothing in the schema")
     }
 
-    /// True where a `$dynamicRef` that [leads](Self::find) to this location can lead to others too, by the way that led to it.
+    /// True if a `$dynamicRef` that [resolves](Self::find) to this location could resolve to others too, depending on the path that led to
+    /// it.
     pub(super) fn is_dynamic(&self, target: Location) -> bool {
         let mut named = self.dynamic.values();
         named.any(|locations| locations.len() > 1 && locations.contains(&target))
     }
 }
 
-/// All subschemas that are objects, wherever the standard has some, with what is in them.
+/// All subschemas that are objects, in all places that the standard defines, with their members.
 fn schemas(json: Json<'_>) -> Vec<(Location, Vec<Member<'_>>)> {
     let mut schemas = Vec::new();
     let mut pending = vec![json.root()];

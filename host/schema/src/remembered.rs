@@ -1,7 +1,6 @@
-//! What was found where more than one way leads to the same schema with the same part of the value.
+//! Caches the results of subschemas that are reached on more than one path for the same part of the value.
 //!
-//! The alternatives of a recursive type each look at what is within, so that without this the work would double with each
-//! level of the value.
+//! The alternatives of a recursive type each evaluate the contents, so without this the work would double with each level of the value.
 
 use std::collections::HashMap;
 
@@ -9,10 +8,10 @@ use super::json::Location;
 use super::mismatch::Mismatch;
 use super::node::NodeId;
 
-/// Results, some 64 bytes each.
+/// The number of results, about 64 bytes each.
 const RESULTS_MAX: usize = 1 << 16;
 
-/// What took fewer steps is found again as fast.
+/// Results that took fewer steps are as fast to compute again.
 const STEPS_MIN: u64 = 32;
 
 /// Results of one check.
@@ -23,9 +22,9 @@ pub(super) struct Remembered<'s> {
 }
 
 struct Result<'s> {
-    /// None: it matches.
+    /// `None` if it matches.
     mismatch: Option<Mismatch<'s>>,
-    /// What it took.
+    /// The steps that it took.
     steps: u64,
 }
 
@@ -42,7 +41,7 @@ impl<'s> Remembered<'s> {
         }
     }
 
-    /// What is known: nothing, that it matches, or why it does not.
+    /// The cached result: unknown, a match, or the mismatch.
     pub(super) fn find(&self, node: NodeId, at: Location) -> Option<Option<Mismatch<'s>>> {
         if self.results.is_empty() {
             return None;
@@ -50,8 +49,8 @@ impl<'s> Remembered<'s> {
         self.results.get(&(node, at)).map(|result| result.mismatch)
     }
 
-    /// Notes what was found in so many steps. Where there is no room, what took the least is forgotten, and nothing that takes
-    /// as little is noted any more.
+    /// Caches a result that took this many steps. If the cache is full, the cheapest results are dropped, and results as cheap are no
+    /// longer cached.
     pub(super) fn note(
         &mut self,
         node: NodeId,

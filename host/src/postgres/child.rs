@@ -1,4 +1,4 @@
-//! A child process that runs to its end, unless the start that needs it is cancelled.
+//! Runs a child process to its end, unless the start that needs it is cancelled.
 
 use std::{
     io,
@@ -11,14 +11,14 @@ use std::{
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio_util::sync::CancellationToken;
 
-/// How often the child's watcher checks whether the start was cancelled.
+/// The interval of checks for cancellation.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Runs a command to its end and returns what it printed. When `cancel` is cancelled, the child gets SIGTERM, and its exit
-/// status says so. Blocks.
+/// Runs a command to its end and returns its output. If `cancel` is cancelled, the child gets SIGTERM, and its exit status shows that.
+/// Blocks.
 ///
 /// # Errors
-/// When the command cannot be started or waited for.
+/// If the command cannot be started or waited for.
 pub(super) fn output(command: &mut Command, cancel: &CancellationToken) -> io::Result<Output> {
     let child = command
         .stdin(Stdio::null())
@@ -27,14 +27,14 @@ pub(super) fn output(command: &mut Command, cancel: &CancellationToken) -> io::R
         .spawn()?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::other("no valid process id"))?;
-    // The descriptor names this child even after its number was given to another process.
+    // The descriptor refers to this child even after its pid was reused.
     let handle = pidfd_open(pid, PidfdFlags::empty())?;
     thread::scope(|scope| {
         let (done, ended) = mpsc::channel::<()>();
         scope.spawn(move || {
             while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(LOOK_EVERY) {
                 if cancel.is_cancelled() {
-                    // It fails only when the child has just ended.
+                    // It fails only if the child has just ended.
                     let _ = pidfd_send_signal(&handle, Signal::TERM);
                     return;
                 }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cancelled_child_ends_and_any_other_returns_what_it_printed() {
+    fn a_cancelled_child_ends_and_others_return_their_output() {
         let never = CancellationToken::new();
         let printed = output(Command::new("echo").arg("hello"), &never).unwrap();
         assert_eq!(printed.stdout, b"hello\n");

@@ -1,4 +1,4 @@
-//! Making the cluster, once for each data directory.
+//! Creates the cluster, once for each data directory.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -10,8 +10,8 @@ use std::{
 
 use super::{Settings, StartError, USER, binaries::Binaries, child, error::Trying, home::Home};
 
-/// Makes the cluster where there is none. It is made beside its place and then renamed, so that a
-/// crash in between leaves nothing that looks like a cluster.
+/// Creates the cluster if it does not exist. It is created under a temporary name and then renamed, so that a crash in between leaves
+/// nothing that looks like a cluster.
 pub(super) fn ensure(
     home: &Home,
     binaries: &Binaries,
@@ -30,7 +30,7 @@ pub(super) fn ensure(
     DirBuilder::new()
         .mode(0o700)
         .create(&unfinished)
-        .trying(|| format!("make the directory {}", unfinished.display()))?;
+        .trying(|| format!("create the directory {}", unfinished.display()))?;
     home.account.own(&unfinished)?;
     let password = home.password_path();
     write_new_password(home, &password)?;
@@ -55,10 +55,10 @@ pub(super) fn ensure(
         return Err(StartError::Cancelled);
     }
     if !output.status.success() {
-        let said = [output.stdout, output.stderr].concat();
+        let printed = [output.stdout, output.stderr].concat();
         return Err(StartError::InitDb {
             path: cluster,
-            output: String::from_utf8_lossy(&said).trim_end().to_owned(),
+            output: String::from_utf8_lossy(&printed).trim_end().to_owned(),
         });
     }
     let renamed = fs::rename(&unfinished, &cluster).and_then(|()| {
@@ -91,7 +91,7 @@ fn write_new_password(home: &Home, path: &Path) -> Result<(), StartError> {
     home.account.own(path)
 }
 
-/// Reads the password back.
+/// Reads the password from the file.
 pub(super) fn password(home: &Home) -> Result<String, StartError> {
     let path = home.password_path();
     match fs::read_to_string(&path) {

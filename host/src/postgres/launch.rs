@@ -1,4 +1,4 @@
-//! Bringing the server up: start, watch until it is ready, try again while an earlier one ends.
+//! Starts the server, waits until it is ready, and retries while an earlier one is shutting down.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,16 +16,16 @@ use super::{
     Settings, StartError, binaries::Binaries, error::Trying, home::Home, process::Process,
 };
 
-/// How long an earlier server on the same data may take to end.
+/// The time limit for an earlier server on the same data to end.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(15);
-/// How long recovery after a crash may take.
+/// The time limit for crash recovery.
 const READY_PATIENCE: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const RETRY_EVERY: Duration = Duration::from_millis(100);
-/// Bytes of the log that an error shows at most.
+/// The maximum length of the log excerpt in an error, bytes.
 const TAIL_BYTES_MAX: usize = 4096;
 
-/// The port of a server that listens on no port: the socket's name has one all the same.
+/// The port of a server without TCP: the socket's name contains one anyway.
 pub(super) const SOCKET_PORT: u16 = 5432;
 
 /// Starts the server and returns when it accepts connections.
@@ -54,7 +54,7 @@ pub(super) fn launch(
         };
         let tail = tail(&log_path, before);
         match ended {
-            Unready::Ended(_) if predecessor_lives(&tail) => {
+            Unready::Ended(_) if predecessor_is_running(&tail) => {
                 if started.elapsed() < PREDECESSOR_PATIENCE {
                     thread::sleep(RETRY_EVERY);
                     continue;
@@ -80,7 +80,7 @@ pub(super) fn launch(
                 });
             }
             Unready::Cancelled => {
-                // Dropped below it would stop without a checkpoint.
+                // Dropping it below would skip the checkpoint.
                 process.stop();
                 return Err(StartError::Cancelled);
             }
@@ -129,14 +129,14 @@ fn command(settings: &Settings, home: &Home, binaries: &Binaries, socket_dir: &P
     command
 }
 
-/// Why a server that was started does not serve.
+/// Why a started server is not ready.
 enum Unready {
     Ended(ExitStatus),
     Cancelled,
     Slow,
 }
 
-/// Watches a starting server: none when it is ready.
+/// Watches a starting server; `None` once it is ready.
 fn watch(process: &Process, cluster: &Path, cancel: &CancellationToken) -> Option<Unready> {
     let started = Instant::now();
     loop {
@@ -155,8 +155,7 @@ fn watch(process: &Process, cluster: &Path, cancel: &CancellationToken) -> Optio
     }
 }
 
-/// `postmaster.pid` has the process id in its first line and the state in its eighth; `pg_ctl -w`
-/// waits for the same.
+/// `postmaster.pid` has the process id in its first line and the state in its eighth; `pg_ctl -w` waits for the same state.
 fn is_ready(cluster: &Path, pid: u32) -> bool {
     let Ok(text) = fs::read_to_string(cluster.join("postmaster.pid")) else {
         return false;
@@ -170,8 +169,8 @@ fn postmaster_pid(cluster: &Path) -> Option<u32> {
     text.lines().next()?.trim().parse().ok()
 }
 
-/// What Postgres says while another one is, or its orphaned backends are, on the same data.
-fn predecessor_lives(tail: &str) -> bool {
+/// Recognises the messages of Postgres if another server, or its orphaned backends, are using the same data.
+fn predecessor_is_running(tail: &str) -> bool {
     [
         "FATAL:  lock file",
         "FATAL:  pre-existing shared memory block",
@@ -180,7 +179,7 @@ fn predecessor_lives(tail: &str) -> bool {
     .any(|words| tail.contains(words))
 }
 
-/// A fresh log for each start; the one before is kept beside it.
+/// Opens a new log for each start; the previous one is kept next to it.
 fn open_log(path: &Path) -> Result<File, StartError> {
     match fs::rename(path, path.with_extension("log.1")) {
         Ok(()) => {}
@@ -196,7 +195,7 @@ fn open_log(path: &Path) -> Result<File, StartError> {
         .trying(|| format!("open {}", path.display()))
 }
 
-/// The end of the log, of what was written from `from` on.
+/// The end of the log, from the position `from` on.
 fn tail(path: &Path, from: u64) -> String {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;

@@ -1,15 +1,14 @@
 //! The private Postgres of `rouse dev` and of the tests.
 //!
-//! [`Server::start`] finds Postgres binaries, makes a cluster in the data directory the first
-//! time, and runs the server as a direct child of this process. It promises:
-//! - only a Unix socket in a directory of mode 0700, unless a TCP port is asked for, which then
-//!   listens on 127.0.0.1 alone and wants a password;
-//! - one host for one data directory, and the error says who has it;
+//! [`Server::start`] finds Postgres binaries, creates a cluster in the data directory the first time, and runs the server as a direct child
+//! of this process. It guarantees that:
+//! - the server only listens on a Unix socket in a directory of mode 0700, unless a TCP port is requested; that listens on 127.0.0.1 alone
+//! and requires a password;
+//! - one host uses a data directory at a time, and the error of a second one names the first;
 //! - the server ends, cleanly, when this process ends, even by `kill -9`;
-//! - as root, the server runs as another user, because Postgres refuses to be root.
+//! - when running as root, the server runs as another user, because Postgres refuses to run as root.
 //!
-//! It never touches a server that it did not start. Linux only: the promise about `kill -9` rests
-//! on the kernel's parent-death signal.
+//! It never touches a server that it did not start. Linux only: ending after `kill -9` relies on the kernel's parent-death signal.
 
 mod account;
 mod archive;
@@ -36,26 +35,26 @@ pub use server::Server;
 /// The superuser of every private cluster.
 pub const USER: &str = "rouse";
 
-/// What the private server should be like.
+/// Settings of the private server.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where its files live; made when missing. Where the server's user cannot reach it (as root,
-    /// below a home directory), `/var/lib/rouse/<hash of this path>` is used in its place.
+    /// The directory of its files; created if missing. If the server's user cannot reach it (as root, below a home directory),
+    /// `/var/lib/rouse/<hash of this path>` is used instead.
     pub data_dir: PathBuf,
-    /// Also listen on this TCP port of 127.0.0.1, with a password. None: Unix socket only.
+    /// Also listen on this TCP port of 127.0.0.1, with a password. `None` means Unix socket only.
     pub port: Option<u16>,
     /// False trades safety at power loss for speed. For tests only.
     pub fsync: bool,
     /// The server's `max_connections`.
     pub connections_max: u32,
-    /// Where to look for Postgres binaries.
+    /// Where to search for Postgres binaries.
     pub search: Search,
-    /// Once cancelled, a start that is under way ends with [`StartError::Cancelled`] and leaves nothing running.
+    /// When cancelled, a start in progress ends with [`StartError::Cancelled`] and leaves nothing running.
     pub cancel: CancellationToken,
 }
 
 impl Settings {
-    /// A durable server on a Unix socket only, 100 connections, binaries from the usual places.
+    /// A durable server on a Unix socket only, with 100 connections and binaries from the usual directories.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         Self {
             data_dir: data_dir.into(),

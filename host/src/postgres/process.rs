@@ -11,16 +11,15 @@ use std::{
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
-/// How long a clean stop may take: connections are cut at once, then a checkpoint is written.
+/// The time limit of a clean stop: connections are cut at once, then a checkpoint is written.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
 
-/// A child that gets SIGINT from the kernel when this process ends, however it ends.
+/// A child that gets SIGINT from the kernel when this process ends for any reason.
 #[derive(Debug)]
 pub(super) struct Process {
     pid: Pid,
     exit: Arc<Exit>,
-    /// The kernel sends the signal when the *thread* that made the child ends, so this one
-    /// lives exactly as long as the child.
+    /// The kernel sends the signal when the *thread* that created the child ends, so this thread lives exactly as long as the child.
     keeper: Option<JoinHandle<()>>,
 }
 
@@ -34,10 +33,10 @@ impl Process {
     pub(super) fn spawn(mut command: Command) -> io::Result<Self> {
         let host = rustix::process::getpid();
         let prepare = move || {
-            // Its own session: Ctrl-C at the terminal is for the host, which stops it in order.
+            // A separate session: Ctrl-C at the terminal is for the host, which stops the child in order.
             rustix::process::setsid()?;
             rustix::process::set_parent_process_death_signal(Some(Signal::INT))?;
-            // The host may have died before the line above; then no signal would come.
+            // The host may have died before the death signal was set; then it would never come.
             if rustix::process::getppid() != Some(host) {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
@@ -84,7 +83,7 @@ impl Process {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Waits until the child has ended, but not longer than this.
+    /// Waits until the child has ended, for at most `patience`.
     pub(super) fn wait(&self, patience: Duration) -> Option<ExitStatus> {
         let status = self.exit.lock();
         *self
@@ -95,7 +94,7 @@ impl Process {
             .0
     }
 
-    /// Asks the server for a clean stop and waits for its end; none where it takes too long.
+    /// Requests a clean stop and waits for the end; `None` if it takes too long.
     pub(super) fn stop(&self) -> Option<ExitStatus> {
         self.signal(Signal::INT);
         self.wait(STOP_PATIENCE)
@@ -103,10 +102,10 @@ impl Process {
 
     /// Sends a signal, unless the child has ended.
     pub(super) fn signal(&self, signal: Signal) {
-        // The keeper reaps under the same lock, so the id cannot have gone to another process.
+        // The keeper reaps under the same lock, so the pid cannot have been reused.
         let status = self.exit.lock();
         if status.is_none() {
-            // It can only fail where the child is gone, and then there is nothing to signal.
+            // It can only fail if the child is gone, and then there is nothing to signal.
             let _ = rustix::process::kill_process(self.pid, signal);
         }
     }
@@ -125,7 +124,7 @@ impl Drop for Process {
             self.signal(Signal::KILL);
         }
         if let Some(keeper) = self.keeper.take() {
-            // A panic in there has been printed already; the child is gone or was killed.
+            // A panic of the thread has been printed already; the child is gone or was killed.
             let _ = keeper.join();
         }
     }
@@ -134,14 +133,14 @@ impl Drop for Process {
 fn keep(mut child: Child, exit: &Exit) {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     if let Some(pid) = pid {
-        // Leaves the child unreaped, so that its id stays taken until the lock is held.
+        // Leaves the child unreaped, so that its pid is not reused before the lock is held.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         while let Err(rustix::io::Errno::INTR) = rustix::process::waitid(WaitId::Pid(pid), options)
         {
         }
     }
     let mut status = exit.lock();
-    // Without a status the child is gone all the same; 1 stands for "not cleanly".
+    // Without a status the child is gone anyway; 1 means "not cleanly".
     *status = Some(child.wait().unwrap_or(ExitStatus::from_raw(1 << 8)));
     exit.changed.notify_all();
 }

@@ -1,4 +1,4 @@
-//! Finds the server that another process of this user runs on a data directory.
+//! Finds the server that another process of this user is running on a data directory.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 
 use super::{USER, home};
 
-/// A server that another process runs.
+/// A server that another process is running.
 #[derive(Debug, Clone)]
 pub struct Running {
     /// Where its files are.
@@ -17,7 +17,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// The server that runs on this data directory; none where none does.
+    /// The server that is running on this data directory; `None` if there is none.
     pub fn find(data_dir: &Path) -> Option<Self> {
         let wanted = fs::canonicalize(data_dir).ok()?;
         [home::fallback(&wanted), wanted]
@@ -39,14 +39,14 @@ impl Running {
     }
 }
 
-/// The socket that a postmaster's pid file names, if it is there.
+/// The socket that a postmaster's pid file names, if it exists.
 fn socket_of(pid_file: &Path) -> Option<(PathBuf, u16)> {
     // Its lines: pid, data directory, start time, port, socket directory, …
     let text = fs::read_to_string(pid_file).ok()?;
     let mut lines = text.lines().skip(3);
     let port: u16 = lines.next()?.parse().ok()?;
     let socket_dir = PathBuf::from(lines.next()?);
-    // A server that was killed leaves its pid file behind; nothing answers there.
+    // A killed server leaves its pid file behind, but no socket.
     let socket = socket_dir.join(format!(".s.PGSQL.{port}"));
     std::os::unix::net::UnixStream::connect(socket).ok()?;
     Some((socket_dir, port))

@@ -15,7 +15,7 @@ use super::{
 /// A running private server. Dropping it stops it.
 #[derive(Debug)]
 pub struct Server {
-    // Dropped before the lock in `home`: the directory is free only when the server has ended.
+    // Dropped before the lock in `home`: the directory is free only after the server has ended.
     process: Process,
     socket_dir: PathBuf,
     port: Option<u16>,
@@ -24,8 +24,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the server and returns when it accepts connections. Blocks: about a second the first
-    /// time, 0.1 s later, and up to 15 s while the server of a host that crashed is still ending.
+    /// Starts the server and returns when it accepts connections. Blocks: about a second the first time, 0.1 s later, and up to 15 s while
+    /// the server of a crashed host is still ending.
     ///
     /// # Errors
     /// See [`StartError`]; each says what to do next.
@@ -50,8 +50,8 @@ impl Server {
         })
     }
 
-    /// A connection string for a database over the Unix socket, for libpq and tokio-postgres alike.
-    /// The databases `postgres` and `template1` are there from the start.
+    /// A connection string for a database over the Unix socket, for libpq and tokio-postgres. The databases `postgres` and `template1`
+    /// always exist.
     pub fn url(&self, database: &str) -> String {
         let directory = self.socket_dir.to_string_lossy().replace('/', "%2F");
         let port = self.port.map(|port| format!(":{port}"));
@@ -62,8 +62,7 @@ impl Server {
         )
     }
 
-    /// A connection string for a database over TCP, with its password; none where no port was
-    /// asked for.
+    /// A connection string for a database over TCP, with its password; `None` if no port was requested.
     pub fn tcp_url(&self, database: &str) -> Option<String> {
         let (port, password) = (self.port?, self.password.as_deref()?);
         let database = encode(database);
@@ -77,7 +76,7 @@ impl Server {
         self.process.pid()
     }
 
-    /// Where its files are. Not always where they were wanted; see [`Settings::data_dir`].
+    /// The directory of its files, which may differ from the requested one; see [`Settings::data_dir`].
     pub fn data_dir(&self) -> &Path {
         &self.home.dir
     }
@@ -92,18 +91,18 @@ impl Server {
         &self.socket_dir
     }
 
-    /// The port in the socket's name, and of TCP where it was asked for.
+    /// The port in the socket's name, and the TCP port if one was requested.
     pub fn port(&self) -> u16 {
         self.port.unwrap_or(SOCKET_PORT)
     }
 
-    /// True until the server has ended, for whatever reason.
+    /// True until the server has ended for any reason.
     pub fn is_running(&self) -> bool {
         self.process.wait(Duration::ZERO).is_none()
     }
 
-    /// Stops the server: connections are cut, what was committed is written. Blocks until it has
-    /// ended; after 30 s it is told to stop without the checkpoint.
+    /// Stops the server: connections are cut, committed data is written. Blocks until it has ended; after 30 s it is stopped without the
+    /// checkpoint.
     pub fn stop(self) {
         drop(self);
     }
@@ -112,13 +111,13 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if self.process.stop().is_some() {
-            // Another file in there, or none of it: a leftover of one empty directory in /tmp.
+            // If this fails, an empty directory in /tmp remains, or it contains other files.
             let _ = std::fs::remove_dir(&self.socket_dir);
         }
     }
 }
 
-/// Percent-encodes what could be misread in a connection string.
+/// Percent-encodes characters with a meaning in connection strings.
 fn encode(name: &str) -> String {
     name.bytes()
         .map(|byte| match byte {

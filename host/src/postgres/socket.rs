@@ -14,11 +14,11 @@ use super::{
     home::{Home, short_hash},
 };
 
-/// Makes `/tmp/rouse-<hash of the data directory>`, or takes it over from an earlier life.
+/// Creates `/tmp/rouse-<hash of the data directory>`, or reuses the one of an earlier start.
 ///
-/// It is not in the data directory, because a socket's path ends at 107 bytes and Postgres splits
-/// its list of directories at commas. It is the same at each start, so that a connection string
-/// stays good. Who may connect is decided by its mode: 0700, and owned by the server's user.
+/// It is not in the data directory, because the path of a socket is limited to 107 bytes and Postgres splits its list of directories at
+/// commas. It is the same at each start, so that connection strings stay valid. Its mode, 0700, and its owner, the server's user, restrict
+/// who may connect.
 pub(super) fn directory(home: &Home) -> Result<PathBuf, StartError> {
     let path = PathBuf::from(format!("/tmp/rouse-{}", short_hash(&home.dir)));
     match DirBuilder::new().mode(0o700).create(&path) {
@@ -27,21 +27,20 @@ pub(super) fn directory(home: &Home) -> Result<PathBuf, StartError> {
             take_over(&path, &home.account)?;
         }
         Err(error) => {
-            return Err(error).trying(|| format!("make the directory {}", path.display()));
+            return Err(error).trying(|| format!("create the directory {}", path.display()));
         }
     }
     Ok(path)
 }
 
-/// Anybody can make a directory in /tmp, so one that is there already is only used where nobody
-/// else can get at it.
+/// Any user can create a directory in /tmp, so an existing one is used only if no other user can access it.
 fn take_over(path: &PathBuf, account: &Account) -> Result<(), StartError> {
     let found = fs::symlink_metadata(path).trying(|| format!("look at {}", path.display()))?;
     if !found.is_dir() || found.mode() & 0o077 != 0 {
         let error = io::Error::other("it is not a directory of mode 0700: remove it");
         return Err(error).trying(|| format!("use {} for the socket", path.display()));
     }
-    // Root's own: an earlier start ended between making it and giving it away.
+    // Owned by root: an earlier start ended between creating it and changing its owner.
     if found.uid() == rustix::process::geteuid().as_raw() {
         account.own(path)?;
     }

@@ -1,5 +1,5 @@
-//! Changes a job from outside, for the command line. Programs call the SQL functions themselves
-//! (`migrations/functions/admin.sql`); what they refuse says what the job is.
+//! Admin actions on a job, for the command line. Programs call the SQL functions themselves (`migrations/functions/admin.sql`); when those
+//! refuse, the error includes the job's state.
 
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
@@ -7,31 +7,31 @@ use tokio_postgres::types::Type;
 use super::{JsonText, Store, StoreError};
 use crate::job::JobId;
 
-/// When a job is to be ready.
+/// When a job becomes ready.
 #[derive(Debug, Clone, PartialEq)]
 pub enum When {
     /// At once.
     Now,
-    /// So many seconds from now, by the database's clock.
+    /// This many seconds from now, by the database's clock.
     InSecs(f64),
-    /// Then, as Postgres reads it.
+    /// At this time, as Postgres reads it.
     At(String),
 }
 
 impl StoreError {
-    /// True where there is no such job (any more).
+    /// True if the job does not exist or is no longer kept.
     pub fn is_unknown_job(&self) -> bool {
         self.code() == Some(&SqlState::NO_DATA_FOUND)
     }
 
-    /// True where the job is not in a state for what was asked.
+    /// True if the job's state does not allow the action.
     pub fn is_refused_by_state(&self) -> bool {
         self.code() == Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE)
     }
 }
 
 impl Store {
-    /// True where the job is cancelled now; false where it has ended otherwise, or there is none.
+    /// True if the job is cancelled now; false if it has already ended or does not exist.
     pub async fn cancel(&self, id: JobId) -> Result<bool, StoreError> {
         let rows = self
             .query("SELECT rouse.cancel($1)", &[(&id.0, Type::INT8)])
@@ -60,14 +60,14 @@ impl Store {
         Ok(())
     }
 
-    /// Takes a queued job away.
+    /// Deletes a queued job.
     pub async fn delete(&self, id: JobId) -> Result<(), StoreError> {
         self.query("SELECT rouse.delete($1)", &[(&id.0, Type::INT8)])
             .await?;
         Ok(())
     }
 
-    /// Makes a new job of one that has ended; the one that is live where there is such a retry.
+    /// Creates a new job from one that has ended, or returns the existing retry if one is live.
     pub async fn retry(&self, id: JobId) -> Result<JobId, StoreError> {
         let rows = self
             .query("SELECT rouse.retry($1)", &[(&id.0, Type::INT8)])

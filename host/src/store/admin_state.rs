@@ -1,4 +1,4 @@
-//! What handlers keep, for the command line: listed, read, put and removed whatever runs.
+//! Handler state, for the command line: list, read, write and remove entries, independently of running attempts.
 
 use serde_json::Value;
 use tokio_postgres::types::Type;
@@ -6,13 +6,13 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 
 impl Store {
-    /// Whose state there is: handler, tenant, keys, bytes.
+    /// The state namespaces that have entries: handler, tenant, number of keys, bytes.
     pub async fn state_spaces(&self) -> Result<Vec<Value>, StoreError> {
         let rows = self.query(include_str!("state_spaces.sql"), &[]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// What a handler keeps for a tenant (none: for jobs without one), but for the values.
+    /// A handler's entries for a tenant, without their values. `None` selects the jobs without a tenant.
     pub async fn state_entries(
         &self,
         handler: &str,
@@ -27,7 +27,7 @@ impl Store {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// One value, and the rest of its entry.
+    /// One value, with the rest of its entry.
     pub async fn state_value(
         &self,
         handler: &str,
@@ -47,7 +47,7 @@ impl Store {
         Ok(rows.first().map(|row| (row.get(0), row.get(1))))
     }
 
-    /// Keeps a value, whatever is there.
+    /// Stores a value, and overwrites an existing one.
     pub async fn put_state(
         &self,
         handler: &str,
@@ -68,7 +68,7 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets one key, or all that the handler keeps for this tenant; returns how many there were.
+    /// Removes one key, or all keys of the handler for this tenant; returns how many there were.
     pub async fn remove_state(
         &self,
         handler: &str,

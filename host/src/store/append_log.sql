@@ -1,2 +1,2 @@
--- Keeps what attempts have said, and returns how many lines were taken; see rouse.append_log (migrations/functions/steps.sql).
+-- Stores log lines of attempts, and returns how many were accepted; see rouse.append_log (migrations/functions/steps.sql).
 SELECT rouse.append_log($1, $2, $3)

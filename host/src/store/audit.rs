@@ -1,4 +1,4 @@
-//! Reads what has happened, for whoever audits it.
+//! Reads the audit trail.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use super::fleet::allowed;
 use super::{Store, StoreError, millis};
 use crate::job::JobId;
 
-/// What an audit is about.
+/// The selection of an audit.
 #[derive(Debug, Clone)]
 pub struct Audit {
     /// How far back from `before`, by the database's clock.
     pub since: Duration,
-    /// Only what happened before this time; none: until now.
+    /// Only events before this time; `None` means until now.
     pub before: Option<String>,
-    /// Only of this queue.
+    /// Only for this queue.
     pub queue: Option<String>,
-    /// Only of this handler.
+    /// Only for this handler.
     pub handler: Option<String>,
-    /// Only what this login has done.
+    /// Only actions of this login.
     pub who: Option<String>,
-    /// At most so many rows.
+    /// The maximum number of rows.
     pub most: i32,
 }
 
 impl Store {
-    /// What has happened, the newest first: rows of `rouse.audit`. None where the login may not see it.
+    /// Events, the newest first: rows of `rouse.audit`. `None` if the login may not read it.
     pub async fn audit(&self, audit: &Audit) -> Result<Option<Vec<Value>>, StoreError> {
         let asked = self
             .query(
@@ -45,7 +45,7 @@ impl Store {
         Ok(allowed(asked)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// What has happened to one job, the oldest first; empty where there is no such job (any more). None where the login may not see it.
+    /// The events of one job, the oldest first; empty if the job does not exist or is no longer kept. `None` if the login may not read it.
     pub async fn audit_job(&self, id: JobId) -> Result<Option<Vec<Value>>, StoreError> {
         let asked = self
             .query(include_str!("audit_job.sql"), &[(&id.0, Type::INT8)])

@@ -12,13 +12,13 @@ pub struct AdminAction {
     pub at: String,
     /// `cancelled`, `retried`, `paused` …
     pub event: String,
-    /// To which job; none: to none.
+    /// The job; `None` if the action was not on a job.
     pub job: Option<JobId>,
-    /// The job's; none where the job is not kept any more.
+    /// The job's handler; `None` if the job is no longer kept.
     pub handler: Option<String>,
-    /// The job's, or the one that it was done to.
+    /// The job's queue, or the queue that the action was on.
     pub queue: Option<String>,
-    /// The attempt that the job was in; none before the first.
+    /// The job's attempt at that time; `None` before the first.
     pub attempt: Option<i32>,
     /// The login that did it.
     pub who: String,
@@ -27,7 +27,7 @@ pub struct AdminAction {
 }
 
 impl Store {
-    /// Takes up to `rows_max` admin actions from the outbox, in order. No other host gets them, so the caller has to log them.
+    /// Takes up to `rows_max` admin actions from the outbox, in order. No other host receives them, so the caller has to log them.
     pub async fn take_audit_outbox(&self, rows_max: usize) -> Result<Vec<AdminAction>, StoreError> {
         let me = self.me()?;
         let rows = self

@@ -1,21 +1,21 @@
-//! Challenges: a worker is asked to prove that it has the module of a handler, and answers behind its key.
+//! Challenges: a worker is asked to prove that it has a handler's module, and answers with its key.
 
 use serde_json::Value;
 use tokio_postgres::types::{Json, Type};
 
 use super::{Store, StoreError};
 
-/// What a worker is asked to prove.
+/// A challenge that a worker has to answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Challenge {
-    /// The number that the answer has to have, which nobody can guess.
+    /// The unguessable number that the answer has to quote.
     pub nonce: String,
     /// The handler.
     pub handler: String,
 }
 
 impl Store {
-    /// Asks the worker of this id; returns the number of the challenge.
+    /// Challenges the worker with this id; returns the nonce of the challenge.
     pub async fn challenge(&self, worker_id: &str, handler: &str) -> Result<String, StoreError> {
         let rows = self
             .query(
@@ -27,7 +27,7 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// What it has answered; none: nothing yet.
+    /// The worker's answer; `None` if there is none yet.
     pub async fn challenge_answer(&self, nonce: &str) -> Result<Option<Value>, StoreError> {
         let rows = self
             .query(
@@ -39,7 +39,7 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// What this worker is to prove.
+    /// The open challenges of this worker.
     pub async fn challenges(&self) -> Result<Vec<Challenge>, StoreError> {
         let me = self.me()?;
         let rows = self
@@ -55,7 +55,7 @@ impl Store {
         Ok(rows.iter().map(challenge).collect())
     }
 
-    /// Answers one of them; false: somebody has, or it is not this worker's.
+    /// Answers a challenge. Returns false if it was answered already, or is not for this worker.
     pub async fn answer_challenge(&self, nonce: &str, answer: &Value) -> Result<bool, StoreError> {
         let me = self.me()?;
         let rows = self

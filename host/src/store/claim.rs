@@ -1,4 +1,4 @@
-//! Claims jobs in batches: first they are claimed, then those of a large claim are read.
+//! Claims jobs in batches. The jobs of a large claim are read in a second round trip.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,12 +9,13 @@ use tokio_postgres::types::Type;
 use super::{JsonText, Store, StoreError, millis};
 use crate::job::{Attempt, Fence, JobId, LaneId};
 
-/// A claim or an adoption ends with the job with which its rows reach this size; as in `rouse.claim` (migrations/functions/claim.sql).
+/// A claim or an adoption ends with the job whose row makes the total reach this size; as in `rouse.claim`
+/// (migrations/functions/claim.sql).
 pub const CLAIM_BYTES_MAX: usize = 8 << 20;
-/// Of each row, besides `rouse.job.bytes`.
+/// The size of each row apart from `rouse.job.bytes`.
 pub const COLUMNS_BYTES: usize = 120;
 
-/// True if a claim or an adoption of so many jobs, with so many bytes in all ([`ClaimedJob::bytes`]), ended because of its size.
+/// True if a claim or an adoption of this many jobs, with this many bytes in all ([`ClaimedJob::bytes`]), ended because of its size.
 pub fn fills_an_answer(jobs: usize, bytes: usize) -> bool {
     jobs * COLUMNS_BYTES + bytes >= CLAIM_BYTES_MAX
 }
@@ -24,25 +25,24 @@ pub fn fills_an_answer(jobs: usize, bytes: usize) -> bool {
 pub struct ClaimOrder {
     /// The lane.
     pub lane: LaneId,
-    /// Only turns after this one are looked at. A hint: a wrong one delays a job until the next
-    /// sweep, and never loses it.
+    /// Only turns after this one are read. It is a hint: a wrong value delays a job until the next sweep, and never loses it.
     pub after: i64,
-    /// How long the claim is good for, milliseconds.
+    /// The lease, milliseconds.
     pub lease_ms: i64,
-    /// Only some of its jobs; none: any.
+    /// Restricts the claim to some of the lane's jobs; `None` means any.
     pub only: Option<Only>,
 }
 
-/// The jobs of a lane that have waited too long: of its next `most` jobs, those that have waited for `waited`.
+/// The overdue jobs of a lane: of its next `most` jobs, those that have waited for `waited`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Only {
-    /// How many of its next jobs are looked at.
+    /// How many of the lane's next jobs are read.
     pub most: usize,
-    /// How long a job has to have waited, by the database's clock.
+    /// The minimum wait, by the database's clock.
     pub waited: Duration,
 }
 
-/// As `rouse.claim` takes it.
+/// The record that `rouse.claim` takes.
 #[derive(Debug, ToSql)]
 #[postgres(name = "claim_order")]
 struct OrderRecord {
@@ -69,15 +69,14 @@ impl From<&ClaimOrder> for OrderRecord {
 /// The answer to a claim.
 #[derive(Debug, Clone)]
 pub enum Claimed {
-    /// These jobs; fewer than wanted: the lanes had no more, or the answer ended because of its size.
+    /// The claimed jobs; fewer than wanted if the lanes have no more, or if the answer reached its maximum size.
     Jobs(Vec<ClaimedJob>),
-    /// Nothing: a lease has ended, and orphans go first. Leases were looked at up to this time, by the
-    /// database's clock.
+    /// No jobs, because a lease has ended, and orphans are adopted first. Leases were checked up to this time, by the database's clock.
     Orphans(SystemTime),
 }
 
 impl Claimed {
-    /// The jobs; none where there are orphans.
+    /// The jobs; empty if there are orphans.
     pub fn jobs(self) -> Vec<ClaimedJob> {
         match self {
             Self::Jobs(jobs) => jobs,
@@ -91,7 +90,7 @@ impl Claimed {
 pub struct ClaimedJob {
     /// The job.
     pub id: JobId,
-    /// The number that its settlement needs.
+    /// The number that its settlement has to show.
     pub fence: Fence,
     /// Its lane: handler, queue, priority, tags.
     pub lane: LaneId,
@@ -101,28 +100,27 @@ pub struct ClaimedJob {
     pub attempt: Attempt,
     /// How many of its attempts were lost with their worker.
     pub lost: i32,
-    /// How often it may be tried; none: the handler's own.
+    /// The maximum number of attempts; `None` means the handler's own.
     pub max_attempts: Option<u32>,
-    /// Whose job it is.
+    /// The tenant that it belongs to.
     pub tenant: Option<String>,
     /// What triggered it.
     pub source: Option<String>,
     /// When it was enqueued, by the database's clock.
     pub requested_at: SystemTime,
-    /// When it became ready, by the database's clock: enqueued, due, or tried again. None: it was taken over from a worker that is gone.
+    /// When it became ready, by the database's clock: enqueued, due, or retried. `None` if it was adopted.
     pub ready_at: Option<SystemTime>,
     /// When it was claimed, by the database's clock.
     pub claimed_at: SystemTime,
-    /// JSON; empty: somebody has removed it from `rouse.payload`.
+    /// JSON; empty if the row in `rouse.payload` was removed.
     pub payload: JsonText,
-    /// What this attempt may use instead of the handler's own limit, bytes: an earlier one ran out of
-    /// memory.
+    /// The memory limit of this attempt in bytes, instead of the handler's own, because an earlier attempt ran out of memory.
     pub memory_bytes: Option<u64>,
-    /// What the job leaves of the grants of its handler, JSON; none: all.
+    /// The job's attenuated grants, JSON; `None` means all grants of its handler.
     pub grants: Option<JsonText>,
-    /// How long its claims are good for without renewal; none: as long as those of its lane.
+    /// The lease of its claims; `None` means that of its lane.
     pub lease: Option<Duration>,
-    /// How long its attempts may run; none: the handler's own.
+    /// The run timeout of its attempts; `None` means the handler's own.
     pub timeout: Option<Duration>,
 }
 
@@ -168,8 +166,8 @@ impl ClaimedJob {
 }
 
 impl Store {
-    /// Claims up to `wanted` jobs, from the lanes in the order given, unless a lease has ended at `checked_at` or later (none:
-    /// leases are not looked at). One round trip, and a second one where the jobs are large.
+    /// Claims up to `wanted` jobs, from the lanes in the order given, unless a lease has ended at `checked_at` or later (`None`: leases are
+    /// not checked). One round trip, or two if the jobs are large.
     pub async fn claim(
         &self,
         fence: Fence,
@@ -235,8 +233,8 @@ impl Store {
         self.claimed(fence, &ids).await
     }
 
-    /// Reads the jobs of this claim; those that the worker has lost meanwhile are left out. A connection that breaks costs nothing but
-    /// another try: the claim stands, and its leases would have to run out.
+    /// Reads the jobs of this claim, except those that the worker has lost in the meantime. If the connection breaks, the read is repeated
+    /// once: the jobs stay claimed, and would otherwise be stuck until their leases end.
     pub(super) async fn claimed(
         &self,
         fence: Fence,

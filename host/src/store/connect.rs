@@ -1,8 +1,7 @@
 //! From connection settings to connections.
 //!
-//! Everything that libpq users expect counts: URLs and key-value strings, `PG*` variables, password
-//! files, and every `sslmode`. A mistake in a setting is found here, before anything connects, and
-//! its error names the setting. Passwords are in no error and no debug text.
+//! Supports everything that libpq users expect: URLs and key-value strings, `PG*` variables, password files, and every `sslmode`. An
+//! invalid setting is reported before anything connects, by an error that names it. Passwords appear in no error and no debug text.
 
 mod backoff;
 mod conninfo;
@@ -34,23 +33,23 @@ pub use stream::{Handshake, TlsStream};
 pub use tls::Tls;
 use tls::{SslMode, roots};
 
-/// How a name is looked up in the environment. Only `config` reads the real one.
+/// Looks a variable up in the environment. Only `config` reads the real one.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The half of a connection that does the talking: it has to be polled for the client to work.
+/// The half of a connection that does the I/O: it has to be polled for the client to work.
 pub type Connection = tokio_postgres::Connection<Socket, TlsStream<Socket>>;
 
-/// How long one address may take to answer, where `connect_timeout` says nothing.
+/// How long one address may take to answer, unless `connect_timeout` is set.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// After this much silence the network is asked whether the server is there …
+/// After this much silence, TCP probes whether the server is alive …
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 /// … this often …
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// … and this many times, so that a dead one is known within a minute.
+/// … and this many times, so that a dead server is detected within a minute.
 const KEEPALIVE_RETRIES: u32 = 3;
-/// How often two connections look which session they are given. A pooler gives the one that was used last, mostly.
+/// How often two connections query which session they are using. A pooler usually hands out the session that was used last.
 const SESSIONS_LOOKED_AT: usize = 4;
-/// What was sent and not acknowledged for so long counts as lost.
+/// Data that has not been acknowledged for this long counts as lost.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 
 /// Makes connections to one database. Clones share one backoff.
@@ -62,7 +61,7 @@ pub struct Connector {
     backoff: Arc<Backoff>,
 }
 
-/// True for a connection string with a password in it; false where it cannot be read.
+/// True if the connection string contains a password; false if it cannot be parsed.
 pub fn has_password(url: &str) -> bool {
     conninfo::parse(url).is_ok_and(|params| params.has("password"))
 }
@@ -72,7 +71,7 @@ impl Connector {
     /// variables, then libpq's defaults.
     ///
     /// # Errors
-    /// Where nothing says which database, or a setting cannot be used.
+    /// If no setting names a database, or a setting cannot be used.
     pub fn new(url: Option<&str>, env: Environment<'_>) -> Result<Self, ConnectError> {
         let mut params = Params::from_env(env);
         match url.filter(|url| !url.trim().is_empty()) {
@@ -85,7 +84,7 @@ impl Connector {
         let passfile = params.take("passfile");
         let mode = match params.take("sslmode") {
             Some(word) => SslMode::parse(&word)?,
-            // libpq: roots of the system are only good for the strictest mode.
+            // libpq: the system's roots are allowed with the strictest mode only.
             None if root_cert.as_deref() == Some("system") => SslMode::VerifyFull,
             None => SslMode::Prefer,
         };
@@ -98,11 +97,11 @@ impl Connector {
             .get_hosts()
             .iter()
             .all(|h| matches!(h, Host::Unix(_)));
-        // Over a Unix socket there is no TLS, and libpq ignores the mode there.
+        // libpq ignores the mode on a Unix socket, which has no TLS.
         let mode = if only_sockets { SslMode::Disable } else { mode };
         config.ssl_mode(match mode {
             SslMode::Disable => WireMode::Disable,
-            // libpq's `allow` tries plain first; both take what the server offers.
+            // libpq's `allow` tries plain text first; both modes take what the server offers.
             SslMode::Allow | SslMode::Prefer => WireMode::Prefer,
             SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => WireMode::Require,
         });
@@ -124,10 +123,10 @@ impl Connector {
         })
     }
 
-    /// As [`new`](Self::new), with a string that is there.
+    /// As [`new`](Self::new), with a string that is set.
     ///
     /// # Errors
-    /// Where a setting cannot be used.
+    /// If a setting cannot be used.
     pub fn from_url(url: &str, env: Environment<'_>) -> Result<Self, ConnectError> {
         Self::new(Some(url), env)
     }
@@ -176,7 +175,7 @@ impl Connector {
         self.backoff.reach()
     }
 
-    /// Opens one connection and keeps it going in the background until the client is dropped.
+    /// Opens one connection and drives it in the background until the client is dropped.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -194,40 +193,40 @@ impl Connector {
         (client, going)
     }
 
-    /// One more connection, beside one that has just been opened: if it fails, the server is reached all the same.
+    /// Opens one more connection next to an open one. If it fails, the server still counts as reached.
     async fn another(&self) -> Result<(Client, JoinHandle<()>), ConnectError> {
         Ok(self.driven(self.answered(self.opening()).await?))
     }
 
-    /// True where connections share their sessions, as behind a pooler in transaction mode: what one of them leaves in a session
-    /// (LISTEN, for instance) stays there for all others. Two connections look which sessions they are given, by turns.
+    /// True if connections share their sessions, as behind a pooler in transaction mode: state that one of them leaves in a session
+    /// (LISTEN, for instance) is visible to all others. Two connections query alternately which session they are using.
     ///
-    /// A pooler that gives each connection a session of its own shares none. One that is very busy may not be found out.
+    /// A pooler that gives each connection its own session shares none. A very busy pooler may escape detection.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn shares_sessions(&self) -> Result<bool, ConnectError> {
-        let (one, going) = self.driven(self.connect().await?);
-        let (other, goes_too) = self.another().await?;
+        let (first, driving_first) = self.driven(self.connect().await?);
+        let (second, driving_second) = self.another().await?;
         let looking = async {
             let mut sessions = [HashSet::new(), HashSet::new()];
             for _ in 0..SESSIONS_LOOKED_AT {
-                for (client, seen) in [&one, &other].into_iter().zip(&mut sessions) {
+                for (client, seen) in [&first, &second].into_iter().zip(&mut sessions) {
                     let rows = client.query_typed("SELECT pg_backend_pid()", &[]).await?;
                     seen.extend(rows.iter().map(|row| row.get::<_, i32>(0)));
                 }
             }
-            let [one, other] = sessions;
-            Ok(one.len() > 1 || other.len() > 1 || !one.is_disjoint(&other))
+            let [first, second] = sessions;
+            Ok(first.len() > 1 || second.len() > 1 || !first.is_disjoint(&second))
         };
         let shared = self.answered(looking).await;
-        // Without an answer they would be open until there is one.
-        going.abort();
-        goes_too.abort();
+        // Without an answer they would stay open until it arrives.
+        driving_first.abort();
+        driving_second.abort();
         shared
     }
 
-    /// What a server answers on a connection that has been opened, within the time that opening one may take.
+    /// Waits for the server's answer on an open connection, for at most the time that opening one may take.
     pub(super) async fn answered<T>(
         &self,
         answer: impl Future<Output = Result<T, Error>>,
@@ -256,7 +255,7 @@ impl Connector {
             .expect("a pool without timeouts needs no runtime")
     }
 
-    /// Where this leads, without secrets: `database on host:port as user`.
+    /// The address, without secrets: `database on host:port as user`.
     pub fn target(&self) -> String {
         let ports = self.config.get_ports();
         let hosts: Vec<String> = self
@@ -277,7 +276,7 @@ impl Connector {
         format!("{database} on {} as {user}", hosts.join(", "))
     }
 
-    /// How long a whole connection may take: TLS and login can hang too, where the socket answers.
+    /// The time limit of a whole connection: TLS and login can hang too, even if the socket answers.
     fn patience(&self) -> Duration {
         let hosts = u32::try_from(self.config.get_hosts().len()).unwrap_or(u32::MAX);
         self.config
@@ -297,10 +296,10 @@ impl fmt::Debug for Connector {
     }
 }
 
-/// Fills in what nobody said.
+/// Fills in the settings that were not given.
 fn complete(config: &mut Config, given: &Params, env: Environment<'_>) {
     if config.get_hosts().is_empty() {
-        // The name that a certificate is checked against is the address, where that is all there is.
+        // If only an address is given, the certificate is checked against it.
         for address in config.get_hostaddrs().to_vec() {
             config.host(address.to_string());
         }

@@ -1,13 +1,13 @@
-//! How the database fares, for those who watch it.
+//! Metrics of the database, for monitoring.
 
 use std::time::Duration;
 
 use super::{Store, StoreError};
 
-/// How long counting may take, in Postgres. A count that nobody waits for any more would go on there, beside the next one.
+/// The time limit of counting, enforced by Postgres. Otherwise an abandoned count would keep running there, in parallel with the next one.
 pub const COUNTED_WITHIN: Duration = Duration::from_secs(5);
 
-/// How many jobs one queue has for one handler. Counted up to 10,000 for each lane.
+/// The number of jobs of one queue for one handler. Counted up to 10,000 for each lane.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Depth {
     /// The queue.
@@ -16,30 +16,30 @@ pub struct Depth {
     pub handler: String,
     /// Jobs that could start now.
     pub ready: i64,
-    /// Jobs that wait for their time.
+    /// Jobs that are scheduled for later.
     pub scheduled: i64,
-    /// Jobs that are claimed.
+    /// Claimed jobs.
     pub running: i64,
-    /// How long the oldest ready one has waited, seconds; none: there is none.
+    /// How long the oldest ready job has waited, seconds; `None` if no job is ready.
     pub oldest_wait_s: Option<f64>,
 }
 
-/// What keeps the live table small, or does not.
+/// What determines how well the live table can be cleaned up.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DatabaseMetrics {
-    /// Rows of `rouse.job` that are dead and not cleaned up, as the statistics have it.
+    /// Dead rows of `rouse.job` that are not cleaned up, according to the statistics.
     pub dead_rows: i64,
-    /// The age of the oldest transaction that keeps dead rows, seconds; none: there is none that this login may see.
+    /// The age of the oldest transaction that keeps dead rows, seconds; `None` if this login can see no such transaction.
     pub oldest_transaction_s: Option<f64>,
-    /// How many transactions back the oldest snapshot, prepared transaction or replication slot is; none: as above.
+    /// The age, in transactions, of the oldest snapshot, prepared transaction or replication slot; `None` as above.
     pub xmin_age: Option<i64>,
-    /// How much of the server's queue of notifications is in use, 0 to 1. Above one half, Rouse does not notify.
+    /// The used share of the server's notification queue, 0 to 1. Above one half, Rouse does not notify.
     pub notification_queue_usage: f64,
 }
 
 impl Store {
-    /// What waits and runs, where anything does. Reads up to 10,000 entries of an index for each lane, and is given up by
-    /// Postgres itself after [`COUNTED_WITHIN`].
+    /// The depths of all queues and handlers that have jobs. Reads up to 10,000 index entries for each lane; Postgres cancels it after
+    /// [`COUNTED_WITHIN`].
     pub async fn depths(&self) -> Result<Vec<Depth>, StoreError> {
         let sql = include_str!("depths.sql");
         let rows = self.query_limited(COUNTED_WITHIN, sql).await?;
@@ -56,7 +56,7 @@ impl Store {
             .collect())
     }
 
-    /// How the live table fares.
+    /// The state of the live table.
     pub async fn database_metrics(&self) -> Result<DatabaseMetrics, StoreError> {
         let rows = self
             .query(include_str!("database_metrics.sql"), &[])

@@ -12,38 +12,38 @@ pub struct Enqueue {
     pub handler: String,
     /// JSON.
     pub payload: String,
-    /// The queue; none: `default`.
+    /// The queue; `None` means `default`.
     pub queue: Option<String>,
-    /// Whose job it is.
+    /// The tenant that it belongs to.
     pub tenant: Option<String>,
     /// What triggers it.
     pub source: Option<String>,
-    /// `high`, `normal` or `low`; none: `normal`.
+    /// `high`, `normal` or `low`; `None` means `normal`.
     pub priority: Option<String>,
-    /// Seconds from now; none: at once.
+    /// Seconds from now; `None` means at once.
     pub delay_secs: Option<f64>,
-    /// How often it is tried in all; none: the handler's own.
+    /// The maximum number of attempts; `None` means the handler's own.
     pub max_attempts: Option<i32>,
     /// Unique among the live jobs of the handler and the tenant.
     pub unique_key: Option<String>,
     /// Tags that its worker must have.
     pub tags: Vec<String>,
-    /// What it leaves of the grants of its handler, JSON; none: all.
+    /// The attenuated grants, JSON; `None` means all grants of the handler.
     pub grants: Option<String>,
-    /// How long its claims are good for without renewal, seconds; none: the handler's own.
+    /// The lease of its claims, seconds; `None` means the handler's own.
     pub lease_secs: Option<f64>,
-    /// How long its attempts may run, seconds; none: the handler's own.
+    /// The run timeout of its attempts, seconds; `None` means the handler's own.
     pub timeout_secs: Option<f64>,
 }
 
-/// What an enqueue has done.
+/// The result of an enqueue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enqueued {
     /// The job; with a unique key, the one that has the key now.
     pub id: JobId,
-    /// False: it was live before, and nothing was added.
+    /// False if it was live before, and nothing was inserted.
     pub created: bool,
-    /// Arguments that the job does not have as they were given, such as `payload`; none where it was created.
+    /// The arguments in which the existing job differs, such as `payload`; empty if the job was created.
     pub differs: Vec<String>,
 }
 

@@ -1,45 +1,45 @@
-//! Finds jobs by what they are, and retries what was found: a batch with each call (`migrations/functions/find.sql`).
+//! Searches jobs by their properties, and retries the matches: one batch per call (`migrations/functions/find.sql`).
 
 use serde_json::Value;
 use tokio_postgres::types::Type;
 
 use super::{JsonText, LOOKED_AT_MAX, Store, StoreError};
 
-/// What one call of a search has found.
+/// The result of one search call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundJobs {
     /// The jobs, the newest first.
     pub ids: Vec<i64>,
-    /// How many were looked at.
+    /// How many jobs were examined.
     pub looked_at: i32,
-    /// With which id the next call goes on; none: there are no more.
+    /// The id with which to continue; `None` if there are no more jobs.
     pub next_before: Option<i64>,
-    /// The same, where the search has stopped because it had looked at [`LOOKED_AT_MAX`] jobs.
+    /// The id with which to continue, if the search stopped because it had examined [`LOOKED_AT_MAX`] jobs.
     pub looked_back_to: Option<i64>,
 }
 
-/// What one call has retried.
+/// The result of one retry call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetriedJobs {
-    /// Those that were retried.
+    /// The jobs that were retried.
     pub retried: Vec<i64>,
     /// The new job of each.
     pub made: Vec<i64>,
-    /// Those that were not: a live job has their unique key.
+    /// The jobs that were not retried, because a live job has their unique key.
     pub refused: Vec<i64>,
-    /// How many were looked at.
+    /// How many jobs were examined.
     pub looked_at: i32,
-    /// With which id the next call goes on; none: there are no more.
+    /// The id with which to continue; `None` if there are no more jobs.
     pub next_before: Option<i64>,
 }
 
 impl Store {
-    /// Up to `most` jobs below this id (none: of all) that fit the filter.
+    /// Up to `limit` jobs that match the filter, with ids below `before` (`None`: all).
     pub async fn search_jobs(
         &self,
         filter: &Value,
         before: Option<i64>,
-        most: i32,
+        limit: i32,
     ) -> Result<FoundJobs, StoreError> {
         let rows = self
             .query(
@@ -47,7 +47,7 @@ impl Store {
                 &[
                     (&JsonText(filter.to_string()), Type::JSONB),
                     (&before, Type::INT8),
-                    (&most, Type::INT4),
+                    (&limit, Type::INT4),
                     (&LOOKED_AT_MAX, Type::INT4),
                 ],
             )
@@ -61,12 +61,12 @@ impl Store {
         })
     }
 
-    /// Retries up to `most` jobs below this id that fit the filter and were never retried, in one transaction.
+    /// Retries up to `limit` jobs that match the filter, have ids below `before` and were never retried, in one transaction.
     pub async fn retry_jobs(
         &self,
         filter: &Value,
         before: Option<i64>,
-        most: i32,
+        limit: i32,
     ) -> Result<RetriedJobs, StoreError> {
         let rows = self
             .query(
@@ -74,7 +74,7 @@ impl Store {
                 &[
                     (&JsonText(filter.to_string()), Type::JSONB),
                     (&before, Type::INT8),
-                    (&most, Type::INT4),
+                    (&limit, Type::INT4),
                     (&LOOKED_AT_MAX, Type::INT4),
                 ],
             )

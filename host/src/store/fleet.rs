@@ -1,4 +1,4 @@
-//! The fleet, as operators see it: who works, what it can run, what is to be forgotten.
+//! The fleet, as operators see it: workers, the handlers they can run, and workers to forget.
 
 use serde_json::Value;
 use tokio_postgres::error::SqlState;
@@ -7,71 +7,71 @@ use tokio_postgres::types::{ToSql, Type};
 use super::{Store, StoreError};
 
 impl StoreError {
-    /// True where there is no such worker.
+    /// True if the worker does not exist.
     pub fn is_unknown_worker(&self) -> bool {
         self.code() == Some(&SqlState::NO_DATA_FOUND)
     }
 }
 
 impl Store {
-    /// Of each worker the newest life, unless it has ended in order: a row of the view `rouse.workers`. None: this
-    /// login may not look.
+    /// The newest incarnation of each worker, unless it has unregistered: a row of the view `rouse.workers`. `None` if this login may not
+    /// read it.
     pub async fn workers(&self) -> Result<Option<Vec<Value>>, StoreError> {
-        self.look(include_str!("workers.sql"), &[]).await
+        self.read_view(include_str!("workers.sql"), &[]).await
     }
 
-    /// All lives of the worker with this id, or of every worker: rows of the view `rouse.workers`, by id, the newest
-    /// life first. None: this login may not look.
+    /// All incarnations of the worker with this id, or of every worker: rows of the view `rouse.workers`, by id, the newest incarnation
+    /// first. `None` if this login may not read it.
     pub async fn incarnations(
         &self,
         worker_id: Option<&str>,
     ) -> Result<Option<Vec<Value>>, StoreError> {
-        self.look(
+        self.read_view(
             include_str!("incarnations.sql"),
             &[(&worker_id, Type::TEXT)],
         )
         .await
     }
 
-    /// The ids of all workers that are not forgotten. None: this login may not look.
+    /// The ids of all workers that are not forgotten. `None` if this login may not read them.
     pub async fn worker_ids(&self) -> Result<Option<Vec<String>>, StoreError> {
         self.names("SELECT DISTINCT worker_id FROM rouse.workers")
             .await
     }
 
-    /// What the active workers serve: `handlers`, `queues` and `tags` of each. None: this login may not look.
+    /// The `handlers`, `queues` and `tags` of each active worker. `None` if this login may not read them.
     pub async fn serving(&self) -> Result<Option<Vec<Value>>, StoreError> {
-        self.look(include_str!("serving.sql"), &[]).await
+        self.read_view(include_str!("serving.sql"), &[]).await
     }
 
-    /// The rows of the view `rouse.handlers`, of this handler or of all: one for each worker that lives and has it. None:
-    /// this login may not look.
+    /// The rows of the view `rouse.handlers`, for this handler or for all: one for each live worker that has it. `None` if this login may
+    /// not read it.
     pub async fn fleet_handlers(
         &self,
         handler: Option<&str>,
     ) -> Result<Option<Vec<Value>>, StoreError> {
-        self.look(include_str!("handlers.sql"), &[(&handler, Type::TEXT)])
+        self.read_view(include_str!("handlers.sql"), &[(&handler, Type::TEXT)])
             .await
     }
 
-    /// The rows of the view `rouse.backlog`, of this handler or of all. None: this login may not look.
+    /// The rows of the view `rouse.backlog`, for this handler or for all. `None` if this login may not read it.
     pub async fn backlog(&self, handler: Option<&str>) -> Result<Option<Vec<Value>>, StoreError> {
-        self.look(include_str!("backlog.sql"), &[(&handler, Type::TEXT)])
+        self.read_view(include_str!("backlog.sql"), &[(&handler, Type::TEXT)])
             .await
     }
 
-    /// Since when the queue is paused, for people. None: it is not, or this login may not look.
+    /// When the queue was paused, for people. `None` if it is not paused, or this login may not read it.
     pub async fn queue_paused_at(&self, queue: &str) -> Result<Option<String>, StoreError> {
-        let asked = self
+        let answer = self
             .query(
                 "SELECT to_jsonb(paused_at) #>> '{}' FROM rouse.queue WHERE name = $1",
                 &[(&queue, Type::TEXT)],
             )
             .await;
-        Ok(allowed(asked)?.and_then(|rows| rows.first()?.get(0)))
+        Ok(allowed(answer)?.and_then(|rows| rows.first()?.get(0)))
     }
 
-    /// Takes the ended lives of a worker off the list; returns how many they were.
+    /// Removes the ended incarnations of a worker; returns how many they were.
     pub async fn forget_worker(&self, worker_id: &str) -> Result<i32, StoreError> {
         let rows = self
             .query(
@@ -83,7 +83,7 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Clears the timeout flag of all lives of a worker; returns how many had it.
+    /// Clears the timeout flag of all incarnations of a worker; returns how many had it.
     pub async fn clear_timeouts(&self, worker_id: &str) -> Result<i32, StoreError> {
         let rows = self
             .query(
@@ -95,7 +95,7 @@ impl Store {
         Ok(row.get(0))
     }
 
-    async fn look(
+    async fn read_view(
         &self,
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
@@ -105,9 +105,9 @@ impl Store {
     }
 }
 
-/// None where the login may not ask that.
-pub(super) fn allowed<T>(asked: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
-    match asked {
+/// `None` if the login lacks the right.
+pub(super) fn allowed<T>(answer: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+    match answer {
         Ok(answer) => Ok(Some(answer)),
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(None),
         Err(error) => Err(error),

@@ -1,4 +1,4 @@
-//! What handlers keep between their jobs: read and written behind the fence of a job.
+//! State that handlers keep between their jobs: read and written behind the fence of a job.
 
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -6,7 +6,7 @@ use tokio_postgres::types::Type;
 use super::{NotMine, Store, StoreError};
 use crate::job::{Fence, JobId};
 
-/// For which job a handler's state is asked for. Its tenant, the database knows.
+/// The job on whose behalf a handler's state is accessed. The database knows its tenant.
 #[derive(Debug, Clone, Copy)]
 pub struct StateOf<'a> {
     /// The job.
@@ -17,35 +17,35 @@ pub struct StateOf<'a> {
     pub handler: &'a str,
 }
 
-/// A value that is to be kept.
+/// A value to store.
 #[derive(Debug, Clone, Copy)]
 pub struct StateSet<'a> {
     /// Under this key.
     pub key: &'a str,
     /// The bytes.
     pub value: &'a [u8],
-    /// What its version is from then on: a random one, the same where the same write is asked for again.
+    /// The version that the value gets: random, and the same if the same write is repeated.
     pub version: i64,
-    /// The version that has to be there; 0: nothing, none: whatever is there.
+    /// The version that is expected; 0 means no value, `None` means any.
     pub expected: Option<i64>,
-    /// The most keys of the handler for this tenant.
+    /// The maximum number of keys of the handler for this tenant.
     pub keys_max: u32,
-    /// The most bytes of those and their values.
+    /// The maximum size of those keys and their values, bytes.
     pub bytes_max: u64,
 }
 
-/// What has come of it.
+/// The result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateWrite {
     /// It is committed.
     Set,
-    /// What is there is not what was expected.
+    /// The current version is not the expected one.
     Conflict,
-    /// Somebody else has changed it at the same time: ask again.
+    /// A concurrent write changed it: try again.
     Again,
     /// It would be one key too many.
     TooManyKeys,
-    /// The other keys have so many bytes, and this one does not fit.
+    /// The other keys already use this many bytes, and the value does not fit.
     TooManyBytes(u64),
 }
 
@@ -56,13 +56,13 @@ impl StateWrite {
             "conflict" => Self::Conflict,
             "again" => Self::Again,
             "keys" => Self::TooManyKeys,
-            // The last word that rouse.set_state has.
+            // The last outcome of rouse.set_state.
             _ => Self::TooManyBytes(u64::try_from(row.get::<_, i64>(2)).unwrap_or(0)),
         }
     }
 }
 
-/// The row, unless it says that the job is this worker's no more.
+/// The row, unless it says that the job is no longer this worker's.
 fn mine(row: &Row) -> Result<&Row, NotMine> {
     row.get::<_, Option<&str>>(0)
         .map_or(Ok(row), |reason| Err(NotMine::read(reason)))
@@ -75,7 +75,7 @@ fn only(rows: &[Row]) -> &Row {
 }
 
 impl Store {
-    /// What is kept under a key, with its version.
+    /// The value under a key, with its version.
     pub async fn get_state(
         &self,
         of: StateOf<'_>,
@@ -99,16 +99,16 @@ impl Store {
         Ok(row.map(|row| row.map(|row| (row.get(1), row.get(2)))))
     }
 
-    /// The keys that start so, in the order of their bytes, after this one, at most so many.
+    /// Up to `max` keys with this prefix, in the order of their bytes, after `after`.
     pub async fn state_keys(
         &self,
         of: StateOf<'_>,
         prefix: &str,
         after: Option<&str>,
-        most: u32,
+        max: u32,
     ) -> Result<Result<Vec<String>, NotMine>, StoreError> {
         let me = self.me()?;
-        let most = i32::try_from(most).unwrap_or(i32::MAX);
+        let max = i32::try_from(max).unwrap_or(i32::MAX);
         let rows = self
             .query(
                 include_str!("state_keys.sql"),
@@ -120,7 +120,7 @@ impl Store {
                     (&of.handler, Type::TEXT),
                     (&prefix, Type::TEXT),
                     (&after, Type::TEXT),
-                    (&most, Type::INT4),
+                    (&max, Type::INT4),
                 ],
             )
             .await?;
@@ -128,7 +128,7 @@ impl Store {
         Ok(keys.collect())
     }
 
-    /// Keeps a value. It is committed when this returns that it is set.
+    /// Stores a value. If this returns [`StateWrite::Set`], it is committed.
     pub async fn set_state(
         &self,
         of: StateOf<'_>,
@@ -157,7 +157,7 @@ impl Store {
         Ok(mine(only(&rows)).map(StateWrite::read))
     }
 
-    /// Forgets what is kept under a key; false where there was nothing.
+    /// Removes a key; false if it did not exist.
     pub async fn delete_state(
         &self,
         of: StateOf<'_>,

@@ -5,31 +5,31 @@ use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
 
-/// The most jobs that one search looks at: filters that match little would read all that is kept.
+/// How many jobs one search examines at most: a filter with few matches would otherwise read the whole history.
 pub const LOOKED_AT_MAX: i32 = 100_000;
 
-/// Which jobs.
+/// The selection of a listing.
 #[derive(Debug, Clone)]
 pub struct Listing {
-    /// As `rouse.search_jobs` reads it (`migrations/functions/find.sql`).
+    /// The filter, as `rouse.search_jobs` reads it (`migrations/functions/find.sql`).
     pub filter: Value,
-    /// Only jobs with a smaller id; none: all.
+    /// Only jobs with a smaller id; `None` means all.
     pub before: Option<i64>,
-    /// At most so many, the newest.
+    /// The maximum number of jobs; the newest are taken.
     pub limit: i32,
 }
 
-/// Jobs, and where the search for them ended.
+/// Jobs, and how far back the search went.
 #[derive(Debug, Clone)]
 pub struct Listed {
     /// The newest first.
     pub jobs: Vec<Value>,
-    /// The last of the jobs that were looked at, where there are more that were not.
+    /// The oldest job that was examined, if there are more that were not.
     pub looked_back_to: Option<i64>,
 }
 
 impl Store {
-    /// The newest jobs that fit, live or finished, of the [`LOOKED_AT_MAX`] newest.
+    /// The newest jobs that match, live or finished, of the [`LOOKED_AT_MAX`] newest.
     pub async fn jobs(&self, listing: &Listing) -> Result<Listed, StoreError> {
         let found = self
             .search_jobs(&listing.filter, listing.before, listing.limit)
@@ -43,7 +43,7 @@ impl Store {
         })
     }
 
-    /// When this job was requested, for people; none where there is no such job (any more).
+    /// When this job was requested, for people; `None` if the job does not exist or is no longer kept.
     pub async fn requested_at(&self, id: i64) -> Result<Option<String>, StoreError> {
         let rows = self
             .query(

@@ -1,6 +1,6 @@
--- What is listed of these jobs ($1), the newest first: live and finished ones, each looked up in the primary key of
--- rouse.job and in finished_id of each partition. Of a job that waits for another attempt or is at one, `attempts_max`
--- says how many there may be where an attempt has recorded it.
+-- The listing of these jobs ($1), the newest first: live and finished ones, each looked up in the primary key of rouse.job and in
+-- finished_id of each partition. For a job that is running or waits for a retry, `attempts_max` is the maximum number of attempts, if an
+-- earlier attempt has recorded it.
 SELECT to_jsonb(j) || CASE WHEN j.finished_at IS NULL AND j.attempt > 0
        THEN jsonb_build_object('attempts_max', coalesce(
            to_jsonb(j.max_attempts),

@@ -8,7 +8,7 @@ use crate::job::{LaneId, Priority};
 /// One lane of the catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lane {
-    /// Its place in the catalog, for reading what is new.
+    /// Its position in the catalog, from which new rows are read.
     pub seq: i64,
     /// The lane.
     pub id: LaneId,
@@ -20,12 +20,12 @@ pub struct Lane {
     pub priority: Priority,
     /// Tags that a worker must have.
     pub tags: Vec<String>,
-    /// Nothing is put into it any more, and has not been for a day.
+    /// True if no job was added since it was closed, more than a day ago.
     pub retired: bool,
 }
 
 impl Store {
-    /// The lanes that were catalogued after `seq`.
+    /// The lanes that were added to the catalog after `seq`.
     pub async fn lanes_after(&self, seq: i64) -> Result<Vec<Lane>, StoreError> {
         let rows = self
             .query(include_str!("lanes.sql"), &[(&seq, Type::INT8)])
@@ -38,7 +38,7 @@ impl Store {
                     id: LaneId(row.get(1)),
                     queue: row.get(2),
                     handler: row.get(3),
-                    // A class that only a newer host knows is left to that host.
+                    // A priority that only a newer host knows is left to that host.
                     priority: Priority::parse(row.get(4))?,
                     tags: row.get(5),
                     retired: row.get(6),
@@ -47,8 +47,8 @@ impl Store {
             .collect())
     }
 
-    /// Closes lanes that have had no job for a day, and removes rows of the catalog that nothing refers to; see rouse.maintain_lanes
-    /// (migrations/functions/lanes.sql). Returns how many rows were closed, opened again, and removed.
+    /// Closes lanes that have had no job for a day, and removes unreferenced rows of the catalog; see rouse.maintain_lanes
+    /// (migrations/functions/lanes.sql). Returns how many rows were closed, reopened, and removed.
     pub async fn maintain_lanes(&self) -> Result<(i32, i32, i32), StoreError> {
         let me = self.me()?;
         let rows = self

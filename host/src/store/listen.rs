@@ -1,4 +1,4 @@
-//! Listens for wakeups. A hint only: the poll finds what a lost notification would have said.
+//! Listens for wakeups. They are hints: the poll finds the jobs of a lost notification.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -11,16 +11,15 @@ use super::connect::{ConnectError, Connector};
 use super::{Store, StoreError};
 use crate::job::{Incarnation, JobId, LaneId};
 
-/// The channel on which sleeping workers are woken; see `rouse._notify`
-/// (`migrations/functions/wake.sql`).
+/// The channel that wakes sleeping workers; see `rouse._notify` (`migrations/functions/wake.sql`).
 pub const WAKE_CHANNEL: &str = "rouse_wake";
 
-/// What a notification says: there is something to do.
+/// The content of a notification: where there is work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wakeup {
-    /// The queue that has it.
+    /// The queue of the job.
     pub queue: String,
-    /// The lane that has a job which is ready; none: a job was scheduled for later.
+    /// The lane of a ready job; `None` if the job was scheduled for later.
     pub lane: Option<LaneId>,
 }
 
@@ -40,21 +39,21 @@ impl Wakeup {
     }
 }
 
-/// What is heard on the listening connection.
+/// A message on the listening connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Heard {
     /// There is something to do.
     Wakeup(Wakeup),
-    /// Somebody else has changed this job, which the worker had claimed; none: all that it had.
+    /// Another session has changed this job, which the worker had claimed; `None` means any of its jobs.
     Changed(Option<JobId>),
-    /// Somebody wants this worker to prove something.
+    /// This worker has been challenged.
     Challenged,
-    /// What this worker has said to itself.
+    /// The worker's own notification to itself.
     Echo,
 }
 
 impl Heard {
-    /// From the worker's own channel.
+    /// Parses a notification on the worker's own channel.
     fn own(note: &str) -> Self {
         match note {
             ECHO => Self::Echo,
@@ -69,13 +68,13 @@ const ECHO: &str = "echo";
 /// See `rouse.challenge` (`migrations/functions/workers.sql`).
 const CHALLENGE: &str = "challenge";
 
-/// How long a worker waits for what it has said to itself.
+/// How long a worker waits for its own notification.
 pub const ECHO_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long it may take to leave.
+/// The time limit of closing the connection.
 const LEAVES_WITHIN: Duration = Duration::from_secs(1);
 
-/// The channel of one life of a worker; see `rouse._expire_worker`, `rouse.adopt` and `rouse.cancel`
+/// The channel of one incarnation of a worker; see `rouse._expire_worker`, `rouse.adopt` and `rouse.cancel`
 /// (`migrations/functions/workers.sql`).
 fn own_channel(worker: Incarnation) -> String {
     format!("rouse_worker_{}", worker.0)
@@ -94,7 +93,7 @@ impl Listener {
         let (client, mut connection) = connector.connect().await?;
         let (sender, heard) = mpsc::unbounded_channel();
         let going = tokio::spawn(async move {
-            // Ends with the connection; the dropped sender tells the listener.
+            // Ends with the connection; dropping the sender signals the end to the listener.
             while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
                 if let AsyncMessage::Notification(note) = message {
                     let heard = match note.channel() {
@@ -110,15 +109,15 @@ impl Listener {
         let listen = format!("LISTEN {WAKE_CHANNEL}; LISTEN {}", own_channel(worker));
         let answered = connector.answered(client.batch_execute(&listen)).await;
         if answered.is_err() {
-            // It would be open until there is an answer.
+            // Without an answer it would stay open until one arrives.
             going.abort();
         }
         answered?;
         Ok(Self { heard, client })
     }
 
-    /// True once the echo arrives; false where it does not within this time, or the connection ends.
-    /// Wakeups that come before it are dropped.
+    /// True once the echo arrives; false if it does not within this time, or if the connection ends. Wakeups that arrive before it are
+    /// dropped.
     pub async fn hears_the_echo(&mut self, within: Duration) -> bool {
         let echo = async {
             while let Some(heard) = self.heard.recv().await {
@@ -131,22 +130,22 @@ impl Listener {
         tokio::time::timeout(within, echo).await.unwrap_or(false)
     }
 
-    /// Ends the connection. Where it leads to a session that goes on, nothing listens there any more.
+    /// Stops listening and ends the connection. A pooler may keep its session open; UNLISTEN cleans that up.
     pub async fn leave(self) {
         let unlisten = self.client.batch_execute("UNLISTEN *");
-        // Where the connection is gone, so is what it has left.
+        // If the connection is broken, its session is gone too.
         let _ = tokio::time::timeout(LEAVES_WITHIN, unlisten).await;
     }
 
-    /// The next notification; none when the connection is gone.
+    /// The next notification; `None` if the connection has ended.
     pub async fn next(&mut self) -> Option<Heard> {
         self.heard.recv().await
     }
 }
 
 impl Store {
-    /// Notifies this worker itself: what its listening connection has to hear, unless that leads
-    /// to another database, or through a pooler that gives its session to others.
+    /// Notifies this worker itself. Its listening connection has to receive that, unless it leads to another database, or through a pooler
+    /// that shares its sessions.
     pub async fn echo(&self, worker: Incarnation) -> Result<(), StoreError> {
         self.query(
             "SELECT pg_notify($1, $2)",

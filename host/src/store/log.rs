@@ -1,4 +1,4 @@
-//! What attempts print and log: kept, and read again.
+//! Output and log lines of attempts: stored, and read again.
 
 use std::time::Duration;
 
@@ -8,16 +8,16 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError, millis};
 use crate::job::{Attempt, JobId};
 
-/// One line of an attempt.
+/// A log line of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogLine {
     /// The job.
     pub id: JobId,
-    /// Which attempt at it.
+    /// The attempt.
     pub attempt: Attempt,
-    /// From 1, within the attempt.
+    /// Counted from 1 within the attempt.
     pub line: u32,
-    /// How long ago it was said.
+    /// How long ago it was logged.
     pub age: Duration,
     /// `trace`, `debug`, `info`, `warn` or `error`.
     pub level: &'static str,
@@ -25,12 +25,12 @@ pub struct LogLine {
     pub text: String,
 }
 
-/// A line that was kept.
+/// A stored log line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoggedLine {
-    /// Which attempt said it.
+    /// The attempt that logged it.
     pub attempt: i32,
-    /// From 1, within the attempt.
+    /// Counted from 1 within the attempt.
     pub line: i32,
     /// When (UTC, RFC 3339).
     pub at: String,
@@ -40,7 +40,7 @@ pub struct LoggedLine {
     pub text: String,
 }
 
-/// As `rouse.append_log` takes it.
+/// The record that `rouse.append_log` takes.
 #[derive(Debug, ToSql)]
 #[postgres(name = "log_line")]
 struct LineRecord<'a> {
@@ -53,21 +53,20 @@ struct LineRecord<'a> {
 }
 
 impl<'a> From<&'a LogLine> for LineRecord<'a> {
-    fn from(one: &'a LogLine) -> Self {
+    fn from(log_line: &'a LogLine) -> Self {
         Self {
-            id: one.id.0,
-            attempt: one.attempt.0,
-            line: i32::try_from(one.line).unwrap_or(i32::MAX),
-            age_ms: millis(one.age),
-            level: one.level,
-            text: &one.text,
+            id: log_line.id.0,
+            attempt: log_line.attempt.0,
+            line: i32::try_from(log_line.line).unwrap_or(i32::MAX),
+            age_ms: millis(log_line.age),
+            level: log_line.level,
+            text: &log_line.text,
         }
     }
 }
 
 impl Store {
-    /// Keeps these lines; returns how many it took: those of jobs that are this worker's, or of which it has ended an
-    /// attempt.
+    /// Stores these lines; returns how many were accepted: those of jobs that this worker has claimed, or has ended an attempt of.
     pub async fn append_log(&self, lines: &[LogLine]) -> Result<usize, StoreError> {
         let (me, lists) = (self.me()?, self.lists().await?);
         let lines: Vec<LineRecord<'_>> = lines.iter().map(LineRecord::from).collect();
@@ -85,8 +84,7 @@ impl Store {
         Ok(usize::try_from(kept).unwrap_or(0))
     }
 
-    /// What the attempts at a job have said, in order, after this line of this attempt (0, 0: from the start), at most
-    /// 1,000 lines.
+    /// The lines of all attempts at a job, in order, after this line of this attempt (0, 0: from the start), at most 1,000 lines.
     pub async fn job_log(
         &self,
         id: JobId,

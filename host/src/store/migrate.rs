@@ -1,12 +1,12 @@
-//! Brings schema `rouse` up to date: migrations once, definitions (functions, views, triggers, rights) whenever they differ from this
-//! host's, with a record of both.
+//! Brings schema `rouse` up to date: applies each migration once, and the definitions (functions, views, triggers, rights) whenever they
+//! differ from this host's. Records both.
 //!
-//! Any number of hosts may do this at the same time: one does, the others wait. Migrations change tables and are recorded with their
-//! sha256; a database whose record says otherwise is refused rather than guessed about. The definitions are applied as a whole, in one
-//! transaction, which also drops what they do not define any more, and restores what somebody has dropped or revoked.
+//! Any number of hosts may do this at the same time: one works, the others wait. Migrations change tables and are recorded with their
+//! sha256; a database with a different record is refused. The definitions are applied as a whole, in one transaction, which also drops what
+//! they no longer define, and restores what was dropped or revoked.
 //!
-//! Producers go on meanwhile. A statement that needs a table to itself waits for whoever uses it, and everybody else queues behind that
-//! wait; so it waits for [`LOCK_WAIT`] only, and what was begun is undone, and tried again later.
+//! Producers continue in the meantime. A statement that needs an exclusive lock on a table waits for its users, and all later statements
+//! queue behind that wait. So it waits for [`LOCK_WAIT`] only; then the transaction is rolled back, and tried again later.
 
 mod in_force;
 mod lock;
@@ -24,17 +24,17 @@ pub use in_force::check_in_force;
 use lock::{Blockers, Lock, watched};
 pub use sources::{ALL, Migration, PROTOCOL, ROLES_SQL, Source, Sources};
 
-/// For how long a statement may stand in the way of others while it waits for a lock, and with it every enqueue, claim and settlement.
-/// Long enough for the transactions of producers and workers, which end within milliseconds.
+/// How long a statement may wait for a lock, and block every enqueue, claim and settlement meanwhile. Long enough for the transactions of
+/// producers and workers, which end within milliseconds.
 pub const LOCK_WAIT: Duration = Duration::from_millis(150);
-/// The first pause after a try that was in somebody's way; each later one is twice as long, up to [`PAUSE_MAX`].
+/// The pause after the first try that was blocked; each later pause is twice as long, up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 /// The longest pause between two tries.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How long [`run`] goes on trying, where nobody says otherwise.
+/// How long [`run`] keeps trying by default.
 pub const WAIT: Duration = Duration::from_secs(60);
 
-/// The roles that rights are given to.
+/// The roles that receive rights.
 const ROLES: [&str; 5] = [
     "rouse_enqueuer",
     "rouse_producer",
@@ -42,44 +42,44 @@ const ROLES: [&str; 5] = [
     "rouse_worker",
     "rouse_observer",
 ];
-/// How the definitions are called beside the migrations.
+/// The name of the definitions in lists of migrations.
 const DEFINITIONS: &str = "functions";
 
-/// What a run did.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// The names of the migrations that were applied, and `functions` for the definitions; empty: nothing was to do.
+    /// The names of the applied migrations, and `functions` for the definitions; empty if nothing had to be done.
     pub applied: Vec<String>,
     /// The schema's version now.
     pub version: i32,
-    /// What differed from the definitions although they had been applied, and was restored.
+    /// Applied definitions that had been changed, and were restored.
     pub restored: Vec<String>,
-    /// The sessions that it had to wait for.
+    /// The sessions that blocked it.
     pub waited_for: Vec<String>,
 }
 
 /// Why a database cannot be migrated or served.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
-    /// Schema `rouse` is not there, or lacks migrations or this host's functions.
+    /// Schema `rouse` does not exist, or lacks migrations or this host's functions.
     #[error("the database is not migrated (missing: {}); run `rouse migrate` first", .missing.join(", "))]
     NotMigrated {
         /// The names of the missing migrations.
         missing: Vec<String>,
     },
-    /// Somebody has changed functions, views or rights since they were applied.
+    /// Functions, views or rights have been changed since they were applied.
     #[error(
-        "the database is not as `rouse migrate` has left it: {}; run `rouse migrate` to restore it",
+        "the database differs from what `rouse migrate` applied: {}; run `rouse migrate` to restore it",
         in_force::listed(.differences)
     )]
     NotInForce {
-        /// One sentence for each.
+        /// One phrase for each difference.
         differences: Vec<String>,
     },
-    /// A recorded migration has another text than this host's.
+    /// A recorded migration has a different text in this host.
     #[error(
-        "migration {name} was applied to this database with another text (sha256 {recorded}, this host has {ours}); \
-         somebody changed a released migration: use the host that applied it, or restore its file"
+        "migration {name} was applied to this database with a different text (sha256 {recorded}, this host has {ours}); \
+         a released migration was changed: use the host that applied it, or restore its file"
     )]
     Drift {
         /// The migration.
@@ -89,19 +89,19 @@ pub enum MigrateError {
         /// This host's digest.
         ours: String,
     },
-    /// A later release has changed the functions in a way that this host cannot call.
+    /// The functions of a later release are incompatible with this host.
     #[error(
-        "the database serves hosts of protocol {oldest} and later, and this host has protocol {ours}; upgrade the host"
+        "the database serves hosts of protocol {oldest} and later, but this host has protocol {ours}; upgrade the host"
     )]
     TooNew {
-        /// The oldest protocol that is served.
+        /// The oldest supported protocol.
         oldest: i32,
-        /// This host's.
+        /// This host's protocol.
         ours: i32,
     },
     /// The user may not create the roles, or the schema.
     #[error(
-        "{0}; let an administrator run what `rouse migrate --roles-sql` prints, or migrate as a user that may"
+        "{0}; ask an administrator to run the output of `rouse migrate --roles-sql`, or migrate as a user with that right"
     )]
     NotAllowed(String),
     /// The user may not act as the owner of the schema, or the owner may not create it.
@@ -110,56 +110,55 @@ pub enum MigrateError {
         .who.grants()
     )]
     NotOwner {
-        /// What was refused.
+        /// The operation that was refused.
         why: String,
-        /// Who migrates, and where.
+        /// The user and the database.
         who: Who,
     },
-    /// Handlers speak UTF-8, and one row in anything else would hold up its lane.
-    #[error(
-        "the database has the encoding {0}; Rouse needs one that was created with ENCODING 'UTF8'"
-    )]
+    /// Handlers use UTF-8, and one row in another encoding would block its lane.
+    #[error("the database has the encoding {0}; create one with ENCODING 'UTF8'")]
     Encoding(String),
     /// The database does not answer.
     #[error("{0}")]
     Unreachable(String),
-    /// Other sessions hold locks that the migration needs, and did not release them in time. What was not applied is undone.
+    /// Other sessions hold locks that the migration needs, and did not release them in time. Everything not yet committed is undone.
     #[error(
-        "{what} waited {:?} for locks that others hold: {}; end those sessions (SELECT pg_terminate_backend(PID)) or their transactions, and run \
-         `rouse migrate` again, or let it wait for longer with --wait",
+        "{what} waited {:?} for locks that other sessions hold: {}; end those sessions (SELECT pg_terminate_backend(PID)) or their transactions, and run \
+         `rouse migrate` again, or allow a longer wait with --wait",
         waited, .by.join(", ")
     )]
     Blocked {
-        /// What had to wait.
+        /// The operation that had to wait.
         what: String,
-        /// For how long it has.
+        /// The time waited.
         waited: Duration,
-        /// Who holds the locks.
+        /// The sessions that hold the locks.
         by: Vec<String>,
     },
     /// A statement failed; nothing was changed.
     #[error("{what}: {}", super::describe(.error))]
     Sql {
-        /// What was being done.
+        /// The operation that failed.
         what: String,
-        /// What Postgres said.
+        /// The error of Postgres.
         error: tokio_postgres::Error,
     },
 }
 
 impl MigrateError {
-    /// True where another session had a lock for too long, or for a ring of sessions that wait for each other.
+    /// True if another session held a lock for too long, or if there was a deadlock.
     fn is_in_the_way(&self) -> bool {
         matches!(self, Self::Sql { error, .. }
             if matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::T_R_DEADLOCK_DETECTED)))
     }
 }
 
-/// Applies what is missing, and restores what somebody has changed. `keeper` is a second connection to the same database: it holds the
-/// migration lock, and looks who is in the way. Goes on trying for `wait`.
+/// Applies what is missing, and restores what was changed. `keeper` is a second connection to the same database: it holds the migration
+/// lock, and checks which sessions block. Keeps trying for `wait`.
 ///
 /// # Errors
-/// Where the database cannot be migrated. Migrations that ran outside a transaction stay, and those before them; all others are undone.
+/// If the database cannot be migrated. Migrations that ran outside a transaction, and those before them, remain applied; all others are
+/// undone.
 pub async fn run(
     client: &mut Client,
     keeper: &mut Client,
@@ -168,7 +167,7 @@ pub async fn run(
     run_these(client, keeper, wait, ALL).await
 }
 
-/// [`run`], with sources of its own.
+/// [`run`] with other sources.
 ///
 /// # Errors
 /// As [`run`].
@@ -192,7 +191,7 @@ pub async fn run_these(
     };
     if !Plan::of(client, sources).await?.is_empty() {
         let lock = Lock::take(keeper, client, wait, &mut work.blockers).await?;
-        // Somebody else may have done some of it meanwhile.
+        // Another host may have done some of it in the meantime.
         loop {
             let plan = Plan::of(client, sources).await?;
             if plan.is_empty() {
@@ -207,17 +206,17 @@ pub async fn run_these(
     Ok(work.report)
 }
 
-/// Refuses a database that this host cannot serve. Changes nothing.
+/// Rejects a database that this host cannot serve. Changes nothing.
 ///
 /// # Errors
-/// Where it cannot serve it, with what to do.
+/// If it cannot serve it, with what to do.
 pub async fn check(client: &impl GenericClient) -> Result<(), MigrateError> {
     let record = Record::read(client).await?;
     record.compare(ALL)?;
     let mut missing: Vec<String> = record
         .missing(ALL)
         .iter()
-        .map(|one| one.name.to_string())
+        .map(|migration| migration.name.to_string())
         .collect();
     if record.needs_definitions(ALL) {
         missing.push(DEFINITIONS.to_string());
@@ -229,7 +228,7 @@ pub async fn check(client: &impl GenericClient) -> Result<(), MigrateError> {
     }
 }
 
-/// Who migrates which database; the names as they stand in SQL.
+/// The migrating user and the database, quoted for SQL.
 #[derive(Debug, Clone)]
 pub struct Who {
     user: String,
@@ -244,7 +243,7 @@ impl Who {
                 &[],
             )
             .await
-            .map_err(sql("ask for the user"))?;
+            .map_err(sql("read the user"))?;
         let row = rows.first().expect("a SELECT without FROM returns one row");
         Ok(Self {
             user: row.get(0),
@@ -252,7 +251,7 @@ impl Who {
         })
     }
 
-    /// What lets the user act as the owner, and create the schema.
+    /// The grants that let the user act as the owner, and create the schema.
     fn grants(&self) -> String {
         let Self { user, database } = self;
         format!(
@@ -261,14 +260,14 @@ impl Who {
     }
 }
 
-/// One line of the ledger.
+/// A row of the ledger.
 struct Recorded {
     version: i32,
     name: String,
     sha256: String,
 }
 
-/// What the database says of itself.
+/// What the database has recorded.
 struct Record {
     migrations: Vec<Recorded>,
     definitions: Option<Definitions>,
@@ -277,7 +276,7 @@ struct Record {
 /// The definitions that were applied last.
 struct Definitions {
     sha256: String,
-    /// Of the host that applied them.
+    /// The release of the host that applied them.
     release: Vec<i32>,
     protocol_oldest: i32,
 }
@@ -291,7 +290,7 @@ impl Record {
                 &[],
             )
             .await
-            .map_err(sql("look for the ledger"))?;
+            .map_err(sql("find the ledger"))?;
         let found = rows.first().expect("a SELECT without FROM returns one row");
         let encoding: String = found.get(2);
         if encoding != "UTF8" {
@@ -336,22 +335,31 @@ impl Record {
     }
 
     fn missing<'a>(&self, sources: Sources<'a>) -> Vec<&'a Migration> {
-        let there = |one: &&Migration| !self.migrations.iter().any(|it| it.version == one.version);
-        sources.migrations.iter().filter(there).collect()
+        let is_missing = |migration: &&Migration| {
+            !self
+                .migrations
+                .iter()
+                .any(|recorded| recorded.version == migration.version)
+        };
+        sources.migrations.iter().filter(is_missing).collect()
     }
 
-    /// True where the definitions are not this host's, nor those of a later release.
+    /// True if the definitions are neither this host's nor those of a later release.
     fn needs_definitions(&self, sources: Sources<'_>) -> bool {
         self.definitions.as_ref().is_none_or(|theirs| {
             theirs.sha256 != sources.digest() && theirs.release <= self::release()
         })
     }
 
-    /// Every recorded migration is either ours, to the letter, or one that a later release has added, and this host's protocol is served.
+    /// Rejects a recorded migration whose text differs from ours, and definitions that no longer serve this host's protocol. Migrations of
+    /// later releases are accepted.
     fn compare(&self, sources: Sources<'_>) -> Result<(), MigrateError> {
         let migrations = sources.migrations;
         for theirs in &self.migrations {
-            match migrations.iter().find(|one| one.version == theirs.version) {
+            match migrations
+                .iter()
+                .find(|ours| ours.version == theirs.version)
+            {
                 Some(ours) if digest(ours.sql) != theirs.sha256 => {
                     return Err(MigrateError::Drift {
                         name: theirs.name.clone(),
@@ -374,13 +382,13 @@ impl Record {
     }
 }
 
-/// What is to do.
+/// The work to do.
 struct Plan<'a> {
     /// There is no ledger.
     first: bool,
     missing: Vec<&'a Migration>,
     definitions: bool,
-    /// What of the definitions that were applied is not there as it was.
+    /// Applied definitions that have been changed.
     differences: Vec<Difference>,
     version: i32,
 }
@@ -391,14 +399,17 @@ impl<'a> Plan<'a> {
         record.compare(sources)?;
         let missing = record.missing(sources);
         let (mut definitions, mut differences) = (record.needs_definitions(sources), Vec::new());
-        // Those of a newer host are for that one to restore.
+        // The definitions of a newer host are restored by that host.
         let ours = |theirs: &Definitions| theirs.sha256 == sources.digest();
         if record.definitions.as_ref().is_some_and(ours) {
             differences = in_force::differences(client).await?;
-            // Migrations may need functions again that they have dropped.
+            // A migration may have dropped functions that have to be restored.
             definitions = !differences.is_empty() || !missing.is_empty();
         }
-        let newest = record.migrations.last().map_or(0, |one| one.version);
+        let newest = record
+            .migrations
+            .last()
+            .map_or(0, |migration| migration.version);
         Ok(Self {
             first: record.migrations.is_empty() && record.definitions.is_none(),
             missing,
@@ -413,7 +424,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// A run, and what it has met.
+/// A run in progress.
 struct Work<'a> {
     sources: Sources<'a>,
     began: Instant,
@@ -423,7 +434,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Does a part of the plan: one migration outside a transaction, or all that can be done in one.
+    /// Does a part of the plan: one migration outside a transaction, or everything that fits into one transaction.
     async fn advance(
         &mut self,
         client: &mut Client,
@@ -441,7 +452,7 @@ impl Work<'_> {
         let together: Vec<&Migration> = plan
             .missing
             .iter()
-            .take_while(|one| !one.is_outside_a_transaction())
+            .take_while(|migration| !migration.is_outside_a_transaction())
             .copied()
             .collect();
         let definitions = plan.definitions && together.len() == plan.missing.len();
@@ -453,7 +464,9 @@ impl Work<'_> {
             {
                 Ok(()) => break,
                 Err(error) if error.is_in_the_way() => {
-                    let what = together.first().map_or(DEFINITIONS, |one| one.name);
+                    let what = together
+                        .first()
+                        .map_or(DEFINITIONS, |migration| migration.name);
                     self.pause(what, &mut pause).await?;
                 }
                 Err(error) => return Err(error),
@@ -461,7 +474,7 @@ impl Work<'_> {
         }
         self.report
             .applied
-            .extend(together.iter().map(|one| one.name.to_string()));
+            .extend(together.iter().map(|migration| migration.name.to_string()));
         if definitions {
             self.report.applied.push(DEFINITIONS.to_string());
             self.report.restored = plan.differences.iter().map(ToString::to_string).collect();
@@ -469,7 +482,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Waits before the next try, without any lock that producers or workers need; an error where there is none.
+    /// Waits before the next try, without holding any lock that producers or workers need; fails if there is no time left.
     async fn pause(&mut self, what: &str, pause: &mut Duration) -> Result<(), MigrateError> {
         let by = self.blockers.latest();
         let left = self.wait.saturating_sub(self.began.elapsed());
@@ -482,7 +495,7 @@ impl Work<'_> {
         }
         tracing::warn!(
             migration = what,
-            "waits for locks that others hold: {}; tries again for {} s",
+            "waiting for locks that other sessions hold: {}; retrying for {} s",
             by.join(", "),
             left.as_secs()
         );
@@ -513,15 +526,16 @@ impl Work<'_> {
         match done {
             Ok(()) => transaction.commit().await.map_err(sql("commit")),
             Err(error) => {
-                // The error that led here says more than what this might.
+                // The first error is more useful than a possible error here.
                 let _ = transaction.rollback().await;
                 Err(error)
             }
         }
     }
 
-    /// Statement by statement, with a wait as long as there is time for: what may run outside a transaction stands in nobody's way.
-    /// Nobody looks meanwhile who is in its way: a look takes a snapshot, for whose transaction a concurrent index would wait.
+    /// Runs it statement by statement, with a lock timeout of the remaining time: statements that can run outside a transaction block
+    /// nobody. Blocking sessions are not checked meanwhile: a check takes a snapshot, and a concurrent index would wait for its
+    /// transaction.
     async fn run_outside(
         &mut self,
         client: &mut Client,
@@ -576,7 +590,7 @@ async fn apply(
             LOCK_WAIT.as_millis()
         ))
         .await
-        .map_err(sql("set the time for locks"))?;
+        .map_err(sql("set the lock timeout"))?;
     let who = Who::am_i(transaction).await?;
     let roles = transaction
         .query_typed(
@@ -619,7 +633,7 @@ async fn apply(
         transaction
             .batch_execute(include_str!("migrate/drop_vanished.sql"))
             .await
-            .map_err(sql("drop the functions of before"))?;
+            .map_err(sql("drop vanished functions"))?;
         for source in sources.rights {
             transaction
                 .batch_execute(source.sql)
@@ -642,7 +656,7 @@ async fn record(client: &impl GenericClient, migration: &Migration) -> Result<()
         .map_err(sql("write the ledger"))
 }
 
-/// This host's release, as numbers that can be compared.
+/// This host's release, as comparable numbers.
 fn release() -> Vec<i32> {
     env!("CARGO_PKG_VERSION")
         .split(['.', '-', '+'])
@@ -659,7 +673,7 @@ fn sql(what: &str) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
     move |error| MigrateError::Sql { what, error }
 }
 
-/// Like [`sql`], where a refusal means that an administrator is needed.
+/// Like [`sql`], for operations whose refusal means that an administrator is needed.
 fn allowed(what: &str) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
     let what = what.to_string();
     move |error| {
@@ -671,7 +685,7 @@ fn allowed(what: &str) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
     }
 }
 
-/// Like [`sql`], where a refusal means that the user, or the owner, lacks a right.
+/// Like [`sql`], for operations whose refusal means that the user, or the owner, lacks a right.
 fn owned(what: &str, who: &Who) -> impl FnOnce(tokio_postgres::Error) -> MigrateError {
     let (what, who) = (what.to_string(), who.clone());
     move |error| {

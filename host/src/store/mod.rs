@@ -1,8 +1,7 @@
-//! The only room that speaks SQL: one file per verb, one `.sql` per query.
+//! The only module that contains SQL: one file per verb, one `.sql` file per query.
 //!
-//! Writes go through the functions of schema `rouse`, so that the layout of the tables can change
-//! under a running host. Every statement is sent unnamed, in one round trip, and nothing is
-//! kept in a session: the room works behind a transaction pooler.
+//! Writes go through the functions of schema `rouse`, so that the layout of the tables can change under a running host. Every statement is
+//! sent unnamed, in one round trip, and nothing is kept in a session, so this module works behind a transaction pooler.
 
 pub mod connect;
 pub mod migrate;
@@ -85,28 +84,26 @@ pub use running::RunningUsage;
 pub use settle::{Locked, Ran, Settled, Settlement};
 pub use steps::NotMine;
 
-/// How long Postgres may take to answer. No statement of a host takes long; a connection that is
-/// silent for so long leads nowhere.
+/// How long Postgres may take to answer. None of the host's statements takes long; a connection that is silent for this long is dead.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
-/// What Postgres says of a mistake is a sentence or two, and may quote a row.
+/// The longest error text that is kept. An error message of Postgres is a sentence or two, and may quote a row.
 const ERROR_BYTES_MAX: usize = 4 << 10;
 
-/// The database, as the worker and the commands see it. Cheap to clone; every verb borrows a
-/// connection for one round trip.
+/// The database, as the worker and the commands see it. Cheap to clone; every verb borrows a connection for one round trip.
 #[derive(Clone)]
 pub struct Store {
     pool: Pool,
     connector: Connector,
-    /// Where it leads, without secrets.
+    /// The address, without secrets.
     target: Arc<str>,
-    /// Who has registered through it; shown with each write of a worker.
+    /// The worker that has registered through this store; shown with each of its writes.
     identity: Arc<ArcSwapOption<registration::Identity>>,
-    /// The types of records, once they were read.
+    /// The types of records, once they have been read.
     lists: Arc<ArcSwapOption<records::Lists>>,
 }
 
-/// A verb that did not work.
+/// Why a verb failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// No connection could be opened. [`Store::ready`] waits for the next try.
@@ -114,7 +111,7 @@ pub enum StoreError {
     Unreachable {
         /// Where to, without secrets.
         target: Arc<str>,
-        /// Why, and what to do where that is known.
+        /// The cause and, if known, what to do.
         why: String,
     },
     /// Postgres did not answer in time.
@@ -128,7 +125,7 @@ pub enum StoreError {
     /// Postgres refused the statement, or the connection broke under it.
     #[error("{}", describe(.0))]
     Refused(tokio_postgres::Error),
-    /// A verb of workers, and no worker has registered.
+    /// A verb for workers was called before a worker registered.
     #[error("no worker has registered")]
     NotRegistered,
     /// The schema lacks a type of records.
@@ -136,7 +133,7 @@ pub enum StoreError {
     NotMigrated(&'static str),
 }
 
-// Not `#[from]`: the text says all that the source would say again.
+// Not `#[from]`: the text already contains the source's.
 impl From<tokio_postgres::Error> for StoreError {
     fn from(error: tokio_postgres::Error) -> Self {
         Self::Refused(error)
@@ -144,7 +141,7 @@ impl From<tokio_postgres::Error> for StoreError {
 }
 
 impl StoreError {
-    /// The error code, where Postgres gave one.
+    /// The error code, if Postgres gave one.
     pub fn code(&self) -> Option<&SqlState> {
         match self {
             Self::Unreachable { .. }
@@ -177,12 +174,12 @@ impl StoreError {
         matches!(self, Self::Silent { .. }) || self.is_cut_off()
     }
 
-    /// True where a lock was not to be had in time.
+    /// True if a lock could not be taken in time.
     pub fn is_locked(&self) -> bool {
         self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
-    /// True where Postgres cannot store what it was given: the same call would fail again.
+    /// True if Postgres cannot store the data it was given: the same call would fail again.
     pub fn is_about_data(&self) -> bool {
         // 22 data exception; 54 a limit (JSON that is nested too deep); 23514 a CHECK.
         self.code().is_some_and(|code| match &code.code()[..2] {
@@ -191,8 +188,8 @@ impl StoreError {
         })
     }
 
-    /// True where the day's partition is not there, because nobody was there to make it. Postgres has the code of a CHECK for that
-    /// too; a CHECK has a name.
+    /// True if the day's partition does not exist because no worker was running to create it. Postgres uses the code of a CHECK violation
+    /// for this too, but a CHECK has a name.
     pub fn is_partition_missing(&self) -> bool {
         let Self::Refused(error) = self else {
             return false;
@@ -202,8 +199,8 @@ impl StoreError {
             .is_some_and(|db| *db.code() == SqlState::CHECK_VIOLATION && db.constraint().is_none())
     }
 
-    /// True where it may be the fault of one row, or of the size of the call: no room on the disk or in memory, too slow, a page that
-    /// cannot be read. Less of it at once may work.
+    /// True if the cause may be a single row or the size of the call: no space on disk or in memory, a timeout, an unreadable page. A
+    /// smaller call may work.
     pub fn may_be_one_rows_fault(&self) -> bool {
         // 58 system.
         self.code().is_some_and(|code| {
@@ -217,8 +214,8 @@ impl StoreError {
         })
     }
 
-    /// True where the same call may work later: the server is away, restarting, in recovery,
-    /// out of connections, or changed its mind about a transaction.
+    /// True if the same call may work later: the server is unreachable, restarting, in recovery, out of connections, or rolled the
+    /// transaction back.
     pub fn is_transient(&self) -> bool {
         match self.code() {
             None => !matches!(self, Self::NotRegistered | Self::NotMigrated(_)),
@@ -233,7 +230,7 @@ impl StoreError {
 }
 
 impl Store {
-    /// A store on so many connections at most. None is opened before it is needed.
+    /// A store on at most `connections` connections. None is opened before it is needed.
     pub fn new(connector: &Connector, connections: usize) -> Self {
         Self {
             pool: connector.pool(connections),
@@ -244,7 +241,7 @@ impl Store {
         }
     }
 
-    /// The number of the worker's life that has registered last; none: nobody has.
+    /// The incarnation of the worker that registered last; `None` if none has.
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.identity.load().as_ref().map(|me| me.incarnation)
     }
@@ -283,7 +280,7 @@ impl Store {
             })
     }
 
-    /// A connection of the pool: all of them may be waiting for a server that says nothing.
+    /// A connection of the pool. Bounded, because every connection may be waiting for a server that does not answer.
     async fn client_within(&self, patience: Duration) -> Result<PooledClient, StoreError> {
         tokio::time::timeout(patience, self.client())
             .await
@@ -305,8 +302,8 @@ impl Store {
         self.query_within(ANSWER_WITHIN, sql, params).await
     }
 
-    /// [`query`](Self::query), with a patience of its own. A connection on which no answer came is
-    /// closed: whoever got it next would wait behind the same silence.
+    /// [`query`](Self::query) with its own timeout. A connection that got no answer is closed: its next user would wait for the same
+    /// silence.
     async fn query_within(
         &self,
         patience: Duration,
@@ -324,8 +321,8 @@ impl Store {
         }
     }
 
-    /// A read that Postgres gives up after so long (`query_canceled`). In a transaction: the limit is gone with it, behind a
-    /// transaction pooler too.
+    /// A read that Postgres cancels after `limit` (`query_canceled`). It runs in a transaction, so that the limit ends with it, even behind
+    /// a transaction pooler.
     async fn query_limited(&self, limit: Duration, sql: &str) -> Result<Vec<Row>, StoreError> {
         let mut client = self.client_within(ANSWER_WITHIN).await?;
         let reading = async {
@@ -353,7 +350,7 @@ impl Store {
         }
     }
 
-    /// Refuses a database that is not migrated, or whose schema is newer than this host can serve.
+    /// Rejects a database that is not migrated, or whose schema is too new for this host.
     pub async fn check_schema(&self) -> Result<(), migrate::MigrateError> {
         let unreachable = |error: StoreError| migrate::MigrateError::Unreachable(error.to_string());
         let client = self
@@ -370,12 +367,12 @@ impl Store {
     }
 }
 
-/// A count as the database keeps it, as far as it fits.
+/// A count as the database stores it, capped at its maximum.
 fn count(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Whole microseconds, as far as they fit.
+/// Whole microseconds, capped at the maximum.
 fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
@@ -385,7 +382,7 @@ fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// What Postgres said, with detail and hint: `tokio_postgres::Error` alone says "db error".
+/// The message of Postgres with detail and hint: `tokio_postgres::Error` alone prints "db error".
 fn describe(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         None => describe_chain(error),
@@ -401,7 +398,7 @@ fn describe(error: &tokio_postgres::Error) -> String {
                      single jobs, rouse_observer to read everything, rouse_operator also for admin actions",
                 );
             }
-            // It may quote a row, and with it a guest.
+            // It may quote a row, and with it a guest's text.
             printable(&text, ERROR_BYTES_MAX)
         }
     }

@@ -1,4 +1,4 @@
-//! Asks which lanes have waited too long.
+//! Queries which lanes have waited too long.
 
 use std::time::Duration;
 
@@ -7,26 +7,26 @@ use tokio_postgres::types::Type;
 use super::{ClaimOrder, Store, StoreError, millis};
 use crate::job::LaneId;
 
-/// A lane whose next job has waited too long, or will have soon.
+/// A lane whose next job has waited too long, or soon will have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OverdueLane {
     /// The lane.
     pub lane: LaneId,
-    /// From now until its next job will have waited too long, by the database's clock; zero: it has.
+    /// The time until its next job will have waited too long, by the database's clock; zero if it already has.
     pub after: Duration,
-    /// How many of its next jobs have, or will have soon.
+    /// How many of its next jobs have waited too long, or soon will have.
     pub jobs: usize,
 }
 
 impl Store {
-    /// Of these lanes, those whose next job has waited for `wait`, or will have within `ahead`, the one that has waited
-    /// longest first. Of each lane no more than `most` jobs are counted. One read.
+    /// The lanes whose next job has waited for `wait`, or will have within `ahead`, the longest wait first. At max `max` jobs of each lane
+    /// are counted. One read.
     pub async fn overdue(
         &self,
         lanes: &[ClaimOrder],
         wait: Duration,
         ahead: Duration,
-        most: usize,
+        max: usize,
     ) -> Result<Vec<OverdueLane>, StoreError> {
         let ids: Vec<i64> = lanes.iter().map(|order| order.lane.0).collect();
         let cursors: Vec<i64> = lanes.iter().map(|order| order.after).collect();
@@ -38,7 +38,7 @@ impl Store {
                     (&cursors, Type::INT8_ARRAY),
                     (&millis(wait), Type::INT8),
                     (&millis(ahead), Type::INT8),
-                    (&i32::try_from(most).unwrap_or(i32::MAX), Type::INT4),
+                    (&i32::try_from(max).unwrap_or(i32::MAX), Type::INT4),
                 ],
             )
             .await?;

@@ -1,19 +1,19 @@
-//! History's daily partitions: made ahead, dropped when they are old.
+//! The daily partitions of the history: created ahead, dropped when they are old.
 
 use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
 
 impl Store {
-    /// Makes the partitions of today and the next days; returns how many were missing.
+    /// Creates the partitions of today and the next days; returns how many were missing.
     pub async fn prepare_partitions(&self) -> Result<i32, StoreError> {
         let rows = self.query("SELECT rouse.prepare_partitions()", &[]).await?;
         let row = rows.first().expect("a scalar function returns one row");
         Ok(row.get(0))
     }
 
-    /// Drops the partitions that are older than `keep_days`; returns how many were dropped, and how
-    /// many were in use and are left for a later call.
+    /// Drops the partitions that are older than `keep_days`; returns how many were dropped, and how many were in use and are left for a
+    /// later call.
     pub async fn maintain_partitions(&self, keep_days: u32) -> Result<(i32, i32), StoreError> {
         let me = self.me()?;
         let days = i32::try_from(keep_days).unwrap_or(i32::MAX);

@@ -1,4 +1,4 @@
-//! Asks whether there is anything to do at all.
+//! Queries whether there is anything to do.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,45 +10,45 @@ use crate::job::LaneId;
 /// What a worker looks for.
 #[derive(Debug, Clone, Copy)]
 pub struct Looking<'a> {
-    /// Lanes that may have jobs behind their cursors.
+    /// Lanes that may have jobs after their cursors.
     pub lanes: &'a [ClaimOrder],
-    /// From where on the catalog of lanes is looked at.
+    /// The first position of the catalog of lanes to check.
     pub catalog_after: i64,
-    /// How many of its rows from there on the worker has read.
+    /// How many rows from there on the worker has already read.
     pub catalog_rows: usize,
-    /// Only leases that ended at this time or later, by the database's clock; none: all.
+    /// Only leases that ended at this time or later, by the database's clock; `None` means all.
     pub orphaned_since: Option<SystemTime>,
-    /// Only jobs that became due in the last so long, by the database's clock; none: all.
+    /// Only jobs that became due within this time, by the database's clock; `None` means all.
     pub due_within: Option<Duration>,
-    /// The most lanes to be named.
+    /// The maximum number of lanes to return.
     pub most: usize,
-    /// Whether to name the transactions that write.
+    /// Whether to return the transactions that write.
     pub with_writers: bool,
 }
 
-/// What there is to do.
+/// The result of a peek.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peek {
     /// Lanes that have ready jobs.
     pub ready: Vec<LaneId>,
     /// The catalog of lanes has rows that the worker has not read.
     pub catalog_changed: bool,
-    /// The lease of some job has run out. Nobody has looked whose job it is.
+    /// The lease of some job has ended; the job may be in a lane that this worker does not serve.
     pub orphans: bool,
-    /// A job waits for its turn whose time has come.
+    /// A due job waits for its turn.
     pub due: bool,
-    /// Until the next scheduled job or retry is due, by the database's clock; none: none waits.
+    /// The time until the next scheduled job or retry is due, by the database's clock; `None` if there is none.
     pub next_due: Option<Duration>,
-    /// Leases were looked at up to this time, by the database's clock.
+    /// Leases were checked up to this time, by the database's clock.
     pub looked_at: SystemTime,
-    /// The last turn that was given out; none while a queue is paused.
+    /// The last turn that was assigned; `None` while a queue is paused.
     pub turn: Option<i64>,
-    /// Transactions that have written and are in progress, by their ids: what they commit is not seen. None: they were not asked for.
+    /// The ids of the transactions in progress that have written: their jobs are not visible yet. `None` if they were not requested.
     pub writers: Option<Vec<i64>>,
 }
 
 impl Store {
-    /// One read: it locks nothing, and waits for nobody.
+    /// One read: it locks nothing, and never waits for a lock.
     pub async fn peek(&self, looking: &Looking<'_>) -> Result<Peek, StoreError> {
         let lanes: Vec<i64> = looking.lanes.iter().map(|order| order.lane.0).collect();
         let cursors: Vec<i64> = looking.lanes.iter().map(|order| order.after).collect();

@@ -1,4 +1,4 @@
-//! Scheduled jobs and retries: from waiting for a time to waiting for a turn.
+//! Promotes scheduled jobs and retries: from waiting for a time to waiting for a turn.
 
 use std::time::Duration;
 
@@ -10,24 +10,24 @@ use crate::job::JobId;
 /// How many jobs one call promotes at most: enough for bursts, and short enough to hold no lock for long.
 const PROMOTED_MAX: i32 = 1000;
 
-/// What a promotion found.
+/// The result of a promotion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Promotion {
-    /// Jobs that can be claimed from now on.
+    /// Jobs that can be claimed now.
     pub promoted: u32,
-    /// Until the next one is due, by the database's clock; none: none waits.
+    /// The time until the next job is due, by the database's clock; `None` if there is none.
     pub next_due: Option<Duration>,
-    /// Those jobs, where they were asked for.
+    /// The ids of those jobs, if they were requested.
     pub ids: Vec<JobId>,
 }
 
 impl Store {
-    /// Promotes jobs whose time has come, `within` the last so long by the database's clock (none: all); with `tell` the answer has
-    /// their ids.
+    /// Promotes due jobs. `within` restricts it to jobs that became due within this time, by the database's clock (`None`: all); `with_ids`
+    /// requests their ids.
     pub async fn promote(
         &self,
         within: Option<Duration>,
-        tell: bool,
+        with_ids: bool,
     ) -> Result<Promotion, StoreError> {
         let me = self.me()?;
         let within_ms = within.map(millis);
@@ -39,7 +39,7 @@ impl Store {
                     (&me.key(), Type::BYTEA),
                     (&PROMOTED_MAX, Type::INT4),
                     (&within_ms, Type::INT8),
-                    (&tell, Type::BOOL),
+                    (&with_ids, Type::BOOL),
                 ],
             )
             .await?;

@@ -1,4 +1,4 @@
-//! Queues: what is in them, and whether they go on.
+//! Queues: their contents, and pausing and resuming them.
 
 use serde_json::Value;
 use tokio_postgres::types::Type;
@@ -13,23 +13,23 @@ impl Store {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// The queues into which jobs were enqueued; none: this login may not look.
+    /// The queues into which jobs were enqueued; `None` if this login may not read them.
     pub async fn used_queues(&self) -> Result<Option<Vec<String>>, StoreError> {
         self.names("SELECT DISTINCT queue FROM rouse.lane").await
     }
 
-    /// The handlers for which jobs were enqueued; none: this login may not look.
+    /// The handlers for which jobs were enqueued; `None` if this login may not read them.
     pub async fn used_handlers(&self) -> Result<Option<Vec<String>>, StoreError> {
         self.names("SELECT DISTINCT handler FROM rouse.lane").await
     }
 
-    /// A column of texts. None: this login may not look.
+    /// A column of texts. `None` if this login may not read it.
     pub(super) async fn names(&self, sql: &str) -> Result<Option<Vec<String>>, StoreError> {
         let rows = allowed(self.query(sql, &[]).await)?;
         Ok(rows.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// Pauses a queue; returns since when it is paused, for people.
+    /// Pauses a queue; returns when it was paused, for people.
     pub async fn pause_queue(&self, queue: &str) -> Result<String, StoreError> {
         let rows = self
             .query(
@@ -41,7 +41,7 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Lets a queue go on; true where it was paused.
+    /// Resumes a queue; true if it was paused.
     pub async fn resume_queue(&self, queue: &str) -> Result<bool, StoreError> {
         let rows = self
             .query("SELECT rouse.resume_queue($1)", &[(&queue, Type::TEXT)])
@@ -50,8 +50,8 @@ impl Store {
         Ok(row.get(0))
     }
 
-    /// Sets for how many days finished jobs of a queue are kept, and those that failed or timed out: none leaves it as it was, 0 means as
-    /// long as all are. Returns what holds now; none: as long as all are.
+    /// Sets for how many days finished jobs of a queue are kept, and those that failed or timed out: `None` leaves the setting unchanged, 0
+    /// resets it to the general retention. Returns the current settings; `None` means the general retention.
     pub async fn set_retention(
         &self,
         queue: &str,
@@ -72,12 +72,12 @@ impl Store {
         Ok((row.get(0), row.get(1)))
     }
 
-    /// Cancels up to so many ready jobs; returns how many.
-    pub async fn purge_queue(&self, queue: &str, most: i32) -> Result<i32, StoreError> {
+    /// Cancels up to `limit` ready jobs; returns how many.
+    pub async fn purge_queue(&self, queue: &str, limit: i32) -> Result<i32, StoreError> {
         let rows = self
             .query(
                 "SELECT rouse.purge_queue($1, $2)",
-                &[(&queue, Type::TEXT), (&most, Type::INT4)],
+                &[(&queue, Type::TEXT), (&limit, Type::INT4)],
             )
             .await?;
         let row = rows.first().expect("a scalar function returns one row");

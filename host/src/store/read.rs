@@ -9,19 +9,19 @@ use tokio_postgres::types::Type;
 use super::{JsonText, Store, StoreError};
 use crate::job::JobId;
 
-/// One job, as it is shown.
+/// A job, for display.
 #[derive(Debug, Clone)]
 pub struct JobView {
     /// Its state.
     pub state: String,
-    /// The columns of the view `rouse.jobs`, and `history`: as Postgres has written it. Postgres keeps numbers and depths
-    /// that [`Value`] cannot hold.
+    /// The columns of the view `rouse.jobs`, and `history`, as Postgres wrote them. Postgres accepts numbers and nesting depths that
+    /// [`Value`] cannot hold.
     pub text: String,
-    /// The payload, as Postgres has written it.
+    /// The payload, as Postgres wrote it.
     pub payload: Option<String>,
-    /// The result, as Postgres has written it.
+    /// The result, as Postgres wrote it.
     pub result: Option<String>,
-    /// All but payload and result. What [`Value`] cannot hold is a string here, with its JSON.
+    /// All columns except payload and result. Values that [`Value`] cannot hold are strings here, with their JSON.
     pub record: Value,
 }
 
@@ -49,7 +49,7 @@ impl JobView {
 }
 
 impl Store {
-    /// The database's clock, seconds since 1970: how long ago its times are is told by it.
+    /// The database's clock, seconds since 1970, for computing the age of its timestamps.
     pub async fn now(&self) -> Result<f64, StoreError> {
         let rows = self
             .query("SELECT extract(epoch FROM clock_timestamp())::float8", &[])
@@ -57,7 +57,7 @@ impl Store {
         Ok(rows.first().map_or(0.0, |row| row.get(0)))
     }
 
-    /// One job with its history; none where there is no such job (any more).
+    /// One job with its history; `None` if the job does not exist or is no longer kept.
     pub async fn job(&self, id: JobId) -> Result<Option<JobView>, StoreError> {
         let rows = self
             .query(include_str!("read.sql"), &[(&id.0, Type::INT8)])
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_postgres_can_hold_is_shown_as_it_stands_there() {
+    fn values_that_only_postgres_can_hold_are_shown_verbatim() {
         let deep = format!("{}1{}", "[".repeat(500), "]".repeat(500));
         let text = format!(
             r#"{{"id": 7, "payload": {{"cents": 12345678901234567890123456789}}, "result": {deep}, "error": {{"details": 1{}}}, "tenant": null}}"#,

@@ -1,7 +1,7 @@
-//! The records that the functions of workers take: composite types of schema `rouse` (migrations/functions/types.sql).
+//! The records that the functions for workers take: composite types of schema `rouse` (migrations/functions/types.sql).
 //!
-//! Each has a struct beside its verb, with `#[derive(ToSql)]`; the fields are matched by their names. A field is added there and in the
-//! type, and nowhere between.
+//! Each has a struct next to its verb, with `#[derive(ToSql)]`; the fields are matched by name. To add a field, extend the struct and the
+//! type; nothing in between has to change.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio_postgres::types::{Field, Kind, ToSql, Type};
 
 use super::{Store, StoreError};
 
-/// Those that a host sends.
+/// The records that a host sends.
 const NAMES: [&str; 6] = [
     "adoption",
     "claim_order",
@@ -22,16 +22,16 @@ const NAMES: [&str; 6] = [
     "log_line",
 ];
 
-/// Lists of records, by the name of the record. Their numbers in the catalog differ from database to database.
+/// Array types of records, by the name of the record. Their oids differ from database to database.
 #[derive(Debug)]
 pub(super) struct Lists(HashMap<&'static str, Type>);
 
 impl Lists {
-    /// The type of a list of these records.
+    /// The array type of these records.
     pub(super) fn of(&self, name: &str) -> Type {
         self.0
             .get(name)
-            .expect("all that the verbs name are read")
+            .expect("the types of all verbs are read")
             .clone()
     }
 }
@@ -40,7 +40,7 @@ impl Store {
     /// The types of records.
     ///
     /// # Errors
-    /// As of a read, and where the database lacks one: it is not migrated.
+    /// Fails like any read, and if the database lacks a type because it is not migrated.
     pub(super) async fn lists(&self) -> Result<Arc<Lists>, StoreError> {
         if let Some(lists) = self.lists.load_full() {
             return Ok(lists);
@@ -50,8 +50,8 @@ impl Store {
         Ok(lists)
     }
 
-    /// [`query`](Store::query) with lists of records. Where the server does not know their types (any more), because the schema was made
-    /// anew, they are read again for the next call.
+    /// [`query`](Store::query) with arrays of records. If the server does not know their types, because the schema was recreated, they are
+    /// read again for the next call.
     pub(super) async fn query_with_records(
         &self,
         sql: &str,
@@ -76,7 +76,7 @@ impl Store {
     /// Reads the types of records.
     ///
     /// # Errors
-    /// Where the database lacks one: it is not migrated.
+    /// If the database lacks a type because it is not migrated.
     async fn read_records(&self) -> Result<Lists, StoreError> {
         let names: &[&str] = &NAMES;
         let rows = self

@@ -1,4 +1,4 @@
-//! One life of a worker, as the database knows it; and the key by which it knows it again.
+//! An incarnation of a worker as the database records it, and the key that authenticates it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use tokio_postgres::types::{Json, Type};
 use super::{Store, StoreError};
 use crate::job::Incarnation;
 
-/// What a worker has to show with each write: 32 bytes, random for each life or pinned by the
-/// operator. The database keeps their SHA-256; they are never logged, nor printed by `{:?}`.
+/// The secret that a worker shows with each write: 32 bytes, random for each incarnation or pinned by the operator. The database keeps
+/// their SHA-256; they are never logged, nor printed by `{:?}`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WorkerKey([u8; 32]);
 
@@ -22,7 +22,7 @@ impl WorkerKey {
         Self(rand::random())
     }
 
-    /// These bytes, for instance of a file that the operator keeps.
+    /// A key with these bytes, for instance from a file that the operator keeps.
     pub fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -34,59 +34,59 @@ impl fmt::Debug for WorkerKey {
     }
 }
 
-/// What a worker says of itself.
+/// What a worker reports about itself.
 #[derive(Debug, Clone)]
 pub struct Registration {
     /// Its id: 1 to 64 letters, digits, `-` and `_`.
     pub worker_id: String,
-    /// What it will have to show.
+    /// Its key for later writes.
     pub key: WorkerKey,
     /// The machine that it runs on.
     pub hostname: String,
-    /// Operating system and processor, for instance `linux x86_64`.
+    /// Operating system and processor architecture, for instance `linux x86_64`.
     pub platform: String,
     /// The host's version.
     pub version: String,
-    /// By handler name: version of its module, granted capabilities.
+    /// By handler name: the version of its module and the granted capabilities.
     pub capabilities: Value,
-    /// Attempts at the same time.
+    /// The maximum number of concurrent attempts.
     pub slots: usize,
-    /// The queues that it serves, in order; empty: all.
+    /// The queues that it serves, in order; empty means all.
     pub queues: Vec<String>,
-    /// What jobs may require of it.
+    /// Tags that jobs may require.
     pub tags: Vec<String>,
-    /// How it fares; none: that is not known yet.
+    /// Its statistics; `None` while they are not known yet.
     pub stats: Option<Stats>,
 }
 
-/// How a worker fares.
+/// Statistics of a worker.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Stats {
-    /// Attempts that run now.
+    /// Running attempts.
     pub active: usize,
-    /// Jobs that have succeeded in this life.
+    /// Jobs that have succeeded in this incarnation.
     pub completed: u64,
-    /// Jobs that have ended otherwise in this life.
+    /// Jobs that have ended in another final state in this incarnation.
     pub failed: u64,
-    /// Attempts that have failed in this life, the last one of each failed job included.
+    /// Attempts that have failed in this incarnation, including the last attempt of each failed job.
     pub attempts_failed: u64,
-    /// Attempts that ran into their run timeout, in this life: where there are many, the worker may be what is slow.
+    /// Attempts that reached their run timeout in this incarnation. Many of them may mean that the worker itself is slow.
     pub timed_out: u64,
-    /// Of an attempt in this life, milliseconds; none before the first.
+    /// The average duration of an attempt in this incarnation, milliseconds; `None` before the first.
     pub average_ms: Option<f64>,
-    /// Of the process since the last heartbeat, in cores: 1.0 is one core all the time.
+    /// CPU use of the process since the last heartbeat, in cores: 1.0 is one fully used core.
     pub cpu_cores: Option<f64>,
     /// Resident memory of the process, bytes.
     pub memory_bytes: Option<u64>,
-    /// Free on the disk of the handlers folder, bytes.
+    /// Free space on the disk of the handlers folder, bytes.
     pub disk_free_bytes: Option<u64>,
-    /// Of this life, seconds.
+    /// The age of this incarnation, seconds.
     pub uptime_s: u64,
-    /// Some of the modules that were there at its start are not loaded yet: it may have handlers soon that it does not name.
+    /// Some of the modules that were present at its start are not loaded yet: it may soon have handlers that it does not list.
     pub loading: bool,
 }
 
-/// What a verb of a worker has to show.
+/// The credentials of a worker's calls.
 #[derive(Debug)]
 pub(super) struct Identity {
     pub(super) incarnation: Incarnation,
@@ -111,19 +111,18 @@ impl StoreError {
         self.code().is_some_and(|code| codes.contains(&code.code()))
     }
 
-    /// True where this life of the worker is over: it was not heard of for too long, or the database has
-    /// forgotten it (it was restored, for instance). It has to register again, and all that it has
-    /// claimed is lost.
+    /// True if this incarnation of the worker is over: its heartbeats stopped for too long, or the database no longer knows it (after a
+    /// restore, for instance). It has to register again, and all its claims are lost.
     pub fn is_over(&self) -> bool {
         self.is(&[OVER, UNKNOWN])
     }
 
-    /// True where another host has this worker's id and key: nothing that this host does can help.
+    /// True if another host uses this worker's id and key. This host cannot recover from that.
     pub fn is_superseded(&self) -> bool {
         self.is(&[SUPERSEDED])
     }
 
-    /// True where a host that lives has the worker id already, with a key of its own or with the same one.
+    /// True if a live host already has the worker id, with its own key or with the same one.
     pub fn is_taken(&self) -> bool {
         self.is(&[TAKEN, SHARED])
     }
@@ -132,15 +131,15 @@ impl StoreError {
 /// The answer to a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heartbeat {
-    /// Workers that were found dead by the way.
+    /// Workers that this heartbeat found dead.
     pub expired: i32,
-    /// For how many attempts the worker has its timeout flag.
+    /// The number of attempts for which the worker has its timeout flag.
     pub timeouts: i64,
 }
 
 impl Store {
-    /// Registers one life of a worker; returns its number and the time between two heartbeats. From then on the
-    /// store shows this identity with each write, and its clones do too.
+    /// Registers an incarnation of a worker; returns its number and the heartbeat interval. From then on the store and its clones show this
+    /// identity with each write.
     pub async fn register(
         &self,
         worker: &Registration,
@@ -177,11 +176,11 @@ impl Store {
         Ok((incarnation, Duration::from_millis(every)))
     }
 
-    /// Says that the worker lives, what it can run (none: what it could run before), how it fares, and whether it takes no more jobs.
-    /// Returns how many workers were found dead by the way, and for how many attempts the worker has its timeout flag.
+    /// Reports that the worker is alive, which handlers it can run (`None`: unchanged), its statistics, and whether it is draining. Returns
+    /// how many workers were found dead, and for how many attempts the worker has its timeout flag.
     ///
     /// # Errors
-    /// [`StoreError::is_about_data`] where the database does not take what the worker says of itself; nothing of it is kept then.
+    /// [`StoreError::is_about_data`] if the database rejects what the worker reports; nothing of it is stored then.
     pub async fn heartbeat(
         &self,
         capabilities: Option<&Value>,
@@ -210,7 +209,8 @@ impl Store {
         })
     }
 
-    /// Says that this host lives although the life of its worker is over, so that the attempts that it has lost count as no crash of theirs.
+    /// Reports that this host is alive although the incarnation of its worker is over, so that the attempts that it lost do not count as
+    /// crashes.
     pub async fn outlived(&self) -> Result<(), StoreError> {
         let me = self.me()?;
         self.query(
@@ -221,7 +221,7 @@ impl Store {
         Ok(())
     }
 
-    /// Says that the worker has stopped. What it still has is free at once.
+    /// Reports that the worker has stopped. Its remaining claims are free at once.
     pub async fn unregister(&self) -> Result<(), StoreError> {
         let me = self.me()?;
         self.query(

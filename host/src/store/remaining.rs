@@ -1,4 +1,4 @@
-//! What a queue has left, for a worker that empties it.
+//! The jobs that remain in a queue, for a worker that drains it.
 
 use std::collections::HashMap;
 
@@ -6,34 +6,34 @@ use tokio_postgres::types::Type;
 
 use super::{Store, StoreError};
 
-/// What one handler, with one list of required tags, has left in a queue.
+/// The jobs that remain in a queue for one handler and one list of required tags.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remaining {
     /// The handler.
     pub handler: String,
-    /// What its worker has to have.
+    /// The tags that a worker needs for them.
     pub tags: Vec<String>,
     /// Jobs that can be claimed.
     pub ready: i64,
-    /// Jobs that can be claimed in a moment: their time has come, or their lease has run out.
+    /// Jobs that can be claimed in a moment: they are due, or their lease has ended.
     pub due: i64,
-    /// Those of both that come from one of the sources that were asked for.
+    /// The ready and due jobs from one of the requested sources.
     pub bound: i64,
-    /// Jobs that wait for their time.
+    /// Jobs that are scheduled for later.
     pub scheduled: i64,
-    /// Those of them that wait for another try.
+    /// The scheduled jobs that wait for a retry.
     pub retries: i64,
-    /// Jobs that this worker runs.
+    /// Jobs that this worker is running.
     pub mine: i64,
-    /// Jobs that others run.
+    /// Jobs that other workers are running.
     pub others: i64,
-    /// There are more ready or waiting ones than were counted.
+    /// True if there are more ready or waiting jobs than were counted.
     pub at_least: bool,
 }
 
 impl Store {
-    /// What this queue has left. `mine` is what the worker runs that has registered through this store, if any has.
-    /// Everything that runs is read for it, in all queues.
+    /// The jobs that remain in this queue. `mine` counts the jobs of the worker that has registered through this store, if any. Reads all
+    /// running jobs, of all queues.
     pub async fn remaining(
         &self,
         queue: &str,
@@ -42,7 +42,7 @@ impl Store {
         self.left(queue, sources, true).await
     }
 
-    /// The same without what runs: `mine` and `others` are 0.
+    /// [`remaining`](Self::remaining) without running jobs: `mine` and `others` are 0.
     pub async fn left_to_run(
         &self,
         queue: &str,
@@ -84,7 +84,7 @@ impl Store {
         Ok(rows.iter().map(remaining).collect())
     }
 
-    /// How many jobs there are of these sources, by handler and tags.
+    /// The number of jobs of these sources, by handler and tags.
     async fn bound(
         &self,
         queue: &str,

@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 use crate::job::{AbortReason, Fence, JobId};
 
-/// A renewal that takes longer is asked again on another connection.
+/// A renewal that takes longer is repeated on another connection.
 const RENEW_WITHIN: Duration = Duration::from_secs(1);
 
 /// One lease to extend.
@@ -15,31 +15,31 @@ const RENEW_WITHIN: Duration = Duration::from_secs(1);
 pub struct Renewal {
     /// The job.
     pub id: JobId,
-    /// The number that its claim drew.
+    /// The fence of its claim.
     pub fence: Fence,
-    /// How long the lease is good for from now on, milliseconds.
+    /// The new duration of the lease, counted from now, milliseconds.
     pub lease_ms: i64,
 }
 
 /// Why a lease was not extended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// Somebody is changing the job at this moment; ask again.
+    /// Another transaction is changing the job; try again.
     Busy,
-    /// The job is this worker's no more.
+    /// The job is no longer this worker's.
     Lost(AbortReason),
 }
 
 impl Store {
-    /// Extends leases; returns, for each job in any order, none where it was extended.
+    /// Extends leases. Returns one entry per job, in any order: `None` if its lease was extended.
     pub async fn renew(
         &self,
         renewals: &[Renewal],
     ) -> Result<Vec<(JobId, Option<Refusal>)>, StoreError> {
         let me = self.me()?;
-        let ids: Vec<i64> = renewals.iter().map(|one| one.id.0).collect();
-        let fences: Vec<i64> = renewals.iter().map(|one| one.fence.0).collect();
-        let leases: Vec<i64> = renewals.iter().map(|one| one.lease_ms).collect();
+        let ids: Vec<i64> = renewals.iter().map(|renewal| renewal.id.0).collect();
+        let fences: Vec<i64> = renewals.iter().map(|renewal| renewal.fence.0).collect();
+        let leases: Vec<i64> = renewals.iter().map(|renewal| renewal.lease_ms).collect();
         let rows = self
             .query_within(
                 RENEW_WITHIN,

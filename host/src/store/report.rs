@@ -1,4 +1,4 @@
-//! Says how far attempts are, many in one statement.
+//! Reports the progress of attempts, many in report statement.
 
 use std::collections::HashSet;
 
@@ -8,20 +8,20 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 use crate::job::{Fence, JobId};
 
-/// How far one attempt is.
+/// The progress of report attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// The job.
     pub id: JobId,
-    /// The number that its claim drew.
+    /// The fence of its claim.
     pub fence: Fence,
     /// 0 to 100.
     pub percent: u8,
-    /// The step that it is in, at most 200 characters.
+    /// Its current step, at most 200 characters.
     pub step: String,
 }
 
-/// As `rouse.report` takes it.
+/// The record that `rouse.report` takes.
 #[derive(Debug, ToSql)]
 #[postgres(name = "progress_report")]
 struct ReportRecord<'a> {
@@ -32,19 +32,19 @@ struct ReportRecord<'a> {
 }
 
 impl<'a> From<&'a Report> for ReportRecord<'a> {
-    fn from(one: &'a Report) -> Self {
+    fn from(report: &'a Report) -> Self {
         Self {
-            id: one.id.0,
-            fence: one.fence.0,
-            percent: one.percent.into(),
-            step: &one.step,
+            id: report.id.0,
+            fence: report.fence.0,
+            percent: report.percent.into(),
+            step: &report.step,
         }
     }
 }
 
 impl Store {
-    /// Writes the reports down, and forgets those of attempts that have ended. Returns the jobs that are
-    /// this worker's; nothing was written about the others.
+    /// Stores the reports, and deletes those of attempts that have ended. Returns the jobs that this worker has claimed; reports about
+    /// others are dropped.
     pub async fn report(
         &self,
         reports: &[Report],

@@ -1,2 +1,2 @@
--- Says how far attempts are; see rouse.report (migrations/functions/steps.sql).
+-- Reports the progress of attempts; see rouse.report (migrations/functions/steps.sql).
 SELECT id FROM rouse.report($1, $2, $3, $4, $5) AS r(id)

@@ -1,4 +1,4 @@
-//! What running attempts have used so far: told by their worker, and read by whoever looks.
+//! Resource usage of running attempts: reported by their worker, read by observers.
 
 use postgres_types::ToSql;
 use serde_json::Value;
@@ -8,18 +8,18 @@ use super::fleet::allowed;
 use super::{Store, StoreError, count, micros};
 use crate::job::{Fence, JobId, Usage};
 
-/// What one running attempt has used so far.
+/// The resources that running running attempt has used so far.
 #[derive(Debug, Clone, Copy)]
 pub struct RunningUsage {
     /// The job.
     pub id: JobId,
-    /// The number that its claim drew.
+    /// The fence of its claim.
     pub fence: Fence,
-    /// What it has used.
+    /// The resources used.
     pub usage: Usage,
 }
 
-/// As `rouse.report_usage` takes it.
+/// The record that `rouse.report_usage` takes.
 #[derive(Debug, ToSql)]
 #[postgres(name = "attempt_usage")]
 struct UsageRecord {
@@ -33,21 +33,21 @@ struct UsageRecord {
 }
 
 impl From<&RunningUsage> for UsageRecord {
-    fn from(one: &RunningUsage) -> Self {
+    fn from(running: &RunningUsage) -> Self {
         Self {
-            id: one.id.0,
-            fence: one.fence.0,
-            cpu_us: micros(one.usage.cpu),
-            memory_bytes: count(one.usage.memory_bytes_peak),
-            host_calls: i32::try_from(one.usage.host_calls).unwrap_or(i32::MAX),
-            bytes_in: count(one.usage.bytes_in),
-            bytes_out: count(one.usage.bytes_out),
+            id: running.id.0,
+            fence: running.fence.0,
+            cpu_us: micros(running.usage.cpu),
+            memory_bytes: count(running.usage.memory_bytes_peak),
+            host_calls: i32::try_from(running.usage.host_calls).unwrap_or(i32::MAX),
+            bytes_in: count(running.usage.bytes_in),
+            bytes_out: count(running.usage.bytes_out),
         }
     }
 }
 
 impl Store {
-    /// Writes down what these attempts have used, and forgets the others of this worker.
+    /// Stores the usage of these attempts, and deletes this worker's other rows.
     pub async fn report_usage(&self, running: &[RunningUsage]) -> Result<(), StoreError> {
         let (me, lists) = (self.me()?, self.lists().await?);
         let usages: Vec<UsageRecord> = running.iter().map(UsageRecord::from).collect();
@@ -63,12 +63,11 @@ impl Store {
         Ok(())
     }
 
-    /// What runs now, the longest first: the columns of the view `rouse.top`, and `running_s`. None where the login may
-    /// not see it.
-    pub async fn top(&self, most: i64) -> Result<Option<Vec<Value>>, StoreError> {
-        let asked = self
-            .query(include_str!("top.sql"), &[(&most, Type::INT8)])
+    /// The running attempts, the longest first: the columns of the view `rouse.top`, and `running_s`. `None` if the login may not read it.
+    pub async fn top(&self, limit: i64) -> Result<Option<Vec<Value>>, StoreError> {
+        let answer = self
+            .query(include_str!("top.sql"), &[(&limit, Type::INT8)])
             .await;
-        Ok(allowed(asked)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
+        Ok(allowed(answer)?.map(|rows| rows.iter().map(|row| row.get(0)).collect()))
     }
 }

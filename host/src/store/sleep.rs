@@ -1,4 +1,4 @@
-//! Who wants to be notified: hints that enqueue reads.
+//! Workers that want to be notified: hints that enqueue reads.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 
 impl Store {
-    /// From now on, and for this long, the worker wants a NOTIFY for these queues (`*`: for any).
+    /// For this long from now, the worker wants a NOTIFY for these queues (`*`: for any).
     pub async fn sleep(&self, queues: &[String], how_long: Duration) -> Result<(), StoreError> {
         let me = self.me()?;
         let ms = i64::try_from(how_long.as_millis()).unwrap_or(i64::MAX);
@@ -24,7 +24,7 @@ impl Store {
         Ok(())
     }
 
-    /// The worker is busy: nobody needs to notify it.
+    /// The worker is busy and needs no notifications.
     pub async fn awake(&self) -> Result<(), StoreError> {
         let me = self.me()?;
         self.query(

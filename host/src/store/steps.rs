@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 use super::{Store, StoreError};
 use crate::job::{AbortReason, Fence, JobId};
 
-/// The job is this worker's no more, for this reason.
+/// The job is no longer this worker's, for this reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotMine(pub AbortReason);
 
@@ -48,7 +48,7 @@ impl Store {
             .collect())
     }
 
-    /// The result of one of them, JSON; none: it is not recorded.
+    /// The result of one step, JSON; `None` if it is not recorded.
     pub async fn recorded_step(
         &self,
         id: JobId,
@@ -77,8 +77,8 @@ impl Store {
         })
     }
 
-    /// Records the result of a step, JSON, of a job that this worker has claimed. It is committed when this
-    /// returns. Recording the same step again changes nothing.
+    /// Records the result of a step, JSON, for a job that this worker has claimed. It is committed when this returns. Recording the same
+    /// step again changes nothing.
     pub async fn record_step(
         &self,
         id: JobId,

@@ -37,7 +37,7 @@ async fn operators_list_read_put_and_remove_what_handlers_keep() {
     rouse(&["set", "no/name", "n", "1"])
         .await
         .exits(1)
-        .says("'no/name' is no handler name");
+        .says("'no/name' is not a handler name");
     rouse(&["set", "gone.by", "", "1"])
         .await
         .exits(1)
@@ -116,7 +116,7 @@ async fn from_outside_nothing_is_put_that_no_handler_could_ask_for_and_no_tenant
     for (call, says) in [
         (
             "rouse.remove_state('x', '', NULL)",
-            "no tenant is an empty text",
+            "tenant must not be empty",
         ),
         ("rouse.put_state('x', '', 'k', '1')", "1 to 200 characters"),
         (

@@ -65,7 +65,7 @@ async fn until_they_wait(client: &Client, writes: usize) {
 }
 
 /// Holds back all who make the state of `x` larger.
-const GROWING: &str = "SELECT rouse._grow_state('x', '')";
+const GROWING: &str = "SELECT rouse._lock_state_growth('x', '')";
 
 #[tokio::test]
 async fn of_two_that_write_at_once_where_one_fits_one_is_refused() {

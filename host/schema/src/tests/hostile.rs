@@ -1,18 +1,18 @@
-//! Schemas and values that were made to cost much: all of them end, with an answer.
+//! Schemas and values that are designed to be expensive: all checks end, with an answer.
 
 use std::time::{Duration, Instant};
 
 use super::schema;
 
-/// What a check may take on a machine that is busy with other tests; most take a hundredth of it.
+/// The time limit of a check on a machine that is busy with other tests; most take a hundredth of it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Checks on a stack that is smaller than that of any thread for guests.
+/// Runs the check on a stack that is smaller than that of any thread for guests.
 fn checked(written: String, value: String) -> Result<(), String> {
     let start = Instant::now();
     let thread = std::thread::Builder::new().stack_size(1 << 20);
     let check = move || {
-        let schema = schema(&written).expect("the schema is none that is refused");
+        let schema = schema(&written).expect("the schema is accepted");
         assert!(matches!(
             schema.check_quickly(value.as_bytes()),
             None | Some(Err(_))
@@ -26,11 +26,11 @@ fn checked(written: String, value: String) -> Result<(), String> {
 
 fn refused(written: &str, value: &str, words: &str) {
     let why = checked(written.into(), value.into()).expect_err("must not fit");
-    let told: String = why.chars().take(300).collect();
-    assert!(why.contains(words), "{told}");
+    let start: String = why.chars().take(300).collect();
+    assert!(why.contains(words), "{start}");
 }
 
-/// Each level tries both alternatives of the next, and what either has looked at is asked for: 2^40 in all.
+/// Each level tries both alternatives of the next, and collects the evaluated properties of either: 2^40 in all.
 fn doubling() -> String {
     let levels: String = (0..40)
         .map(|n| {
@@ -46,7 +46,7 @@ fn doubling() -> String {
 #[test]
 fn alternatives_that_double_at_each_level_end() {
     refused(&doubling(), "{}", "too many steps");
-    // Where nobody asks for what they have looked at, each level is tried once; so where each is one of the value.
+    // Unless evaluated properties are collected, each level is tried once; the same if each level is one of the value.
     let once = doubling().replace("unevaluatedProperties", "title");
     assert_eq!(schema(&once).unwrap().check(b"{}"), Ok(()));
     let deep = format!("{}1{}", "[".repeat(60), "]".repeat(60));
@@ -56,7 +56,7 @@ fn alternatives_that_double_at_each_level_end() {
 }
 
 #[test]
-fn nesting_ends() {
+fn deep_nesting_is_rejected() {
     let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
     let list = r##"{"items": {"$ref": "#"}, "type": "array"}"##;
     assert_eq!(schema(list).unwrap().check(deep(512).as_bytes()), Ok(()));
@@ -69,10 +69,10 @@ fn nesting_ends() {
         &deep(10_000),
         "expected an object, got an array",
     );
-    // Where the schema does not look, depth is nobody's concern.
+    // Depth that the schema does not check is ignored.
     let array = schema(r#"{"type": "array"}"#).unwrap();
     assert_eq!(array.check(deep(100_000).as_bytes()), Ok(()));
-    // A chain of references is none, unless they say something else too.
+    // References alone do not count as nesting, unless they have other rules.
     let chain = |besides: &str| {
         let links: String = (0..5_000)
             .map(|n| format!(r##""d{n}": {{{besides} "$ref": "#/$defs/d{}"}},"##, n + 1))
@@ -81,7 +81,7 @@ fn nesting_ends() {
     };
     refused(&chain(""), "1", "expected null, got 1 (#/$defs/d5000)");
     refused(&chain(r#""minimum": 0,"#), "1", "nested deeper");
-    // A pointer that is as long as the value is deep.
+    // A pointer as long as the value is deep.
     let objects = format!("{}1{}", r#"{"a":"#.repeat(200), "}".repeat(200));
     refused(
         r##"{"additionalProperties": {"$ref": "#"}, "type": "object"}"##,
@@ -91,7 +91,7 @@ fn nesting_ends() {
 }
 
 #[test]
-fn what_is_kept_of_an_object_is_not_kept_once_for_each_level_of_the_schema() {
+fn reservations_for_an_object_are_bounded_across_schema_levels() {
     let members: Vec<String> = (0..40_000).map(|n| format!("\"{n}\":1")).collect();
     let value = format!("{{\"a\":1,{}}}", members.join(","));
     for (open, close) in [
@@ -100,7 +100,7 @@ fn what_is_kept_of_an_object_is_not_kept_once_for_each_level_of_the_schema() {
     ] {
         let written = format!("{}false{}", open.repeat(50), close.repeat(50));
         let why = checked(written, value.clone()).expect_err("must not fit");
-        // Whichever comes first.
+        // In either order.
         assert!(
             why.contains("does not match") || why.contains("too many steps"),
             "{why:.200}"
@@ -109,7 +109,7 @@ fn what_is_kept_of_an_object_is_not_kept_once_for_each_level_of_the_schema() {
 }
 
 #[test]
-fn a_check_that_nobody_waits_for_ends() {
+fn a_cancelled_check_ends() {
     let looks = std::cell::Cell::new(0);
     let unwanted = || {
         looks.set(looks.get() + 1);
@@ -120,7 +120,7 @@ fn a_check_that_nobody_waits_for_ends() {
 }
 
 #[test]
-fn no_list_makes_the_search_for_equal_items_slow() {
+fn uniqueness_is_checked_quickly_for_any_list() {
     let numbers: Vec<String> = (0..200_000).map(|n| format!("{n}e1")).collect();
     let list = format!("[{}]", numbers.join(","));
     let unique = schema(r#"{"uniqueItems": true}"#).unwrap();
@@ -128,11 +128,11 @@ fn no_list_makes_the_search_for_equal_items_slow() {
     assert_eq!(unique.check(list.as_bytes()), Ok(()));
     assert!(start.elapsed() < PATIENCE);
     let list = format!("[{},1999990]", numbers.join(","));
-    refused(r#"{"uniqueItems": true}"#, &list, "items that all differ");
+    refused(r#"{"uniqueItems": true}"#, &list, "expected unique items, got duplicates");
 }
 
 #[test]
-fn patterns_and_numbers_end() {
+fn expensive_patterns_and_numbers_are_bounded() {
     let long = format!("\"{}\"", "a".repeat(1 << 18));
     refused(
         r#"{"pattern": "^(a+)+$|(a|b)*b(a|b){1000}"}"#,
@@ -152,7 +152,7 @@ fn patterns_and_numbers_end() {
         r#"{{"not": {{"anyOf": [{{"type": "string"}}, {}]}}}}"#,
         rules.join(",")
     );
-    refused(&written, &digits, "expected no match of");
+    refused(&written, &digits, "expected a value that does not match");
     let rules = format!(
         r#"{{"allOf": [{}]}}"#,
         vec![r#"{"type": "integer"}"#; 5_000].join(",")
@@ -173,7 +173,7 @@ fn patterns_and_numbers_end() {
 }
 
 #[test]
-fn what_was_looked_at_is_not_handed_up_for_nothing() {
+fn evaluated_properties_are_collected_only_if_needed() {
     let mut written = r#"{"additionalProperties": true}"#.to_owned();
     for _ in 0..40 {
         written = format!(r#"{{"anyOf": [{written}]}}"#);
@@ -188,7 +188,7 @@ fn what_was_looked_at_is_not_handed_up_for_nothing() {
 }
 
 #[test]
-fn a_value_with_millions_of_parts_is_read_up_to_a_limit() {
+fn a_value_with_too_many_parts_is_rejected() {
     let list = |parts: usize| format!("[{}0]", "0,".repeat(parts));
     let numbers = r#"{"items": {"type": "integer"}}"#;
     let schema = schema(numbers).unwrap();
@@ -197,9 +197,9 @@ fn a_value_with_millions_of_parts_is_read_up_to_a_limit() {
 }
 
 #[test]
-fn schemas_of_a_megabyte_are_read_in_time() {
+fn schemas_of_a_megabyte_compile_in_time() {
     let start = Instant::now();
-    // One long name, within which are many subschemas.
+    // One long name with many subschemas under it.
     let many: Vec<String> = (0..20_000).map(|n| format!(r#""{n}": {{}}"#)).collect();
     let name = "x".repeat(500_000);
     let written = format!(

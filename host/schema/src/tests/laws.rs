@@ -1,4 +1,4 @@
-//! What holds for every schema and every value.
+//! Properties that hold for every schema and every value.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -60,7 +60,7 @@ fn any_schema() -> impl Strategy<Value = Value> {
     })
 }
 
-/// None where the schema itself is refused, for its pattern.
+/// `None` if the schema itself is rejected because of its pattern.
 fn fits(written: &Value, value: &Value) -> Option<bool> {
     let schema = schema(&written.to_string()).ok()?;
     Some(schema.check(value.to_string().as_bytes()).is_ok())
@@ -68,7 +68,7 @@ fn fits(written: &Value, value: &Value) -> Option<bool> {
 
 proptest! {
     #[test]
-    fn a_schema_in_other_words_is_the_same_schema(written in any_schema(), value in value()) {
+    fn equivalent_schemas_give_the_same_result(written in any_schema(), value in value()) {
         let Some(fit) = fits(&written, &value) else { return Ok(()) };
         for (same, fit) in [
             (json!({ "not": { "not": written } }), fit),
@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn a_quick_check_says_the_same_as_a_long_one(written in any_schema(), value in value()) {
+    fn a_quick_check_agrees_with_a_full_one(written in any_schema(), value in value()) {
         if let Ok(schema) = schema(&written.to_string()) {
             let text = value.to_string();
             if let Some(quickly) = schema.check_quickly(text.as_bytes()) {
@@ -106,8 +106,8 @@ proptest! {
     }
 
     #[test]
-    fn equal_items_are_those_that_are_equal(list in proptest::collection::vec(value(), 0..6)) {
-        // Numbers apart, which a `Value` tells apart by how they are written.
+    fn unique_items_agree_with_equality(list in proptest::collection::vec(value(), 0..6)) {
+        // Except numbers, for which `Value` distinguishes spellings.
         let number = |value: &Value| value.to_string().contains(".0");
         prop_assume!(!list.iter().any(number));
         let repeated = (1..list.len()).any(|n| list[..n].contains(&list[n]));
@@ -119,8 +119,8 @@ proptest! {
     }
 
     #[test]
-    fn numbers_are_compared_as_they_are(a in any::<i64>(), b in any::<i64>(), places in 0..25usize, unit in 1..5_000u64) {
-        // The same number, with its point elsewhere.
+    fn numbers_compare_by_value(a in any::<i64>(), b in any::<i64>(), places in 0..25usize, unit in 1..5_000u64) {
+        // The same number, with the decimal point shifted.
         let moved = format!("{}e{places}", decimal(a, places));
         let plain = a.to_string();
         prop_assert_eq!(Decimal::read(&moved), Decimal::read(&plain));
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn a_number_is_the_one_that_is_written(bits in any::<u64>(), digits in "[1-9][0-9]{0,40}") {
+    fn a_number_equals_its_text(bits in any::<u64>(), digits in "[1-9][0-9]{0,40}") {
         let double = f64::from_bits(bits);
         prop_assume!(double.is_finite());
         for text in [double.to_string(), format!("{double:e}"), digits] {
@@ -145,7 +145,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_is_written_ends_without_a_panic(written in "\\PC{0,40}", pattern in "[\\[\\]\\\\^$a-z0-9&~{}(),?*+|.-]{0,12}", text in "\\PC{0,20}") {
+    fn arbitrary_input_never_panics(written in "\\PC{0,40}", pattern in "[\\[\\]\\\\^$a-z0-9&~{}(),?*+|.-]{0,12}", text in "\\PC{0,20}") {
         let schema = json!({ "pattern": pattern, "properties": { &written: { "pattern": text } }, "$ref": written });
         let _ = super::schema(&schema.to_string());
         if let Ok(schema) = super::schema(&json!({ "pattern": pattern }).to_string()) {
@@ -155,7 +155,7 @@ proptest! {
     }
 }
 
-/// The number with its point moved to the left.
+/// The number with its decimal point moved to the left.
 fn decimal(number: i64, places: usize) -> String {
     let sign = if number < 0 { "-" } else { "" };
     let digits = number.unsigned_abs().to_string();

@@ -1,4 +1,4 @@
-//! What fits and what does not, rule by rule; what is refused; what ends although it was made not to.
+//! Matches and mismatches of each rule, rejected schemas, and hostile input that must not run forever.
 
 mod hostile;
 mod laws;
@@ -16,7 +16,7 @@ fn schema(written: &str) -> Result<Schema, String> {
     Schema::parse(written, &mut PatternBytes::of_a_module(), quoted)
 }
 
-/// As the host quotes: what a terminal would mind is shown as an escape.
+/// Quotes like the host: control characters become escapes.
 fn quoted(text: &str, bytes_max: usize) -> String {
     let mut quoted = String::new();
     for character in text.chars() {
@@ -32,14 +32,14 @@ fn quoted(text: &str, bytes_max: usize) -> String {
     quoted
 }
 
-/// Why this value does not fit.
-fn misfit(written: &str, value: &str) -> Option<String> {
+/// The error of a value that does not match.
+fn mismatch(written: &str, value: &str) -> Option<String> {
     let schema = schema(written).unwrap_or_else(|why| panic!("{written}: {why}"));
     schema.check(value.as_bytes()).err()
 }
 
 #[test]
-fn a_mismatch_says_where_what_is_expected_and_what_there_is() {
+fn a_mismatch_names_the_location_the_expectation_and_the_value() {
     let written = r##"{"type": "object", "required": ["name"], "properties": {
         "name": {"type": "string"}, "a/b~": {"items": {"$ref": "#/$defs/small"}},
         "shape": {"oneOf": [
@@ -48,9 +48,9 @@ fn a_mismatch_says_where_what_is_expected_and_what_there_is() {
         "maybe": {"anyOf": [{"$ref": "#/$defs/point"}, {"type": "null"}]}},
         "additionalProperties": false,
         "$defs": {"small": {"maximum": 9}, "point": {"type": "object", "required": ["x"]}}}"##;
-    for (value, said) in [
+    for (value, message) in [
         ("[1]", ": expected an object, got an array (#)"),
-        ("{}", r#": missing the required property "name" (#)"#),
+        ("{}", r#": missing required property "name" (#)"#),
         (
             r#"{"name": 7}"#,
             " at /name: expected a string, got 7 (#/properties/name)",
@@ -63,32 +63,32 @@ fn a_mismatch_says_where_what_is_expected_and_what_there_is() {
             r#"{"name": "a", "colour": "red"}"#,
             " at /colour: unexpected property (#/additionalProperties)",
         ),
-        // Of several alternatives it is the one that the value comes closest to.
+        // The error is about the alternative that the value comes closest to.
         (
             r#"{"name": "a", "shape": {"kind": "square", "side": "1"}}"#,
             r#" at /shape/side: expected a number, got "1" (#/properties/shape/oneOf/1/properties/side)"#,
         ),
         (
             r#"{"name": "a", "maybe": {}}"#,
-            r#" at /maybe: missing the required property "x" (#/$defs/point)"#,
+            r#" at /maybe: missing required property "x" (#/$defs/point)"#,
         ),
         (
             r#"{"name": "a", "maybe": 1}"#,
-            r##" at /maybe: expected any of [{"$ref":"#/$defs/point"},{"type":"null"}], got 1 (#/properties/maybe)"##,
+            r##" at /maybe: expected a match for any of {"$ref":"#/$defs/point"}, {"type":"null"}; got 1 (#/properties/maybe)"##,
         ),
     ] {
-        let said = format!("does not match the schema{said}");
-        assert_eq!(misfit(written, value), Some(said));
+        let message = format!("does not match the schema{message}");
+        assert_eq!(mismatch(written, value), Some(message));
     }
     assert_eq!(
-        misfit(written, "{").as_deref(),
+        mismatch(written, "{").as_deref(),
         Some("is not JSON: EOF while parsing an object at line 1 column 1")
     );
 }
 
 #[test]
-fn each_keyword_says_what_it_expects() {
-    for (written, value, said) in [
+fn each_keyword_has_its_message() {
+    for (written, value, message) in [
         ("false", "1", "expected no value, got 1"),
         (
             r#"{"properties": {"a": false}}"#,
@@ -111,7 +111,7 @@ fn each_keyword_says_what_it_expects() {
         (
             r#"{"enum": ["a", 1]}"#,
             "2",
-            r#"expected one of ["a",1], got 2"#,
+            r#"expected one of "a", 1; got 2"#,
         ),
         (
             r#"{"minimum": 1e400}"#,
@@ -133,6 +133,13 @@ fn each_keyword_says_what_it_expects() {
             r#"{"multipleOf": 2}"#,
             "3",
             "expected a multiple of 2, got 3",
+        ),
+        (r#"{"enum": ["a"]}"#, "2", r#"expected "a", got 2"#),
+        (r#"{"enum": []}"#, "2", "expected no value, got 2"),
+        (
+            r#"{"contains": {"const": 1}}"#,
+            "[2]",
+            r#"expected at least 1 item that matches {"const":1}, got 0"#,
         ),
         (
             r#"{"minLength": 1}"#,
@@ -162,7 +169,7 @@ fn each_keyword_says_what_it_expects() {
         (
             r#"{"uniqueItems": true}"#,
             "[7, 7]",
-            "expected items that all differ, got an array",
+            "expected unique items, got duplicates",
         ),
         (
             r#"{"prefixItems": [true], "items": false}"#,
@@ -177,12 +184,12 @@ fn each_keyword_says_what_it_expects() {
         (
             r#"{"contains": {"const": 1}, "minContains": 2}"#,
             "[1]",
-            r#"expected more items that match {"const":1}, got 1"#,
+            r#"expected at least 2 items that match {"const":1}, got 1"#,
         ),
         (
             r#"{"contains": {"const": 1}, "maxContains": 1}"#,
             "[1, 1, 1]",
-            r#"expected at most 1 match for "contains", got 3"#,
+            r#"expected at most 1 item that matches {"const":1}, got 3"#,
         ),
         (
             r#"{"minProperties": 1}"#,
@@ -197,36 +204,36 @@ fn each_keyword_says_what_it_expects() {
         (
             r#"{"dependentRequired": {"a": ["b"]}}"#,
             r#"{"a": 1}"#,
-            r#"missing the required property "b""#,
+            r#"missing required property "b""#,
         ),
         (
             r#"{"propertyNames": {"maxLength": 1}}"#,
             r#"{"a/b": 1}"#,
-            r#" at the name of /a~1b: expected at most 1 character, got "a/b""#,
+            r#" at /a~1b (property name): expected at most 1 character, got "a/b""#,
         ),
         (
             r#"{"not": {"const": 1}}"#,
             "1",
-            r#"expected no match of {"const":1}, got 1"#,
+            r#"expected a value that does not match {"const":1}, got 1"#,
         ),
         (
             r#"{"oneOf": [{"type": "null"}, {"type": "string"}]}"#,
             "1",
-            r#"expected one of [{"type":"null"},{"type":"string"}], got 1"#,
+            r#"expected a match for exactly one of {"type":"null"}, {"type":"string"}; got 1"#,
         ),
         (
             r#"{"oneOf": [true, {}]}"#,
             "1",
-            r#"expected exactly one match in "oneOf", got more"#,
+            r#"expected a match for exactly one schema of "oneOf", got several"#,
         ),
     ] {
-        let why = misfit(written, value).expect("it does not match");
-        assert!(why.contains(&format!("{said} (#")), "{written}: {why}");
+        let why = mismatch(written, value).expect("it does not match");
+        assert!(why.contains(&format!("{message} (#")), "{written}: {why}");
     }
 }
 
 #[test]
-fn a_message_holds_little_of_the_value_and_nothing_that_a_terminal_would_mind() {
+fn a_message_quotes_little_of_the_value_and_no_control_characters() {
     let long = "x".repeat(100_000);
     let nasty = "\\u001b[2J\u{202e}";
     for value in [
@@ -237,17 +244,20 @@ fn a_message_holds_little_of_the_value_and_nothing_that_a_terminal_would_mind() 
         format!(r#"{{"a": {}}}"#, "7".repeat(100_000)),
     ] {
         let written = r#"{"additionalProperties": {"additionalProperties": false, "type": "object", "minProperties": 1}}"#;
-        let told = misfit(written, &value).expect("it does not fit");
-        assert!(told.len() < 700, "{told}");
-        assert!(!told.contains(['\u{1b}', '\u{202e}']), "{told}");
+        let message = mismatch(written, &value).expect("it does not match");
+        assert!(message.len() < 700, "{message}");
+        assert!(!message.contains(['\u{1b}', '\u{202e}']), "{message}");
     }
-    let loud = format!(r#"{{"enum": ["{nasty}{long}"], "description": "{long}"}}"#);
-    let told = misfit(&loud, "1").expect("it does not fit");
-    assert!(told.len() < 700 && !told.contains('\u{202e}'), "{told}");
+    let hostile = format!(r#"{{"enum": ["{nasty}{long}"], "description": "{long}"}}"#);
+    let message = mismatch(&hostile, "1").expect("it does not match");
+    assert!(
+        message.len() < 700 && !message.contains('\u{202e}'),
+        "{message}"
+    );
 }
 
 #[test]
-fn what_fits_everything_is_not_even_read() {
+fn a_schema_that_everything_matches_skips_parsing() {
     for open in [
         "true",
         "{}",
@@ -260,7 +270,7 @@ fn what_fits_everything_is_not_even_read() {
 }
 
 #[test]
-fn a_schema_is_kept_as_it_is_written_in_one_line() {
+fn a_schema_keeps_its_text_on_one_line() {
     let written = "{ \"const\" :\t1e400,\r\n\"title\": \"a \\\" \\\\\" }";
     let schema = schema(written).unwrap();
     let text = r#"{"const":1e400,"title":"a \" \\"}"#;
@@ -270,7 +280,7 @@ fn a_schema_is_kept_as_it_is_written_in_one_line() {
 }
 
 #[test]
-fn a_schema_that_is_nested_too_deep_is_refused() {
+fn a_schema_that_is_nested_too_deeply_is_refused() {
     let deep = |levels: usize| {
         let (open, close) = ("[".repeat(levels - 1), "]".repeat(levels - 1));
         schema(&format!(r#"{{"unknown": {open}{close}}}"#))
@@ -282,8 +292,8 @@ fn a_schema_that_is_nested_too_deep_is_refused() {
 }
 
 #[test]
-fn a_mistake_in_a_schema_is_refused_with_its_place() {
-    for (written, told) in [
+fn an_error_in_a_schema_is_reported_with_its_location() {
+    for (written, message) in [
         (
             r#"{"type": "int"}"#,
             r#"#: "type" is "int", expected a JSON type, or a list of them"#,
@@ -340,7 +350,7 @@ fn a_mistake_in_a_schema_is_refused_with_its_place() {
         ),
         (
             r#"{"$ref": "https://example.com/s"}"#,
-            r#"#: "$ref" is "https://example.com/s", which is another document: a schema has to contain all that it refers to"#,
+            r#"#: "$ref" is "https://example.com/s", which is another document: a schema has to contain everything that it refers to"#,
         ),
         (
             r##"{"$ref": "#/$defs/b"}"##,
@@ -388,7 +398,7 @@ fn a_mistake_in_a_schema_is_refused_with_its_place() {
         ),
         (
             r##"{"items": {"$recursiveRef": "#"}}"##,
-            r#"#/items: "$recursiveRef" is not of 2020-12, expected "$dynamicRef""#,
+            r#"#/items: "$recursiveRef" is not part of 2020-12, expected "$dynamicRef""#,
         ),
         (
             r#"{"$schema": "https://spec.openapis.org/oas/3.1/dialect/base"}"#,
@@ -413,6 +423,6 @@ fn a_mistake_in_a_schema_is_refused_with_its_place() {
         ),
     ] {
         let why = schema(written).expect_err("must be refused");
-        assert!(why.contains(told), "{written}: {why}");
+        assert!(why.contains(message), "{written}: {why}");
     }
 }

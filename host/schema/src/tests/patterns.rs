@@ -1,10 +1,10 @@
-//! Patterns mean what ECMA-262 with the flag `u` says; Node 20 gives the same answers.
+//! Patterns have the meaning of ECMA-262 with the flag `u`; Node 20 gives the same answers.
 
 use serde_json::json;
 
 use super::schema;
 
-/// A pattern, texts in which it is found, texts in which it is not.
+/// A pattern, texts that it matches, texts that it does not match.
 type Case = (
     &'static str,
     &'static [&'static str],
@@ -13,7 +13,7 @@ type Case = (
 
 const CASES: &[Case] = &[
     ("", &["", "a"], &[]),
-    // A dot is any character but the ends of lines, of which there are four.
+    // A dot is any character except the four line terminators.
     (
         "^.$",
         &["a", "\t", "\u{85}", "😀", "\0"],
@@ -21,9 +21,9 @@ const CASES: &[Case] = &[
     ),
     (r"^[^]$", &["\n", "😀"], &["", "ab"]),
     (r"[]", &[], &["", "[]"]),
-    // The beginning and the end are those of the text.
+    // The anchors are the start and end of the text.
     ("^a$", &["a"], &["a\n", "\na", "a\r"]),
-    // Blanks: with the byte order mark, without NEL.
+    // White space: includes the byte order mark, excludes NEL.
     (
         r"^\s+$",
         &[
@@ -38,7 +38,7 @@ const CASES: &[Case] = &[
     ),
     (r"^[\s]$", &["\u{feff}"], &["\u{85}"]),
     (r"^[^\s]$", &["\u{85}"], &["\u{feff}"]),
-    // Digits and words are those of ASCII.
+    // Digits and word characters are ASCII.
     (r"^\d\D$", &["1a", "1\u{664}"], &["\u{664}a", "11"]),
     (r"^\w\W$", &["_é", "a-"], &["éa", "ab"]),
     (r"^[\W]$", &["é", "-"], &["a", "_"]),
@@ -62,7 +62,7 @@ const CASES: &[Case] = &[
         &[r"^$\.*+?()[]{}|/"],
         &["\\^"],
     ),
-    // Two halves are one character, and half a one is in no text.
+    // Two surrogates are one character; no text contains a lone one.
     (
         r"^\uD83D\uDE00{2}$",
         &["😀😀"],
@@ -90,7 +90,7 @@ const CASES: &[Case] = &[
         &["a", "\u{d7ff}", "\u{e000}", "😀"],
     ),
     (r"^\u{D800}?$", &[""], &["\u{d7ff}", "\u{e000}"]),
-    // What brackets and braces have in other dialects, they do not have here.
+    // Special meanings of brackets and braces in other dialects do not apply.
     (r"^[a&&b[~~c]+$", &["a&b[~c"], &["]", "-"]),
     (r"^[+--]$", &["+", ",", "-"], &["."]),
     (r"^[--/]$", &["-", ".", "/"], &[","]),
@@ -135,10 +135,10 @@ fn patterns_mean_what_ecma_262_says() {
 }
 
 #[test]
-fn a_pattern_that_means_nothing_there_is_refused_with_the_reason() {
+fn an_unsupported_pattern_is_rejected_with_the_reason() {
     let deep = format!("{}a{}", "(".repeat(51), ")".repeat(51));
     for (pattern, why) in [
-        // In linear time neither of them can be done.
+        // Neither is possible in linear time.
         (
             "(?=a)",
             "matched in linear time, without lookaround like (?=",
@@ -155,7 +155,7 @@ fn a_pattern_that_means_nothing_there_is_refused_with_the_reason() {
             r"(?<a>b)\k<a>",
             r"matched in linear time, without backreferences like \k",
         ),
-        // The standard.
+        // Invalid according to the standard.
         (
             r"[.-\w]",
             r"a range in brackets with a class like \w at one end",
@@ -207,7 +207,7 @@ fn a_pattern_that_means_nothing_there_is_refused_with_the_reason() {
             r"a \p without a known property of Unicode: {Klingon}",
         ),
         (r"\p{^L}", r"a \p without a known property of Unicode: {^L}"),
-        // Bounds.
+        // Limits.
         (&deep, "groups are nested deeper than 50 levels"),
         ("((a{500}){500}){500}", "too large"),
         ("a{99999999999999999999}", "too large"),
@@ -216,11 +216,14 @@ fn a_pattern_that_means_nothing_there_is_refused_with_the_reason() {
             json!({ "pattern": pattern }),
             json!({ "patternProperties": { pattern: true } }),
         ] {
-            let told = schema(&written.to_string()).expect_err(pattern);
-            assert!(told.contains(why), "{pattern}: {told}");
+            let message = schema(&written.to_string()).expect_err(pattern);
+            assert!(message.contains(why), "{pattern}: {message}");
         }
     }
     let long = json!({ "pattern": "a".repeat(5_000) }).to_string();
-    let told = schema(&long).unwrap_err();
-    assert!(told.contains("5000 bytes; 4096 are allowed"), "{told}");
+    let message = schema(&long).unwrap_err();
+    assert!(
+        message.contains("5000 bytes; at most 4096 are allowed"),
+        "{message}"
+    );
 }

@@ -1,4 +1,4 @@
-//! Schemas of recursive types, as schemars writes them: what fits them is found to fit, however deep it is.
+//! Schemas of recursive types, as schemars writes them: matching values are accepted at any depth.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -8,8 +8,8 @@ use super::super::json::Document;
 use super::super::remembered::Remembered;
 use super::*;
 
-/// `#[serde(tag = "type")] enum Expr { Add { left, right }, Sub, Mul, Div, Neg { of }, Num { value } }`; `tag` is what each
-/// variant has for its name.
+/// `#[serde(tag = "type")] enum Expr { Add { left, right }, Sub, Mul, Div, Neg { of }, Num { value } }`; `tag` maps the name of a variant
+/// to its tag.
 fn expressions(keyword: &str, tag: impl Fn(&str) -> Value) -> String {
     let expr = json!({ "$ref": "#" });
     let two = |name: &str| {
@@ -39,7 +39,7 @@ fn constant(name: &str) -> Value {
     json!({ "type": "string", "const": name })
 }
 
-/// `1 - 1 - 1 …`, each within the left or the right of the one before.
+/// `1 - 1 - 1 …`, nested on the left or on the right.
 fn nested(depth: usize, side: &str, innermost: &str) -> String {
     let other = if side == "left" { "right" } else { "left" };
     let open = format!(r#"{{"type":"Div","{other}":{{"type":"Num","value":1}},"{side}":"#);
@@ -59,9 +59,9 @@ fn balanced(depth: usize) -> String {
 const NUM: &str = r#"{"type":"Num","value":7}"#;
 
 #[test]
-fn a_payload_of_a_recursive_type_fits_however_deep_it_is() {
+fn a_payload_of_a_recursive_type_matches_at_any_depth() {
     let reference = |name: &str| json!({ "$ref": format!("#/$defs/{name}Tag") });
-    // Nothing says early which alternative it is: it is one of those with a property that comes last.
+    // The alternative cannot be decided early: the distinguishing property comes last.
     let untagged = json!({ "$ref": "#/$defs/Expr", "$defs": { "Expr": { "anyOf": [
         { "type": "object", "required": ["left", "right"], "additionalProperties": false,
           "properties": { "left": { "$ref": "#/$defs/Expr" }, "right": { "$ref": "#/$defs/Expr" }, "type": { "items": {}, "const": "Add" } } },
@@ -71,7 +71,7 @@ fn a_payload_of_a_recursive_type_fits_however_deep_it_is() {
           "properties": { "left": { "$ref": "#/$defs/Expr" }, "right": { "$ref": "#/$defs/Expr" }, "type": { "items": {} } } },
         { "type": "object", "required": ["value"], "properties": { "value": { "type": "number" } } },
     ] } } });
-    // Each variant has a name of its own, and what is within may be left out.
+    // Each variant has its own property name, and the contents are optional.
     let optional = json!({ "anyOf": [{ "$ref": "#/$defs/Expr" }, { "type": "null" }] });
     let named = json!({ "$ref": "#/$defs/Expr", "$defs": {
         "Expr": { "oneOf": [{ "$ref": "#/$defs/Two" }, { "$ref": "#/$defs/Num" }] },
@@ -104,7 +104,7 @@ fn a_payload_of_a_recursive_type_fits_however_deep_it_is() {
 }
 
 #[test]
-fn a_tag_decides_before_the_rest_is_looked_at() {
+fn a_tag_decides_before_other_properties_are_checked() {
     let tagged = schema(&expressions("oneOf", constant)).unwrap();
     let value = nested(100, "left", NUM);
     let forgetful = Remembered::bounded(1, u64::MAX);
@@ -117,7 +117,7 @@ fn a_tag_decides_before_the_rest_is_looked_at() {
     );
 }
 
-/// How a check ends that remembers so much.
+/// The result of a check with this cache.
 fn ends(schema: &Schema, value: &str, remembered: Remembered<'static>) -> Option<String> {
     let compiled = schema.compiled.as_ref()?;
     let document = Document::read(value.as_bytes()).unwrap_or_else(|_| panic!("it is JSON"));
@@ -125,7 +125,7 @@ fn ends(schema: &Schema, value: &str, remembered: Remembered<'static>) -> Option
     check.remembered = remembered;
     Some(match check.whole() {
         Ok(()) => "fits".into(),
-        Err(Stop::Mismatch(mismatch)) => mismatch.told(
+        Err(Stop::Mismatch(mismatch)) => mismatch.describe(
             compiled,
             schema.written.json(),
             document.json(),
@@ -137,7 +137,7 @@ fn ends(schema: &Schema, value: &str, remembered: Remembered<'static>) -> Option
 }
 
 #[test]
-fn what_took_most_is_remembered_where_there_is_no_room_for_all() {
+fn a_full_cache_keeps_the_most_expensive_results() {
     let written = expressions("anyOf", |name| json!({ "items": {}, "const": name }));
     let schema = schema(&written).unwrap();
     let value = balanced(9);
@@ -151,7 +151,7 @@ fn what_took_most_is_remembered_where_there_is_no_room_for_all() {
     );
 }
 
-/// Definitions that refer to each other from within.
+/// Definitions with nested references to each other.
 fn definitions() -> impl Strategy<Value = Value> {
     let name = proptest::sample::select(vec!["a", "b", "c"]);
     let leaf = prop_oneof![
@@ -180,7 +180,7 @@ fn definitions() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn what_is_remembered_is_what_is_found_again(written in definitions(), value in super::laws::value()) {
+    fn cached_results_equal_computed_results(written in definitions(), value in super::laws::value()) {
         if let Ok(schema) = schema(&written.to_string()) {
             let value = value.to_string();
             let anew = ends(&schema, &value, Remembered::bounded(1, u64::MAX));

@@ -2,7 +2,7 @@
 
 use super::schema;
 
-/// A schema, what fits it, what does not.
+/// A schema, values that match it, values that do not.
 type Case = (
     &'static str,
     &'static [&'static str],
@@ -332,7 +332,7 @@ const CASES: &[Case] = &[
         &["{}", "{\"a\": 1, \"b\": 2}", "[\"a\"]"],
         &["{\"a\": 1}"],
     ),
-    // In place.
+    // Subschemas for the same value.
     (
         r#"{"allOf": [{"minimum": 1}, {"maximum": 2}]}"#,
         &["1", "2"],
@@ -399,7 +399,7 @@ const CASES: &[Case] = &[
         ],
         &["1", "{\"head\": 1, \"tail\": {\"head\": 2}}"],
     ),
-    // References by name, and schemas with a name of their own within the schema.
+    // References by name, and embedded schemas with their own `$id`.
     (
         r##"{"properties": {"a": {"$ref": "#n"}, "b": {"$dynamicRef": "#d"}}, "$defs": {"x": {"$anchor": "n", "type": "null"}, "y": {"$dynamicAnchor": "d", "const": 1}}}"##,
         &["{\"a\": null, \"b\": 1}"],
@@ -416,19 +416,19 @@ const CASES: &[Case] = &[
         &["[null, 1, 2]"],
         &["[3]"],
     ),
-    // Within one of those, # is its own top.
+    // In an embedded schema, # is its root.
     (
         r##"{"properties": {"a": {"$id": "urn:uuid:0", "items": {"$ref": "#/$defs/b"}, "$defs": {"b": {"type": "null"}}}}, "$defs": {"b": {"const": 1}}}"##,
         &["{\"a\": [null]}"],
         &["{\"a\": [1]}"],
     ),
-    // What only looks like a name is none.
+    // Members that only look like names are ignored.
     (
         r##"{"$ref": "#a", "enum": [{"$anchor": "a"}, null], "properties": {"$anchor": true, "$id": {"$anchor": "a", "maximum": 1}}}"##,
         &["null", "{\"$anchor\": \"a\"}"],
         &["1", "{\"$id\": 2}"],
     ),
-    // What earlier drafts had.
+    // Keywords of earlier drafts.
     (
         r#"{"dependencies": {"a": ["b"], "c": {"required": ["d"]}, "e": false}}"#,
         &[
@@ -443,7 +443,7 @@ const CASES: &[Case] = &[
         &["null"],
         &["1"],
     ),
-    // What nothing else has looked at.
+    // Unevaluated properties and items.
     (
         r#"{"prefixItems": [true], "allOf": [{"prefixItems": [true, true]}, {"contains": {"const": 7}}], "unevaluatedItems": {"type": "null"}}"#,
         &["[1, 2, null, 7, null]", "[7]", "{\"a\": 1}", "1"],
@@ -527,7 +527,7 @@ const CASES: &[Case] = &[
 ];
 
 #[test]
-fn each_rule_of_the_standard_holds() {
+fn rules_match_the_standard() {
     for (written, fitting, unfitting) in CASES {
         let schema = schema(written).unwrap_or_else(|why| panic!("{written}: {why}"));
         for value in *fitting {

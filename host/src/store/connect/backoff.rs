@@ -1,8 +1,8 @@
 //! One backoff for all connections to one address.
 //!
-//! As long as connections open, this does nothing. After the first failure, all callers get an error at once, without a try,
-//! until 1, 2, 4 … 60 s have passed; then the next caller makes one try. So callers that retry on their own (settlements,
-//! renewals, steps) need no backoff of their own.
+//! As long as connections open, it has no effect. After the first failure, all callers get an error at once, without a try, until 1, 2, 4 …
+//! 60 s have passed; then the next caller makes one try. Callers that retry on their own (settlements, renewals, steps) therefore need no
+//! backoff of their own.
 
 use std::fmt;
 use std::future::Future;
@@ -25,25 +25,25 @@ pub(super) struct Backoff {
 /// Whether connections to a server open.
 #[derive(Debug, Clone, Default)]
 pub struct Reach {
-    /// None: the last one opened, or none was tried.
+    /// The failure; `None` if the last connection opened, or none was tried.
     away: Option<Away>,
 }
 
-/// A server to which no connection opens.
+/// A server that cannot be connected to.
 #[derive(Debug, Clone)]
 pub struct Away {
-    /// Why the last try did not work.
+    /// The error of the last try.
     pub why: String,
-    /// The first failure.
+    /// The time of the first failure.
     pub since: Instant,
     /// Failed tries in a row.
     pub failures: u32,
-    /// The next try; none: one is under way.
+    /// The time of the next try; `None` while one is in progress.
     next_at: Option<Instant>,
 }
 
 impl Reach {
-    /// The failure; none: the last connection opened, or none was tried.
+    /// The failure; `None` if the last connection opened, or none was tried.
     pub fn away(&self) -> Option<&Away> {
         self.away.as_ref()
     }
@@ -69,7 +69,7 @@ pub enum NotOpened<E> {
     Silent(Duration),
 }
 
-/// A try that goes on whether or not anybody waits for its end.
+/// A try that continues whether or not a caller waits for its end.
 #[derive(Debug)]
 pub(super) struct Try<T, E> {
     started: Instant,
@@ -85,13 +85,13 @@ impl<T, E> Try<T, E> {
         self.started.elapsed()
     }
 
-    /// Its end, once: after that it must not be asked again.
+    /// Its result. Must not be called again after it has returned.
     pub(super) async fn end(&mut self) -> Result<T, NotOpened<E>> {
         match (&mut self.going).await {
             Ok(opened) => opened,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime ends, and this task with it.
+                // The runtime is shutting down, and this task with it.
                 Err(_) => std::future::pending().await,
             },
         }
@@ -124,8 +124,8 @@ impl Backoff {
         self.start(patience, opening, describe)?.end().await
     }
 
-    /// Starts to open a connection, unless the backoff has not passed. The try goes on if nobody waits for its end: whether the server
-    /// is reached does not depend on the patience of one task.
+    /// Starts to open a connection, unless the backoff has not passed. The try continues even if no caller waits for its end: whether the
+    /// server is reached does not depend on the patience of one task.
     pub(super) fn start<T, E>(
         self: &Arc<Self>,
         patience: Duration,
@@ -172,12 +172,12 @@ impl Backoff {
         }
     }
 
-    /// Whether the last try failed.
+    /// True if the last try failed.
     pub(super) fn is_away(&self) -> bool {
         self.reach.borrow().away().is_some()
     }
 
-    /// Ends the wait for the next try, also for the end of one that is under way: a server that does not answer it may be back.
+    /// Ends the wait for the next try. Also ends the wait for a try in progress: a server that does not answer it may be back.
     pub(super) fn try_now(&self) {
         self.reach.send_if_modified(|reach| {
             let away = reach.away.as_mut();
@@ -198,7 +198,7 @@ impl Backoff {
                     false => Err(away.clone()),
                 };
             }
-            // Waiters need to hear only of the end of the try.
+            // Waiters need to see the end of the try only.
             false
         });
         Ok(Turn {
@@ -210,7 +210,7 @@ impl Backoff {
     }
 }
 
-/// One try. Dropped before it has worked, it has failed.
+/// One try. If it is dropped before it succeeds, it has failed.
 struct Turn {
     backoff: Arc<Backoff>,
     /// Failed tries in a row, before this one.
@@ -267,8 +267,8 @@ impl Drop for Turn {
     }
 }
 
-/// The wait after so many further failures: 1, 2, 4 … 60 s, of which at least half. `random` is uniform in `0.0..1.0`: the jitter keeps
-/// hosts that lose a server together from reconnecting together.
+/// The wait after this many failures in a row: 1, 2, 4 … 60 s, with jitter of up to one half. `random` is uniform in `0.0..1.0`. The jitter
+/// keeps hosts that lose a server together from reconnecting together.
 pub fn backoff(failures: u32, random: f64) -> Duration {
     Duration::from_secs(1 << failures.min(6))
         .min(WAIT_MAX)
@@ -307,10 +307,10 @@ mod tests {
             fails(&backoff).await,
             Err(NotOpened::Failed("refused"))
         ));
-        let Err(NotOpened::Away(told)) = fails(&backoff).await else {
+        let Err(NotOpened::Away(away_now)) = fails(&backoff).await else {
             panic!("it is not time");
         };
-        assert_eq!((told.failures, told.why.as_str()), (1, "refused"));
+        assert_eq!((away_now.failures, away_now.why.as_str()), (1, "refused"));
         backoff.ready().await;
         // During a try, other callers fail at once.
         let trying = backoff.turn();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_try_goes_on_without_its_caller() {
+    async fn a_try_continues_without_its_caller() {
         let backoff = Arc::new(Backoff::new());
         let _ = fails(&backoff).await;
         backoff.ready().await;
@@ -371,10 +371,10 @@ mod tests {
             tokio::time::timeout(Duration::from_millis(1), opening)
                 .await
                 .is_err(),
-            "the caller has gone"
+            "the caller gives up"
         );
         assert!(matches!(fails(&backoff).await, Err(NotOpened::Away(_))));
-        answer.send(()).expect("the try goes on");
+        answer.send(()).expect("the try continues");
         let mut reach = backoff.reach();
         reach
             .wait_for(|reach| reach.away().is_none())
@@ -388,8 +388,8 @@ mod tests {
         let opening = pending::<Result<(), &str>>();
         let opened = backoff.open(Duration::from_millis(1), opening, |_| String::new());
         assert!(matches!(opened.await, Err(NotOpened::Silent(_))));
-        let told = away(&backoff).expect("it is away");
-        assert!(told.why.starts_with("no answer"), "{}", told.why);
+        let away_now = away(&backoff).expect("it is away");
+        assert!(away_now.why.starts_with("no answer"), "{}", away_now.why);
     }
 
     #[tokio::test]
@@ -411,7 +411,7 @@ mod tests {
         };
         tokio::time::timeout(Duration::from_secs(20), goes_on)
             .await
-            .expect("it goes on");
+            .expect("the waiters wake up");
         assert!(waits.await.unwrap());
     }
 }

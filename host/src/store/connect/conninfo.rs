@@ -1,8 +1,7 @@
-//! Connection strings and `PG*` variables, taken apart.
+//! Parses connection strings and `PG*` variables.
 //!
-//! tokio-postgres reads both kinds of string too, but refuses the settings that it does not know,
-//! `sslmode=verify-full` among them. So they are taken apart here, ours are taken out, and the
-//! rest is handed to it.
+//! tokio-postgres parses both kinds of string too, but rejects settings that it does not know, `sslmode=verify-full` among them. So they
+//! are parsed here, our settings are removed, and the rest is passed on to it.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +10,7 @@ use tokio_postgres::Config;
 
 use super::{ConnectError, Environment};
 
-/// Variables and the settings that they stand for.
+/// Variables and the settings that they set.
 const VARIABLES: [(&str, &str); 15] = [
     ("PGHOST", "host"),
     ("PGHOSTADDR", "hostaddr"),
@@ -30,7 +29,7 @@ const VARIABLES: [(&str, &str); 15] = [
     ("PGTARGETSESSIONATTRS", "target_session_attrs"),
 ];
 
-/// Settings that may be dropped: they ask for what is done anyway, or tune what is not there.
+/// Settings that can be ignored: they ask for the default behaviour, or tune features that are not used.
 const HARMLESS: [&str; 5] = [
     "client_encoding",
     "fallback_application_name",
@@ -39,7 +38,7 @@ const HARMLESS: [&str; 5] = [
     "sslsni",
 ];
 
-/// Settings that change who is trusted or where one ends up, so that dropping them would be wrong.
+/// Settings that change which server is trusted or reached, so that ignoring them would be wrong.
 const UNSUPPORTED: [&str; 6] = [
     "service",
     "sslcert",
@@ -49,7 +48,7 @@ const UNSUPPORTED: [&str; 6] = [
     "requirepeer",
 ];
 
-/// Settings by name. Empty ones count as not given, as in libpq.
+/// Settings by name. Empty ones count as not set, as in libpq.
 #[derive(Clone, Default)]
 pub(super) struct Params(BTreeMap<String, String>);
 
@@ -64,7 +63,7 @@ impl Params {
         params
     }
 
-    /// Whether anything says which server or database is meant.
+    /// True if a setting names a server or a database.
     pub(super) fn name_a_database(&self) -> bool {
         ["host", "hostaddr", "dbname", "service"]
             .iter()
@@ -80,7 +79,7 @@ impl Params {
     }
 
     pub(super) fn overlay(&mut self, stronger: Self) {
-        // A host in the string is not the machine that PGHOSTADDR means, nor is its port.
+        // The host in the string is not the machine of PGHOSTADDR, nor does PGPORT apply to it.
         if stronger.has("host") || stronger.has("hostaddr") {
             for name in ["host", "hostaddr", "port"] {
                 self.0.remove(name);
@@ -106,7 +105,7 @@ impl Params {
         }
     }
 
-    /// Hands the settings over, as a key-value string in which everything is quoted.
+    /// Passes the settings on, as a key-value string with all values quoted.
     pub(super) fn into_config(self) -> Result<Config, ConnectError> {
         let quoted = |value: &str| value.replace('\\', "\\\\").replace('\'', "\\'");
         let text: Vec<_> = self
@@ -134,7 +133,7 @@ impl Params {
     }
 }
 
-/// Takes a connection string of either kind apart.
+/// Parses a connection string of either kind.
 pub(super) fn parse(text: &str) -> Result<Params, ConnectError> {
     let text = text.trim();
     let url = ["postgres://", "postgresql://"]
@@ -151,7 +150,7 @@ fn parse_url(rest: &str) -> Result<Params, ConnectError> {
     let mut params = Params::default();
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, database) = rest.split_once('/').unwrap_or((rest, ""));
-    // From the right, so that an @ in the password does no harm.
+    // From the right: the password may contain an @.
     let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
     let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
     params.set("user", decode(user)?);
@@ -172,7 +171,7 @@ fn parse_url(rest: &str) -> Result<Params, ConnectError> {
         names.push(decode(name)?);
         ports.push(port);
     }
-    // A list that says nothing would hide PGHOST and PGPORT.
+    // An empty list would hide PGHOST and PGPORT.
     if names.iter().any(|name| !name.is_empty()) {
         params.set("host", names.join(","));
     }
@@ -184,7 +183,7 @@ fn parse_url(rest: &str) -> Result<Params, ConnectError> {
             .split_once('=')
             .ok_or_else(|| unreadable("a parameter after the ? has no ="))?;
         match (decode(name)?.as_str(), decode(value)?) {
-            // As JDBC writes it; libpq takes it too.
+            // JDBC's spelling, which libpq accepts too.
             ("ssl", value) if value == "true" => params.set("sslmode", "require".into()),
             (name, value) => params.set(name, value),
         }
@@ -199,7 +198,7 @@ fn decode(text: &str) -> Result<String, ConnectError> {
         .map_err(|_| unreadable("a percent-encoded part is not UTF-8"))
 }
 
-/// `name = value 'quoted value' with\ escapes`, as libpq reads it.
+/// Parses `name = value 'quoted value' with\ escapes`, as libpq does.
 fn parse_pairs(text: &str) -> Result<Params, ConnectError> {
     let mut params = Params::default();
     let mut rest = text;

@@ -4,10 +4,10 @@ use std::{error::Error, io, path::PathBuf};
 
 use crate::store::describe_chain;
 
-/// Why there is no connection. Never has a password in it.
+/// Why there is no connection. Never contains a password.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nothing says which database.
+    /// No setting names a database.
     #[error(
         "no database: set DATABASE_URL (postgres://user@host/database) or the PG* variables, \
          or run `rouse dev`, which brings its own"
@@ -19,26 +19,26 @@ pub enum ConnectError {
          postgres://user:password@host:5432/database?sslmode=verify-full or host=… user=… dbname=…"
     )]
     Unreadable {
-        /// What is wrong, without quoting it: there may be a password in it.
+        /// The problem, without quoting the string: it may contain a password.
         why: String,
     },
-    /// A setting that rouse does not know how to honour.
+    /// A setting that Rouse does not support.
     #[error("the connection setting {setting} is not supported: remove it from DATABASE_URL{and}")]
     Unsupported {
         /// Its name.
         setting: String,
-        /// ` or unset …`, where a variable may have set it.
+        /// ` or unset …`, if a variable may have set it.
         and: &'static str,
     },
-    /// A setting with a value that makes no sense.
+    /// A setting with an invalid value.
     #[error(
         "a connection setting cannot be used ({why}): correct it in DATABASE_URL or its PG* variable"
     )]
     BadValue {
-        /// Which, and what is wrong.
+        /// The setting, and the problem.
         why: String,
     },
-    /// No such `sslmode`.
+    /// An unknown `sslmode`.
     #[error(
         "sslmode is {value:?} (in DATABASE_URL or PGSSLMODE): it is one of disable, allow, prefer, \
          require, verify-ca, verify-full"
@@ -47,7 +47,7 @@ pub enum ConnectError {
         /// The value.
         value: String,
     },
-    /// Roots of the system with a mode that does not check the host name.
+    /// The system's roots with a mode that does not check the host name.
     #[error(
         "sslmode={mode} is too weak for sslrootcert=system, whose authorities sign for everybody: \
          use sslmode=verify-full"
@@ -61,7 +61,7 @@ pub enum ConnectError {
     RootCert {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
     /// This system has no root certificates.
@@ -70,7 +70,7 @@ pub enum ConnectError {
          to the certificate of the authority that signed the server's"
     )]
     NoSystemRoots {
-        /// What was found.
+        /// The result of the search.
         why: String,
     },
     /// TLS could not be set up.
@@ -81,23 +81,23 @@ pub enum ConnectError {
     PassFile {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         error: io::Error,
     },
-    /// The server cannot be reached, is not trusted, or refuses.
+    /// The server cannot be reached, is not trusted, or refuses the connection.
     #[error("cannot connect to {target}: {why}{next}")]
     Failed {
-        /// Where to.
+        /// The address.
         target: String,
         /// The chain of causes.
         why: String,
-        /// `; what to do`, where that is known.
+        /// `; what to do`, if known.
         next: &'static str,
     },
     /// Not tried: an earlier try has failed, and the backoff has not passed.
     #[error("cannot connect to {target}: {why}")]
     Away {
-        /// Where to.
+        /// The address.
         target: String,
         /// The cause of that failure.
         why: String,
@@ -107,9 +107,9 @@ pub enum ConnectError {
         "cannot connect to {target}: no answer within {waited_s} s; check host, port and firewall"
     )]
     TimedOut {
-        /// Where to.
+        /// The address.
         target: String,
-        /// How long was waited.
+        /// The time waited.
         waited_s: u64,
     },
 }
@@ -124,7 +124,7 @@ impl ConnectError {
     }
 }
 
-/// What to do, behind a `; `, where that is known.
+/// What to do, after a `; `, if known.
 pub(in crate::store) fn next_step(error: &tokio_postgres::Error) -> &'static str {
     if let Some(code) = error.code() {
         return match code.code() {
@@ -133,7 +133,7 @@ pub(in crate::store) fn next_step(error: &tokio_postgres::Error) -> &'static str
             }
             "3D000" => "; create that database, or name another",
             "53300" => {
-                "; the server has no connection left: raise its max_connections, or use fewer"
+                "; the server has no connections left: raise its max_connections, or use fewer"
             }
             _ => "",
         };
@@ -155,7 +155,7 @@ pub(in crate::store) fn next_step(error: &tokio_postgres::Error) -> &'static str
                 io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
             ) =>
         {
-            "; check host and port, and that the server runs"
+            "; check host and port, and that the server is running"
         }
         Some(_) | None => "",
     }

@@ -6,9 +6,8 @@ use tokio_postgres::{Config, config::Host};
 
 use super::ConnectError;
 
-/// The password for a connection, from the first line of the file that matches it
-/// (`host:port:database:user:password`, `*` matches all). None where the file does not exist, or is
-/// open to others: then it is ignored with a warning, as libpq does.
+/// The password for a connection, from the first line of the file that matches it (`host:port:database:user:password`, `*` matches all).
+/// `None` if the file does not exist, or if other users can read it: then it is ignored with a warning, as in libpq.
 pub(super) fn look_up(path: &Path, config: &Config) -> Result<Option<String>, ConnectError> {
     let failed = |error| ConnectError::PassFile {
         path: path.to_owned(),
@@ -33,7 +32,7 @@ pub(super) fn look_up(path: &Path, config: &Config) -> Result<Option<String>, Co
     let text = fs::read_to_string(path).map_err(failed)?;
     let host = match config.get_hosts().first() {
         Some(Host::Tcp(name)) => name.clone(),
-        // libpq: connections to the default directory are written as localhost.
+        // libpq: a connection to the default directory matches localhost.
         Some(Host::Unix(directory))
             if directory == Path::new("/var/run/postgresql") || directory == Path::new("/tmp") =>
         {
@@ -63,7 +62,7 @@ fn password_in(line: &str, wanted: [&str; 4]) -> Option<String> {
     fields.next().map(unescape)
 }
 
-/// Splits at colons that no backslash stands before.
+/// Splits at colons that are not preceded by a backslash.
 struct Fields<'a>(&'a str);
 
 impl<'a> Iterator for Fields<'a> {

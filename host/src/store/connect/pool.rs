@@ -21,8 +21,8 @@ pub type PooledClient = managed::Object<Opener>;
 
 /// Opens connections for a pool, subject to the backoff.
 ///
-/// A try goes on if its caller gives up; the next caller gets it, and the connection that comes of it. So a server that is slow to let
-/// anybody in serves callers of little patience too, and is not asked again by each of them.
+/// A try continues if its caller gives up; the next caller gets it, and the connection that results. So even callers with little patience
+/// are served by a server that is slow to accept connections, and the server does not get a new try from each of them.
 #[derive(Debug)]
 pub struct Opener {
     manager: Arc<Manager>,
@@ -33,13 +33,13 @@ pub struct Opener {
     abandoned: Mutex<Vec<Opening>>,
 }
 
-/// An abandoned try that is older than this, and has not ended, is left to itself.
+/// An abandoned try that is older than this, and has not ended, is no longer reused.
 const REUSED_WITHIN: Duration = Duration::from_secs(3);
 
 /// A try to open a connection of the pool.
 type Opening = Try<ClientWrapper, Error>;
 
-/// The try that a caller waits for. It is abandoned where the caller does not wait for its end.
+/// The try that a caller waits for. If the caller gives up, the try is abandoned.
 struct Waiting<'a> {
     opener: &'a Opener,
     opening: Option<Opening>,
@@ -57,7 +57,7 @@ impl Waiting<'_> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // It may have ended with that panic.
+            // A panic of the try ends this too, and it must not be polled again.
             return;
         }
         self.opener.abandoned().extend(self.opening.take());
@@ -83,7 +83,7 @@ impl Opener {
     /// An abandoned try, or a new one.
     fn opening(&self) -> Result<Opening, NotOpened<Error>> {
         let mut abandoned = self.abandoned();
-        // One that hangs may hang until its patience ends; the server may be back by now.
+        // A try that hangs may do so until its time limit; the server may be back by now.
         abandoned.retain(|opening| opening.has_ended() || opening.age() < REUSED_WITHIN);
         // While the server is away, callers fail at once.
         let is_away = self.backoff.is_away();
@@ -111,7 +111,7 @@ impl managed::Manager for Opener {
                 opening: Some(opening),
             };
             let opened = waiting.end().await;
-            // How an abandoned try ended some time ago does not matter now, unless its connection still stands.
+            // The result of an abandoned try is outdated, unless its connection is still open.
             if is_old && !opened.as_ref().is_ok_and(|client| !client.is_closed()) {
                 continue;
             }
@@ -131,7 +131,7 @@ impl managed::Manager for Opener {
     }
 }
 
-/// Connects like deadpool's default, but logs the end of a connection at debug: the worker reports an outage once.
+/// Connects like deadpool's default, but logs the end of a connection at debug level: the worker reports an outage once.
 pub(super) struct QuietConnect(pub(super) Tls);
 
 type Connected = (Client, JoinHandle<()>);

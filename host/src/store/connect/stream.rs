@@ -76,9 +76,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
     }
 }
 
-/// The hash that stands for a certificate in a login, after RFC 5929, section 4.1: by the hash of
-/// the certificate's own signature, and SHA-256 where that is older. None where it has none of its
-/// own (Ed25519, PSS): then the login is not bound.
+/// The hash that represents a certificate in the login, after RFC 5929, section 4.1: with the hash algorithm of the certificate's own
+/// signature, or SHA-256 if that is older. `None` if the signature has no hash of its own (Ed25519, PSS): then the login is not bound.
 fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     // RSA: 1.2.840.113549.1.1.n; ECDSA: 1.2.840.10045.4.1 and 1.2.840.10045.4.3.n.
     const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01];
@@ -104,7 +103,7 @@ fn signature_algorithm(certificate: &[u8]) -> Option<&[u8]> {
     Some(element(algorithm, 0x06)?.0)
 }
 
-/// The content of the DER element at the start, and what comes after it.
+/// The content of the first DER element, and the rest.
 fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (&found, rest) = der.split_first()?;
     let (&first, mut rest) = rest.split_first()?;
@@ -124,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cut_or_absurd_certificates_give_no_hash_and_no_panic() {
+    fn truncated_or_absurd_certificates_give_no_hash_and_no_panic() {
         let algorithm = [0x06, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 11];
         let mut whole = vec![0x30, 0x81, 17, 0x30, 0, 0x30, 11];
         whole.extend(algorithm);

@@ -23,7 +23,7 @@ fn error(url: &str, env: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn both_kinds_of_connection_string_say_the_same() {
+fn both_kinds_of_connection_string_are_equivalent() {
     let wanted = "jobs on db.example:6432 as ann";
     assert_eq!(
         target("postgres://ann:pw@db.example:6432/jobs", &[]),
@@ -56,7 +56,7 @@ fn several_hosts_brackets_and_socket_directories_are_understood() {
 }
 
 #[test]
-fn pg_variables_count_where_the_string_says_nothing() {
+fn pg_variables_apply_to_settings_that_the_string_omits() {
     let env = [
         ("PGHOST", "db.example"),
         ("PGUSER", "ann"),
@@ -68,7 +68,7 @@ fn pg_variables_count_where_the_string_says_nothing() {
         target("postgres:///other", &env),
         "other on db.example:6432 as ann"
     );
-    // A host of its own comes with its own port.
+    // A host in the string does not use PGPORT.
     assert_eq!(
         target("postgres://else.example", &env),
         "jobs on else.example:5432 as ann"
@@ -76,7 +76,7 @@ fn pg_variables_count_where_the_string_says_nothing() {
 }
 
 #[test]
-fn without_any_setting_the_error_says_what_to_set() {
+fn without_any_setting_the_error_names_the_settings() {
     let text = error("", &[("HOME", "/nonexistent"), ("USER", "ann")]);
     assert!(
         text.contains("DATABASE_URL") && text.contains("rouse dev"),
@@ -85,7 +85,7 @@ fn without_any_setting_the_error_says_what_to_set() {
 }
 
 #[test]
-fn every_sslmode_is_known_and_no_other() {
+fn exactly_the_libpq_sslmodes_are_accepted() {
     for mode in [
         "disable",
         "allow",
@@ -108,7 +108,7 @@ fn every_sslmode_is_known_and_no_other() {
 }
 
 #[test]
-fn the_roots_of_the_system_are_refused_with_a_mode_that_checks_no_name() {
+fn system_roots_require_a_mode_that_checks_the_name() {
     let url = "postgres://ann@db.example/jobs?sslrootcert=system";
     let text = error(&format!("{url}&sslmode=verify-ca"), &[]);
     assert!(text.contains("verify-full"), "{text}");
@@ -117,7 +117,7 @@ fn the_roots_of_the_system_are_refused_with_a_mode_that_checks_no_name() {
 }
 
 #[test]
-fn a_root_certificate_that_cannot_be_read_is_named() {
+fn an_unreadable_root_certificate_is_named() {
     let text = error(
         "postgres://ann@db.example/jobs?sslmode=verify-full&sslrootcert=/nonexistent",
         &[],
@@ -138,7 +138,7 @@ fn a_root_certificate_that_cannot_be_read_is_named() {
 }
 
 #[test]
-fn what_cannot_be_honoured_is_refused_by_name() {
+fn unsupported_settings_are_refused_by_name() {
     let text = error("postgres://ann@db.example/jobs?sslcert=/c", &[]);
     assert!(text.contains("sslcert"), "{text}");
     let text = error("postgres://ann@db.example/jobs", &[("PGSERVICE", "prod")]);
@@ -150,7 +150,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
 }
 
 #[test]
-fn passwords_are_in_no_debug_text_and_no_error() {
+fn debug_texts_and_errors_contain_no_password() {
     let connector = connector("postgres://ann:s3cret@db.example/jobs", &[]).unwrap();
     assert!(!format!("{connector:?} {:?}", connector.config).contains("s3cret"));
     for broken in [
@@ -167,7 +167,7 @@ fn passwords_are_in_no_debug_text_and_no_error() {
 }
 
 #[test]
-fn a_password_file_is_used_only_where_it_is_private() {
+fn a_password_file_is_used_only_if_it_is_private() {
     let line = "db.example:5432:jobs:ann:fr0mfile\n";
     let password = |mode| {
         let path = file(line, mode);
@@ -180,7 +180,7 @@ fn a_password_file_is_used_only_where_it_is_private() {
 }
 
 #[test]
-fn a_password_in_the_string_wins_over_the_file() {
+fn a_password_in_the_string_takes_precedence_over_the_file() {
     let path = file("*:*:*:*:fr0mfile\n", 0o600);
     let env = [("PGPASSFILE", path.path().to_str().unwrap())];
     let connector = connector("postgres://ann:fr0murl@db.example/jobs", &env).unwrap();
@@ -188,7 +188,7 @@ fn a_password_in_the_string_wins_over_the_file() {
 }
 
 #[test]
-fn connections_have_a_name_and_notice_a_dead_network() {
+fn connections_have_a_name_and_detect_a_dead_network() {
     let config = connector("postgres://ann@db.example/jobs", &[])
         .unwrap()
         .config;
@@ -203,7 +203,7 @@ fn connections_have_a_name_and_notice_a_dead_network() {
     assert_eq!(config.get_keepalives_idle().as_secs(), 7);
 }
 
-/// A file that is removed when it is dropped.
+/// A file that is removed on drop.
 fn file(text: &str, mode: u32) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     fs::write(&file, text).unwrap();

@@ -1,4 +1,4 @@
-//! TLS as libpq's `sslmode` wants it.
+//! TLS with the semantics of libpq's `sslmode`.
 
 use std::{
     path::{Path, PathBuf},
@@ -58,14 +58,14 @@ impl SslMode {
     }
 }
 
-/// Whose signature is good.
+/// The certificate authorities to trust.
 pub(super) enum Roots {
     None,
     System,
     File(PathBuf),
 }
 
-/// What a mode means, with the certificates that were named and those at libpq's usual place.
+/// The check and the roots for a mode, with the certificate file that was configured or the one at libpq's default path.
 pub(super) fn roots(
     mode: SslMode,
     root_cert: Option<&str>,
@@ -90,7 +90,7 @@ pub(super) fn roots(
         (SslMode::Disable | SslMode::Allow | SslMode::Prefer, _) | (SslMode::Require, None) => {
             (Check::Nothing, Roots::None)
         }
-        // libpq: where there is a root certificate, `require` checks against it.
+        // libpq: if there is a root certificate, `require` checks against it.
         (SslMode::Require | SslMode::VerifyCa, Some(path)) => (Check::Chain, Roots::File(path)),
         (SslMode::VerifyCa, None) => (Check::Chain, Roots::System),
         (SslMode::VerifyFull, Some(path)) => (Check::ChainAndName, Roots::File(path)),
@@ -124,7 +124,7 @@ impl Tls {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_no_client_auth();
-        // Servers from 17 on insist on it where TLS starts at once (sslnegotiation=direct).
+        // Servers from version 17 on require it if TLS starts at once (sslnegotiation=direct).
         config.alpn_protocols = vec![b"postgresql".to_vec()];
         Ok(Self {
             connector: Arc::new(config).into(),
@@ -144,8 +144,7 @@ where
     fn make_tls_connect(&mut self, host: &str) -> Result<Handshake, InvalidDnsNameError> {
         let name = match (ServerName::try_from(host), self.check) {
             (Ok(name), _) => name,
-            // Asked for Unix sockets too, with an empty name. One that nobody checks need not be
-            // a name.
+            // Called for Unix sockets too, with an empty name. A name that is not checked need not be valid.
             (Err(_), Check::Nothing | Check::Chain) => ServerName::try_from("unnamed.invalid")?,
             (Err(error), Check::ChainAndName) => return Err(error),
         };
@@ -165,7 +164,7 @@ fn file_roots(path: &Path) -> Result<(RootCertStore, Vec<CertificateDer<'static>
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| failed(error.to_string()))?;
     if named.is_empty() {
-        return Err(failed("there is no certificate in PEM format in it".into()));
+        return Err(failed("it contains no certificate in PEM format".into()));
     }
     let mut store = RootCertStore::empty();
     for certificate in &named {
@@ -179,12 +178,12 @@ fn file_roots(path: &Path) -> Result<(RootCertStore, Vec<CertificateDer<'static>
 fn system_roots() -> Result<RootCertStore, ConnectError> {
     let found = rustls_native_certs::load_native_certs();
     let mut store = RootCertStore::empty();
-    // Some bundles hold certificates that nothing can parse; the others are good all the same.
+    // Some bundles contain certificates that cannot be parsed; the others are still valid.
     let (added, _) = store.add_parsable_certificates(found.certs);
     if added == 0 {
         let why = found.errors.first().map(ToString::to_string);
         return Err(ConnectError::NoSystemRoots {
-            why: why.unwrap_or_else(|| "none was found".into()),
+            why: why.unwrap_or_else(|| "none were found".into()),
         });
     }
     Ok(store)

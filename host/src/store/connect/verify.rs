@@ -1,4 +1,4 @@
-//! What makes a server's certificate good.
+//! Verifies a server's certificate.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use rustls::{
     server::ParsedCertificate,
 };
 
-/// What is checked about the server's certificate.
+/// The checks on the server's certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Check {
     Nothing,
@@ -21,12 +21,12 @@ pub(super) enum Check {
     ChainAndName,
 }
 
-/// Looks at the certificate that a server shows.
+/// Verifies the certificate that a server presents.
 #[derive(Debug)]
 pub(super) struct Verifier {
     pub(super) check: Check,
     pub(super) roots: RootCertStore,
-    /// The certificates of the file that the operator named.
+    /// The certificates of the file that the operator configured.
     pub(super) named: Vec<CertificateDer<'static>>,
     pub(super) provider: Arc<CryptoProvider>,
 }
@@ -53,9 +53,8 @@ impl ServerCertVerifier for Verifier {
             algorithms,
         ) {
             Ok(()) => {}
-            // A self-signed certificate that says of itself that it is an authority, as `openssl
-            // req -x509` makes it, is refused as a server's. The operator named this very one, and
-            // its dates were checked before that.
+            // A self-signed certificate that is marked as an authority, as `openssl req -x509` creates it, is rejected as a server
+            // certificate. But the operator configured exactly this one, and its dates have been checked by now.
             Err(Error::InvalidCertificate(CertificateError::Other(_)))
                 if self.named.iter().any(|named| named == end_entity) => {}
             Err(error) => return Err(error),
@@ -73,8 +72,7 @@ impl ServerCertVerifier for Verifier {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         if self.check == Check::Nothing {
-            // A signature by whoever it may be proves nothing, and old certificates that cannot
-            // be parsed would fail here.
+            // Without a trusted chain a signature proves nothing, and checking it would reject old certificates that cannot be parsed.
             return Ok(HandshakeSignatureValid::assertion());
         }
         let algorithms = &self.provider.signature_verification_algorithms;

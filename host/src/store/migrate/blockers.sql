@@ -1,4 +1,4 @@
--- Who keeps session $1 waiting for a lock. Of other logins' sessions, only members of pg_monitor see more than pid and user. A
+-- The sessions that keep session $1 waiting for a lock. Only members of pg_monitor see more than pid and user of other logins' sessions. A
 -- prepared transaction has pid 0.
 SELECT b.pid, a.usename::text, a.application_name, floor(extract(epoch FROM clock_timestamp() - a.xact_start))
 FROM unnest(pg_catalog.pg_blocking_pids($1)) AS b(pid)

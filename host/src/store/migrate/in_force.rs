@@ -1,4 +1,4 @@
-//! Whether functions, views, triggers and rights are as they were applied.
+//! Checks whether functions, views, triggers and rights are as they were applied.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{MigrateError, ROLES, Sources, release, sql};
 /// How many differences a message lists.
 const LISTED_MAX: usize = 5;
 
-/// Something that is not as it was applied.
+/// An object that differs from what was applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Difference {
     what: String,
@@ -34,10 +34,10 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Refuses a database whose functions, views, triggers or rights are not those that were applied. Changes nothing.
+/// Rejects a database whose functions, views, triggers or rights differ from what was applied. Changes nothing.
 ///
 /// # Errors
-/// Where something differs, with what, and where the database does not answer.
+/// If something differs, with a list, or if the database does not answer.
 pub async fn check_in_force(client: &mut Client) -> Result<(), MigrateError> {
     let differences = differences(client).await?;
     if differences.is_empty() {
@@ -48,7 +48,7 @@ pub async fn check_in_force(client: &mut Client) -> Result<(), MigrateError> {
     })
 }
 
-/// The first of them, and how many there are besides.
+/// The first differences, and the number of the others.
 pub(super) fn listed(differences: &[String]) -> String {
     let mut text = differences[..differences.len().min(LISTED_MAX)].join(", ");
     if let Some(more @ 1..) = differences.len().checked_sub(LISTED_MAX) {
@@ -57,7 +57,7 @@ pub(super) fn listed(differences: &[String]) -> String {
     text
 }
 
-/// What of the definitions that were applied is not in force as it was. Nothing where none were applied.
+/// The differences between what was applied and what is in force. Empty if nothing was applied.
 pub(super) async fn differences(client: &mut Client) -> Result<Vec<Difference>, MigrateError> {
     let transaction = client
         .build_transaction()
@@ -69,7 +69,7 @@ pub(super) async fn differences(client: &mut Client) -> Result<Vec<Difference>, 
         .batch_execute("SET LOCAL search_path = pg_catalog, pg_temp")
         .await
         .map_err(sql("set the search path"))?;
-    // Of views, another major version of the server writes another text.
+    // Another major version of the server prints the definitions of views differently.
     let query = format!(
         "SELECT coalesce(was.key, f.fact), was.key IS NULL, f.fact IS NULL
          FROM (SELECT w.key, w.value, d.server_major FROM rouse.definitions AS d CROSS JOIN LATERAL jsonb_each_text(d.facts) AS w) AS was
@@ -96,7 +96,7 @@ pub(super) async fn differences(client: &mut Client) -> Result<Vec<Difference>, 
         .collect())
 }
 
-/// Keeps what is in force now, as what was applied.
+/// Records what is in force now as what was applied.
 pub(super) async fn record(
     transaction: &Transaction<'_>,
     sources: Sources<'_>,

@@ -1,4 +1,4 @@
--- Schema and record: what the first migration stands on.
+-- The schema and the ledger, which the first migration needs.
 CREATE SCHEMA IF NOT EXISTS rouse AUTHORIZATION rouse_owner;
 SET LOCAL ROLE rouse_owner;
 CREATE TABLE rouse.migration (
@@ -9,7 +9,7 @@ CREATE TABLE rouse.migration (
 -- The functions, views and rights that were applied last.
 CREATE TABLE rouse.definitions (
     sha256       text PRIMARY KEY,
-    -- Of the host that applied them.
+    -- The release of the host that applied them.
     release      integer[] NOT NULL,
     -- The protocol numbers of the hosts that they serve.
     protocol_oldest integer NOT NULL,

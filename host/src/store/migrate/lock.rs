@@ -1,4 +1,4 @@
-//! The migration lock, and who is in the way.
+//! The migration lock, and the sessions that block it.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -11,19 +11,19 @@ use tokio_postgres::{
 use super::{MigrateError, allowed, sql};
 use crate::harmless::printable;
 
-/// How often it is looked who is in the way of a statement that runs.
+/// The interval of checks for sessions that block a running statement.
 const LOOK_EVERY: Duration = Duration::from_millis(30);
 
-/// What one migrating host holds while it works.
+/// The lock that a migrating host holds while it works.
 ///
-/// It is a lock on the ledger that only its owner can take: any login of the database can hold an advisory lock. Where there is no
-/// ledger yet, it is an advisory lock, and the wait for it ends.
+/// It is a lock on the ledger that only its owner can take, because any login of the database can hold an advisory lock. Until the ledger
+/// exists, it is an advisory lock with a limited wait.
 pub(super) struct Lock<'a> {
     transaction: Transaction<'a>,
 }
 
 impl<'a> Lock<'a> {
-    /// Waits for it, for so long; `watcher` looks who has it.
+    /// Waits for it, for at most `wait`; `watcher` checks which session has it.
     pub(super) async fn take(
         keeper: &'a mut Client,
         watcher: &Client,
@@ -33,7 +33,8 @@ impl<'a> Lock<'a> {
         let pid = pid(keeper).await?;
         let transaction = keeper
             .build_transaction()
-            // Not a stricter default of the database's: that one would keep a snapshot, for which a concurrent index waits.
+            // The isolation level is explicit, because a stricter default of the database would keep a snapshot, and a concurrent index
+            // would wait for that.
             .isolation_level(IsolationLevel::ReadCommitted)
             .read_only(false)
             .start()
@@ -55,7 +56,7 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// The connection that holds it, which has nothing else to do.
+    /// The connection that holds the lock, which is otherwise idle.
     pub(super) fn keeper(&self) -> &Transaction<'a> {
         &self.transaction
     }
@@ -77,13 +78,13 @@ async fn lock(transaction: &Transaction<'_>, wait: Duration) -> Result<(), Migra
     transaction
         .batch_execute(&timeouts)
         .await
-        .map_err(sql("set the time for locks"))?;
+        .map_err(sql("set the lock timeout"))?;
     if !has_ledger(transaction).await? {
         transaction
             .batch_execute("SELECT pg_advisory_xact_lock(hashtextextended('rouse.migrate', 0))")
             .await
             .map_err(sql("take the lock of the first migration"))?;
-        // Nobody has made a ledger meanwhile: whoever comes later waits for the advisory lock.
+        // No ledger was created in the meantime: later hosts wait for the advisory lock.
         if !has_ledger(transaction).await? {
             return Ok(());
         }
@@ -100,7 +101,7 @@ async fn lock(transaction: &Transaction<'_>, wait: Duration) -> Result<(), Migra
     transaction
         .batch_execute("RESET ROLE")
         .await
-        .map_err(sql("become oneself again"))
+        .map_err(sql("reset the role"))
 }
 
 async fn has_ledger(client: &impl GenericClient) -> Result<bool, MigrateError> {
@@ -109,7 +110,7 @@ async fn has_ledger(client: &impl GenericClient) -> Result<bool, MigrateError> {
     Ok(rows.first().is_some_and(|row| row.get(0).is_some()))
 }
 
-/// What a query returns, as text. In the simple protocol, because the extended one keeps the last query of a transaction open, with its
+/// The rows of a query, as text. Uses the simple protocol, because the extended one keeps the last query of a transaction open, with its
 /// snapshot, for which a concurrent index would wait.
 async fn rows(
     client: &impl GenericClient,
@@ -123,19 +124,19 @@ async fn rows(
     Ok(messages.into_iter().filter_map(row).collect())
 }
 
-/// The number of the session's process.
+/// The process id of the session.
 pub(super) async fn pid(client: &impl GenericClient) -> Result<i32, MigrateError> {
     let rows = client
         .query_typed("SELECT pg_backend_pid()", &[])
         .await
-        .map_err(sql("ask for the session's number"))?;
+        .map_err(sql("read the session's process id"))?;
     Ok(rows
         .first()
         .expect("a SELECT without FROM returns one row")
         .get(0))
 }
 
-/// Does the work, while `watcher` looks who keeps session `pid` waiting.
+/// Runs `work`, while `watcher` checks which sessions keep session `pid` waiting.
 pub(super) async fn watched<T>(
     work: impl Future<Output = T>,
     watcher: &impl GenericClient,
@@ -149,7 +150,7 @@ pub(super) async fn watched<T>(
             done = &mut work => return done,
             () = tokio::time::sleep(LOOK_EVERY) => {
                 let query = include_str!("blockers.sql").replace("$1", &pid.to_string());
-                // Where it cannot look, the work goes on, and its end says what there is to say.
+                // If the check fails, the work continues, and its own error is reported.
                 if let Ok(rows) = rows(watcher, &query).await
                     && !rows.is_empty()
                 {
@@ -166,31 +167,31 @@ pub(super) async fn with_open_transactions(
 ) -> Result<Vec<String>, MigrateError> {
     let rows = rows(client, include_str!("open_transactions.sql"))
         .await
-        .map_err(sql("look who has a transaction open"))?;
+        .map_err(sql("list open transactions"))?;
     let mut blockers = Blockers::default();
     blockers.note(&rows);
     Ok(blockers.latest())
 }
 
-/// The sessions that were in the way.
+/// The sessions that were blocking.
 #[derive(Debug, Default)]
 pub(super) struct Blockers {
     latest: Vec<String>,
-    /// With their processes, so that each is kept once.
+    /// With their process ids, so that each is kept once.
     seen: Vec<(String, String)>,
 }
 
 impl Blockers {
-    /// Of the last try.
+    /// The sessions of the last try.
     pub(super) fn latest(&self) -> Vec<String> {
         if self.latest.is_empty() {
-            vec!["sessions that were gone when it was looked who they were".to_string()]
+            vec!["sessions that had ended before they could be identified".to_string()]
         } else {
             self.latest.clone()
         }
     }
 
-    /// Of all tries.
+    /// The sessions of all tries.
     pub(super) fn seen(self) -> Vec<String> {
         self.seen.into_iter().map(|(_, text)| text).collect()
     }
@@ -242,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_blocker_is_described_with_what_this_login_may_see() {
+    fn a_blocker_is_described_with_the_fields_that_this_login_may_see() {
         assert_eq!(
             describe(Some("7"), Some("app"), Some("report\u{1b}[2J"), Some("12")),
             "process 7 (user app, application report\\u{1b}[2J, transaction open for 12 s)"

@@ -1,17 +1,17 @@
-//! The folder `migrations/`, as it is part of the program.
+//! The folder `migrations/`, embedded in the program.
 
 use std::fmt::Write as _;
 
 /// One migration: a change of tables.
 #[derive(Debug, Clone, Copy)]
 pub struct Migration {
-    /// The number that its name starts with.
+    /// The number at the start of its name.
     pub version: i32,
-    /// What it does, from its name.
+    /// The change, from its name.
     pub name: &'static str,
-    /// The text. Where its first line is `-- rouse: no transaction`, it runs outside a transaction, statement by statement (each ends
-    /// with a semicolon at the end of a line): for `CREATE INDEX CONCURRENTLY` and the like, nothing else. It is run again where it failed half
-    /// way, and has to allow for that (`DROP INDEX CONCURRENTLY IF EXISTS` first).
+    /// The SQL text. If its first line is `-- rouse: no transaction`, it runs outside a transaction, statement by statement (each ends with
+    /// a semicolon at the end of a line): for `CREATE INDEX CONCURRENTLY` and the like only. It runs again after it failed half way, and
+    /// has to allow for that (`DROP INDEX CONCURRENTLY IF EXISTS` first).
     pub sql: &'static str,
 }
 
@@ -19,12 +19,12 @@ pub struct Migration {
 const OUTSIDE: &str = "-- rouse: no transaction\n";
 
 impl Migration {
-    /// True where it says that it runs outside a transaction.
+    /// True if it is marked to run outside a transaction.
     pub(super) fn is_outside_a_transaction(&self) -> bool {
         self.sql.starts_with(OUTSIDE)
     }
 
-    /// Its statements, where each ends with its line.
+    /// Its statements; each ends at a line end.
     pub(super) fn statements(&self) -> impl Iterator<Item = &str> {
         self.sql
             .split_inclusive(";\n")
@@ -32,39 +32,39 @@ impl Migration {
     }
 }
 
-/// One file of `migrations/functions/`, which can be applied again and again.
+/// One file of `migrations/functions/`, which can be applied repeatedly.
 #[derive(Debug, Clone, Copy)]
 pub struct Source {
     /// Its name, with the folder.
     pub name: &'static str,
-    /// The text.
+    /// The SQL text.
     pub sql: &'static str,
 }
 
-/// How this host calls the functions of workers: one more with each change that a host of before would not survive. Why, and what else
-/// goes with it: docs/decisions/two-protocols-are-served.md.
+/// The protocol between this host and the functions for workers. Incremented by each change that older hosts would not survive. Reasons and
+/// consequences: docs/decisions/two-protocols-are-served.md.
 pub const PROTOCOL: i32 = 1;
 
-/// All that schema `rouse` is made of.
+/// All sources of schema `rouse`.
 #[derive(Debug, Clone, Copy)]
 pub struct Sources<'a> {
     /// The oldest and the newest protocol number of hosts that these functions serve.
     pub protocols: (i32, i32),
-    /// What changes tables, in order; each is applied once.
+    /// Changes of tables, in order; each is applied once.
     pub migrations: &'a [Migration],
-    /// Functions, views and triggers, in the order in which they can be defined.
+    /// Functions, views and triggers, in an order in which they can be defined.
     pub functions: &'a [Source],
-    /// Comments and rights, which are given once only these functions are left.
+    /// Comments and rights, which are applied after vanished functions are dropped.
     pub rights: &'a [Source],
 }
 
 impl Sources<'_> {
-    /// The digest of all that is applied again when it changes.
+    /// The digest of everything that is applied again when it changes.
     pub(super) fn digest(&self) -> String {
         let (oldest, newest) = self.protocols;
         let mut all = format!("protocols {oldest} to {newest}\n");
         for source in self.functions.iter().chain(self.rights) {
-            // Writing to a String does not fail.
+            // Writing to a String cannot fail.
             let _ = write!(all, "{}\n{}\n", source.name, source.sql);
         }
         super::digest(&all)
@@ -90,7 +90,7 @@ macro_rules! sources {
     };
 }
 
-/// This host's.
+/// The sources of this host.
 pub const ALL: Sources<'static> = Sources {
     protocols: (1, PROTOCOL),
     migrations: &[migration!(1, "0001_schema")],
@@ -137,16 +137,16 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_the_folder_in_order() {
+    fn the_list_matches_the_folder_in_order() {
         let listed: Vec<String> = ALL
             .migrations
             .iter()
-            .map(|one| format!("{}.sql", one.name))
+            .map(|migration| format!("{}.sql", migration.name))
             .collect();
         assert_eq!(files("", |name| name.starts_with('0')), listed);
-        for (place, one) in (1..).zip(ALL.migrations) {
-            assert_eq!(one.version, place);
-            assert!(one.name.starts_with(&format!("{place:04}_")));
+        for (place, migration) in (1..).zip(ALL.migrations) {
+            assert_eq!(migration.version, place);
+            assert!(migration.name.starts_with(&format!("{place:04}_")));
         }
     }
 
@@ -156,14 +156,14 @@ mod tests {
             .functions
             .iter()
             .chain(ALL.rights)
-            .map(|one| format!("{}.sql", one.name.trim_start_matches("functions/")))
+            .map(|migration| format!("{}.sql", migration.name.trim_start_matches("functions/")))
             .collect();
         listed.sort();
         assert_eq!(files("functions", |_| true), listed);
     }
 
     #[test]
-    fn a_function_or_view_stands_once() {
+    fn each_function_or_view_is_defined_once() {
         let mut names: Vec<&str> = ALL
             .functions
             .iter()
@@ -178,21 +178,25 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all);
-        for one in ALL.migrations {
-            assert!(!one.sql.contains("CREATE OR REPLACE"), "{}", one.name);
+        for migration in ALL.migrations {
+            assert!(
+                !migration.sql.contains("CREATE OR REPLACE"),
+                "{}",
+                migration.name
+            );
         }
     }
 
     #[test]
-    fn a_migration_outside_a_transaction_is_taken_apart_where_its_lines_end() {
-        let one = Migration {
+    fn a_migration_outside_a_transaction_is_split_at_semicolons_that_end_a_line() {
+        let migration = Migration {
             version: 2,
             name: "0002_x",
             sql: "-- rouse: no transaction\n-- Why;\nDROP INDEX CONCURRENTLY IF EXISTS rouse.x;\n\nCREATE INDEX CONCURRENTLY x\n    ON rouse.job (id);\n\n",
         };
-        assert!(one.is_outside_a_transaction());
+        assert!(migration.is_outside_a_transaction());
         assert_eq!(
-            one.statements().map(str::trim).collect::<Vec<_>>(),
+            migration.statements().map(str::trim).collect::<Vec<_>>(),
             [
                 "-- rouse: no transaction\n-- Why;",
                 "DROP INDEX CONCURRENTLY IF EXISTS rouse.x;",
