@@ -655,7 +655,7 @@ async fn serve_reports_its_health_and_its_metrics() {
 }
 
 #[test]
-fn the_help_teaches_where_to_start() {
+fn the_help_shows_where_to_start() {
     let (status, output) = Host::rouse(&["--help"], &[]).exit(PATIENCE);
     assert!(status.success());
     insta::assert_snapshot!(output);

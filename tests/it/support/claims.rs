@@ -1,16 +1,16 @@
-//! Claims and settlements as a worker makes them, by hand.
+//! Claims and settlements like those of a worker, made by hand.
 
 use std::time::Duration;
 
 use rouse::job::Fence;
 use rouse::store::{ClaimOrder, ClaimedJob, Fate, JsonText, Settlement, Store};
 
-/// `succeeded`, with this JSON.
+/// The outcome `succeeded` with this JSON.
 pub(crate) fn result(text: &str) -> Fate {
     Fate::Succeeded(JsonText(text.into()))
 }
 
-/// What is to become of a claimed job that ran for a millisecond.
+/// The settlement of a claimed job that ran for a millisecond.
 pub(crate) fn settlement(job: &ClaimedJob, fate: Fate) -> Settlement {
     Settlement {
         id: job.id,
@@ -22,7 +22,7 @@ pub(crate) fn settlement(job: &ClaimedJob, fate: Fate) -> Settlement {
     }
 }
 
-/// All lanes from their start.
+/// Claim orders for all lanes, from their start.
 pub(crate) async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
     let lanes = store.lanes_after(i64::MIN).await.unwrap();
     lanes
@@ -36,7 +36,7 @@ pub(crate) async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
         .collect()
 }
 
-/// Claims, wherever the jobs are.
+/// Claims jobs from any lane.
 pub(crate) async fn claim(store: &Store, wanted: usize) -> Vec<ClaimedJob> {
     let orders = orders(store, 60_000).await;
     store
@@ -46,7 +46,7 @@ pub(crate) async fn claim(store: &Store, wanted: usize) -> Vec<ClaimedJob> {
         .jobs()
 }
 
-/// A number that nobody else draws.
+/// A number that no other caller draws.
 pub(crate) fn rand() -> i64 {
     use std::hash::{BuildHasher as _, RandomState};
     RandomState::new().hash_one(0) as i64
