@@ -1,4 +1,4 @@
-//! What is done to jobs and queues from outside: completed, failed, retried, moved, deleted, paused, purged.
+//! Admin actions on jobs and queues: complete, fail, retry, reschedule, delete, pause, purge.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,7 +12,7 @@ use tokio_postgres::types::ToSql;
 use crate::support::worker::{PATIENCE, TestWorker, enqueue, put, show, until, until_true};
 use crate::support::{Host, TestDb};
 
-/// A claim of everything that there is.
+/// A claim from every lane that exists.
 async fn orders(store: &Store) -> Vec<ClaimOrder> {
     let lanes = store.lanes_after(i64::MIN).await.unwrap();
     let order = |lane: rouse::store::Lane| ClaimOrder {
@@ -40,7 +40,7 @@ async fn is(client: &Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> bool 
         .get(0)
 }
 
-/// The code of the error, its message and its hint.
+/// The error's code, message and hint.
 async fn refusal(client: &Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> (String, String) {
     let error = client.query(sql, params).await.expect_err(sql);
     let error = error.as_db_error().unwrap_or_else(|| panic!("{sql}"));
@@ -69,7 +69,7 @@ const RETRY: &str = "SELECT rouse.retry($1)";
 const RESCHEDULE: &str = "SELECT rouse.reschedule($1, $2::text::timestamptz)";
 
 #[tokio::test]
-async fn each_admin_end_can_be_requested_again_and_another_is_refused() {
+async fn repeating_an_admin_action_that_ended_a_job_succeeds_and_a_different_one_is_refused() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (done, failed, deleted) = (
@@ -163,7 +163,7 @@ async fn each_admin_end_can_be_requested_again_and_another_is_refused() {
 }
 
 #[tokio::test]
-async fn a_running_job_can_be_completed_and_failed_and_neither_moved_nor_deleted_nor_retried() {
+async fn a_running_job_can_be_completed_or_failed_but_not_rescheduled_deleted_or_retried() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let (a, b) = (
@@ -181,7 +181,7 @@ async fn a_running_job_can_be_completed_and_failed_and_neither_moved_nor_deleted
     }
     assert!(is(&client, COMPLETE, &[&a, &json!(1)]).await);
     assert!(is(&client, FAIL, &[&b, &"no"]).await);
-    // What the attempts bring is refused.
+    // The outcomes of the attempts are refused.
     let late = store
         .settle(&[succeeded(a), succeeded(b)], Locked::Wait)
         .await
@@ -206,12 +206,12 @@ fn succeeded(id: i64) -> Settlement {
 }
 
 #[tokio::test]
-async fn who_completes_a_job_while_it_is_settled_gets_what_has_become_of_it() {
+async fn completing_a_job_during_its_settlement_waits_for_the_outcome() {
     let db = TestDb::new().await;
     let (mut holder, client, other) = (db.client().await, db.client().await, db.client().await);
     let id = enqueue(&client, "x", json!({})).await;
     let transaction = holder.transaction().await.unwrap();
-    // Holds the row as a settlement does.
+    // Locks the row, as a settlement does.
     transaction
         .query("SELECT rouse.complete($1, '1')", &[&id])
         .await
@@ -234,23 +234,23 @@ async fn who_completes_a_job_while_it_is_settled_gets_what_has_become_of_it() {
 }
 
 #[tokio::test]
-async fn a_running_guest_is_told_at_once_that_its_job_was_completed() {
+async fn completing_a_running_job_stops_its_guest_at_once() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     let id = enqueue(&client, "test.sleep", json!({"ms": 600_000})).await;
     until(&client, id, |job| job.state == "running").await;
     assert!(is(&client, COMPLETE, &[&id, &json!("from outside")]).await);
-    // The lease lasts a minute and is renewed after 24 s: whoever waits for that does not get there in time.
-    // The only slot is free again when the guest has stopped.
+    // The lease lasts a minute and is renewed after 24 s, so waiting for the renewal would take too long. The only slot is free
+    // again once the guest has stopped.
     tokio::time::timeout(Duration::from_secs(20), worker.drain())
         .await
-        .expect("nothing runs any more");
+        .expect("the attempt has stopped");
     assert_eq!(show(&client, id).await.result, Some(json!("from outside")));
 }
 
 #[tokio::test]
-async fn a_retry_is_the_same_job_anew_and_there_is_one_at_a_time() {
+async fn a_retry_repeats_the_job_and_only_one_is_live_at_a_time() {
     let db = TestDb::new().await;
     let (client, other) = (db.client().await, db.client().await);
     let old: i64 = client
@@ -285,7 +285,7 @@ async fn a_retry_is_the_same_job_anew_and_there_is_one_at_a_time() {
         events(&client, old).await,
         ["requested", "failed", "retried"]
     );
-    // Its key is taken.
+    // Its unique key is taken.
     assert!(is(&client, DELETE, &[&mine]).await);
     client
         .query(
@@ -302,7 +302,7 @@ async fn a_retry_is_the_same_job_anew_and_there_is_one_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_queued_job_can_be_moved_in_time_there_and_back() {
+async fn a_queued_job_can_be_rescheduled_later_and_earlier() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
@@ -335,7 +335,7 @@ async fn a_queued_job_can_be_moved_in_time_there_and_back() {
 }
 
 #[tokio::test]
-async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_resumed() {
+async fn jobs_of_a_paused_queue_are_not_claimed_adopted_or_peeked_until_it_is_resumed() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let orphan = enqueue(&client, "x", json!({})).await;
@@ -378,7 +378,7 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
     assert!(is(&client, "SELECT rouse.resume_queue('default')", &[]).await);
     assert!(!is(&client, "SELECT rouse.resume_queue('default')", &[]).await);
     assert!(!is(&client, "SELECT rouse.resume_queue('never')", &[]).await);
-    // Also for one that looks only at what has run out a moment ago.
+    // The same holds for a look that considers only leases that ended a moment ago.
     let run_out =
         format!("SELECT lease_until < clock_timestamp() FROM rouse.job WHERE id = {orphan}");
     until_true(&client, &run_out).await;
@@ -407,11 +407,11 @@ async fn nothing_of_a_paused_queue_is_claimed_or_adopted_or_seen_until_it_is_res
 }
 
 #[tokio::test]
-async fn a_claim_that_starts_after_the_pause_finds_nothing_and_one_under_way_is_not_waited_for() {
+async fn a_pause_stops_new_claims_and_does_not_wait_for_a_claim_in_progress() {
     let db = TestDb::new().await;
     let (mut claimer, client, store) = (db.client().await, db.client().await, db.worker().await);
     enqueue(&client, "x", json!({})).await;
-    // A claim that has its jobs and is not committed.
+    // A claim that has its jobs but is not committed yet.
     let transaction = claimer.transaction().await.unwrap();
     transaction
         .batch_execute(
@@ -432,7 +432,7 @@ async fn a_claim_that_starts_after_the_pause_finds_nothing_and_one_under_way_is_
 }
 
 #[tokio::test]
-async fn a_worker_that_sleeps_takes_up_a_queue_that_is_resumed() {
+async fn resuming_a_queue_wakes_a_sleeping_worker() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -456,7 +456,7 @@ async fn a_worker_that_sleeps_takes_up_a_queue_that_is_resumed() {
 }
 
 #[tokio::test]
-async fn a_purge_takes_ready_jobs_in_batches_and_nothing_else() {
+async fn a_purge_removes_only_ready_jobs_in_batches() {
     let db = TestDb::new().await;
     let (mut client, store) = (db.client().await, db.worker().await);
     let running = enqueue(&client, "x", json!({})).await;
@@ -469,7 +469,7 @@ async fn a_purge_takes_ready_jobs_in_batches_and_nothing_else() {
         )
         .await
         .unwrap();
-    // One that somebody is dealing with is left.
+    // A job that another transaction has locked is left alone.
     let mut holder = db.client().await;
     let held = holder.transaction().await.unwrap();
     held.query(
@@ -502,7 +502,7 @@ async fn a_purge_takes_ready_jobs_in_batches_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn queues_and_backlog_say_how_much_waits_and_since_when_and_who_can_take_it() {
+async fn queues_and_backlog_show_waiting_jobs_their_age_and_capable_workers() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     client
@@ -545,7 +545,7 @@ async fn queues_and_backlog_say_how_much_waits_and_since_when_and_who_can_take_i
         ("x".to_string(), gpu, true, 0, 0),
         ("y".to_string(), vec![], false, 0, 0),
     ];
-    // The plain lane may have been claimed empty.
+    // The lane without tags may have been emptied by a claim.
     assert!(
         rows.iter().all(|row| expected.contains(row)) && rows.len() >= 2,
         "{rows:?}"
@@ -553,7 +553,7 @@ async fn queues_and_backlog_say_how_much_waits_and_since_when_and_who_can_take_i
 }
 
 #[tokio::test]
-async fn the_commands_do_it_and_say_so_with_their_exit_codes() {
+async fn the_commands_perform_admin_actions_and_report_them_by_exit_code() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let url = db.url();
@@ -650,11 +650,11 @@ async fn release(store: &Store, id: i64, fence: i64) {
 }
 
 #[tokio::test]
-async fn a_history_is_in_the_order_of_the_attempts_and_ends_with_the_end() {
+async fn a_history_lists_attempts_in_order_and_the_end_last() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
-    // A claim that is given back does not count: the job ends with fewer attempts than it had claims.
+    // A released claim does not count, so the job ends with fewer attempts than it had claims.
     claim(&store, 1).await;
     renew(&store, id, 1).await;
     release(&store, id, 1).await;
@@ -679,12 +679,12 @@ async fn a_history_is_in_the_order_of_the_attempts_and_ends_with_the_end() {
 }
 
 #[tokio::test]
-async fn an_end_that_waits_for_a_renewal_comes_after_it_in_time_too() {
+async fn an_admin_end_that_waits_for_a_renewal_is_recorded_after_it() {
     let db = TestDb::new().await;
     let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     claim(&store, 1).await;
-    // Somebody holds the row; the end of the job is asked for, and waits.
+    // Another transaction holds the row; the end of the job is requested and waits.
     let transaction = holder.transaction().await.unwrap();
     let lock = "SELECT worker FROM rouse.job WHERE id = $1 FOR NO KEY UPDATE";
     let worker: i64 = transaction.query_one(lock, &[&id]).await.unwrap().get(0);
@@ -695,7 +695,7 @@ async fn an_end_that_waits_for_a_renewal_comes_after_it_in_time_too() {
         "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')",
     )
     .await;
-    // The renewal is that of whoever holds it.
+    // The transaction that holds the row renews the lease.
     transaction
         .execute(
             "INSERT INTO rouse.record (at, job, event, attempt, worker) VALUES (clock_timestamp(), $1, 'renewed', 1, $2)",
@@ -714,12 +714,11 @@ async fn an_end_that_waits_for_a_renewal_comes_after_it_in_time_too() {
     assert!(is(&client, rises, &[&id]).await);
 }
 
-/// What the page tells an autoscaler to ask.
+/// The query that the page recommends to an autoscaler.
 const HOSTS: &str = "SELECT coalesce(ceil(sum(ready + running) / 8.0), 0) FROM rouse.backlog WHERE NOT paused AND known AND tags <@ '{gpu}';";
 
 #[tokio::test]
-async fn the_hosts_that_an_autoscaler_wants_are_none_where_only_jobs_wait_that_nobody_has_ever_run()
-{
+async fn an_autoscaler_starts_no_host_for_handlers_that_no_worker_has_ever_run() {
     let page = include_str!("../../docs/guides/autoscaling.md");
     assert!(page.contains(HOSTS), "the page asks something else");
     let db = TestDb::new().await;
@@ -744,7 +743,7 @@ async fn the_hosts_that_an_autoscaler_wants_are_none_where_only_jobs_wait_that_n
     assert!(is(&client, shown, &[]).await, "they are shown");
     put(&client, "'x', queue => 'q', tags => '{gpu}'").await;
     assert_eq!(hosts().await, "1");
-    // It has stopped, and another one would help.
+    // The worker has stopped, so another one would help.
     store.unregister().await.unwrap();
     assert_eq!(hosts().await, "1");
     client

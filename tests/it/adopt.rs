@@ -1,4 +1,4 @@
-//! Jobs whose worker is gone.
+//! Adoption of jobs whose worker is gone.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::claims::{claim, orders, rand, result, settlement};
 use crate::support::database::registration;
 use crate::support::worker::{START_ORDER, TestWorker, enqueue, events, show, until_true};
 
-/// Its lease ends, and nothing was heard of its worker since.
+/// Ends the job's lease without any later heartbeat of its worker.
 async fn expire(client: &Client, id: JobId) {
     client
         .execute(
@@ -137,15 +137,15 @@ async fn a_job_that_crashes_its_workers_is_adopted_once_then_waits_and_fails_aft
     );
 }
 
-/// An outage of the server, a freeze: the lease ends, and the worker is heard of again.
+/// As after an outage of the server or a freeze: the lease ends, and the worker sends heartbeats again.
 #[tokio::test]
-async fn losses_that_a_worker_outlives_do_not_count_as_crashes() {
+async fn a_loss_does_not_count_as_a_crash_if_the_worker_survived() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (store, other) = (db.worker().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
     let mut job = claim(&store, 1).await.remove(0);
-    // In turns: its own worker takes the job over, another one does, before and after the first is heard of again.
+    // Alternately, the job's own worker or another one takes the job over, before or after the first worker's next heartbeat.
     for (taker, owner) in [
         (&store, &store),
         (&other, &store),
@@ -164,9 +164,9 @@ async fn losses_that_a_worker_outlives_do_not_count_as_crashes() {
     assert_eq!(show(&client, id).await.state, "running");
 }
 
-/// The worker is heard of when the lease has ended, and before anybody takes the job over; then it falls silent.
+/// The worker sends a heartbeat after the lease has ended and before another worker adopts the job; then it falls silent.
 #[tokio::test]
-async fn losses_whose_worker_was_heard_of_before_the_adoption_do_not_count_as_crashes() {
+async fn a_loss_does_not_count_as_a_crash_if_the_worker_sent_a_heartbeat_before_the_adoption() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({})).await;
@@ -183,9 +183,10 @@ async fn losses_whose_worker_was_heard_of_before_the_adoption_do_not_count_as_cr
     assert_eq!(show(&client, id).await.state, "running");
 }
 
-/// As a host that was frozen: others took the job over, and when it goes on it claims the job again, before its first heartbeat.
+/// As for a host that was frozen: others took the job over, and when the host resumes it claims the job again before its first
+/// heartbeat.
 #[tokio::test]
-async fn a_loss_whose_worker_claims_the_job_again_does_not_count_as_a_crash() {
+async fn a_loss_does_not_count_as_a_crash_if_the_worker_claims_the_job_again() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({})).await;
@@ -194,7 +195,7 @@ async fn a_loss_whose_worker_claims_the_job_again_does_not_count_as_a_crash() {
     expire(&client, job.id).await;
     adopt(&frozen).await.claimed.remove(0);
     expire(&client, job.id).await;
-    // Two workers have crashed, as it seems: it waits.
+    // It looks as if two workers had crashed, so the job waits.
     assert!(adopt(&last).await.claimed.is_empty());
     client
         .batch_execute("UPDATE rouse.job SET turn = 1, available_at = now()")
@@ -300,9 +301,9 @@ async fn a_job_does_not_fail_for_a_crash_that_is_disproved_after_it_was_listed()
     assert_eq!(adopted.claimed.len(), 1);
 }
 
-/// A host that finds that its worker was declared dead, or replaced, reports that it has not crashed.
+/// A host that learns that its worker was declared dead or replaced reports that it has not crashed.
 #[tokio::test]
-async fn what_a_worker_loses_because_it_was_replaced_does_not_count_as_a_crash() {
+async fn a_loss_does_not_count_as_a_crash_if_the_worker_was_replaced() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({})).await;
@@ -313,7 +314,7 @@ async fn what_a_worker_loses_because_it_was_replaced_does_not_count_as_a_crash()
     for _ in 0..4 {
         let next = db.store();
         next.register(&mail()).await.unwrap();
-        // What the takeover frees ends in a moment.
+        // The lease that the takeover frees ends in a moment.
         until_true(
             &client,
             "SELECT bool_and(lease_until < clock_timestamp()) FROM rouse.job",
@@ -321,7 +322,7 @@ async fn what_a_worker_loses_because_it_was_replaced_does_not_count_as_a_crash()
         .await;
         job = adopt(&next).await.claimed.remove(0);
         holder.outlived().await.unwrap();
-        // Else the next takeover would be refused.
+        // Otherwise the next takeover would be refused.
         client
             .execute("UPDATE rouse.worker SET replaced_at = NULL", &[])
             .await
@@ -333,7 +334,7 @@ async fn what_a_worker_loses_because_it_was_replaced_does_not_count_as_a_crash()
 }
 
 #[tokio::test]
-async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
+async fn a_worker_adopts_only_jobs_from_its_own_lanes() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     enqueue(&client, "x", json!({})).await;
@@ -352,7 +353,7 @@ async fn a_worker_adopts_only_jobs_of_its_own_lanes() {
 }
 
 #[tokio::test]
-async fn an_adoption_ends_with_the_job_that_fills_eight_mebibytes() {
+async fn an_adoption_stops_at_the_job_that_reaches_eight_mebibytes() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     client
@@ -376,7 +377,7 @@ async fn an_adoption_ends_with_the_job_that_fills_eight_mebibytes() {
 }
 
 #[tokio::test]
-async fn no_queued_job_is_claimed_before_the_orphans_that_a_cut_adoption_has_left() {
+async fn orphans_left_by_a_truncated_adoption_precede_queued_jobs() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -389,7 +390,7 @@ async fn no_queued_job_is_claimed_before_the_orphans_that_a_cut_adoption_has_lef
         )
         .await
         .unwrap();
-    // Room for all orphans and more at once.
+    // Room for more jobs than there are orphans.
     let settings = Settings {
         slots: 16,
         ..Settings::default()
@@ -418,7 +419,7 @@ async fn orphans_are_adopted_by_priority_and_then_by_age() {
         }
     }
     assert_eq!(claim(&dead, 10).await.len(), 6);
-    // The leases end in another order: low before normal before high, and of each priority the younger job's first.
+    // The leases end in a different order: low before normal before high, and within each priority the younger job's first.
     client
         .execute(
             "UPDATE rouse.job AS j SET lease_until = now() - interval '1 min' + n * interval '1 s'
@@ -438,7 +439,7 @@ async fn orphans_are_adopted_by_priority_and_then_by_age() {
 }
 
 #[tokio::test]
-async fn a_claim_gives_way_where_a_lease_has_ended_since_the_last_one() {
+async fn a_claim_yields_if_a_lease_has_ended_since_the_previous_claim() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (dead, store) = (db.worker().await, db.worker().await);
@@ -458,12 +459,12 @@ async fn a_claim_gives_way_where_a_lease_has_ended_since_the_last_one() {
         .unwrap()
         .get(0);
     let Claimed::Orphans(until) = ask(Some(ended)).await else {
-        panic!("its lease has ended at that time");
+        panic!("the lease ended at that time");
     };
     assert!(until > ended);
     let waits = show(&client, queued).await;
     assert_eq!((waits.state.as_str(), waits.attempt), ("queued", 0));
-    // Whoever has looked at it goes on: perhaps nobody here can adopt it.
+    // A claim that knows of this lease proceeds: perhaps this host cannot adopt the job.
     let claimed = ask(Some(until)).await.jobs();
     assert_eq!(claimed[0].id.0, queued);
     assert!(

@@ -1,4 +1,4 @@
-//! Jobs that leave less of the grants and limits of their handlers.
+//! Attenuation: jobs that drop some of the grants and limits of their handlers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::support::web::web;
 use crate::support::worker::{Shown, TestWorker, ended, put};
 use crate::support::{TestDb, scratch};
 
-/// A worker whose handlers may send requests to this machine, and what they may otherwise.
+/// A worker whose handlers may send requests to this machine, with no other grants.
 async fn start(db: &TestDb) -> TestWorker {
     start_with(db, Grants::default()).await
 }
@@ -62,7 +62,7 @@ async fn start_with(db: &TestDb, grants: Grants) -> TestWorker {
     TestWorker::start_in(db, Settings::default(), sandbox, catalog)
 }
 
-/// What becomes of a job with these grants.
+/// Runs a job with these grants to its end.
 async fn run(client: &Client, handler: &str, payload: Value, grants: Value) -> Shown {
     let sql = format!("'{handler}', '{payload}', grants => '{grants}'");
     let id = put(client, &sql).await;
@@ -79,7 +79,7 @@ fn message(job: &Shown) -> &str {
 }
 
 #[tokio::test]
-async fn a_job_takes_servers_secrets_and_variables_from_its_handler() {
+async fn a_job_can_drop_servers_secrets_and_variables_of_its_handler() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = start(&db).await;
@@ -122,15 +122,15 @@ async fn a_job_takes_servers_secrets_and_variables_from_its_handler() {
         message(&job).contains("the secret KEY, which the grants of this job leave out"),
         "{job:?}"
     );
-    // The server may know it from another job, and says it in vain.
-    let told = json!({"requests": [{"method": "POST", "url": url("localhost"), "body": "s3cret-of-mine"}]});
-    let job = run(&client, "test.http.secret", told, json!({"secrets": []})).await;
+    // The server may know the secret from another job, but the guest must not learn it from the response.
+    let request = json!({"requests": [{"method": "POST", "url": url("localhost"), "body": "s3cret-of-mine"}]});
+    let job = run(&client, "test.http.secret", request, json!({"secrets": []})).await;
     let result = job.result.expect("it is sent").to_string();
     assert!(
         result.contains("rouse-secret-") && !result.contains("s3cret-of-mine"),
         "{result}"
     );
-    // It adds nothing to what the handler has.
+    // A job cannot add grants that the handler does not have.
     let job = run(
         &client,
         "test.http.none",
@@ -157,7 +157,7 @@ async fn a_job_takes_servers_secrets_and_variables_from_its_handler() {
 }
 
 #[tokio::test]
-async fn a_job_has_less_memory_and_time_than_its_handler() {
+async fn a_job_can_lower_the_memory_and_time_limits_of_its_handler() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = start(&db).await;
@@ -175,7 +175,7 @@ async fn a_job_has_less_memory_and_time_than_its_handler() {
         "{job:?}"
     );
     assert!(by_the_job(&job, "memory_mb"), "{job:?}");
-    // 4 GiB are not more than the handler's 32 MiB.
+    // A job that asks for 4 GiB gets no more than the handler's 32 MiB.
     let job = run(
         &client,
         "test.alloc",
@@ -208,7 +208,7 @@ fn error_of(job: &Shown) -> &str {
     message.expect("a message")
 }
 
-/// Whether the error says that it was the job that has set this limit, and not that rouse.toml has.
+/// Whether the error says that the job set this limit, and not rouse.toml.
 fn by_the_job(job: &Shown, key: &str) -> bool {
     let message = error_of(job);
     message.contains("the grants of this job leave")
@@ -217,7 +217,7 @@ fn by_the_job(job: &Shown, key: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_job_that_leaves_reading_of_a_directory_is_told_that_it_was_itself() {
+async fn a_denial_names_the_job_if_it_kept_only_read_access_to_a_directory() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = scratch("attenuated-dirs");
@@ -238,7 +238,7 @@ async fn a_job_that_leaves_reading_of_a_directory_is_told_that_it_was_itself() {
     assert!(by_the_job(&job, "dirs"), "{job:?}");
     worker.drain().await;
 
-    // The operator's own limit is still the operator's.
+    // A limit of the operator is still reported as the operator's.
     let read = grant(&folder, "/in", Mode::Read);
     let worker = start_with(&db, Grants(vec![read])).await;
     let payload = json!({"path": "/in/a", "text": "a"});
@@ -249,7 +249,7 @@ async fn a_job_that_leaves_reading_of_a_directory_is_told_that_it_was_itself() {
 }
 
 #[tokio::test]
-async fn grants_that_nobody_would_keep_to_are_refused_where_they_are_enqueued() {
+async fn unenforceable_grants_are_refused_by_enqueue() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for (grants, part) in [
@@ -280,7 +280,7 @@ async fn grants_that_nobody_would_keep_to_are_refused_where_they_are_enqueued() 
             format!("SELECT rouse.enqueue_many('x', ARRAY['{{}}']::jsonb[], grants => '{grants}')"),
         ] {
             let error = client.query(&call, &[]).await.expect_err("it is refused");
-            let error = error.as_db_error().expect("an error of the database");
+            let error = error.as_db_error().expect("an error from the database");
             assert!(
                 error.message().contains(part),
                 "{call}: {}",
@@ -293,7 +293,7 @@ async fn grants_that_nobody_would_keep_to_are_refused_where_they_are_enqueued() 
 }
 
 #[tokio::test]
-async fn the_database_takes_those_hosts_that_a_host_of_rouse_takes() {
+async fn the_database_accepts_the_same_host_patterns_as_the_host() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let long_label = format!("{}.example", "a".repeat(64));
@@ -356,7 +356,7 @@ async fn the_database_takes_those_hosts_that_a_host_of_rouse_takes() {
 }
 
 #[tokio::test]
-async fn grants_stay_with_the_job_in_its_history_and_in_its_retry() {
+async fn grants_are_kept_in_the_history_and_the_retry_of_a_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = start(&db).await;
@@ -375,7 +375,7 @@ async fn grants_stay_with_the_job_in_its_history_and_in_its_retry() {
     assert_eq!(job.error.unwrap()["kind"], "out_of_memory");
     worker.drain().await;
 
-    // Where nothing ran, too: purged, cancelled.
+    // Also for jobs that never ran: purged, cancelled.
     let enqueue = format!("'x', grants => '{left}'");
     let (purged, cancelled) = (
         put(&client, &enqueue).await,

@@ -1,4 +1,4 @@
-//! What has ended is kept as it was, and can be audited.
+//! The history of ended jobs is immutable and can be audited.
 
 use rouse::worker::Settings;
 use serde_json::{Value, json};
@@ -15,12 +15,12 @@ async fn rouse(db: &TestDb, args: &[&str]) -> Ran {
 
 async fn refused(client: &Client, sql: &str) -> String {
     let error = client.batch_execute(sql).await.expect_err(sql);
-    // A transaction of several statements is over.
-    let error = error.as_db_error().expect("the database says so");
+    // After an error in a batch of several statements, the transaction must be rolled back.
+    let error = error.as_db_error().expect("an error from the database");
     format!("{} / {}", error.message(), error.hint().unwrap_or_default())
 }
 
-/// A row in each of the four tables.
+/// Inserts a row into each of the four tables.
 async fn history(db: &TestDb) -> Client {
     let client = db.client().await;
     let overrides = tries("test.*", 2, std::time::Duration::from_millis(1));
@@ -52,7 +52,7 @@ async fn history(db: &TestDb) -> Client {
 }
 
 #[tokio::test]
-async fn what_has_ended_is_not_rewritten_even_by_the_owner() {
+async fn ended_jobs_cannot_be_changed_even_by_the_owner() {
     let db = TestDb::new().await;
     let client = history(&db).await;
     let day: String = client
@@ -85,7 +85,7 @@ async fn what_has_ended_is_not_rewritten_even_by_the_owner() {
     }
     let why = refused(&client, "DELETE FROM rouse.finished").await;
     assert!(why.contains("rouse.unlock_history('why')"), "{why}");
-    // Partitions of later days are kept as well, and old ones still go.
+    // Partitions of later days are protected too, and old ones can still be dropped.
     client
         .batch_execute("SELECT rouse.prepare_partitions(9)")
         .await
@@ -103,7 +103,7 @@ async fn what_has_ended_is_not_rewritten_even_by_the_owner() {
         .unwrap();
     let gone = "SELECT to_regclass('rouse.finished_20200101') IS NULL";
     assert!(client.query_one(gone, &[]).await.unwrap().get::<_, bool>(0));
-    // What somebody has disabled is in force again after a migration.
+    // A migration enables triggers again that someone has disabled.
     client
         .batch_execute(&format!(
             "ALTER TABLE rouse.finished DISABLE TRIGGER keep_rows; ALTER TABLE rouse.finished_{day} DISABLE TRIGGER keep_table"
@@ -121,7 +121,7 @@ async fn what_has_ended_is_not_rewritten_even_by_the_owner() {
 }
 
 #[tokio::test]
-async fn the_way_out_is_for_one_transaction_and_leaves_a_record_that_stays() {
+async fn unlocking_the_history_lasts_one_transaction_and_leaves_a_permanent_record() {
     let db = TestDb::new().await;
     let client = history(&db).await;
     let why = refused(&client, "SELECT rouse.unlock_history(' ')").await;
@@ -163,7 +163,7 @@ async fn the_way_out_is_for_one_transaction_and_leaves_a_record_that_stays() {
 }
 
 #[tokio::test]
-async fn a_claim_that_was_given_back_keeps_its_time_and_a_purge_says_who_of_each_job() {
+async fn a_released_claim_keeps_its_time_and_a_purge_records_its_login_for_each_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let store = db.worker().await;
@@ -171,7 +171,7 @@ async fn a_claim_that_was_given_back_keeps_its_time_and_a_purge_says_who_of_each
     let job = claim(&store, 1).await.remove(0);
     store.unregister().await.unwrap();
     let back = db.worker().await;
-    // As a host gives back what it has claimed and not started.
+    // As a host releases jobs that it has claimed but not started.
     crate::support::worker::until_true(
         &client,
         "SELECT lease_until < clock_timestamp() FROM rouse.job",
@@ -216,16 +216,20 @@ async fn a_claim_that_was_given_back_keeps_its_time_and_a_purge_says_who_of_each
         (&end["event"], &end["by"]),
         (&json!("cancelled"), &json!(me))
     );
-    // A host tells of the purge once, not of each job.
-    let told = "SELECT count(*) FROM rouse.audit_outbox WHERE event = 'purged'";
+    // A host logs the purge once, not once per job.
+    let logged = "SELECT count(*) FROM rouse.audit_outbox WHERE event = 'purged'";
     assert_eq!(
-        client.query_one(told, &[]).await.unwrap().get::<_, i64>(0),
+        client
+            .query_one(logged, &[])
+            .await
+            .unwrap()
+            .get::<_, i64>(0),
         1
     );
 }
 
 #[tokio::test]
-async fn the_handler_that_ran_is_on_record_where_its_source_was_bound() {
+async fn the_history_records_the_handler_that_ran_a_bound_source() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let settings = Settings {
@@ -268,7 +272,7 @@ async fn the_handler_that_ran_is_on_record_where_its_source_was_bound() {
 }
 
 #[tokio::test]
-async fn an_audit_lists_what_has_happened_and_who_did_it_page_by_page() {
+async fn an_audit_lists_events_and_their_logins_page_by_page() {
     let db = TestDb::new().await;
     let client = history(&db).await;
     let other = put(&client, "'noop', queue => 'other'").await;
@@ -294,7 +298,7 @@ async fn an_audit_lists_what_has_happened_and_who_did_it_page_by_page() {
     }
     let times: Vec<&str> = all.iter().filter_map(|row| row["at"].as_str()).collect();
     assert!(times.is_sorted_by(|one, next| one >= next), "{times:?}");
-    // Page by page the same.
+    // Reading page by page gives the same result.
     let mut paged = Vec::new();
     let mut before: Option<String> = None;
     loop {
@@ -319,8 +323,9 @@ async fn an_audit_lists_what_has_happened_and_who_did_it_page_by_page() {
         "{of_other:?}"
     );
     let of_handler = audit(&["--handler", "test.flaky"]).await;
-    // A claim may have waited in line for so long that it was given back, and a lease that was taken before the listener had heard
-    // itself is renewed at once.
+    // A claim may have waited in line until it was released, and a lease that was taken before the listener had heard itself is
+    // renewed
+    // at once.
     let ends: Vec<&str> = of_handler
         .iter()
         .filter_map(|row| row["event"].as_str())
@@ -347,11 +352,11 @@ async fn an_audit_lists_what_has_happened_and_who_did_it_page_by_page() {
 }
 
 #[tokio::test]
-async fn a_page_of_an_audit_reads_what_happened_about_then_however_much_there_is() {
+async fn a_page_of_an_audit_reads_only_rows_near_its_time() {
     const MANY: i64 = 100_000;
     let db = TestDb::new().await;
     let mut client = history(&db).await;
-    // A day of long ago, evenly filled; vacuum tells its index what is where.
+    // A day long ago with evenly spread rows; VACUUM builds the summaries of its index.
     client
         .batch_execute(&format!(
             "CREATE TABLE rouse.finished_20200101 PARTITION OF rouse.finished_default FOR VALUES FROM ('2020-01-01') TO ('2020-01-02');
@@ -376,7 +381,7 @@ async fn a_page_of_an_audit_reads_what_happened_about_then_however_much_there_is
     assert_eq!(row.get::<_, i64>(0), 20);
     let read = after - before;
     assert!((20..MANY / 2).contains(&read), "{read} rows were read");
-    // Whatever does not fit is looked for as far back as was asked.
+    // Rows that do not match are skipped as far back as the caller asked.
     let all = "SELECT count(*) FROM rouse.audit('-infinity', '2020-01-02', most => 100000)";
     assert_eq!(
         transaction

@@ -1,4 +1,4 @@
-//! What one claim brings: how much, and how its answer travels.
+//! The size of one claim, and how its answer travels.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, result, settlement};
 use crate::support::worker::enqueue;
 
-/// Four claims of at most 400 jobs, of which the first 20 have such a payload and the rest a small one.
+/// Makes four claims of at most 400 jobs each; the first 20 jobs have this payload and the rest a small one.
 async fn claims_of(payload: &str) -> Vec<usize> {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
@@ -33,8 +33,8 @@ async fn claims_of(payload: &str) -> Vec<usize> {
 }
 
 #[tokio::test]
-async fn a_claim_ends_with_the_job_whose_payload_fills_eight_mebibytes() {
-    // Base64 of random bytes: Postgres does not compress it.
+async fn a_claim_stops_at_the_job_that_reaches_eight_mebibytes() {
+    // Base64 of random bytes, which Postgres does not compress.
     let random = "to_jsonb((SELECT string_agg(encode(sha256(n::text::bytea), 'base64'), '')
                             FROM generate_series(1, 24000) AS n))";
     // 12 KiB in the table.
@@ -51,7 +51,7 @@ async fn a_claim_ends_with_the_job_whose_payload_fills_eight_mebibytes() {
 }
 
 #[tokio::test]
-async fn a_job_that_alone_is_larger_than_a_claim_may_be_is_claimed() {
+async fn a_job_larger_than_the_claim_limit_is_claimed_alone() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     client
@@ -66,7 +66,7 @@ async fn a_job_that_alone_is_larger_than_a_claim_may_be_is_claimed() {
     }
 }
 
-/// So many jobs with this payload, and what a claim answers: rows, ids, and the bytes of the payloads of the rows.
+/// Claims this many jobs with this payload; returns the rows, the ids, and the bytes of the payloads in the rows.
 async fn answer(client: &Client, payload: &str, jobs: usize) -> (usize, usize, usize) {
     client
         .batch_execute(&format!(
@@ -92,7 +92,7 @@ async fn answer(client: &Client, payload: &str, jobs: usize) -> (usize, usize, u
 }
 
 #[tokio::test]
-async fn an_answer_that_would_reach_128_kib_has_ids_alone_however_little_the_table_keeps() {
+async fn an_answer_of_128_kib_or_more_carries_only_ids_even_if_compressed_in_the_table() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -101,11 +101,11 @@ async fn an_answer_that_would_reach_128_kib_has_ids_alone_however_little_the_tab
         )
         .await
         .unwrap();
-    // 120 bytes of each job for its columns, two of each for the quotes.
+    // Each job takes 120 bytes for its columns and two for the quotes.
     let text = "repeat('x', 1902)";
     assert_eq!(answer(&client, text, 64).await, (64, 0, 64 * 1904));
     assert_eq!(answer(&client, text, 65).await, (1, 65, 0));
-    // A number that takes some bytes of the table, and 1,001 of an answer.
+    // A number that takes a few bytes in the table and 1,001 bytes in an answer.
     assert_eq!(answer(&client, "1e1000", 116).await, (116, 0, 116 * 1001));
     assert_eq!(answer(&client, "1e1000", 117).await, (1, 117, 0));
 }
@@ -134,12 +134,12 @@ async fn a_payload_of_2_kib_is_written_once_and_read_after_the_claim() {
 }
 
 #[tokio::test]
-async fn what_the_table_says_of_the_size_of_a_job_is_what_a_claim_sends() {
+async fn the_stored_size_of_a_job_matches_what_a_claim_sends() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let payload = r#"'{"a": [1, 2.50, "\u00e9\n"]}'"#;
     let with = r#"tenant => 'zoë', source => 'hook', grants => '{"http": ["example.org"]}'"#;
-    // The lane is new, then known.
+    // The first enqueue creates the lane, the second finds it.
     client
         .batch_execute(&format!(
             "SELECT rouse.enqueue('x', {payload}, {with}); SELECT rouse.enqueue('x', {payload}, {with}); SELECT rouse.enqueue('x', {payload});
@@ -180,7 +180,7 @@ async fn sizes_are_true(client: &Client, jobs: &[ClaimedJob]) {
 }
 
 #[tokio::test]
-async fn a_claim_by_source_ends_at_eight_mebibytes_too() {
+async fn a_claim_by_source_stops_at_eight_mebibytes() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     client
@@ -211,7 +211,7 @@ async fn a_claim_by_source_ends_at_eight_mebibytes_too() {
 }
 
 #[tokio::test]
-async fn a_lane_that_is_named_twice_brings_each_of_its_jobs_once() {
+async fn naming_a_lane_twice_claims_each_job_once() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let large = "x".repeat(100_000);

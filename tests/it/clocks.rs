@@ -1,4 +1,4 @@
-//! A host whose own clock is wrong: the database's decides.
+//! A host whose own clock is wrong: the database's clock decides.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::support::{Host, TestDb, rouse, scratch, skip};
 /// Debian's `faketime`, which CI installs.
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 
-/// A host whose calendar is off by this much.
+/// Starts a host whose calendar is off by this much.
 fn serve(db: &TestDb, off_by: &str) -> Host {
     let config = scratch("clocks").join("rouse.toml");
     std::fs::write(&config, "[handlers.\"test.*\"]\nlease = \"2s\"\n").unwrap();
@@ -23,7 +23,7 @@ fn serve(db: &TestDb, off_by: &str) -> Host {
         .env("ROUSE_LOG", "info")
         .env("LD_PRELOAD", FAKETIME)
         .env("FAKETIME", off_by)
-        // Nobody can turn the clock that counts durations.
+        // The clock that counts durations cannot be set, so it is not faked.
         .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     let host = Host::spawn(command);
     host.line(PATIENCE, |line| line.contains("worker started"));
@@ -31,7 +31,7 @@ fn serve(db: &TestDb, off_by: &str) -> Host {
 }
 
 #[tokio::test]
-async fn a_host_whose_clock_is_a_day_off_starts_nothing_early_and_loses_nothing() {
+async fn a_host_whose_clock_is_off_by_a_day_starts_nothing_early_and_loses_nothing() {
     if !Path::new(FAKETIME).is_file() {
         skip("there is no libfaketime on this machine (apt-get install faketime)");
         return;
@@ -68,7 +68,7 @@ async fn a_host_whose_clock_is_a_day_off_starts_nothing_early_and_loses_nothing(
             .unwrap();
         assert!(row.get::<_, bool>(0), "a retry started early");
         assert_eq!(events(&client, in_an_hour).await, ["requested"]);
-        // Nothing that it writes has its own time, and nobody takes it for dead.
+        // Nothing that it writes uses its own time, and it is not declared dead.
         until_true(
             &client,
             "SELECT count(*) = 1 AND bool_and(state = 'active' AND seen_at BETWEEN now() - interval '1 minute' AND now()) FROM rouse.workers",

@@ -1,4 +1,4 @@
-//! Machine code is kept from one start to the next, and only what is whole, ours and of this very module is used.
+//! Machine code is cached between starts, and only code that is intact, ours and compiled from this module is used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn sandbox(cache_dir: &Path) -> Arc<Sandbox> {
     Sandbox::start(settings).expect("a sandbox")
 }
 
-/// Where the code of this handler is from, on a host that has just been started; it runs in any case.
+/// Where the code of this handler comes from on a freshly started host; the handler also runs once.
 async fn start(cache_dir: &Path, module: &[u8]) -> CodeFrom {
     let sandbox = sandbox(cache_dir);
     let handlers = Handlers::on(sandbox.clone(), &[("echo.wasm", module)]).await;
@@ -41,7 +41,7 @@ fn entries(cache_dir: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn a_second_start_takes_the_code_of_the_first_and_another_version_is_compiled() {
+async fn a_second_start_uses_cached_code_and_compiles_a_changed_module() {
     let cache = scratch("cache").join("code");
     let module = echo("test.echo", "1");
     assert_eq!(start(&cache, &module).await, CodeFrom::Compiler);
@@ -55,7 +55,7 @@ async fn a_second_start_takes_the_code_of_the_first_and_another_version_is_compi
 }
 
 #[tokio::test]
-async fn code_that_was_damaged_is_compiled_again_and_replaced() {
+async fn damaged_code_is_compiled_again_and_replaced() {
     let cache = scratch("cache").join("code");
     let module = echo("test.echo", "1");
     start(&cache, &module).await;
@@ -71,12 +71,12 @@ async fn code_that_was_damaged_is_compiled_again_and_replaced() {
 }
 
 #[tokio::test]
-async fn whole_code_that_wasmtime_does_not_know_is_compiled_again() {
+async fn intact_code_that_wasmtime_rejects_is_compiled_again() {
     let cache = scratch("cache").join("code");
     let module = echo("test.echo", "1");
     start(&cache, &module).await;
     let entry = entries(&cache).remove(0);
-    // As an entry is made, of something else than code.
+    // Framed like a cache entry, but with contents that are not machine code.
     let name = entry.file_name().unwrap().to_str().unwrap();
     let digest = Digest::of(format!("{name}\0of a wasmtime to come").as_bytes()).to_string();
     let digest = (0..64)
@@ -91,7 +91,7 @@ async fn whole_code_that_wasmtime_does_not_know_is_compiled_again() {
 }
 
 #[tokio::test]
-async fn code_that_another_user_has_put_there_is_not_used() {
+async fn code_written_by_another_user_is_not_used() {
     let cache = scratch("cache").join("code");
     let module = echo("test.echo", "1");
     start(&cache, &module).await;
@@ -105,7 +105,7 @@ async fn code_that_another_user_has_put_there_is_not_used() {
 }
 
 #[tokio::test]
-async fn hosts_that_start_at_once_share_a_cache() {
+async fn hosts_that_start_simultaneously_share_a_cache() {
     let cache = scratch("cache").join("code");
     let modules: Vec<_> = (0..4)
         .map(|n| (format!("{n}.wasm"), echo(&format!("test.echo-{n}"), "1")))
@@ -132,7 +132,7 @@ async fn hosts_that_start_at_once_share_a_cache() {
 }
 
 #[tokio::test]
-async fn without_a_cache_that_can_be_trusted_modules_are_compiled_all_the_same() {
+async fn modules_are_compiled_without_a_trusted_cache() {
     let file = scratch("cache").join("code");
     fs::write(&file, "no directory").unwrap();
     let module = echo("test.echo", "1");
@@ -141,7 +141,7 @@ async fn without_a_cache_that_can_be_trusted_modules_are_compiled_all_the_same()
 }
 
 #[test]
-fn the_commands_keep_code_where_the_environment_or_rouse_toml_says() {
+fn the_commands_cache_code_in_the_directory_set_by_the_environment_or_rouse_toml() {
     let folder = scratch("cache");
     fs::create_dir(folder.join("handlers-wasm")).unwrap();
     fs::write(

@@ -1,4 +1,4 @@
-//! The `rouse` command, as a child process: what it prints, how it ends, what it survives.
+//! The `rouse` command as a child process: its output, its exit, and the failures that it survives.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::support::database::{connect, migrate};
 use crate::support::worker::{PATIENCE, ended, enqueue, guests_dir, show, until, until_true};
 use crate::support::{Host, TestDb, scratch};
 
-/// A host that serves a database of the test's.
+/// A host that serves the test's database.
 fn serve(db: &TestDb, config: &Path, more: &[&str]) -> Host {
     let guests = guests_dir();
     let mut args = vec!["serve", "--handlers", guests.to_str().unwrap()];
@@ -24,14 +24,14 @@ fn serve(db: &TestDb, config: &Path, more: &[&str]) -> Host {
     host
 }
 
-/// A `rouse.toml` with this text.
+/// Writes a `rouse.toml` with this text.
 fn config(text: &str) -> std::path::PathBuf {
     let path = scratch("config").join("rouse.toml");
     std::fs::write(&path, text).unwrap();
     path
 }
 
-/// Runs a command to its end, on a database: its exit code, and its stdout followed by its stderr.
+/// Runs a command on a database to its end; returns its exit code and its stdout followed by its stderr.
 pub(crate) fn run(db: &TestDb, args: &[&str]) -> (i32, String) {
     let host = Host::rouse(args, &[("DATABASE_URL", &db.url()), ("ROUSE_LOG", "off")]);
     let (status, output) = host.exit(PATIENCE);
@@ -76,8 +76,8 @@ async fn two_hosts_share_five_thousand_jobs_and_each_job_runs_exactly_once() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_told_to_stop_while_it_starts_ends_well() {
-    // A server that takes connections and never says a word.
+async fn a_host_that_is_stopped_during_its_start_exits_with_zero() {
+    // A server that accepts connections and never responds.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("postgres://a@{}/b", silent.local_addr().unwrap());
     let guests = guests_dir();
@@ -105,7 +105,7 @@ async fn sigterm_stops_claiming_finishes_what_runs_and_exits_with_zero() {
     let client = db.client().await;
     let host = serve(&db, &config(""), &["--slots", "1"]);
     let running = enqueue(&client, "test.sleep", json!({"ms": 1000})).await;
-    // A claim that has not started yet would be given back.
+    // A claim that has not started yet would be released.
     host.line(PATIENCE, |line| {
         line.contains("started") && line.contains("rouse::job")
     });
@@ -154,7 +154,7 @@ async fn a_job_whose_worker_is_killed_runs_again_elsewhere_after_its_lease() {
 }
 
 #[tokio::test]
-async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job_any_more() {
+async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let config = config("[handlers.\"test.*\"]\nlease = \"2s\"");
@@ -165,10 +165,10 @@ async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job_any_more() 
     let heir = serve(&db, &config, &["--worker-id", "heir"]);
     until(&client, id, |job| job.attempt == 2).await;
     frozen.signal(libc::SIGCONT);
-    // By its own clock its trust has ended while it stood still, and so may have the guest's sleep:
-    // either it stops the attempt first, or the database refuses the outcome.
+    // By its own clock its leases have ended while it was frozen, and so may have the guest's sleep: either it stops the attempt
+    // first, or the database refuses the outcome.
     frozen.line(PATIENCE, |line| {
-        // Whatever notices it first: the guest, the look at the leases, or the database.
+        // The guest, the check of the leases or the database may notice it first.
         [
             "aborted",
             "lease lost",
@@ -193,7 +193,7 @@ async fn a_host_that_was_frozen_past_its_lease_cannot_settle_the_job_any_more() 
 }
 
 #[tokio::test]
-async fn dev_needs_nothing_and_leaves_nothing_running() {
+async fn dev_needs_no_setup_and_leaves_no_process_running() {
     let dir = scratch("dev");
     let data = dir.join("pg");
     let guests = guests_dir();
@@ -254,7 +254,7 @@ async fn dev_needs_nothing_and_leaves_nothing_running() {
 }
 
 #[tokio::test]
-async fn dev_shows_a_call_that_works_as_it_stands() {
+async fn dev_prints_a_call_that_works_as_printed() {
     let dir = scratch("dev-example");
     let handlers = dir.join("handlers");
     std::fs::create_dir(&handlers).unwrap();
@@ -275,7 +275,7 @@ async fn dev_shows_a_call_that_works_as_it_stands() {
 }
 
 #[tokio::test]
-async fn dev_says_what_it_refuses_where_nothing_serves() {
+async fn dev_lists_refused_modules_if_none_serves() {
     let dir = scratch("dev-refused");
     let handlers = dir.join("handlers");
     std::fs::create_dir(&handlers).unwrap();
@@ -293,7 +293,7 @@ async fn dev_says_what_it_refuses_where_nothing_serves() {
 }
 
 #[tokio::test]
-async fn dev_starts_again_after_a_kill_and_has_kept_its_jobs() {
+async fn dev_starts_again_after_a_kill_and_keeps_its_jobs() {
     let dir = scratch("dev-killed");
     let (data, guests) = (dir.join("pg"), guests_dir());
     let args = [
@@ -326,7 +326,7 @@ async fn dev_starts_again_after_a_kill_and_has_kept_its_jobs() {
 }
 
 #[tokio::test]
-async fn a_granted_directory_is_seen_by_its_handler_and_by_no_other() {
+async fn a_granted_directory_is_visible_to_its_handler_only() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let config = config(
@@ -368,9 +368,9 @@ async fn enqueue_and_job_work_from_the_shell() {
     let host = serve(&db, &config(""), &[]);
     let (code, id) = run(&db, &["enqueue", "text.stats", r#"{"text": "one two"}"#]);
     assert_eq!(code, 0, "{id}");
-    // Beside the result may stand that nobody takes the job: the host may not have registered yet.
-    let result = |said: &str| {
-        let mut lines = said.lines();
+    // The result may be followed by a warning that no worker serves the handler: the host may not have registered yet.
+    let result = |output: &str| {
+        let mut lines = output.lines();
         let is_result = |line: &&str| !line.starts_with("rouse: ");
         lines.find(is_result).expect("a result").to_owned()
     };
@@ -464,7 +464,7 @@ async fn enqueue_and_job_work_from_the_shell() {
 }
 
 #[tokio::test]
-async fn a_listing_looks_at_the_newest_jobs_only_says_so_and_can_be_continued() {
+async fn a_listing_reads_only_the_newest_jobs_reports_that_and_can_be_continued() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -493,7 +493,7 @@ async fn a_listing_looks_at_the_newest_jobs_only_says_so_and_can_be_continued() 
         said.contains("queued") && !said.contains("--before"),
         "{said}"
     );
-    // One that finds enough has nothing to say of what it did not look at.
+    // A listing with enough rows does not mention the rows that it did not read.
     let (_, said) = run(&db, &["job", "ls", "--limit", "3", "--queue", "q"]);
     assert!(
         said.contains("--limit N") && !said.contains("--before"),
@@ -504,7 +504,7 @@ async fn a_listing_looks_at_the_newest_jobs_only_says_so_and_can_be_continued() 
 }
 
 #[tokio::test]
-async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
+async fn mistakes_on_the_command_line_are_reported_with_the_next_step() {
     let db = TestDb::new().await;
     let missing = scratch("empty").join("rouse.toml");
     let bad = config("slot = 3");
@@ -573,7 +573,7 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_do_next() {
 }
 
 #[tokio::test]
-async fn handlers_lists_what_serves_and_what_is_refused() {
+async fn handlers_lists_served_and_refused_modules() {
     let db = TestDb::new().await;
     let folder = scratch("handlers");
     std::fs::copy(guests_dir().join("noop.wasm"), folder.join("noop.wasm")).unwrap();
@@ -594,7 +594,7 @@ async fn handlers_lists_what_serves_and_what_is_refused() {
 }
 
 #[tokio::test]
-async fn serve_answers_for_its_health_and_counts_what_it_does() {
+async fn serve_reports_its_health_and_its_metrics() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let port = crate::support::free_port();
@@ -622,7 +622,7 @@ async fn serve_answers_for_its_health_and_counts_what_it_does() {
         metrics.contains("rouse_attempts_total{handler=\"noop\",outcome=\"succeeded\"} 1"),
         "{metrics}"
     );
-    // The database is asked once somebody has read the page, for the next time.
+    // The database is queried after the page was read once, for the next read.
     for shown in [
         "rouse_dead_rows ",
         "rouse_xmin_age_transactions ",
@@ -655,7 +655,7 @@ async fn serve_answers_for_its_health_and_counts_what_it_does() {
 }
 
 #[test]
-fn the_help_teaches_where_to_start() {
+fn the_help_shows_where_to_start() {
     let (status, output) = Host::rouse(&["--help"], &[]).exit(PATIENCE);
     assert!(status.success());
     insta::assert_snapshot!(output);
@@ -684,7 +684,7 @@ async fn a_host_whose_database_hangs_stops_at_the_second_signal() {
     );
     host.line(PATIENCE, |line| line.contains("worker started"));
     let client = connect(&url).await;
-    // By then the connections that look for a pooler are gone.
+    // By then the connections that test for a pooler are closed.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let rows = client
         .query(
@@ -716,7 +716,7 @@ async fn a_host_whose_database_hangs_stops_at_the_second_signal() {
 }
 
 #[tokio::test]
-async fn the_private_postgres_says_so_when_its_server_ends() {
+async fn the_private_postgres_reports_that_its_server_has_ended() {
     let data = scratch("ends").join("pg");
     let host = Host::rouse(
         &["postgres", "--json", "--data-dir", data.to_str().unwrap()],
@@ -738,7 +738,7 @@ async fn the_private_postgres_says_so_when_its_server_ends() {
 }
 
 #[tokio::test]
-async fn a_reader_that_leaves_early_ends_the_command_quietly() {
+async fn a_closed_output_pipe_ends_the_command_quietly() {
     let mut child = std::process::Command::new(crate::support::rouse_binary())
         .args(["migrate", "--roles-sql"])
         .stdout(std::process::Stdio::piped())
@@ -751,7 +751,7 @@ async fn a_reader_that_leaves_early_ends_the_command_quietly() {
 }
 
 #[tokio::test]
-async fn a_host_whose_log_nobody_reads_any_more_works_on_and_stops_when_told() {
+async fn a_host_whose_log_pipe_is_closed_keeps_working_and_stops_on_a_signal() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let guests = guests_dir();
@@ -771,7 +771,7 @@ async fn a_host_whose_log_nobody_reads_any_more_works_on_and_stops_when_told() {
         .spawn()
         .unwrap();
     drop((host.stdout.take(), host.stderr.take()));
-    // Its attempts write to the log, and so does everything that stops it.
+    // Its attempts write to the log, and so does every step of stopping it.
     let id = enqueue(&client, "test.print", json!({"line": "unread", "times": 3})).await;
     let job = ended(&client, id).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
@@ -792,7 +792,7 @@ async fn a_host_whose_log_nobody_reads_any_more_works_on_and_stops_when_told() {
 }
 
 #[tokio::test]
-async fn numbers_and_depths_that_only_postgres_can_hold_are_shown_as_they_are() {
+async fn numbers_and_nesting_that_only_postgres_can_hold_are_shown_unchanged() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let deep = format!("{}1{}", "[".repeat(300), "]".repeat(300));
@@ -811,7 +811,7 @@ async fn numbers_and_depths_that_only_postgres_can_hold_are_shown_as_they_are() 
 }
 
 #[tokio::test]
-async fn a_host_that_cannot_claim_is_not_ready_however_often_it_renews() {
+async fn a_host_that_cannot_claim_is_not_ready_even_if_it_renews_leases() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let address = format!("127.0.0.1:{}", crate::support::free_port());

@@ -1,4 +1,4 @@
-//! Modules are compiled in a child with limits, and nothing that becomes of it reaches the host.
+//! Modules are compiled in a child process with limits, and no failure of the child reaches the host.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
@@ -14,7 +14,7 @@ use crate::sandbox_guest::{Handlers, PATIENCE, echo, refusal, version};
 use crate::support::worker::{TestWorker, ended, enqueue};
 use crate::support::{Host, TestDb, rouse_binary, scratch};
 
-/// A sandbox of a test's own.
+/// A sandbox for one test.
 fn sandbox(settings: Settings) -> Arc<Sandbox> {
     let settings = Settings {
         attempts_max: 2,
@@ -37,8 +37,9 @@ fn limited(cpu_secs: u64, memory_bytes: usize) -> Settings {
     }
 }
 
-/// Functions with tables that jump to the end of any of the blocks around them, each of which hands on a thousand values: what
-/// the compiler has to do grows with the product of all these numbers, and the file does not.
+/// Functions with tables that jump to the end of any of the enclosing blocks, each of which passes on a thousand values: the
+/// compiler's
+/// work grows with the product of all these numbers, and the file does not.
 fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
     const VALUES: usize = 1000;
     let values = "i64 ".repeat(VALUES);
@@ -56,19 +57,20 @@ fn bomb(functions: usize, tables: usize, depth: usize) -> Vec<u8> {
     wat::parse_str(text).expect("the bomb is WebAssembly text")
 }
 
-/// Takes longer than a first try may (5 s of CPU time). A quarter of these functions took 13 s on one machine in the profile of the tests, and less
-/// than 5 on another.
+/// Takes longer than a first try may (5 s of CPU time). In the tests' profile, a quarter of these functions took 13 s on one
+/// machine
+/// and less than 5 s on another.
 pub(crate) fn bomb_of_time() -> Vec<u8> {
     bomb(240, 1, 150)
 }
 
-/// 80 KB that take more than 12 GiB.
+/// 80 KB whose compilation takes more than 12 GiB.
 fn bomb_of_memory() -> Vec<u8> {
     bomb(1, 40, 400)
 }
 
-/// A program that stands for a compiler which misbehaves. It is written by a shell: where this process had the file open for
-/// writing while another test starts a child, it could not be run.
+/// A program that acts as a misbehaving compiler. A shell writes the file: if this process had it open for writing while another
+/// test starts a child, it could not be executed.
 pub(crate) fn compiler_that(does: &str) -> PathBuf {
     let path = scratch("compiler").join("compiler");
     let script = format!("#!/bin/sh\n{does}\n");
@@ -80,15 +82,15 @@ pub(crate) fn compiler_that(does: &str) -> PathBuf {
     path
 }
 
-/// What a compiler does that refuses a module: an answer that says so, how long the reason is, and the reason.
+/// The answer of a compiler that refuses a module: the refusal, the length of the reason, and the reason.
 fn refusing(why: &str) -> String {
     assert!(why.len() < 64);
     let zeros = "\\0".repeat(7);
     format!("printf 'R\\0012\\{:o}{zeros}{why}'", why.len())
 }
 
-/// A compiler that waits, before it compiles a module with this word in it, until there is a file. Each one compiles one module: it
-/// hands on what it has looked into.
+/// A compiler that, before it compiles a module with this word in it, waits until a file exists. Each compiler process compiles one
+/// module: the wrapper passes on the input that it has already read.
 pub(crate) fn compiler_that_waits(word: &str, go_on: &Path) -> PathBuf {
     let dir = scratch("handed-on");
     compiler_that(&format!(
@@ -112,7 +114,7 @@ fn run_by(compiler: PathBuf) -> Settings {
 }
 
 #[tokio::test]
-async fn a_module_that_takes_too_long_to_compile_is_refused_and_the_rest_serves() {
+async fn a_module_that_takes_too_long_to_compile_is_refused_and_the_others_serve() {
     let bomb = bomb_of_time();
     let sandbox = sandbox(limited(1, 2 << 30));
     let handlers = Handlers::on(
@@ -129,7 +131,7 @@ async fn a_module_that_takes_too_long_to_compile_is_refused_and_the_rest_serves(
 }
 
 #[tokio::test]
-async fn a_module_that_takes_too_much_memory_to_compile_is_refused_and_the_rest_serves() {
+async fn a_module_that_takes_too_much_memory_to_compile_is_refused_and_the_others_serve() {
     let sandbox = sandbox(limited(60, 512 << 20));
     let handlers = Handlers::on(
         sandbox,
@@ -148,7 +150,7 @@ async fn a_module_that_takes_too_much_memory_to_compile_is_refused_and_the_rest_
 }
 
 #[tokio::test]
-async fn while_one_module_is_being_compiled_others_start_to_serve() {
+async fn other_modules_start_to_serve_while_one_is_being_compiled() {
     let go_on = scratch("go-on").join("go-on");
     let mut settings = limited(60, 2 << 30);
     settings.compiler = Some(compiler_that_waits("test.slow", &go_on));
@@ -160,7 +162,7 @@ async fn while_one_module_is_being_compiled_others_start_to_serve() {
         .until("the other one serves", |set| set.get("test.echo").is_some())
         .await;
     assert!(handlers.catalog.current().get("test.slow").is_none());
-    // A change of the file, meanwhile, is what serves in the end.
+    // If the file changes in the meantime, the new version serves in the end.
     handlers.write("a-slow.wasm", &echo("test.slow", "2"));
     fs::write(go_on, "").unwrap();
     handlers
@@ -172,7 +174,7 @@ async fn while_one_module_is_being_compiled_others_start_to_serve() {
 }
 
 #[tokio::test]
-async fn while_one_module_is_being_compiled_at_the_start_the_others_run_jobs() {
+async fn other_modules_run_jobs_while_one_is_being_compiled_at_the_start() {
     let db = TestDb::new().await;
     let go_on = scratch("go-on").join("go-on");
     let mut settings = limited(60, 2 << 30);
@@ -200,7 +202,7 @@ async fn while_one_module_is_being_compiled_at_the_start_the_others_run_jobs() {
 }
 
 #[tokio::test]
-async fn a_compile_bomb_gives_its_place_to_the_others_and_goes_on_behind_them() {
+async fn a_compile_bomb_yields_to_the_other_modules_and_is_retried_after_them() {
     let mut settings = limited(60, 2 << 30);
     settings.compilations_max = 1;
     let folder = scratch("handlers");
@@ -213,16 +215,16 @@ async fn a_compile_bomb_gives_its_place_to_the_others_and_goes_on_behind_them() 
     assert!(handlers.refused.is_empty(), "{:?}", handlers.refused);
     assert_eq!(handlers.slow, ["a-bomb.wasm", "b-bomb.wasm"]);
 
-    // One of them has the only place now, and what comes later does not wait for it.
+    // One of the bombs has the only place now, and a module that comes later does not wait for it.
     fs::write(folder.join("later.wasm"), echo("test.later", "1")).unwrap();
     let handlers = catalog.until(|set| set.get("test.later").is_some()).await;
     assert_eq!(handlers.slow, ["a-bomb.wasm", "b-bomb.wasm"]);
-    // Each was read once for each try that has started, and each bomb has had one compiler of its own or none yet.
+    // Each file was read once per started try, and each bomb has had at most one compiler of its own.
     assert!(catalog.loads().files_read() <= 5, "{:?}", catalog.loads());
 }
 
 #[tokio::test]
-async fn each_file_is_read_once_and_one_compiler_serves_many_modules() {
+async fn each_file_is_read_once_and_one_compiler_handles_many_modules() {
     let settings = limited(60, 2 << 30);
     let places = settings.compilations_max as u64;
     let folder = scratch("handlers");
@@ -237,13 +239,13 @@ async fn each_file_is_read_once_and_one_compiler_serves_many_modules() {
     assert_eq!((loads.files_read(), loads.modules_compiled()), (40, 40));
     assert!(loads.compilers_started() <= places, "{loads:?}");
 
-    // What is there is not read again, however often the folder is looked at.
+    // Known files are not read again, no matter how often the folder is scanned.
     fs::write(folder.join("40.wasm"), echo("test.echo-40", "1")).unwrap();
     catalog.until(|set| set.get("test.echo-40").is_some()).await;
     assert_eq!((loads.files_read(), loads.modules_compiled()), (41, 41));
     fs::rename(folder.join("40.wasm"), folder.join("41.wasm")).unwrap();
     let has_moved = |set: &HandlerSet| {
-        let handler = set.get("test.echo-40").expect("it goes on serving");
+        let handler = set.get("test.echo-40").expect("it continues to serve");
         handler.module.file == "41.wasm"
     };
     catalog.until(has_moved).await;
@@ -251,7 +253,7 @@ async fn each_file_is_read_once_and_one_compiler_serves_many_modules() {
 }
 
 #[tokio::test]
-async fn a_module_that_ends_a_compiler_which_has_served_others_is_tried_again_alone() {
+async fn a_module_that_crashes_a_shared_compiler_is_retried_in_its_own() {
     let mut settings = limited(60, 512 << 20);
     settings.compilations_max = 1;
     let sandbox = sandbox(settings);
@@ -272,14 +274,14 @@ async fn a_module_that_ends_a_compiler_which_has_served_others_is_tried_again_al
 }
 
 #[tokio::test]
-async fn what_the_compiler_says_of_a_file_is_the_reason() {
+async fn a_refusal_reports_the_compilers_reason() {
     let sandbox = sandbox(run_by(compiler_that(&refusing("it is not to my liking"))));
     let handlers = Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
     assert_eq!(handlers.refusal("echo.wasm"), "it is not to my liking");
 }
 
 #[tokio::test]
-async fn a_compiler_that_fails_is_told_from_a_bad_module_and_tried_again() {
+async fn a_failed_compiler_is_distinguished_from_a_bad_module_and_retried() {
     for (does, words) in [
         ("exec sleep 60", "the compiler was not done after 10 s"),
         ("kill -9 $$", "the compiler ended with signal: 9"),
@@ -312,7 +314,7 @@ async fn a_compiler_that_fails_is_told_from_a_bad_module_and_tried_again() {
 }
 
 #[tokio::test]
-async fn a_module_that_makes_the_compiler_fail_is_refused_for_good() {
+async fn a_module_that_makes_the_compiler_fail_is_refused_permanently() {
     for (does, words) in [
         (
             "echo thread main panicked >&2; exit 101",
@@ -339,8 +341,8 @@ async fn a_module_that_makes_the_compiler_fail_is_refused_for_good() {
 }
 
 #[tokio::test]
-async fn the_last_good_version_serves_while_the_compiler_of_the_next_one_is_killed() {
-    // The first module is compiled; whatever comes next is not.
+async fn the_last_good_version_serves_if_the_compiler_of_the_next_one_is_killed() {
+    // The compiler compiles the first module and no later one.
     let scratch = scratch("once");
     let pid = scratch.join("pid");
     let compiler = compiler_that(&format!(
@@ -371,13 +373,13 @@ async fn the_last_good_version_serves_while_the_compiler_of_the_next_one_is_kill
 }
 
 #[tokio::test]
-async fn a_compiler_sees_nothing_of_the_hosts_environment() {
+async fn a_compiler_does_not_inherit_the_hosts_environment() {
     let seen = scratch("environment").join("seen");
     let compiler = compiler_that(&format!("/usr/bin/env > {}; exit 3", seen.display()));
     let sandbox = sandbox(run_by(compiler));
     Handlers::on(sandbox, &[("echo.wasm", &echo("test.echo", "1"))]).await;
     let seen = fs::read_to_string(seen).unwrap();
-    // What the host makes, and the shell.
+    // The variables that the host sets, and the shell's own.
     let own = [
         "RAYON_NUM_THREADS=",
         "GLIBC_TUNABLES=glibc.malloc.trim_threshold=",
@@ -420,11 +422,11 @@ async fn a_compiler_dies_with_its_host() {
     assert_eq!(status.signal(), Some(libc::SIGKILL));
 }
 
-/// The compiler that this process has started and that limits itself already.
+/// The compiler that this process has started and that has already limited itself.
 fn child_of(parent: u32) -> Option<u32> {
     fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
-        // The limits first: its CPU time is the last thing that it limits.
+        // The limits come first: CPU time is the last one that it sets.
         let limits = fs::read_to_string(entry.path().join("limits")).ok()?;
         let status = fs::read_to_string(entry.path().join("status")).ok()?;
         let is_child = status.contains(&format!("\nPPid:\t{parent}\n"));
@@ -444,7 +446,7 @@ fn child_of(parent: u32) -> Option<u32> {
 }
 
 #[test]
-fn nobody_else_starts_a_compiler_and_the_help_does_not_name_it() {
+fn a_compiler_starts_only_for_a_host_and_is_hidden_from_the_help() {
     let help = Command::new(rouse_binary()).arg("--help").output().unwrap();
     assert!(!String::from_utf8_lossy(&help.stdout).contains("compile-module"));
     let output = Command::new(rouse_binary())
@@ -487,7 +489,8 @@ fn with_sections(sections: &[(&str, Vec<u8>)]) -> Vec<u8> {
         .expect("the sections are WebAssembly text")
 }
 
-/// Line tables of many units, each of which refers to the same long list of kinds of entries: what reads them has to do the product of both.
+/// Line tables of many units, each of which refers to the same long list of abbreviations: a reader has to process the product of
+/// both.
 fn bomb_of_lines() -> Vec<u8> {
     let kinds: Vec<u8> = (0..50_000_u32)
         .flat_map(|n| {
@@ -496,12 +499,12 @@ fn bomb_of_lines() -> Vec<u8> {
                 0x80 | ((n >> 7) & 0x7f) as u8,
                 (n >> 14) as u8 | 4,
             ];
-            // A compilation unit, without children and without attributes.
+            // A compilation unit without children or attributes.
             [&number[..], &[0x11, 0, 0, 0]].concat()
         })
         .chain([0])
         .collect();
-    // Eight bytes follow: version 4, kinds at 0, addresses of 4 bytes, and the first of the kinds.
+    // Eight bytes follow: version 4, abbreviations at 0, addresses of 4 bytes, and the first abbreviation.
     let unit = [8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 4, 1];
     with_sections(&[
         (".debug_abbrev", [&[1, 0x11, 0, 0, 0][..], &kinds].concat()),
@@ -510,7 +513,7 @@ fn bomb_of_lines() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn line_tables_that_take_too_long_to_read_are_the_compilers_and_the_rest_serves() {
+async fn line_tables_that_take_too_long_to_read_are_limited_like_compilation() {
     let sandbox = sandbox(limited(1, 2 << 30));
     let handlers = Handlers::on(
         sandbox,
@@ -529,20 +532,20 @@ async fn line_tables_that_take_too_long_to_read_are_the_compilers_and_the_rest_s
 }
 
 #[tokio::test]
-async fn line_tables_of_rubbish_are_none() {
+async fn invalid_line_tables_are_ignored() {
     let sandbox = sandbox(limited(10, 2 << 30));
     let rubbish = with_sections(&[
         (".debug_info", vec![0xff; 4096]),
         (".debug_line", vec![0x80; 4096]),
     ]);
     let handlers = Handlers::on(sandbox, &[("rubbish.wasm", &rubbish)]).await;
-    // It compiles, and is refused for what it lacks.
+    // It compiles, and is refused for the exports that it lacks.
     let why = handlers.refusal("rubbish.wasm");
     assert!(why.contains("does not export"), "{why}");
 }
 
 #[tokio::test]
-async fn a_function_with_a_name_of_megabytes_is_refused_and_the_rest_serves() {
+async fn a_function_with_a_name_of_megabytes_is_refused_and_the_others_serve() {
     let sandbox = sandbox(limited(10, 2 << 30));
     let named = |bytes: usize| {
         let name = "n".repeat(bytes);

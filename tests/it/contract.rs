@@ -1,4 +1,4 @@
-//! Payloads and results, held against what the module says of them.
+//! Payloads and results are checked against the schemas of the module.
 
 use rouse::job::{AbortReason, RunEnd};
 use rouse::sandbox::AbortHandle;
@@ -12,7 +12,7 @@ use crate::support::{TestDb, attempt};
 
 const ECHO: &str = "(call $return_ok (local.get $payload) (local.get $payload_len))";
 
-/// An order with lines, each with an amount.
+/// The schema of an order with lines, each with an amount.
 const ORDER: &str = r##"{"type": "object", "required": ["lines"], "properties": {
     "lines": {"type": "array", "items": {"$ref": "#/$defs/line"}}},
     "$defs": {"line": {"type": "object", "required": ["amount"], "properties": {"amount": {"type": "integer"}}}}}"##;
@@ -26,7 +26,7 @@ fn module(name: &str, schemas: &str, run: &str) -> Vec<u8> {
     )
 }
 
-/// How one attempt ended, and whether there was an instance.
+/// How one attempt ended, and whether an instance was started.
 async fn ends(handlers: &Handlers, name: &str, payload: &str) -> (RunEnd, bool) {
     let handler = handlers.handler(name);
     let run = attempt(&sandbox(), &handler, job(payload), AbortHandle::new()).await;
@@ -36,12 +36,12 @@ async fn ends(handlers: &Handlers, name: &str, payload: &str) -> (RunEnd, bool) 
 fn refused(end: RunEnd) -> String {
     match end {
         RunEnd::PayloadRefused(why) | RunEnd::ResultRefused(why) => why,
-        other => panic!("it is refused: {other:?}"),
+        other => panic!("expected a refusal, got {other:?}"),
     }
 }
 
 #[tokio::test]
-async fn a_payload_that_does_not_fit_ends_the_attempt_before_there_is_an_instance() {
+async fn an_invalid_payload_ends_the_attempt_before_an_instance_starts() {
     let takes = module(
         "test.typed",
         &format!(r#""input_schema": {ORDER}"#),
@@ -57,7 +57,7 @@ async fn a_payload_that_does_not_fit_ends_the_attempt_before_there_is_an_instanc
         refused(end),
         "payload does not match the schema at /lines/0/amount: expected an integer, got \"7\" (#/$defs/line/properties/amount); `rouse handlers show test.typed --schema` shows the input_schema"
     );
-    // An attempt that has to stop is not checked.
+    // The payload is not checked if the attempt has to stop.
     let handler = handlers.handler("test.typed");
     let abort = AbortHandle::new();
     abort.abort(AbortReason::Cancelled, std::time::Duration::ZERO);
@@ -66,7 +66,7 @@ async fn a_payload_that_does_not_fit_ends_the_attempt_before_there_is_an_instanc
 }
 
 #[tokio::test]
-async fn a_result_that_does_not_fit_is_refused_after_the_run() {
+async fn an_invalid_result_is_refused_after_the_run() {
     let gives = module("test.typed", r#""output_schema": {"maximum": 9}"#, ECHO);
     let handlers = Handlers::with(&[("typed.wasm", &gives)]).await;
     let (end, _) = ends(&handlers, "test.typed", "9").await;
@@ -80,7 +80,7 @@ async fn a_result_that_does_not_fit_is_refused_after_the_run() {
 }
 
 #[tokio::test]
-async fn the_numbers_of_a_schema_are_those_that_its_module_has_written() {
+async fn the_numbers_of_a_schema_are_kept_as_the_module_wrote_them() {
     let schema = r#"{"enum": [99.43984295500535, 18446744073709551616, 1e400]}"#;
     let takes = module("test.typed", &format!(r#""input_schema": {schema}"#), ECHO);
     let handlers = Handlers::with(&[("typed.wasm", &takes)]).await;
@@ -90,7 +90,7 @@ async fn the_numbers_of_a_schema_are_those_that_its_module_has_written() {
     }
     let (end, _) = ends(&handlers, "test.typed", "18446744073709551617").await;
     assert!(refused(end).contains("18446744073709551617"));
-    // The command line shows them so too.
+    // The command line shows the numbers unchanged too.
     let db = TestDb::new().await;
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("typed.wasm"), &takes).unwrap();
@@ -121,7 +121,7 @@ async fn the_numbers_of_a_schema_are_those_that_its_module_has_written() {
 }
 
 #[tokio::test]
-async fn no_payload_is_one_that_fits_a_handler_which_takes_nothing() {
+async fn a_missing_payload_is_valid_for_a_handler_without_input() {
     let nothing = module("test.typed", r#""input_schema": {"type": "null"}"#, ECHO);
     let handlers = Handlers::with(&[("typed.wasm", &nothing)]).await;
     for payload in ["{}", "null", " {} "] {
@@ -133,7 +133,7 @@ async fn no_payload_is_one_that_fits_a_handler_which_takes_nothing() {
 }
 
 #[tokio::test]
-async fn a_module_whose_schema_is_wrong_is_refused_with_the_place() {
+async fn a_module_with_an_invalid_schema_is_refused_with_the_location() {
     let wrong = module(
         "test.typed",
         r#""input_schema": {"properties": {"a": {"type": "int"}}}"#,
@@ -147,7 +147,7 @@ async fn a_module_whose_schema_is_wrong_is_refused_with_the_place() {
 }
 
 #[tokio::test]
-async fn a_job_with_a_payload_that_does_not_fit_fails_at_once_and_shows_the_place() {
+async fn a_job_with_an_invalid_payload_fails_at_once_and_shows_the_location() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let takes = module("test.order", &format!(r#""input_schema": {ORDER}"#), ECHO);
@@ -181,7 +181,7 @@ async fn a_job_with_a_payload_that_does_not_fit_fails_at_once_and_shows_the_plac
 }
 
 #[tokio::test]
-async fn a_job_whose_result_does_not_fit_is_tried_again_as_the_handler_says() {
+async fn a_job_with_an_invalid_result_is_retried_by_the_handlers_policy() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let gives = module("test.order", &format!(r#""output_schema": {ORDER}"#), ECHO);
@@ -204,7 +204,8 @@ async fn a_job_whose_result_does_not_fit_is_tried_again_as_the_handler_says() {
     for row in rows {
         let (kind, message): (String, String) = (row.get(0), row.get(1));
         assert_eq!(kind, "invalid_result");
-        let told = "result does not match the schema at /lines/0: missing required property \"amount\"";
+        let told =
+            "result does not match the schema at /lines/0: missing required property \"amount\"";
         assert!(message.starts_with(told), "{message}");
     }
     worker.drain().await;

@@ -1,4 +1,4 @@
-//! What the database says of itself, for those who watch it.
+//! The database metrics, for monitoring.
 
 use std::time::Instant;
 
@@ -45,7 +45,7 @@ async fn depths_are_counted_for_each_queue_and_handler() {
 }
 
 #[tokio::test]
-async fn a_count_that_takes_too_long_is_given_up_in_the_database_too() {
+async fn a_count_that_takes_too_long_is_cancelled_in_the_database() {
     let db = TestDb::new().await;
     let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
     let open = holder.transaction().await.unwrap();
@@ -59,17 +59,17 @@ async fn a_count_that_takes_too_long_is_given_up_in_the_database_too() {
     let nobody = "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     until_true(&client, nobody).await;
     open.rollback().await.unwrap();
-    // The limit was that of the one count, and the connection is good.
+    // The time limit applied to that one count only, and the connection is usable.
     store.depths().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_transaction_that_has_written_and_sits_idle_is_seen() {
+async fn an_idle_transaction_that_has_written_is_reported() {
     let db = TestDb::new().await;
     let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
     let job = enqueue(&client, "x", json!({})).await;
     let open = holder.transaction().await.unwrap();
-    // Between two statements it has no snapshot, at the isolation that everybody has.
+    // Between two statements it has no snapshot, at the default isolation level.
     assert!(cancel(open.client(), job).await);
     for _ in 0..3 {
         enqueue(&client, "x", json!({})).await;
@@ -92,7 +92,7 @@ async fn a_transaction_that_has_written_and_sits_idle_is_seen() {
 }
 
 #[tokio::test]
-async fn a_transaction_that_is_held_open_is_seen() {
+async fn a_long_open_transaction_is_reported() {
     let db = TestDb::new().await;
     let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
     assert_eq!(
@@ -127,7 +127,7 @@ async fn a_transaction_that_is_held_open_is_seen() {
 }
 
 #[tokio::test]
-async fn each_column_of_a_job_is_explained_to_operators() {
+async fn the_operations_page_explains_each_column_of_a_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let page = include_str!("../../docs/reference/job-rows.md");

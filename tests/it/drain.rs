@@ -1,4 +1,4 @@
-//! `rouse queue drain`: a worker that empties one queue and leaves.
+//! `rouse queue drain`: a worker that empties one queue and exits.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::support::worker::{
 use crate::support::{Host, TestDb, command, cut_all_others, folder, rouse_binary, rouse_in};
 
 #[tokio::test]
-async fn a_queue_is_drained_until_it_is_empty_and_nothing_else_is_touched() {
+async fn a_drain_empties_its_queue_and_touches_no_other() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // The id of the file is that of a host that may live.
+    // The worker id in the file is that of a host that may be alive.
     let folder = folder(
         "worker_id = \"mail-1\"\n[sources]\nlegacy = \"text.stats\"\n",
         &["noop.wasm", "text_stats.wasm"],
@@ -75,7 +75,7 @@ async fn a_queue_is_drained_until_it_is_empty_and_nothing_else_is_touched() {
 }
 
 #[tokio::test]
-async fn a_drain_shows_a_bar_on_a_terminal_and_takes_it_away_at_its_end() {
+async fn a_drain_shows_a_progress_bar_on_a_terminal_and_clears_it_at_the_end() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("slots = 2\n", &["test_guests.wasm"]);
@@ -87,7 +87,7 @@ async fn a_drain_shows_a_bar_on_a_terminal_and_takes_it_away_at_its_end() {
         .await
         .unwrap();
     let drain = format!("{} queue drain mail", rouse_binary().display());
-    // A terminal of its own (util-linux).
+    // A terminal of its own, by `script` (util-linux).
     let mut script = Command::new("script");
     script
         .args(["--quiet", "--return", "--command", &drain, "/dev/null"])
@@ -116,7 +116,7 @@ async fn a_drain_shows_a_bar_on_a_terminal_and_takes_it_away_at_its_end() {
 }
 
 #[tokio::test]
-async fn a_drain_says_what_failed_and_what_it_cannot_run() {
+async fn a_drain_reports_failed_jobs_and_jobs_it_cannot_run() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("", &["noop.wasm", "test_guests.wasm"]);
@@ -133,7 +133,7 @@ async fn a_drain_says_what_failed_and_what_it_cannot_run() {
     put(&client, "'test.fail', '{\"as\": \"permanent\"}'").await;
     put(&client, "'test.fail', '{\"as\": \"retry-after\"}'").await;
     let ran = rouse_in(&db, &["queue", "drain", "default", "--json"], &folder).await;
-    // Whoever drains is told at once, and not of what has gone well.
+    // Failures are printed at once; successes are not.
     ran.exits(1).says("WARN").says("hopeless");
     assert!(!ran.stderr.contains("INFO"), "{}", ran.stderr);
     let summary = ran.json();
@@ -146,7 +146,7 @@ async fn a_drain_says_what_failed_and_what_it_cannot_run() {
 }
 
 #[tokio::test]
-async fn what_is_due_is_found_behind_ten_thousand_jobs_that_wait() {
+async fn a_drain_finds_due_jobs_among_ten_thousand_waiting_ones() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("", &["noop.wasm"]);
@@ -167,11 +167,11 @@ async fn what_is_due_is_found_behind_ten_thousand_jobs_that_wait() {
 }
 
 #[tokio::test]
-async fn a_job_that_fails_once_and_succeeds_within_the_drain_is_well() {
+async fn a_job_that_fails_once_and_then_succeeds_within_the_drain_counts_as_succeeded() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("", &["test_guests.wasm"]);
-    // The first keeps the drain going until the second has been tried again.
+    // The first job keeps the drain running until the second has been tried again.
     let busy = enqueue(&client, "test.race", json!({"ms": 600_000})).await;
     let flaky = enqueue(&client, "test.flaky", json!({"fail_until": 2})).await;
     let drain = Host::spawn(command(
@@ -190,7 +190,7 @@ async fn a_job_that_fails_once_and_succeeds_within_the_drain_is_well() {
 }
 
 #[tokio::test]
-async fn a_source_that_is_bound_to_a_missing_handler_keeps_a_drain_from_start() {
+async fn a_drain_refuses_to_start_with_a_source_bound_to_a_missing_handler() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("[sources]\nlegacy = \"text.stats\"\n", &["noop.wasm"]);
@@ -201,7 +201,7 @@ async fn a_source_that_is_bound_to_a_missing_handler_keeps_a_drain_from_start() 
 }
 
 #[tokio::test]
-async fn an_error_at_the_end_of_a_drain_does_not_hide_what_it_has_done() {
+async fn an_error_at_the_end_of_a_drain_does_not_hide_its_summary() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("", &["noop.wasm", "test_guests.wasm"]);
@@ -224,7 +224,7 @@ async fn an_error_at_the_end_of_a_drain_does_not_hide_what_it_has_done() {
 }
 
 #[tokio::test]
-async fn a_drain_holds_its_claims_for_five_minutes_unless_told_otherwise() {
+async fn a_drain_leases_its_claims_for_five_minutes_by_default() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder(
@@ -240,7 +240,7 @@ async fn a_drain_holds_its_claims_for_five_minutes_unless_told_otherwise() {
         let lease = "SELECT extract(epoch FROM lease_until - claimed_at)::float8 FROM rouse.job";
         let lease: f64 = client.query_one(lease, &[]).await.unwrap().get(0);
         assert!((lease - f64::from(secs)).abs() < 1.0, "{lease}");
-        // The job ends from outside, and with it the queue.
+        // An admin action ends the job, and with it the queue is empty.
         cancel(&client, id).await;
         let (status, output) = drain.exit(PATIENCE);
         assert_eq!(status.code(), Some(0), "{output}");
@@ -248,7 +248,7 @@ async fn a_drain_holds_its_claims_for_five_minutes_unless_told_otherwise() {
 }
 
 #[tokio::test]
-async fn a_paused_queue_is_not_drained_and_one_that_is_paused_meanwhile_ends_the_drain() {
+async fn a_paused_queue_is_not_drained_and_a_pause_ends_a_running_drain() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("slots = 1\n", &["noop.wasm", "test_guests.wasm"]);
@@ -270,9 +270,9 @@ async fn a_paused_queue_is_not_drained_and_one_that_is_paused_meanwhile_ends_the
     ran.exits(6).says("rouse queue resume default");
 }
 
-/// Its leases are good for five minutes: the renewal would come after two.
+/// The drain's leases last five minutes, so a renewal would come after two.
 #[tokio::test]
-async fn a_cancellation_that_comes_before_the_drain_hears_its_own_notifications_ends_it_at_once() {
+async fn a_cancellation_before_the_drain_has_heard_itself_ends_it_at_once() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("slots = 1\n", &["test_guests.wasm"]);
@@ -285,7 +285,7 @@ async fn a_cancellation_that_comes_before_the_drain_hears_its_own_notifications_
     until(&client, id, |job| job.state == "running").await;
     assert!(cancel(&client, id).await, "it is cancelled");
     echo.release();
-    // The proxy is in this thread.
+    // The proxy runs on this thread.
     let (status, output) = tokio::task::spawn_blocking(move || drain.exit(PATIENCE))
         .await
         .unwrap();
@@ -294,7 +294,7 @@ async fn a_cancellation_that_comes_before_the_drain_hears_its_own_notifications_
 }
 
 #[tokio::test]
-async fn a_signal_ends_a_drain_with_what_runs_and_leaves_the_rest() {
+async fn a_signal_ends_a_drain_after_its_running_attempts_and_leaves_the_rest() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("slots = 1\n", &["noop.wasm", "test_guests.wasm"]);
@@ -302,7 +302,7 @@ async fn a_signal_ends_a_drain_with_what_runs_and_leaves_the_rest() {
     let mut command = command(&db.url(), &["queue", "drain", "default", "--json"], &folder);
     command.env("ROUSE_LOG", "info,rouse::job=debug");
     let drain = Host::spawn(command);
-    // A job that is claimed and not started would be given back.
+    // A job that is claimed but not started would be released.
     drain.line(PATIENCE, |line| {
         line.contains("started") && line.contains(&format!("job.id={running}"))
     });
@@ -317,7 +317,7 @@ async fn a_signal_ends_a_drain_with_what_runs_and_leaves_the_rest() {
 }
 
 #[tokio::test]
-async fn a_drain_goes_on_while_its_connections_are_cut() {
+async fn a_drain_continues_when_its_connections_are_cut() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("", &["test_guests.wasm"]);
@@ -335,7 +335,7 @@ async fn a_drain_goes_on_while_its_connections_are_cut() {
 }
 
 #[tokio::test]
-async fn a_drain_runs_what_its_sources_bind_and_says_what_is_left_of_the_same_handler() {
+async fn a_drain_runs_its_bound_sources_and_reports_the_remaining_jobs_of_their_handler() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("[sources]\nlegacy = \"noop\"\n", &["noop.wasm"]);

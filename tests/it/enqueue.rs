@@ -1,4 +1,4 @@
-//! `rouse.enqueue` and what producers read: the SQL surface.
+//! `rouse.enqueue` and the functions that producers read: the SQL interface.
 
 use std::future::poll_fn;
 
@@ -16,7 +16,7 @@ async fn live_jobs(client: &Client) -> i64 {
     row.unwrap().get(0)
 }
 
-/// The message and hint of a call that has to fail.
+/// The message and hint of a call that must fail.
 async fn refused(client: &Client, call: &str) -> String {
     let error = client
         .query(call, &[])
@@ -29,7 +29,7 @@ async fn refused(client: &Client, call: &str) -> String {
 }
 
 #[tokio::test]
-async fn everything_but_the_handler_has_a_default_and_arguments_can_be_named() {
+async fn every_argument_but_the_handler_has_a_default_and_can_be_named() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let enqueue = async |call: &str| -> i64 {
@@ -82,7 +82,7 @@ async fn everything_but_the_handler_has_a_default_and_arguments_can_be_named() {
 }
 
 #[tokio::test]
-async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
+async fn an_invalid_call_is_refused_with_a_clear_error_and_enqueues_nothing() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for (call, says) in [
@@ -107,7 +107,7 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
             "rouse.enqueue('x', to_jsonb(repeat('a', 262143)))",
             "the payload has 262145 bytes; queue default allows 262144 (54000)",
         ),
-        // Small as it is stored, huge as it is handed to a handler.
+        // Small in storage, huge when passed to a handler.
         (
             "rouse.enqueue('x', '[1e100000,1e100000,1e100000]')",
             "the payload has 300009 bytes",
@@ -235,14 +235,14 @@ async fn a_bad_call_is_a_clear_error_and_nothing_is_enqueued() {
         assert!(message.contains(says), "{call}: {message}");
     }
     assert_eq!(live_jobs(&client).await, 0);
-    // A NUL in an argument does not even reach the function.
+    // The protocol refuses a NUL in an argument before it reaches the function.
     let nul = client.query("SELECT rouse.enqueue($1)", &[&"a\0b"]).await;
     assert!(nul.unwrap_err().to_string().contains("db error"));
     assert_eq!(live_jobs(&client).await, 0);
 }
 
 #[tokio::test]
-async fn the_largest_payload_that_is_allowed_is_taken_and_a_queue_can_allow_more() {
+async fn the_largest_allowed_payload_is_accepted_and_a_queue_can_allow_more() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let largest = Value::String("a".repeat(262_142));
@@ -263,7 +263,7 @@ async fn the_largest_payload_that_is_allowed_is_taken_and_a_queue_can_allow_more
 }
 
 #[tokio::test]
-async fn a_rollback_leaves_nothing_and_nobody_sees_a_job_before_its_commit() {
+async fn a_rollback_leaves_nothing_and_a_job_is_invisible_before_its_commit() {
     let db = TestDb::new().await;
     let (mut producer, other) = (db.client().await, db.client().await);
     let transaction = producer.transaction().await.unwrap();
@@ -282,7 +282,7 @@ async fn a_rollback_leaves_nothing_and_nobody_sees_a_job_before_its_commit() {
 }
 
 #[tokio::test]
-async fn two_producers_that_meet_a_new_lane_do_not_wait_for_each_other() {
+async fn two_producers_of_a_new_lane_do_not_wait_for_each_other() {
     let db = TestDb::new().await;
     let (mut one, mut two) = (db.client().await, db.client().await);
     let first = one.transaction().await.unwrap();
@@ -290,7 +290,7 @@ async fn two_producers_that_meet_a_new_lane_do_not_wait_for_each_other() {
         .query("SELECT rouse.enqueue('new.lane')", &[])
         .await
         .unwrap();
-    // The first transaction stays open. A wait for it would end here.
+    // The first transaction stays open. If the second waited for it, this would time out.
     let second = two.transaction().await.unwrap();
     second
         .batch_execute("SET LOCAL lock_timeout = '100ms'")
@@ -319,7 +319,7 @@ async fn two_producers_that_meet_a_new_lane_do_not_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn a_unique_key_returns_the_live_job_that_has_it() {
+async fn a_unique_key_returns_the_live_job_that_holds_it() {
     let db = TestDb::new().await;
     let (mut one, two) = (db.client().await, db.client().await);
     const CALL: &str = "SELECT rouse.enqueue('x', unique_key => 'k')";
@@ -336,7 +336,7 @@ async fn a_unique_key_returns_the_live_job_that_has_it() {
     assert_ne!(third, first, "the key is free once the job has ended");
     cancel(&two, third).await;
 
-    // Two at once: the second waits for the first to commit, and gets its id.
+    // Two concurrent calls: the second waits for the first to commit and gets its id.
     let transaction = one.transaction().await.unwrap();
     let theirs: i64 = transaction.query_one(CALL, &[]).await.unwrap().get(0);
     let waiting =
@@ -351,13 +351,13 @@ async fn a_unique_key_returns_the_live_job_that_has_it() {
 }
 
 #[tokio::test]
-async fn a_unique_key_is_that_of_one_tenant_and_no_tenant_is_one_of_its_own() {
+async fn a_unique_key_is_scoped_to_one_tenant_or_to_jobs_without_one() {
     let db = TestDb::new().await;
     let (mut one, client) = (db.client().await, db.client().await);
     let transaction = one.transaction().await.unwrap();
     let sql = "SELECT rouse.enqueue('x', unique_key => 'k', tenant => $1)";
     let first: i64 = transaction.query_one(sql, &[&"a"]).await.unwrap().get(0);
-    // That transaction stays open. A wait for it would end here.
+    // That transaction stays open. If the other tenant waited for it, this would time out.
     client
         .batch_execute("SET lock_timeout = '100ms'")
         .await
@@ -387,7 +387,7 @@ async fn a_unique_key_is_that_of_one_tenant_and_no_tenant_is_one_of_its_own() {
         "{message}"
     );
 
-    // The longest names there are fit the index.
+    // The longest possible names fit into the index.
     let longest = "rouse.enqueue_unique(repeat('h', 128), (SELECT string_agg(chr(127000 + n), '') FROM generate_series(1, 256) AS n),
         tenant => (SELECT string_agg(chr(128000 + n), '') FROM generate_series(1, 200) AS n))";
     let created: bool = client
@@ -399,7 +399,7 @@ async fn a_unique_key_is_that_of_one_tenant_and_no_tenant_is_one_of_its_own() {
 }
 
 #[tokio::test]
-async fn enqueue_unique_says_whether_it_has_created_the_job_and_what_differs_from_the_live_one() {
+async fn enqueue_unique_reports_whether_it_created_the_job_and_how_the_live_one_differs() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let unique = async |args: &str| -> (i64, bool, Vec<String>) {
@@ -410,7 +410,7 @@ async fn enqueue_unique_says_whether_it_has_created_the_job_and_what_differs_fro
     };
     let (id, created, differs) = unique("'{\"n\": 1}', tags => '{a,b}'").await;
     assert!(created && differs.is_empty(), "{differs:?}");
-    // The same tags in another order are the same lane.
+    // The same tags in another order make the same lane.
     let same = unique("'{\"n\": 1.0}', tags => '{b,a}', run_at => now() + interval '1 day'").await;
     assert_eq!(same, (id, false, vec![]));
     let other = "'{\"n\": 2}', queue => 'q', source => 's', priority => 'low', max_attempts => 2, grants => '{\"memory_mb\": 9}',
@@ -439,7 +439,7 @@ async fn enqueue_unique_says_whether_it_has_created_the_job_and_what_differs_fro
 }
 
 #[tokio::test]
-async fn with_one_snapshot_a_key_that_was_taken_after_it_is_a_serialization_failure() {
+async fn a_key_taken_after_the_snapshot_is_a_serialization_failure() {
     let db = TestDb::new().await;
     let (mut one, other) = (db.client().await, db.client().await);
     let transaction = one
@@ -485,13 +485,13 @@ async fn a_null_argument_means_its_default() {
     assert_eq!(row.get::<_, &str>(5), "{}");
 }
 
-/// The messages of the notices of these statements.
+/// The messages of the notices that these statements raise.
 async fn notices(db: &TestDb, statements: &str) -> Vec<String> {
     let raised = raised(db, statements).await;
     raised.iter().map(|it| it.message().to_owned()).collect()
 }
 
-/// The notices of these statements.
+/// The notices that these statements raise.
 async fn raised(db: &TestDb, statements: &str) -> Vec<DbError> {
     let (client, mut connection) = tokio_postgres::connect(&db.url(), tokio_postgres::NoTls)
         .await
@@ -511,7 +511,7 @@ async fn raised(db: &TestDb, statements: &str) -> Vec<DbError> {
 }
 
 #[tokio::test]
-async fn the_first_job_for_a_handler_that_no_live_worker_has_brings_a_notice() {
+async fn the_first_job_for_an_unserved_handler_raises_a_notice() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let nobody: Vec<String> = notices(&db, "SELECT rouse.enqueue('email.sned')").await;
@@ -553,7 +553,7 @@ async fn the_first_job_for_a_handler_that_no_live_worker_has_brings_a_notice() {
 }
 
 #[tokio::test]
-async fn the_first_job_of_a_lane_brings_a_notice_of_a_key_that_no_live_worker_knows() {
+async fn the_first_job_of_a_lane_raises_a_notice_if_no_live_worker_knows_a_tag_key() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (_one, _other, _silent) = (db.worker().await, db.worker().await, db.worker().await);
@@ -579,7 +579,7 @@ async fn the_first_job_of_a_lane_brings_a_notice_of_a_key_that_no_live_worker_kn
     };
     assert_eq!(told, [of("tpo"), of("txt"), of("tetx")]);
 
-    // What a worker says goes to a producer's terminal.
+    // A worker's text reaches a producer's terminal.
     client
         .batch_execute(
             r#"UPDATE rouse.worker SET capabilities = '{"text.stats": {"payload_keys": ["text", "\u001b]0;title", "a\nb", "\u202eab", "größe"]}}'
@@ -620,7 +620,7 @@ async fn enqueue_many_keeps_the_order_of_its_payloads() {
 }
 
 #[tokio::test]
-async fn a_queued_job_can_be_cancelled_and_its_history_says_so() {
+async fn a_queued_job_can_be_cancelled_and_its_history_records_it() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({})).await;
@@ -645,7 +645,7 @@ async fn a_queued_job_can_be_cancelled_and_its_history_says_so() {
 }
 
 #[tokio::test]
-async fn a_job_can_be_cancelled_where_no_worker_has_made_todays_partition() {
+async fn a_job_can_be_cancelled_if_todays_partition_is_missing() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({})).await;
@@ -697,7 +697,7 @@ async fn the_schema_refuses_rows_that_break_its_invariants() {
 }
 
 #[tokio::test]
-async fn names_are_checked_whatever_the_session_says_of_string_constants() {
+async fn names_are_checked_regardless_of_standard_conforming_strings() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client

@@ -1,4 +1,4 @@
-//! Files that guests open and list: whatever is in a directory, and however many they open, nothing of the host is used up.
+//! Files that guests open and list: no directory content and no number of open files exhausts the host.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::support::{Host, attempt, code_cache, rouse_binary};
 
 const FILES_MAX: usize = 5;
 
-/// What WASI says of something that cannot be opened, and of too many files.
+/// WASI's error codes for a file that cannot be opened and for too many open files.
 const NOT_SUPPORTED: u8 = 58;
 const NO_MEMORY: u8 = 48;
 
@@ -68,7 +68,7 @@ impl Granted {
         self.dir.path().join(name)
     }
 
-    /// Runs it, and returns what it returns.
+    /// Runs the handler and returns its result.
     async fn run(&self) -> Vec<u8> {
         let handler = self.handlers.handler("test.it");
         let running = attempt(&self.sandbox, &handler, job("{}"), AbortHandle::new());
@@ -85,8 +85,8 @@ fn make_pipe(at: &Path) {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_the_other_end_of_a_pipe_or_a_socket_in_a_directory() {
-    // Opened for reading, for writing, and for both, and for its times to be set.
+async fn opening_a_pipe_or_a_socket_does_not_wait_for_its_other_end() {
+    // Opened for reading, for writing, for both, and for setting its times.
     let open = |rights: u32| {
         format!(
             "(call $path_open (i32.const 3) (i32.const 1) (i32.const 300) (i32.const 4)
@@ -109,7 +109,7 @@ async fn nobody_waits_for_the_other_end_of_a_pipe_or_a_socket_in_a_directory() {
     let granted = Granted::to(&body).await;
     make_pipe(&granted.at("pipe"));
     assert_eq!(granted.run().await, [NOT_SUPPORTED; 4]);
-    // A link to it is no way around.
+    // A link does not get around the check.
     std::fs::rename(granted.at("pipe"), granted.at("else")).unwrap();
     std::os::unix::fs::symlink("else", granted.at("pipe")).unwrap();
     assert_eq!(granted.run().await, [NOT_SUPPORTED; 4]);
@@ -117,7 +117,7 @@ async fn nobody_waits_for_the_other_end_of_a_pipe_or_a_socket_in_a_directory() {
     let socket = std::os::unix::net::UnixListener::bind(granted.at("pipe")).unwrap();
     assert_eq!(granted.run().await, [NOT_SUPPORTED; 4]);
     drop(socket);
-    // And what is a file is one.
+    // A regular file at the same path is opened.
     std::fs::remove_file(granted.at("pipe")).unwrap();
     std::fs::write(granted.at("pipe"), "").unwrap();
     assert_eq!(granted.run().await, [0; 4]);
@@ -125,7 +125,7 @@ async fn nobody_waits_for_the_other_end_of_a_pipe_or_a_socket_in_a_directory() {
 
 #[tokio::test]
 async fn an_attempt_has_no_more_files_open_than_its_limit() {
-    // Opens `file` until that fails, closes the last one, and tries twice more: how many there were, and how it ended each time.
+    // Opens `file` until that fails, closes the last one, and tries twice more; returns the count and the error of each try.
     let open = "(call $path_open (i32.const 3) (i32.const 1) (i32.const 300) (i32.const 4)
         (i32.const 0) (i64.const 2) (i64.const 0) (i32.const 0) (i32.const 340))";
     let body = format!(
@@ -146,16 +146,16 @@ async fn an_attempt_has_no_more_files_open_than_its_limit() {
     let granted = Granted::to(&body).await;
     std::fs::write(granted.at("file"), "").unwrap();
     let most = u8::try_from(FILES_MAX).unwrap();
-    // The next attempt has as many.
+    // The next attempt can open as many.
     for _ in 0..2 {
         assert_eq!(granted.run().await, [most, NO_MEMORY, 0, NO_MEMORY]);
     }
 }
 
 #[tokio::test]
-async fn a_large_directory_is_listed_whole_though_some_entries_are_held_at_a_time() {
+async fn a_large_directory_is_listed_completely_in_small_batches() {
     const COUNT: u32 = 1_000;
-    // How many bytes of entries there are, and the first error.
+    // Returns the bytes of all entries, and the first error.
     let body = r#"(local $errno i32)
         (local.set $errno (call $fd_readdir (i32.const 3) (i32.const 65536) (i32.const 65536) (i64.const 0) (i32.const 400)))
         (i32.store (i32.const 404) (local.get $errno))
@@ -164,7 +164,7 @@ async fn a_large_directory_is_listed_whole_though_some_entries_are_held_at_a_tim
     for n in 0..COUNT {
         std::fs::write(granted.at(&format!("{n:04}")), "").unwrap();
     }
-    // An entry has a head of 24 bytes; `.` and `..` are there too.
+    // An entry has a header of 24 bytes; `.` and `..` are listed too.
     let bytes = COUNT * (24 + 4) + (24 + 1) + (24 + 2);
     let [errno, found] = [0, bytes].map(u32::to_le_bytes);
     for _ in 0..2 {
@@ -173,7 +173,7 @@ async fn a_large_directory_is_listed_whole_though_some_entries_are_held_at_a_tim
 }
 
 #[test]
-fn a_host_takes_as_many_open_files_as_it_may() {
+fn a_host_raises_its_limit_of_open_files_to_the_maximum() {
     let folder = TempDir::new().expect("a folder");
     std::fs::create_dir(folder.path().join("handlers-wasm")).unwrap();
     std::fs::write(folder.path().join("rouse.toml"), "queue = \"off\"").unwrap();

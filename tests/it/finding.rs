@@ -1,4 +1,4 @@
-//! Jobs that are found by what they are, and retried in batches.
+//! Jobs are found by filters and retried in batches.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const SEARCH: &str =
 const RETRY: &str =
     "SELECT retried, made, refused, next_before FROM rouse.retry_jobs($1, $2, $3, $4)";
 
-/// The ids that fit.
+/// The ids of the matching jobs.
 async fn find(client: &Client, filter: &Value) -> Vec<i64> {
     let row = client
         .query_one(SEARCH, &[filter, &None::<i64>, &100, &1000])
@@ -23,7 +23,7 @@ async fn find(client: &Client, filter: &Value) -> Vec<i64> {
     row.get(0)
 }
 
-/// Enqueues and fails a job.
+/// Enqueues a job and fails it.
 async fn failed(client: &Client, arguments: &str, message: &str) -> i64 {
     let id = put(client, arguments).await;
     let fail = "SELECT rouse.fail($1, $2)";
@@ -31,7 +31,7 @@ async fn failed(client: &Client, arguments: &str, message: &str) -> i64 {
     id
 }
 
-/// History of so many days ago: jobs of handler x in this state, with these ids.
+/// Inserts history from this many days ago: jobs of handler x in this state, with these ids.
 async fn kept(client: &Client, days_ago: i32, state: &str, ids: std::ops::RangeInclusive<i64>) {
     let (result, error) = match state {
         "succeeded" => ("'1'", "NULL"),
@@ -60,7 +60,7 @@ async fn kept(client: &Client, days_ago: i32, state: &str, ids: std::ops::RangeI
 }
 
 #[tokio::test]
-async fn each_key_of_a_filter_narrows_a_search() {
+async fn each_key_of_a_filter_restricts_a_search() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let deep = r#"'{"customer": {"id": 42}, "lines": ["a", {"b/c": null}]}'"#;
@@ -146,7 +146,7 @@ async fn each_key_of_a_filter_narrows_a_search() {
 }
 
 #[tokio::test]
-async fn a_filter_that_is_wrong_is_refused_with_what_it_may_be() {
+async fn an_invalid_filter_is_refused_with_the_accepted_values() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for (filter, says) in [
@@ -199,7 +199,7 @@ async fn a_filter_that_is_wrong_is_refused_with_what_it_may_be() {
                 .query(sql, &[&filter, &None::<i64>, &10, &10])
                 .await
                 .expect_err(says);
-            let error = error.as_db_error().expect("the database refuses it");
+            let error = error.as_db_error().expect("an error from the database");
             assert!(error.message().contains(says), "{filter}: {error}");
             assert_eq!(error.code().code(), "22023", "{filter}");
         }
@@ -213,13 +213,13 @@ async fn a_filter_that_is_wrong_is_refused_with_what_it_may_be() {
             .query(RETRY, &[&filter, &None::<i64>, &10, &10])
             .await
             .expect_err(says);
-        let error = error.as_db_error().expect("the database refuses it");
+        let error = error.as_db_error().expect("an error from the database");
         assert!(error.message().contains(says), "{filter}: {error}");
     }
 }
 
 #[tokio::test]
-async fn a_search_looks_at_a_bounded_number_of_jobs_and_says_where_to_go_on() {
+async fn a_search_reads_a_bounded_number_of_jobs_and_returns_where_to_continue() {
     let db = TestDb::new().await;
     let mut client = db.client().await;
     kept(&client, 3, "timed_out", 1_000_001..=1_000_005).await;
@@ -238,7 +238,7 @@ async fn a_search_looks_at_a_bounded_number_of_jobs_and_says_where_to_go_on() {
                 row.get::<_, Option<i64>>(3),
             )
         };
-    // Those that succeeded are not looked at.
+    // Succeeded jobs are not read.
     let late = json!({"state": "timed_out"});
     let found = search(&client, late.clone(), None, 100, 4).await;
     let at = Some(1_000_005);
@@ -251,13 +251,13 @@ async fn a_search_looks_at_a_bounded_number_of_jobs_and_says_where_to_go_on() {
         found,
         ((1_000_001..=1_000_004).rev().collect(), 4, None, None)
     );
-    // As many as were asked for: it need not look further.
+    // With as many matches as requested, the search stops.
     let found = search(&client, late.clone(), None, 2, 100).await;
     assert_eq!(
         found,
         (vec![2_005_003, 2_005_002], 2, Some(2_005_002), None)
     );
-    // Days before are left out.
+    // Earlier days are not read.
     let since = json!({"state": "timed_out", "since": "2 days"});
     let found = search(&client, since, None, 100, 100).await;
     assert_eq!((found.0.len(), found.1, found.2), (3, 3, None));
@@ -265,7 +265,7 @@ async fn a_search_looks_at_a_bounded_number_of_jobs_and_says_where_to_go_on() {
     let found = search(&client, rare, None, 100, 50).await;
     assert_eq!(found, (vec![], 50, Some(2_004_954), Some(2_004_954)));
 
-    // Live jobs count too, also those that were enqueued before.
+    // Live jobs count too, including jobs that were enqueued earlier.
     client
         .batch_execute(
             "SELECT rouse.enqueue_many('x', array_fill('1'::jsonb, ARRAY[5]));
@@ -278,7 +278,7 @@ async fn a_search_looks_at_a_bounded_number_of_jobs_and_says_where_to_go_on() {
     assert_eq!((found.0.len(), found.1), (0, 3));
     assert!(found.3.is_some());
 
-    // And that is what is read. The statistics are those of empty tables.
+    // The statement reads exactly these rows, with the statistics of empty tables.
     const READ: &str =
         "SELECT coalesce(sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)), 0)::bigint
          FROM pg_stat_xact_user_tables WHERE relname LIKE 'finished_%'";
@@ -304,7 +304,7 @@ async fn a_search_looks_at_a_bounded_number_of_jobs_and_says_where_to_go_on() {
 }
 
 #[tokio::test]
-async fn what_fits_is_retried_once_in_batches_with_a_record_for_each() {
+async fn matching_jobs_are_retried_once_in_batches_with_a_record_for_each() {
     let db = TestDb::new().await;
     let (client, other) = (db.client().await, db.client().await);
     let mut ids = Vec::new();
@@ -334,7 +334,7 @@ async fn what_fits_is_retried_once_in_batches_with_a_record_for_each() {
         .unwrap();
     assert!(row.get::<_, bool>(0), "it is the same job anew");
 
-    // Two at once, from the start: each job is retried once.
+    // Two concurrent retries from the start: each job is retried once.
     let args: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
         [&filter, &None::<i64>, &100, &1000];
     let (mine, theirs) = tokio::join!(
@@ -354,7 +354,7 @@ async fn what_fits_is_retried_once_in_batches_with_a_record_for_each() {
         .unwrap();
     assert_eq!((row.get(0), row.get(1), row.get(2)), (5_i64, 5_i64, 5_i64));
 
-    // What was retried stays retried, also once its retry has ended; what has failed anew is another job.
+    // A retried job stays retried after its retry has ended; a retry that fails again is another job.
     let fail = "SELECT rouse.fail($1, 'again')";
     client.query(fail, &[&made[0]]).await.unwrap();
     let row = client.query_one(RETRY, &args).await.unwrap();
@@ -365,7 +365,7 @@ async fn what_fits_is_retried_once_in_batches_with_a_record_for_each() {
 }
 
 #[tokio::test]
-async fn the_command_line_finds_counts_and_retries() {
+async fn the_command_line_finds_counts_and_retries_jobs() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let wanted = failed(&client, r#"'x', '{"n": 1}'"#, "connection refused").await;
@@ -437,11 +437,11 @@ async fn the_command_line_finds_counts_and_retries() {
 }
 
 #[tokio::test]
-async fn a_retry_of_many_that_is_stopped_ends_with_a_whole_batch_and_the_same_command_goes_on() {
+async fn an_interrupted_bulk_retry_finishes_its_batch_and_the_same_command_resumes() {
     let db = TestDb::new().await;
     let (mut client, watcher) = (db.client().await, db.client().await);
     kept(&client, 0, "timed_out", 1_000_001..=1_000_600).await;
-    // Somebody else is retrying the oldest job of the first batch.
+    // Another transaction is retrying the oldest job of the first batch.
     let transaction = client.transaction().await.unwrap();
     transaction
         .query("SELECT rouse.retry(1000101)", &[])
@@ -478,8 +478,7 @@ async fn a_retry_of_many_that_is_stopped_ends_with_a_whole_batch_and_the_same_co
 }
 
 #[tokio::test]
-async fn of_two_batches_at_once_the_second_sees_what_the_first_has_retried_although_it_has_ended_again()
- {
+async fn a_concurrent_batch_skips_jobs_that_another_retried_even_if_they_ended_again() {
     let db = TestDb::new().await;
     let (client, mut first, second) = (db.client().await, db.client().await, db.client().await);
     let id = failed(&client, "'x'", "no").await;

@@ -1,4 +1,4 @@
-//! What somebody meets on the first day: lists without a command, verbs for several things, pages whose examples work.
+//! The first day with Rouse: lists without a verb, verbs for several jobs, pages whose examples work.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -13,12 +13,12 @@ use crate::support::{
     rouse_without_database, scratch,
 };
 
-/// The repository.
+/// The root of the repository.
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The code blocks of this kind of a page.
+/// The code blocks of this kind on a page.
 fn blocks(page: &str, kind: &str) -> Vec<String> {
     let text = std::fs::read_to_string(root().join(page)).unwrap();
     let opening = format!("```{kind}\n");
@@ -29,7 +29,7 @@ fn blocks(page: &str, kind: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_noun_without_a_verb_lists() {
+async fn a_noun_without_a_verb_prints_a_list() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -60,7 +60,7 @@ async fn a_noun_without_a_verb_lists() {
 }
 
 #[tokio::test]
-async fn a_verb_takes_several_jobs_and_one_refusal_keeps_no_other_from_being_done() {
+async fn a_verb_accepts_several_jobs_and_a_refusal_does_not_stop_the_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let anywhere = scratch("anywhere");
@@ -77,7 +77,7 @@ async fn a_verb_takes_several_jobs_and_one_refusal_keeps_no_other_from_being_don
     unknown.exits(3).says("no job 999999");
     unknown.says(&format!("job {b} is cancelled"));
     unknown.says("2 of 3 jobs done, 1 refused");
-    // Of several refusals the highest code counts: 999999 was never there, and c has ended otherwise.
+    // With several refusals the highest exit code wins: 999999 never existed, and c has ended differently.
     run(&["job", "complete", c, "1"]).await.exits(0);
     let d = enqueue(&client, "no.such", json!({})).await.to_string();
     let refused = run(&["job", "cancel", c, "999999", &d]).await;
@@ -95,9 +95,14 @@ async fn a_verb_takes_several_jobs_and_one_refusal_keeps_no_other_from_being_don
     assert_eq!(lines[1]["retried_from"].to_string(), *b);
     assert_eq!(lines[2], json!({"done": 2, "refused": 0}));
 
-    // One alone is without a summary.
-    let one = run(&["job", "cancel", &lines[0]["id"].to_string()]).await;
-    assert_eq!(one.exits(0).text().lines().count(), 1, "{}", one.text());
+    // A single job is reported without a summary.
+    let single = run(&["job", "cancel", &lines[0]["id"].to_string()]).await;
+    assert_eq!(
+        single.exits(0).text().lines().count(),
+        1,
+        "{}",
+        single.text()
+    );
     run(&["job", "cancel"]).await.exits(2).says("<ID>...");
 
     run(&["queue", "pause", "mail", "bulk"])
@@ -117,7 +122,7 @@ async fn a_verb_takes_several_jobs_and_one_refusal_keeps_no_other_from_being_don
 }
 
 #[tokio::test]
-async fn noops_page_says_what_it_returns() {
+async fn the_page_of_noop_shows_its_result() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -146,7 +151,7 @@ fn the_example_of_a_profile_has_samples() {
         .find(|block| block.contains("--profile"))
         .unwrap();
     let folder = folder("", &["text_stats.wasm"]);
-    // As it stands there, with this build's `rouse` first on the path.
+    // As printed there, with this build's `rouse` first on the path.
     let bin = crate::support::rouse_binary();
     let path = format!(
         "{}:{}",
@@ -163,21 +168,21 @@ fn the_example_of_a_profile_has_samples() {
     let profile: Value = serde_json::from_slice(&profile).unwrap();
     let samples = profile["threads"][0]["samples"]["length"].as_u64();
     assert!(samples.unwrap() > 1, "{samples:?}");
-    // The help shows the same option at work.
+    // The help shows the same option in use.
     rouse_without_database(&["invoke", "--help"], &folder)
         .exits(0)
         .says("rouse invoke text.stats - --profile out.json < text.json");
 }
 
 #[tokio::test]
-async fn a_password_in_an_argument_is_warned_of_and_not_repeated() {
+async fn a_password_in_an_argument_raises_a_warning_that_does_not_repeat_it() {
     let db = TestDb::new().await;
     let anywhere = scratch("anywhere");
     let run = |args: &[&str], url: &str| {
         let mut command = command(url, args, &anywhere);
         Ran::of(&mut command)
     };
-    // The private server asks nobody for it.
+    // The private server does not ask for a password.
     let with = |url: &str| url.replacen("rouse@", "rouse:hunter2@", 1);
     let url = with(&db.url());
     let told = run(&["job", "--database-url", &url], "");
@@ -201,7 +206,7 @@ async fn a_password_in_an_argument_is_warned_of_and_not_repeated() {
 }
 
 #[test]
-fn handlers_show_looks_where_the_dev_of_its_folder_looks() {
+fn handlers_show_uses_the_handlers_folder_of_a_running_dev() {
     let here = scratch("dev-here");
     let elsewhere = folder("[handlers.noop]\nmax_attempts = 17\n", &["noop.wasm"]);
     std::fs::rename(elsewhere.join("rouse.toml"), elsewhere.join("dev.toml")).unwrap();
@@ -213,7 +218,7 @@ fn handlers_show_looks_where_the_dev_of_its_folder_looks() {
     };
     let mut dev = rouse(&["dev", "--config"]);
     dev.arg(&config).arg("--handlers").arg(&handlers);
-    // Its own group, as in another terminal.
+    // In a process group of its own, as in another terminal.
     dev.process_group(0);
     let dev = Host::spawn(dev);
     dev.line(PATIENCE, |line| line.contains("worker started"));
@@ -228,7 +233,7 @@ fn handlers_show_looks_where_the_dev_of_its_folder_looks() {
         .exits(0)
         .says("as the `rouse dev` here serves it")
         .says("17");
-    // What is named counts.
+    // An explicit setting takes precedence.
     std::fs::write(
         here.join("own.toml"),
         "[handlers.noop]\nmax_attempts = 23\n",
@@ -238,14 +243,14 @@ fn handlers_show_looks_where_the_dev_of_its_folder_looks() {
     Ran::of(&mut rouse(&named)).exits(0).says("23");
     dev.signal(libc::SIGTERM);
     assert!(dev.exit(PATIENCE).0.success());
-    // Nobody serves it from here any more.
+    // The folder is not served any more.
     let gone = Ran::of(&mut rouse(&["handlers"]));
     gone.exits(1).says("there is no folder handlers-wasm");
 }
 
-/// A terminal shows colours and how long ago something was, and no line is longer than it is wide.
+/// A terminal shows colours and relative times, and no line is longer than the terminal is wide.
 #[tokio::test]
-async fn a_terminal_gets_colours_and_relative_times_and_a_pipe_gets_neither() {
+async fn a_terminal_gets_colours_and_relative_times_and_a_pipe_does_not() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let settings = Settings {
@@ -289,7 +294,7 @@ async fn a_terminal_gets_colours_and_relative_times_and_a_pipe_gets_neither() {
     ] {
         let plain = on_terminal(run(args, &[("NO_COLOR", "1")]), 80);
         assert!(!plain.contains(escape), "{args:?}: {plain}");
-        // What the commands say besides is wrapped by the terminal.
+        // The terminal wraps other output of the commands.
         let table = plain.lines().filter(|line| !line.starts_with("rouse: "));
         for line in table {
             assert!(line.chars().count() <= 80, "{args:?}: {line:?} in\n{plain}");
@@ -337,10 +342,10 @@ async fn a_terminal_gets_colours_and_relative_times_and_a_pipe_gets_neither() {
 }
 
 #[tokio::test]
-async fn whoever_follows_a_terminal_list_ends_it_with_a_signal() {
+async fn a_signal_ends_a_list_that_refreshes_on_a_terminal() {
     let db = TestDb::new().await;
     let mut top = command(&db.url(), &["top"], &scratch("anywhere"));
-    // A terminal of its own, and the signal once its first list is there.
+    // A terminal of its own; the signal comes once the first list is printed.
     top.env("TERM", "xterm");
     let shown = tokio::task::spawn_blocking(move || on_terminal_until(top, "nothing runs"));
     let shown = shown.await.unwrap();
@@ -348,7 +353,7 @@ async fn whoever_follows_a_terminal_list_ends_it_with_a_signal() {
 }
 
 #[tokio::test]
-async fn a_retry_says_which_attempt_of_how_many_and_when_the_next_one_is() {
+async fn a_failed_attempt_shows_its_number_the_limit_and_the_time_of_the_next_one() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let hour = std::time::Duration::from_secs(3600);
@@ -360,14 +365,14 @@ async fn a_retry_says_which_attempt_of_how_many_and_when_the_next_one_is() {
     let id = enqueue(&client, "test.fail", json!({"as": "retryable"})).await;
     until(&client, id, |job| job.state == "queued" && job.attempt == 1).await;
     let anywhere = scratch("anywhere");
-    // Neither the job nor the command knows the handler's settings: the error has told.
+    // Neither the job nor the command knows the handler's settings: the error carries them.
     for args in [&["job", &id.to_string()][..], &["job", "ls"]] {
         let shown = rouse_in(&db, args, &anywhere).await;
         shown.exits(0).says("1 of 3, next in ");
     }
     let shown = show(&client, id).await;
     assert_eq!(shown.error.unwrap()["max_attempts"], 3);
-    // A producer's own limit goes before it.
+    // A producer's own limit takes precedence.
     let own = client
         .query_one(
             "SELECT rouse.enqueue('test.fail', '{\"as\": \"retryable\"}', max_attempts => 2)",
@@ -386,7 +391,7 @@ async fn a_retry_says_which_attempt_of_how_many_and_when_the_next_one_is() {
 }
 
 #[tokio::test]
-async fn dev_says_what_jobs_do() {
+async fn dev_prints_the_progress_of_jobs() {
     let folder = folder(
         "[handlers.\"test.fail\"]\nmax_attempts = 2\nretry_initial = \"1ms\"\nretry_max = \"1ms\"\n",
         &["noop.wasm", "test_guests.wasm"],
@@ -445,7 +450,7 @@ async fn dev_says_what_jobs_do() {
                 line(fails, "attempt 2 of 2: guest_error: ");
             }
         }
-        // A flood has some lines, and counts of the others.
+        // A flood is reported by a few lines and by counts of the others.
         let flood = "SELECT count(rouse.enqueue('noop')) FROM generate_series(1, 2000)";
         client.query(flood, &[]).await.unwrap();
         dev.line(PATIENCE, |line| match json {
@@ -479,19 +484,19 @@ async fn dev_says_what_jobs_do() {
                 false => more(line),
             })
             .sum();
-        // Two ends of the job that was tried again.
+        // The job that was tried again ended twice.
         assert_eq!(lines + counted, 2003, "{output}");
     }
 }
 
-/// `rouse invoke HANDLER PAYLOAD --json` in this folder.
+/// Runs `rouse invoke HANDLER PAYLOAD --json` in this folder.
 fn invoke(folder: &Path, handler: &str, payload: Value) -> Value {
     let payload = payload.to_string();
     rouse_without_database(&["invoke", handler, &payload, "--json"], folder).json()
 }
 
 #[test]
-fn the_lines_that_the_denial_of_a_file_prints_allow_it() {
+fn the_lines_printed_by_a_file_denial_grant_the_access() {
     let folder = folder("", &["test_guests.wasm"]);
     let toml = folder.join("rouse.toml");
     std::fs::create_dir(folder.join("files")).unwrap();
@@ -521,7 +526,7 @@ fn the_lines_that_the_denial_of_a_file_prints_allow_it() {
     let invoked = invoke(&folder, "test.read-file", read);
     assert_eq!(invoked["result"], "inside", "{invoked}");
 
-    // A directory that is there for reading only.
+    // A directory that is granted for reading only.
     let write = json!({"path": "/data/new.txt", "text": "new"});
     let bound = "[handlers.\"test.*\"]\nmodule = \"test_guests.wasm\"\n";
     let grant = "[[handlers.\"test.*\".dirs]]\ndir = \"files\"\nat = \"/data\"\n";
@@ -541,7 +546,7 @@ fn the_lines_that_the_denial_of_a_file_prints_allow_it() {
         "new"
     );
 
-    // No path leads out of one.
+    // No path leads out of a granted directory.
     let out = json!({"path": "/data/../etc/passwd"});
     let message = denied("test.read-file", out);
     assert!(message.contains("asked for /etc/passwd"), "{message}");
@@ -549,7 +554,7 @@ fn the_lines_that_the_denial_of_a_file_prints_allow_it() {
 }
 
 #[tokio::test]
-async fn a_job_that_lacks_a_file_is_not_tried_again_and_one_that_only_looked_for_it_is() {
+async fn a_job_denied_a_file_is_not_retried_and_one_that_only_probed_for_it_is() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let settings = Settings {

@@ -1,4 +1,4 @@
-//! The commands that look at the fleet, and ask it to prove itself.
+//! The commands that show the fleet and challenge its workers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn named(worker_id: &str) -> Settings {
     }
 }
 
-/// As if nothing had been heard of it for a while.
+/// Makes the worker look silent for a while.
 async fn silence(client: &Client, worker: &Store) {
     client
         .execute(
@@ -39,7 +39,7 @@ async fn silence(client: &Client, worker: &Store) {
 }
 
 #[tokio::test]
-async fn workers_are_listed_with_what_they_are_and_shown_with_their_handlers() {
+async fn workers_are_listed_with_their_properties_and_shown_with_their_handlers() {
     let db = TestDb::new().await;
     let settings = Settings {
         hostname: "machine-7".into(),
@@ -88,7 +88,7 @@ async fn workers_are_listed_with_what_they_are_and_shown_with_their_handlers() {
     let unknown = rouse(&db, &["workers", "show", "nobody"]).await;
     unknown.exits(3).says("no worker nobody is listed");
 
-    // One that has ended in order is listed among all lives only.
+    // A worker that stopped normally is listed only with `--all`.
     worker.drain().await;
     assert_eq!(
         rouse(&db, &["workers", "ls", "--json"]).await.json()["workers"],
@@ -101,7 +101,7 @@ async fn workers_are_listed_with_what_they_are_and_shown_with_their_handlers() {
 }
 
 #[tokio::test]
-async fn the_dead_are_listed_until_they_are_forgotten_and_their_jobs_go_on_naming_them() {
+async fn dead_workers_are_listed_until_forgotten_and_their_jobs_still_name_them() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let store = db.store();
@@ -143,7 +143,7 @@ async fn the_dead_are_listed_until_they_are_forgotten_and_their_jobs_go_on_namin
     );
     rouse(&db, &["workers", "forget", "mail"]).await.exits(3);
 
-    // What it had claimed is free, and the history knows who that was.
+    // Its claims are freed, and the history still names the worker.
     until_true(
         &client,
         "SELECT lease_until < clock_timestamp() FROM rouse.job",
@@ -153,12 +153,12 @@ async fn the_dead_are_listed_until_they_are_forgotten_and_their_jobs_go_on_namin
         .await
         .exits(0)
         .says("mail");
-    // It may live after all: then it is told that it is not known, and registers again.
+    // It may be alive after all: then its write is refused as unknown, and it registers again.
     let refused = store
         .heartbeat(Some(&json!({})), &Stats::default(), false)
         .await;
     assert!(refused.unwrap_err().is_over());
-    // Of what it has said of itself nothing is left.
+    // Nothing that it reported about itself is left.
     let row = client
         .query_one(
             "SELECT hostname || platform || version, slots, key_hash IS NULL AND stats IS NULL AND capabilities = '{}'
@@ -179,7 +179,7 @@ async fn the_dead_are_listed_until_they_are_forgotten_and_their_jobs_go_on_namin
 }
 
 #[tokio::test]
-async fn a_forgotten_worker_goes_for_good_once_nothing_that_is_kept_can_name_it() {
+async fn a_forgotten_worker_is_removed_once_no_kept_row_refers_to_it() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for id in ["old", "busy", "new"] {
@@ -224,7 +224,7 @@ async fn a_forgotten_worker_goes_for_good_once_nothing_that_is_kept_can_name_it(
 }
 
 #[tokio::test]
-async fn a_worker_proves_what_it_can_run_and_says_what_it_cannot() {
+async fn a_worker_proves_the_handlers_it_has_and_reports_those_it_lacks() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, named("mail-1")).await;
@@ -275,9 +275,9 @@ async fn a_worker_proves_what_it_can_run_and_says_what_it_cannot() {
     worker.drain().await;
 }
 
-/// A worker made of SQL: it knows what its module's file is like, and has no file.
+/// A worker made with SQL: it knows the digest of its module's file, and does not have the file.
 #[tokio::test]
-async fn a_worker_without_the_module_does_not_prove_that_it_has_it() {
+async fn a_worker_without_the_module_cannot_prove_that_it_has_it() {
     let db = TestDb::new().await;
     let fake = db.worker().await;
     let module = guests_dir().join("test_guests.wasm");
@@ -319,7 +319,7 @@ async fn a_worker_without_the_module_does_not_prove_that_it_has_it() {
 }
 
 #[tokio::test]
-async fn a_worker_whose_file_has_changed_or_gone_says_that_it_proves_nothing() {
+async fn a_worker_whose_file_changed_or_vanished_reports_that_it_cannot_answer() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = tempfile::tempdir().unwrap();
@@ -328,7 +328,7 @@ async fn a_worker_whose_file_has_changed_or_gone_says_that_it_proves_nothing() {
         folder.path().join("noop.wasm"),
     );
     std::fs::copy(&noop, &served).unwrap();
-    // Nobody watches the folder, so that the handler stays what it is.
+    // The folder is not watched, so the handler stays as it is.
     let catalog = Catalog::open(sandbox(), folder.path()).await.unwrap();
     let worker = TestWorker::start_on(&db, named("mail-1"), Arc::new(catalog));
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
@@ -349,7 +349,7 @@ async fn a_worker_whose_file_has_changed_or_gone_says_that_it_proves_nothing() {
     rouse(&db, &args).await.exits(4).says(changed);
     std::fs::remove_file(&served).unwrap();
     rouse(&db, &args).await.exits(4).says("its file is gone");
-    // Nobody writes into it.
+    // A pipe that nothing writes to.
     let made = std::process::Command::new("mkfifo").arg(&served).status();
     assert!(made.expect("the system has mkfifo").success());
     rouse(&db, &args).await.exits(4).says(changed);
@@ -362,7 +362,7 @@ async fn a_worker_whose_file_has_changed_or_gone_says_that_it_proves_nothing() {
 }
 
 #[tokio::test]
-async fn a_challenge_is_answered_once_and_by_nobody_else_and_silence_is_told() {
+async fn a_challenge_is_answered_once_by_its_worker_and_silence_is_reported() {
     let db = TestDb::new().await;
     let (mine, other) = (db.worker().await, db.worker().await);
     let nonce = mine.challenge("w-1", "noop").await.unwrap();
@@ -376,7 +376,7 @@ async fn a_challenge_is_answered_once_and_by_nobody_else_and_silence_is_told() {
     assert!(!mine.answer_challenge(&nonce, &again).await.unwrap());
     assert_eq!(mine.challenge_answer(&nonce).await.unwrap(), Some(answer));
 
-    // Registered, and nobody there.
+    // The worker is registered, but does not respond.
     let args = ["workers", "verify", "w-2", "noop", "--timeout", "300ms"];
     let silent = rouse(&db, &args).await;
     silent
@@ -385,7 +385,7 @@ async fn a_challenge_is_answered_once_and_by_nobody_else_and_silence_is_told() {
 }
 
 #[tokio::test]
-async fn a_worker_has_a_hundred_challenges_to_answer_at_most() {
+async fn a_worker_has_at_most_a_hundred_open_challenges() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (worker, other) = (db.worker().await, db.worker().await);
@@ -399,12 +399,12 @@ async fn a_worker_has_a_hundred_challenges_to_answer_at_most() {
         .await
         .exits(6)
         .says("worker w-1 has 100 unanswered challenges of the last 10 minutes");
-    // Others are asked, and so is this one once it has answered.
+    // Other workers can be challenged, and so can this one once it has answered.
     other.challenge("w-2", "noop").await.unwrap();
     let answer = json!({"has": true});
     assert!(worker.answer_challenge(&nonces[0], &answer).await.unwrap());
     worker.challenge("w-1", "noop").await.unwrap();
-    // What it cannot see any more does not count.
+    // Challenges that have expired for it do not count.
     client
         .batch_execute("UPDATE rouse.challenge SET asked_at = now() - interval '11 minutes'")
         .await
@@ -413,7 +413,7 @@ async fn a_worker_has_a_hundred_challenges_to_answer_at_most() {
 }
 
 #[tokio::test]
-async fn old_challenges_go_with_new_ones_and_nobody_waits_for_one_that_is_locked() {
+async fn new_challenges_remove_old_ones_without_waiting_for_locked_rows() {
     let db = TestDb::new().await;
     let (client, mut holder) = (db.client().await, db.client().await);
     let worker = db.worker().await;
@@ -443,7 +443,7 @@ async fn old_challenges_go_with_new_ones_and_nobody_waits_for_one_that_is_locked
 }
 
 #[tokio::test]
-async fn of_each_worker_its_newest_life_is_listed_unless_it_has_ended_in_order() {
+async fn each_workers_newest_incarnation_is_listed_unless_it_stopped_normally() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for (id, ends) in [("a", false), ("b", false), ("c", true)] {
@@ -480,7 +480,7 @@ async fn of_each_worker_its_newest_life_is_listed_unless_it_has_ended_in_order()
 }
 
 #[tokio::test]
-async fn a_worker_that_hears_no_notifications_answers_with_its_next_heartbeat() {
+async fn a_worker_without_notifications_answers_with_its_next_heartbeat() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (catalog, folder) = watched(&["noop.wasm"]).await;
@@ -492,7 +492,7 @@ async fn a_worker_that_hears_no_notifications_answers_with_its_next_heartbeat() 
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
     let store = db.store();
     let nonce = store.challenge("deaf", "noop").await.unwrap();
-    // A change of what it can run is told with a heartbeat at once.
+    // A change of its handlers is reported by a heartbeat at once.
     std::fs::copy(
         guests_dir().join("text_stats.wasm"),
         folder.path().join("text_stats.wasm"),
@@ -504,7 +504,7 @@ async fn a_worker_that_hears_no_notifications_answers_with_its_next_heartbeat() 
 }
 
 #[tokio::test]
-async fn what_the_fleet_can_run_is_listed_by_where_it_is_and_what_waits_in_vain_with_it() {
+async fn the_handlers_of_the_fleet_are_listed_with_their_location_and_unserved_jobs() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (catalog, _folder) = watched(&["noop.wasm", "text_stats.wasm"]).await;
@@ -585,7 +585,7 @@ async fn what_the_fleet_can_run_is_listed_by_where_it_is_and_what_waits_in_vain_
 }
 
 #[test]
-fn a_folder_is_shown_without_any_database() {
+fn a_folder_is_shown_without_a_database() {
     let folder = folder("", &["noop.wasm"]);
     let run = |args: &[&str]| {
         let output = command("", args, &folder).output().unwrap();
@@ -623,7 +623,7 @@ async fn a_broken_folder_or_settings_file_does_not_hide_the_fleet() {
 }
 
 #[tokio::test]
-async fn whoever_looks_at_a_queued_job_hears_why_nobody_takes_it() {
+async fn showing_a_queued_job_explains_why_no_worker_takes_it() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (catalog, _folder) = watched(&["noop.wasm"]).await;
@@ -664,7 +664,7 @@ async fn whoever_looks_at_a_queued_job_hears_why_nobody_takes_it() {
 }
 
 #[tokio::test]
-async fn an_orphan_that_nobody_can_take_is_shown_as_that() {
+async fn an_orphan_that_no_worker_can_adopt_is_shown_as_such() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let dead = db.worker().await;
@@ -703,9 +703,9 @@ async fn an_orphan_that_nobody_can_take_is_shown_as_that() {
         .says("orphans");
 }
 
-/// A retry that is not the last attempt flags its worker too; one whose outcome is refused does not.
+/// An attempt that is retried after its timeout flags its worker too; one whose outcome is refused does not.
 #[tokio::test]
-async fn a_worker_keeps_the_flag_of_a_timeout_until_somebody_clears_it() {
+async fn a_worker_keeps_its_timeout_flag_until_it_is_cleared() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let store = db.store();
@@ -747,7 +747,7 @@ async fn a_worker_keeps_the_flag_of_a_timeout_until_somebody_clears_it() {
         .says("2 since")
         .says(&format!("last job {} (video.cut)", jobs[1].id));
 
-    // It is listed although its life has ended in order, and the next life has the flag too.
+    // It is listed although it stopped normally, and its next incarnation has the flag too.
     let flagged = async || {
         let listed = rouse(&db, &["workers", "ls", "--json"]).await.json();
         let worker = &listed["workers"][0];

@@ -1,4 +1,4 @@
-//! A folder of WebAssembly files becomes handlers, and the catalog keeps in step with it.
+//! WebAssembly files in a folder become handlers, and the catalog follows changes of the folder.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -27,7 +27,7 @@ async fn a_module_in_the_folder_is_served() {
 }
 
 #[tokio::test]
-async fn each_broken_file_is_refused_with_its_name_and_the_rest_serves() {
+async fn each_broken_file_is_refused_by_name_and_the_others_serve() {
     let good = echo("test.echo", "1");
     let truncated = &good[..good.len() / 2];
     let foreign_import =
@@ -85,7 +85,7 @@ async fn each_broken_file_is_refused_with_its_name_and_the_rest_serves() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_no_utf8_is_refused_and_hides_no_other_file() {
+async fn a_file_name_that_is_not_utf8_is_refused_and_hides_no_other_file() {
     let dir = TempDir::new().unwrap();
     for (name, handler) in [(b"\xfe.wasm", "test.one"), (b"\xff.wasm", "test.two")] {
         let path = dir.path().join(OsStr::from_bytes(name));
@@ -104,7 +104,7 @@ async fn a_name_that_is_no_utf8_is_refused_and_hides_no_other_file() {
 }
 
 #[tokio::test]
-async fn other_files_in_the_folder_are_left_alone() {
+async fn other_files_in_the_folder_are_ignored() {
     let good = echo("test.echo", "1");
     let handlers = Handlers::with(&[
         ("echo.wasm", &good),
@@ -119,7 +119,7 @@ async fn other_files_in_the_folder_are_left_alone() {
 }
 
 #[tokio::test]
-async fn a_describe_that_loops_waits_traps_or_talks_rubbish_is_refused_and_the_rest_serves() {
+async fn a_describe_that_loops_waits_traps_or_returns_garbage_is_refused_and_the_others_serve() {
     let loops = guest_that("(loop $ever (br $ever)) unreachable", "", "unreachable");
     let waits = guest_that("(call $wait_for_abort) unreachable", "", "unreachable");
     let traps = guest_that("unreachable", "", "unreachable");
@@ -146,7 +146,7 @@ async fn a_describe_that_loops_waits_traps_or_talks_rubbish_is_refused_and_the_r
         ("zecho.wasm", &echo("test.echo", "1")),
     ])
     .await;
-    // That this is reached at all shows that none of them held up the loading.
+    // Reaching this point shows that none of them held up the loading.
     for (file, words) in [
         ("bad-name.wasm", "Bad Name"),
         ("greedy.wasm", "more than 32 MiB"),
@@ -163,9 +163,9 @@ async fn a_describe_that_loops_waits_traps_or_talks_rubbish_is_refused_and_the_r
 }
 
 #[tokio::test]
-async fn of_two_files_with_one_handler_name_the_later_is_refused_and_both_are_named() {
+async fn the_later_of_two_files_with_one_handler_name_is_refused_naming_both() {
     let handlers = Handlers::watched(&[("b.wasm", &echo("test.echo", "1"))]).await;
-    // It comes first by name, and later.
+    // First by name, but later in time.
     handlers.write("a.wasm", &echo("test.echo", "2"));
     handlers
         .until("a.wasm is refused", |set| refusal(set, "a.wasm").is_some())
@@ -176,7 +176,7 @@ async fn of_two_files_with_one_handler_name_the_later_is_refused_and_both_are_na
 }
 
 #[tokio::test]
-async fn a_later_module_that_shares_one_name_is_refused_whole() {
+async fn a_later_module_that_shares_one_handler_name_is_refused_as_a_whole() {
     let handlers = Handlers::watched(&[("a.wasm", &echo("test.echo", "1"))]).await;
     let two = r#"{"handlers":[{"name":"test.new"},{"name":"test.echo"}]}"#;
     handlers.write("b.wasm", &guest(two, "unreachable"));
@@ -211,7 +211,7 @@ async fn changes_of_the_folder_are_noticed_within_a_second() {
 }
 
 #[tokio::test]
-async fn a_new_file_is_served_and_a_removed_one_withdrawn() {
+async fn a_new_file_starts_to_serve_and_a_removed_one_is_withdrawn() {
     let handlers = Handlers::watched(&[]).await;
     handlers.write("echo.wasm", &echo("test.echo", "1"));
     handlers
@@ -254,7 +254,7 @@ async fn a_replaced_module_takes_new_jobs_while_the_old_one_drains() {
     .await;
     assert_eq!(new.end, RunEnd::Returned(b"2".into()));
 
-    // The old attempt has been there all the time, and goes on until it is told to stop.
+    // The old attempt has been running all the time, and continues until it is stopped.
     fs::remove_file(handlers.path("echo.wasm")).unwrap();
     handlers
         .until("it is withdrawn", |set| set.get("test.echo").is_none())
@@ -285,7 +285,7 @@ async fn the_last_good_version_serves_while_a_broken_one_is_refused() {
 }
 
 #[tokio::test]
-async fn going_back_to_the_version_that_serves_ends_the_refusal() {
+async fn restoring_the_serving_version_ends_the_refusal() {
     let good = echo("test.echo", "1");
     let handlers = Handlers::watched(&[("echo.wasm", &good)]).await;
     let module = handlers.handler("test.echo").module.clone();
@@ -297,7 +297,7 @@ async fn going_back_to_the_version_that_serves_ends_the_refusal() {
     handlers
         .until("it is accepted", |set| set.refused.is_empty())
         .await;
-    // Not compiled again: it is the very same module.
+    // The very same module, not a recompiled one.
     assert!(std::sync::Arc::ptr_eq(
         &module,
         &handlers.handler("test.echo").module
@@ -305,12 +305,12 @@ async fn going_back_to_the_version_that_serves_ends_the_refusal() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_being_written_is_not_loaded_half() {
+async fn a_partially_written_file_is_not_loaded() {
     let handlers = Handlers::watched(&[]).await;
     let bytes = echo("test.echo", "1");
     let mut changed = handlers.catalog.changed();
     let mut file = fs::File::create(handlers.path("echo.wasm")).unwrap();
-    // A writer that is slow, but never quiet for 200 ms.
+    // A slow writer that is never quiet for 200 ms.
     for piece in bytes.chunks(bytes.len() / 10 + 1) {
         file.write_all(piece).unwrap();
         file.flush().unwrap();
@@ -325,7 +325,7 @@ async fn a_file_that_is_being_written_is_not_loaded_half() {
 }
 
 #[tokio::test]
-async fn files_that_are_swapped_atomically_are_never_missing() {
+async fn a_file_that_is_replaced_atomically_is_never_missing() {
     let versions: Vec<Vec<u8>> = (0..2).map(|n| echo("test.echo", &n.to_string())).collect();
     let handlers = Handlers::watched(&[("echo.wasm", &versions[0])]).await;
     for swap in 1..=6 {
@@ -346,7 +346,7 @@ async fn files_that_are_swapped_atomically_are_never_missing() {
 }
 
 #[tokio::test]
-async fn a_renamed_file_goes_on_serving() {
+async fn a_renamed_file_continues_to_serve() {
     let handlers = Handlers::watched(&[("a.wasm", &echo("test.echo", "1"))]).await;
     fs::rename(handlers.path("a.wasm"), handlers.path("b.wasm")).unwrap();
     handlers
@@ -359,7 +359,7 @@ async fn a_renamed_file_goes_on_serving() {
 }
 
 #[tokio::test]
-async fn a_folder_that_is_not_there_is_an_error_that_says_what_to_do() {
+async fn a_missing_folder_is_an_error_that_says_what_to_do() {
     let error = Catalog::open(sandbox(), "/nowhere/handlers")
         .await
         .err()
@@ -372,7 +372,7 @@ async fn a_folder_that_is_not_there_is_an_error_that_says_what_to_do() {
 }
 
 #[test]
-fn a_manifest_with_keys_that_the_host_does_not_know_serves_with_a_warning() {
+fn a_manifest_with_unknown_keys_serves_with_a_warning() {
     let manifest = r#"{"handlers":[{"name":"a.one","timeout":"5s"},{"name":"a.two","retry":{"max_attemps":3}}]}"#;
     let folder = folder_of("", &[("a.wasm", guest(manifest, "unreachable"))]);
     let warning = "its manifest has keys that this host does not know, and ignores: \
@@ -387,7 +387,7 @@ fn a_manifest_with_keys_that_the_host_does_not_know_serves_with_a_warning() {
         listed.contains("a.one") && listed.contains("a.two"),
         "{listed}"
     );
-    // In the log of every host.
+    // The warning is in the log of every host.
     assert!(
         ran.stderr.contains("WARN") && ran.stderr.contains(warning),
         "{}",

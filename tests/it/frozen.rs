@@ -1,4 +1,4 @@
-//! Hosts that are frozen inside a round trip: the server has the statement, and nobody reads the answer.
+//! Hosts that are frozen during a round trip: the server has the statement, and the host does not read the answer.
 
 use rouse::worker::Settings;
 use serde_json::json;
@@ -9,17 +9,19 @@ use crate::support::worker::{
     TestWorker, cancel, catalog, enqueue, lease, show, until, until_true,
 };
 
-/// Far more than the buffers of a connection hold: 64 payloads of 64 KiB that do not compress.
+/// Far more than the buffers of a connection can hold: 64 payloads of 64 KiB that do not compress.
 const JOBS: i64 = 64;
 const ENQUEUE: &str = "
     SELECT count(*) FROM (SELECT rouse.enqueue('test.race', jsonb_build_object('ms', 0, 'pad', (
         SELECT string_agg(md5(random()::text || part), '') FROM generate_series(1, 2048) AS part WHERE n > 0))) FROM generate_series(1, 64) AS n) AS enqueued";
 
-/// What was claimed for a host that does not read is claimed, and no more: it can be cancelled, and others take it over when the lease ends.
+/// Freezes a host that does not read the answer of this statement. Its claim is committed and holds no lock: the jobs can be
+/// cancelled,
+/// and other hosts adopt them when the lease ends.
 async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // A row lock that is held for a frozen host would hold up this test for ever.
+    // If a frozen host held a row lock, this test would wait forever.
     client
         .batch_execute("SET statement_timeout = '10s'")
         .await
@@ -78,11 +80,11 @@ async fn a_host_that_does_not_read_the_answer_of(statement: &'static str) {
 }
 
 #[tokio::test]
-async fn a_host_that_is_frozen_while_its_claim_is_answered_holds_up_nobody() {
+async fn a_host_frozen_during_the_answer_to_its_claim_blocks_no_other() {
     a_host_that_does_not_read_the_answer_of("FROM rouse.claim(").await;
 }
 
 #[tokio::test]
-async fn a_host_that_is_frozen_while_it_reads_what_it_has_claimed_holds_up_nobody() {
+async fn a_host_frozen_while_reading_its_claimed_jobs_blocks_no_other() {
     a_host_that_does_not_read_the_answer_of("FROM rouse.claimed(").await;
 }

@@ -1,4 +1,4 @@
-//! What handlers ask for, have and miss: variables, settings, clocks.
+//! Variables, settings and clocks of handlers: requested, granted and missing.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn sandbox() -> Arc<Sandbox> {
     Sandbox::start(settings).expect("a sandbox")
 }
 
-/// What handlers of these names, with this body, return.
+/// The results of handlers with these names and this body.
 async fn returned(imports: &str, body: &str, names: &[&str]) -> Vec<String> {
     let sandbox = sandbox();
     let mut all = Vec::new();
@@ -59,7 +59,7 @@ async fn returned(imports: &str, body: &str, names: &[&str]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_handler_sees_its_own_variables_and_none_of_the_host() {
+async fn a_handler_sees_its_own_variables_and_none_of_the_hosts() {
     assert!(std::env::vars_os().count() > 0, "this process has some");
     let imports = r#"
         (import "wasi_snapshot_preview1" "environ_sizes_get" (func $sizes (param i32 i32) (result i32)))
@@ -68,7 +68,7 @@ async fn a_handler_sees_its_own_variables_and_none_of_the_host() {
         (drop (call $sizes (i32.const 300) (i32.const 304)))
         (drop (call $environ (i32.const 400) (i32.const 8192)))
         (call $return_ok (i32.const 8192) (i32.load (i32.const 304)))";
-    // Of the tables that fit, one counts.
+    // If several tables match, only one counts.
     assert_eq!(
         returned(imports, body, &["test.own", "other"]).await,
         ["GREETING=hello = you\0", "WIDE=1\0"]
@@ -88,11 +88,12 @@ async fn a_handler_gets_its_own_settings() {
 }
 
 #[tokio::test]
-async fn clocks_are_coarse_but_where_fine_ones_are_granted() {
+async fn clocks_are_coarse_unless_fine_ones_are_granted() {
     let imports = r#"
         (import "wasi_snapshot_preview1" "clock_time_get" (func $now (param i32 i64 i32) (result i32)))
         (import "wasi_snapshot_preview1" "clock_res_get" (func $resolution (param i32 i32) (result i32)))"#;
-    // 1 where some of a thousand readings of either clock was no whole millisecond; then what they say of themselves.
+    // Returns 1 if any of a thousand readings of either clock is not a whole millisecond; then the resolutions that the clocks
+    // report.
     let body = "
         (local $left i32) (local $clock i32) (local $odd i32)
         (local.set $left (i32.const 1000))
@@ -114,7 +115,7 @@ async fn clocks_are_coarse_but_where_fine_ones_are_granted() {
 }
 
 #[tokio::test]
-async fn settings_and_variables_reach_a_handler_of_the_sdk() {
+async fn settings_and_variables_reach_a_handler_built_with_the_sdk() {
     let guests = Guests::start(Settings {
         env: [(
             "test.settings".into(),
@@ -147,7 +148,7 @@ async fn settings_and_variables_reach_a_handler_of_the_sdk() {
 }
 
 #[tokio::test]
-async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
+async fn missing_grants_are_shown_with_the_lines_that_add_them() {
     let asks = r#"{"handlers":[{"name":"mail.send","capabilities":["http:api.example.com","http:*.example.org",
         "secrets:KEY","dirs:/out:read-write","env:LANG","env:TZ","settings:threshold","fine_clocks","of-the-future"]}]}"#;
     let guest = guest_of_wasip1("", asks, "(call $return_ok (i32.const 0) (i32.const 0))");
@@ -165,7 +166,7 @@ async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
         let missing = manifest["missing"].as_array().expect("a list");
         missing
             .iter()
-            .map(|one| one["what"].as_str().expect("a word").to_owned())
+            .map(|grant| grant["what"].as_str().expect("a word").to_owned())
             .collect()
     };
     let others = [
@@ -180,7 +181,7 @@ async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
     ];
     assert_eq!(missing(&manifest), others);
 
-    // A host that has loaded all says so once.
+    // A host that has loaded all modules warns once.
     std::fs::write(
         dir.join("off.toml"),
         "queue = \"off\"\n[[handlers.\"*\".http]]\nhosts = [\"*.example.com\"]\n",
@@ -202,11 +203,11 @@ async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
     });
     host.kill();
 
-    // The lines that are printed can be put into the file as they are, but for what only the operator knows.
+    // The printed lines can be pasted into the file as they are, except for values that only the operator knows.
     let (_, lines) = ran
         .stdout
         .split_once("your values for …\n")
-        .expect("there are lines");
+        .expect("the lines to copy");
     let toml = dir.join("rouse.toml");
     let text = std::fs::read_to_string(&toml).unwrap()
         + &lines.replace("hosts = [\"…\"]", "hosts = [\"a.example\"]")
@@ -219,7 +220,7 @@ async fn what_a_handler_misses_is_shown_with_the_lines_that_grant_it() {
 }
 
 #[tokio::test]
-async fn lines_that_cannot_just_be_put_behind_the_file_say_so() {
+async fn printed_lines_say_if_they_cannot_be_appended_to_the_file() {
     let asks = r#"{"handlers":[{"name":"mail.send","capabilities":["dirs:/out","env:LANG","settings:threshold","state"]}]}"#;
     let guest = guest_of_wasip1("", asks, "(call $return_ok (i32.const 0) (i32.const 0))");
     let config = "[handlers.\"*\".settings]\nwide = true\n[handlers.\"mail.send\"]\n\
@@ -239,7 +240,7 @@ async fn lines_that_cannot_just_be_put_behind_the_file_say_so() {
 }
 
 #[tokio::test]
-async fn what_is_printed_for_http_deliver_lets_it_sign() {
+async fn the_lines_printed_for_http_deliver_allow_it_to_sign() {
     let dir = folder("", &["http_deliver.wasm"]);
     let show = [
         "handlers",
@@ -252,7 +253,7 @@ async fn what_is_printed_for_http_deliver_lets_it_sign() {
     ran.exits(0);
     let lines = "[[handlers.\"http.deliver\".secrets]]\nname = \"…\"\nsign = true";
     assert!(ran.stdout.contains(lines), "{}", ran.stdout);
-    // For that module, and for no other one that has the name.
+    // For that module only, and for no other module that uses the name.
     let binding = "[handlers.\"http.deliver\"]\nmodule = \"http_deliver.wasm\"";
     assert!(ran.stdout.contains(binding), "{}", ran.stdout);
     let config = "[secrets.KEY]\nfile = \"key\"\n[handlers.\"http.deliver\"]\nmodule = \"http_deliver.wasm\"\nsecrets = [{ name = \"KEY\", sign = true }]\n";
@@ -263,7 +264,7 @@ async fn what_is_printed_for_http_deliver_lets_it_sign() {
 }
 
 #[test]
-fn a_granted_directory_that_is_not_there_is_warned_of_once_for_each_grant() {
+fn a_missing_granted_directory_is_warned_of_once_per_grant() {
     let config = r#"
         queue = "off"
         [handlers."mail.*"]

@@ -1,4 +1,4 @@
-//! What guests and modules say is harmless wherever it is read: in a terminal, in a host's log, in the database.
+//! Text from guests and modules is harmless wherever it is shown: on a terminal, in a host's log, in the database.
 
 use rouse::worker::Settings;
 use serde_json::{Value, json};
@@ -11,23 +11,23 @@ use crate::support::{
     Ran, TestDb, command_without_database, folder_of, rouse_in, rouse_without_database,
 };
 
-/// What a terminal would obey, and a line of a log that nobody has written.
+/// Control sequences that a terminal would obey, and a forged log line.
 const NASTY: &str =
     "it\n2026-11-22T12:00:00Z  WARN rouse: faked\r\u{1b}[2J\u{7f}\u{9b}31m\u{202e}\u{2028}x";
 
-/// The same as it is shown where it has several lines.
+/// The same text as shown where several lines are allowed.
 const SHOWN: &str = "it\n2026-11-22T12:00:00Z  WARN rouse: faked\\u{d}\\u{1b}[2J\\u{7f}\\u{9b}31m\\u{202e}\\u{2028}x";
 
-/// No coin shows the same side so often.
+/// A coin does not land on the same side this often.
 const TOSSES_MAX: usize = 64;
 
-/// True for what may stand in nothing that is printed; line breaks are looked at by themselves.
+/// True for characters that must not appear in printed text; line breaks are checked separately.
 pub(crate) fn obeyed(character: char) -> bool {
     (character.is_control() && character != '\n') || matches!(character, '\u{202e}' | '\u{2028}')
 }
 
 #[test]
-fn a_refused_module_writes_no_line_of_its_own_into_the_log_or_the_listing() {
+fn a_refused_module_cannot_forge_lines_in_the_log_or_the_listing() {
     let describe = format!(
         "(call $panicked (i32.const 4096) (i32.const {bytes}) (i32.const 4096) (i32.const {bytes})) unreachable",
         bytes = NASTY.len()
@@ -58,7 +58,7 @@ fn a_refused_module_writes_no_line_of_its_own_into_the_log_or_the_listing() {
             "in the log and in the listing: {said}"
         );
     }
-    // Whatever looks like a line of the log stands in one that says whose it is.
+    // Anything that looks like a log line appears inside a line that names its origin.
     let faked: Vec<&str> = said.lines().filter(|line| line.contains("faked")).collect();
     assert_eq!(faked.len(), 4, "{said}");
     assert!(
@@ -68,7 +68,7 @@ fn a_refused_module_writes_no_line_of_its_own_into_the_log_or_the_listing() {
 }
 
 #[tokio::test]
-async fn what_a_handler_fails_with_is_harmless_in_the_database_and_keeps_its_lines() {
+async fn a_handlers_error_is_harmless_in_the_database_and_keeps_its_line_breaks() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let manifest = manifest("test.nasty", "1");
@@ -93,7 +93,7 @@ async fn what_a_handler_fails_with_is_harmless_in_the_database_and_keeps_its_lin
 }
 
 #[tokio::test]
-async fn a_result_is_printed_as_the_same_json_without_anything_that_a_terminal_obeys() {
+async fn a_result_is_printed_as_equal_json_without_terminal_control_characters() {
     let result = serde_json::to_string(&json!({ "said": NASTY })).unwrap();
     assert!(result.contains('\u{202e}') && result.contains('\u{9b}'));
     let module = returns("test.nasty", &result);
@@ -123,11 +123,11 @@ async fn a_result_is_printed_as_the_same_json_without_anything_that_a_terminal_o
 }
 
 #[tokio::test]
-async fn a_module_that_panics_when_it_is_asked_again_is_told_of_in_words_that_postgres_stores() {
+async fn a_module_whose_second_describe_panics_is_reported_in_text_that_postgres_stores() {
     let manifest = manifest("test.moody", "1");
     let panic = "no\0\u{9b}more";
     let (at, bytes) = (4096 + manifest.len(), panic.len());
-    // It throws a coin each time.
+    // `describe` panics at random.
     let describe = format!(
         "(drop (call $random (i32.const 0) (i32.const 1)))
          (if (i32.and (i32.load8_u (i32.const 0)) (i32.const 1)) (then
@@ -166,7 +166,7 @@ async fn a_module_that_panics_when_it_is_asked_again_is_told_of_in_words_that_po
 }
 
 #[test]
-fn handlers_says_what_would_keep_a_host_from_starting_and_what_it_would_warn_of() {
+fn handlers_reports_what_would_prevent_a_host_from_starting_and_its_warnings() {
     let config = r#"
         [secrets.KEY]
         env = "ROUSE_TEST_KEY"
@@ -193,13 +193,13 @@ fn handlers_says_what_would_keep_a_host_from_starting_and_what_it_would_warn_of(
     ] {
         listed.says(part);
     }
-    // What only another handler is granted keeps none from being run.
+    // A missing grant of one handler does not prevent another from running.
     let echoed = rouse_without_database(&["invoke", "test.echo", "[7]"], &folder);
     assert_eq!(echoed.exits(0).text(), "[7]\n");
     let other = rouse_without_database(&["invoke", "test.other"], &folder);
     other.exits(6).says("read the secret KEY");
 
-    // With a warning alone a host would start.
+    // A warning alone would not keep a host from starting.
     let key = folder.join("nowhere.key");
     std::fs::write(&key, "correct horse battery").unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);

@@ -1,4 +1,4 @@
-//! The other tests can rely on their tools.
+//! Tests of the test harness itself.
 
 use std::{process::Command, time::Duration};
 
@@ -17,7 +17,7 @@ async fn each_test_has_a_database_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_database_is_dropped_after_its_test_even_where_a_connection_is_left_open() {
+async fn a_database_is_dropped_after_its_test_even_if_a_connection_is_open() {
     let watcher = TestDb::unmigrated().await;
     let client = watcher.client().await;
     let dropped = TestDb::unmigrated().await;
@@ -28,7 +28,7 @@ async fn a_database_is_dropped_after_its_test_even_where_a_connection_is_left_op
         .unwrap()
         .get(0);
     drop(dropped);
-    // The janitor's DROP holds a lock that this waits for, or is done, or is still to come.
+    // The janitor's DROP holds a lock that this waits for, has finished, or has yet to start.
     let still_there = "SELECT FROM pg_database WHERE datname = $1";
     let gone = async {
         while client
@@ -44,7 +44,7 @@ async fn a_database_is_dropped_after_its_test_even_where_a_connection_is_left_op
 }
 
 #[test]
-fn lines_signals_and_exits_of_a_child_are_seen() {
+fn the_harness_sees_lines_signals_and_exits_of_a_child() {
     let mut command = Command::new("sh");
     command.args([
         "-c",
@@ -59,7 +59,7 @@ fn lines_signals_and_exits_of_a_child_are_seen() {
 }
 
 #[tokio::test]
-async fn a_connection_string_of_the_harness_works_for_psql_too() {
+async fn a_connection_string_of_the_harness_works_with_psql() {
     let db = TestDb::unmigrated().await;
     connect(&db.url())
         .await
@@ -70,7 +70,7 @@ async fn a_connection_string_of_the_harness_works_for_psql_too() {
         .args([&db.url(), "-XAtc", "SELECT current_user"])
         .output()
     else {
-        // Not every machine with a Postgres has its client.
+        // A machine with a Postgres server may lack its client.
         return;
     };
     assert_eq!(

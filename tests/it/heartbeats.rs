@@ -1,4 +1,4 @@
-//! What heartbeats carry, and what may not keep them from being heard.
+//! Contents of heartbeats, and failures that must not suppress them.
 
 use rouse::worker::Settings;
 use serde_json::json;
@@ -7,13 +7,13 @@ use crate::sandbox_guest::{echo, guest};
 use crate::support::TestDb;
 use crate::support::worker::{TestWorker, catalog_of, ended, enqueue, until_true, watched};
 
-/// The longest name with this number.
+/// The longest possible name with this number.
 fn long_name(number: usize) -> String {
     format!("{number:x>128}")
 }
 
 #[tokio::test]
-async fn a_folder_serves_ten_thousand_handlers_and_its_heartbeats_hold_them() {
+async fn a_folder_serves_ten_thousand_handlers_and_heartbeats_report_them_all() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let module = |file: usize| {
@@ -35,14 +35,14 @@ async fn a_folder_serves_ten_thousand_handlers_and_its_heartbeats_hold_them() {
     let set = catalog.current();
     assert_eq!(set.handlers.len(), 10_000);
     let [refused] = &set.refused[..] else {
-        panic!("one is refused: {:?}", set.refused);
+        panic!("refused: {:?}", set.refused);
     };
     assert!(
         refused.why.contains("has 1000 handlers") && refused.why.contains("serves 10000 at most"),
         "{refused:?}"
     );
     let worker = TestWorker::start_on(&db, Settings::default(), catalog);
-    // Beside what these modules say there is room for the eight kinds of grants.
+    // Next to the text of these modules there is room for the eight kinds of grants.
     until_true(
         &client,
         "SELECT coalesce((SELECT cardinality(handlers) = 10000 AND octet_length(capabilities::text) BETWEEN 3000000 AND 8388608 - 10000 * 200
@@ -55,7 +55,7 @@ async fn a_folder_serves_ten_thousand_handlers_and_its_heartbeats_hold_them() {
 }
 
 #[tokio::test]
-async fn a_heartbeat_without_news_leaves_what_the_worker_can_run() {
+async fn a_heartbeat_without_changes_keeps_the_workers_handlers() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = db.worker().await;
@@ -68,7 +68,7 @@ async fn a_heartbeat_without_news_leaves_what_the_worker_can_run() {
 }
 
 #[tokio::test]
-async fn a_worker_whose_handlers_are_refused_by_the_database_lives_on() {
+async fn a_worker_whose_handlers_are_refused_by_the_database_stays_alive() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (catalog, folder) = watched(&["noop.wasm"]).await;
@@ -86,7 +86,7 @@ async fn a_worker_whose_handlers_are_refused_by_the_database_lives_on() {
         )
         .await
         .unwrap();
-    // A change of what it can run is told at once.
+    // A change of its handlers is reported at once.
     std::fs::write(folder.path().join("echo.wasm"), echo("test.echo", "1")).unwrap();
     until_true(
         &client,

@@ -40,7 +40,7 @@ async fn start_at(address: &str) -> Running {
     };
     let (stop, stopped) = oneshot::channel();
     let server = tokio::spawn(serve(listener, pages, async {
-        // A dropped sender stops the server too.
+        // Dropping the sender stops the server too.
         let _ = stopped.await;
     }));
     Running {
@@ -56,7 +56,7 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> (String, String) {
     get_as(address, path, &format!("Host: {address}\r\n")).await
 }
 
-/// The same with this header.
+/// As [`get`], with this `Host` header.
 async fn get_as(address: SocketAddr, path: &str, host: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
@@ -69,7 +69,7 @@ async fn get_as(address: SocketAddr, path: &str, host: &str) -> (String, String)
 }
 
 #[tokio::test]
-async fn a_living_host_is_healthy_but_only_ready_once_database_and_handlers_are() {
+async fn a_running_host_is_healthy_and_is_ready_once_database_and_handlers_are() {
     let running = start().await;
     let (status, _) = get(running.address, "/healthz").await;
     assert_eq!(status, "HTTP/1.1 200 OK");
@@ -90,7 +90,7 @@ async fn a_living_host_is_healthy_but_only_ready_once_database_and_handlers_are(
 }
 
 #[tokio::test]
-async fn on_loopback_a_page_under_a_name_of_its_own_cannot_read_metrics_and_readiness() {
+async fn a_web_page_on_a_rebound_name_cannot_read_metrics_or_readiness_on_loopback() {
     let running = start().await;
     *running.report.lock().unwrap() = Report::new(Ok(()), Ok(()), false);
     let port = running.address.port();
@@ -113,7 +113,7 @@ async fn on_loopback_a_page_under_a_name_of_its_own_cannot_read_metrics_and_read
     }
     let (status, _) = get_as(running.address, "/healthz", "Host: rebound.example\r\n").await;
     assert_eq!(status, "HTTP/1.1 200 OK", "there is nothing to read");
-    // Whoever opens the port to a network knows under which names it is called.
+    // An operator who opens the port to a network knows the names under which it is called.
     let open = start_at("0.0.0.0:0").await;
     let here = SocketAddr::from(([127, 0, 0, 1], open.address.port()));
     let (status, _) = get_as(here, "/metrics", "Host: jobs.example\r\n").await;
@@ -121,7 +121,7 @@ async fn on_loopback_a_page_under_a_name_of_its_own_cannot_read_metrics_and_read
 }
 
 #[tokio::test]
-async fn what_is_counted_is_on_the_metrics_page() {
+async fn the_metrics_page_shows_all_counters() {
     let running = start().await;
     metrics::counter!("rouse_test_total", "kind" => "shown").increment(3);
     metrics::histogram!("rouse_test_seconds").record(0.003);
@@ -142,7 +142,7 @@ async fn what_is_counted_is_on_the_metrics_page() {
 }
 
 #[tokio::test]
-async fn a_taken_address_is_an_error_that_says_what_to_do() {
+async fn an_address_in_use_is_an_error_that_says_what_to_do() {
     let running = start().await;
     let error = bind(running.address).await.unwrap_err();
     assert!(matches!(error, HttpError::Taken { .. }), "{error}");
@@ -152,9 +152,9 @@ async fn a_taken_address_is_an_error_that_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn it_stops_when_told_and_an_idle_connection_does_not_hold_it() {
+async fn the_server_stops_despite_an_idle_connection() {
     let running = start().await;
-    // Kept alive, and answered once, so that the server knows of it.
+    // Kept alive, and answered once, so the server knows of it.
     let mut idle = TcpStream::connect(running.address).await.unwrap();
     idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         .await
@@ -166,17 +166,17 @@ async fn it_stops_when_told_and_an_idle_connection_does_not_hold_it() {
     assert!(TcpStream::connect(running.address).await.is_err());
 }
 
-/// What the server still sends on this connection until it closes it.
+/// The bytes that the server still sends on this connection until it closes it.
 async fn rest(mut stream: TcpStream) -> String {
     let mut rest = String::new();
     let read = tokio::time::timeout(PATIENCE, stream.read_to_string(&mut rest));
-    // Where something was sent that nobody has read, the connection is reset.
+    // The connection is reset if unread bytes were sent to it.
     let _ = read.await.expect("the server closes it");
     rest
 }
 
 #[tokio::test]
-async fn a_connection_that_sends_no_whole_request_is_closed() {
+async fn a_connection_that_sends_an_incomplete_request_is_closed() {
     let running = start().await;
     let silent = TcpStream::connect(running.address).await.unwrap();
     let mut slow = TcpStream::connect(running.address).await.unwrap();
@@ -194,7 +194,7 @@ async fn a_connection_that_sends_no_whole_request_is_closed() {
 }
 
 #[tokio::test]
-async fn whoever_asks_is_answered_however_many_only_connect() {
+async fn a_request_is_answered_despite_many_idle_connections() {
     let running = start().await;
     let mut open = Vec::new();
     for n in 0..400 {
@@ -208,7 +208,7 @@ async fn whoever_asks_is_answered_however_many_only_connect() {
         .await
         .expect("before any of them is closed for its silence");
     assert_eq!(status, "HTTP/1.1 200 OK");
-    // Those that came first have given way.
+    // The oldest connections were closed to make room.
     for stream in open.drain(..100) {
         assert_eq!(rest(stream).await, "");
     }

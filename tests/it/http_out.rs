@@ -1,4 +1,4 @@
-//! Requests of guests: what goes out, what does not, and what becomes of an attempt that tried.
+//! Outgoing requests of guests: what is sent, what is denied, and how the attempt ends.
 
 use std::collections::BTreeMap;
 use std::collections::HashSet;
@@ -24,10 +24,10 @@ use crate::support::web::web;
 use crate::support::worker::guests_dir;
 use crate::support::{attempt, rouse, scratch};
 
-/// An address like any other of the internet, which these tests say is one of this machine's.
+/// An address like any other on the internet, which these tests treat as one of this machine's own.
 const OWN: &str = "93.184.215.14";
 
-/// Names of these tests. `rebound.test` is at another address each time it is asked for.
+/// The name lookups of these tests. `rebound.test` resolves to a different address each time.
 #[derive(Debug, Default)]
 struct Names {
     rebound: AtomicUsize,
@@ -89,14 +89,14 @@ fn certificate(name: &str) -> PathBuf {
 /// The module of `tests/guests`.
 pub(crate) const MODULE: &str = "test_guests.wasm";
 
-/// A folder with it alone.
+/// A folder with that module alone.
 pub(crate) fn guest_folder() -> PathBuf {
     let folder = scratch("http-guests");
     std::fs::copy(guests_dir().join(MODULE), folder.join(MODULE)).expect("the guests are built");
     folder
 }
 
-/// Handlers with grants of their own.
+/// Handlers with their own grants.
 pub(crate) struct Guests {
     sandbox: Arc<Sandbox>,
     catalog: Catalog,
@@ -135,17 +135,17 @@ impl Guests {
             .end
     }
 
-    /// What came back for each of these requests.
+    /// The responses to these requests.
     pub(crate) async fn answers(&self, handler: &str, requests: Value) -> Vec<Value> {
         let payload = json!({"requests": requests, "regardless": true});
         let RunEnd::Returned(bytes) = self.run(handler, payload).await else {
-            panic!("it goes on after what fails");
+            panic!("the guest continues after failed requests");
         };
         let result: Value = serde_json::from_slice(&bytes).expect("JSON");
         result["answers"].as_array().expect("a list").clone()
     }
 
-    /// What came back for a request to the echo.
+    /// The response of the echo server to this request.
     async fn echo(&self, handler: &str, request: Value) -> Value {
         let answer = self.answers(handler, json!([request])).await.remove(0);
         let body = answer["body"].as_str();
@@ -153,7 +153,7 @@ impl Guests {
         serde_json::from_str(body).expect("the echo is JSON")
     }
 
-    /// What was denied in this request, and that it was.
+    /// The message of the denial that this request must get.
     pub(crate) async fn denial(&self, handler: &str, payload: Value) -> String {
         match self.run(handler, payload).await {
             RunEnd::Denied { denial, .. } => denial,
@@ -162,7 +162,7 @@ impl Guests {
     }
 }
 
-/// One sandbox for most tests.
+/// One sandbox, shared by most tests.
 async fn guests() -> &'static Guests {
     static GUESTS: OnceCell<Guests> = OnceCell::const_new();
     GUESTS
@@ -176,7 +176,7 @@ async fn guests() -> &'static Guests {
                 private: false,
                 ..grant("test.http.public", &["*"])
             };
-            // An address that is written down is granted, whatever it is.
+            // An address that is listed literally is granted, whatever it is.
             let listed = HttpGrant {
                 private: false,
                 ..grant("test.http.other", &["127.0.0.1"])
@@ -205,7 +205,7 @@ fn https(path: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_request_goes_out_with_all_that_it_carries_and_is_counted() {
+async fn a_request_is_sent_completely_and_counted() {
     let url = http("localhost", "/all?of=it");
     let request = json!({
         "method": "POST", "url": url, "headers": {"x-own": "1"}, "body": "hello",
@@ -237,7 +237,7 @@ async fn a_request_goes_out_with_all_that_it_carries_and_is_counted() {
 }
 
 #[tokio::test]
-async fn over_tls_http2_is_spoken_and_the_certificate_has_to_be_the_hosts() {
+async fn tls_requests_use_http2_and_verify_the_certificate_of_the_host() {
     let guests = guests().await;
     let request = json!({"url": https("/tls"), "method": "PUT", "body": "over tls"});
     let echo = guests.echo("test.http.private", request).await;
@@ -257,7 +257,7 @@ async fn over_tls_http2_is_spoken_and_the_certificate_has_to_be_the_hosts() {
 }
 
 #[tokio::test]
-async fn what_is_not_granted_is_denied_for_good_and_the_lines_that_allow_it_are_named() {
+async fn an_ungranted_request_is_denied_permanently_with_the_lines_that_allow_it() {
     let guests = guests().await;
     let (plain, tls) = (web().plain, web().tls);
     for (handler, method, url, lines) in [
@@ -309,7 +309,7 @@ async fn what_is_not_granted_is_denied_for_good_and_the_lines_that_allow_it_are_
 }
 
 #[tokio::test]
-async fn no_name_leads_to_an_address_that_is_not_public() {
+async fn no_name_resolves_to_a_private_address() {
     let guests = guests().await;
     for (host, part) in [
         ("localhost", "127.0.0.1"),
@@ -343,7 +343,7 @@ async fn no_name_leads_to_an_address_that_is_not_public() {
 }
 
 #[tokio::test]
-async fn private_names_reach_no_metadata_and_a_listed_address_is_reached() {
+async fn private_names_cannot_reach_metadata_services_and_listed_addresses_are_reachable() {
     let guests = guests().await;
     for host in ["metadata.test", "zero.test"] {
         let payload = json!({"requests": [{"url": http(host, "/metadata")}]});
@@ -355,13 +355,13 @@ async fn private_names_reach_no_metadata_and_a_listed_address_is_reached() {
 }
 
 #[tokio::test]
-async fn the_connection_goes_to_the_address_that_was_looked_at() {
+async fn the_connection_goes_to_the_address_that_was_checked() {
     let guests = guests().await;
-    // The second answer to the same question would lead elsewhere, and nobody asks for it.
+    // A second lookup would lead elsewhere, and none is made.
     let request = json!({"url": http("rebound.test", "/rebound")});
     let echo = guests.echo("test.http.private", request).await;
     assert_eq!(echo["path"], "/rebound");
-    // A connection of its own asks again, and is looked at again.
+    // A new connection looks the name up again, and its address is checked again.
     let tls = format!("https://rebound.test:{}/rebound", web().tls);
     let payload = json!({"requests": [{"url": tls}]});
     let denial = guests.denial("test.http.private", payload).await;
@@ -369,7 +369,7 @@ async fn the_connection_goes_to_the_address_that_was_looked_at() {
 }
 
 #[tokio::test]
-async fn a_redirect_is_looked_at_like_any_other_request() {
+async fn a_redirect_is_checked_like_any_other_request() {
     let guests = guests().await;
     let to = |to: &str| json!({"url": http("localhost", &format!("/redirect/302?to={to}")), "redirects": 3, "headers": {"authorization": "Bearer x"}});
     let echo = guests.echo("test.http.private", to("/redirected")).await;
@@ -391,14 +391,14 @@ async fn a_redirect_is_looked_at_like_any_other_request() {
             "{denial}"
         );
     }
-    // Not followed where nobody asks for it.
+    // A redirect is not followed unless the guest asks for it.
     let request = json!([{"url": http("localhost", "/redirect/307?to=/x")}]);
     let answers = guests.answers("test.http.private", request).await;
     assert_eq!(answers[0]["status"], 307);
 }
 
 #[tokio::test]
-async fn connections_are_kept_for_the_handler_whose_they_are() {
+async fn connections_are_reused_only_by_the_same_handler() {
     let guests = guests().await;
     let connections = async |handler: &str, count: usize| {
         let request = json!({"url": http("here.web.test", "/kept")});
@@ -410,7 +410,7 @@ async fn connections_are_kept_for_the_handler_whose_they_are() {
         };
         answers.iter().map(connection).collect::<HashSet<u64>>()
     };
-    // A connection may come back just after the next request has asked for one.
+    // A connection may be returned just after the next request has asked for one.
     let own = connections("test.http.private", 20).await;
     assert!(own.len() < 15, "{own:?}");
     let again = connections("test.http.private", 1).await;
@@ -429,7 +429,7 @@ async fn requests_and_their_bytes_have_limits() {
             resolver: Arc::new(Names::default()),
             ..HttpSettings::default()
         },
-        // Of these handlers, and not of all.
+        // Limits of these handlers, not of all.
         limits_of: BTreeMap::from([(
             "test.http.private".to_owned(),
             LimitsSet {
@@ -499,7 +499,7 @@ async fn requests_and_their_bytes_have_limits() {
 }
 
 #[tokio::test]
-async fn thousands_of_fields_are_too_many_either_way() {
+async fn thousands_of_header_fields_are_too_many_in_either_direction() {
     let guests = guests().await;
     let end = guests.run("test.http.fields", json!(5000)).await;
     let RunEnd::Trapped { message, .. } = end else {
@@ -515,7 +515,7 @@ async fn thousands_of_fields_are_too_many_either_way() {
 }
 
 #[tokio::test]
-async fn a_guest_that_waits_for_a_server_hears_of_the_abort() {
+async fn an_abort_reaches_a_guest_that_waits_for_a_server() {
     let guests = guests().await;
     let abort = AbortHandle::new();
     let payload = json!({"requests": [{"url": http("localhost", "/silence/abort")}]});
@@ -538,7 +538,7 @@ async fn a_guest_that_waits_for_a_server_hears_of_the_abort() {
 }
 
 #[tokio::test]
-async fn a_guest_that_has_waited_long_enough_goes_on() {
+async fn a_guest_continues_after_a_request_timeout() {
     let request = json!([{"url": http("localhost", "/silence"), "timeout_ms": 50}]);
     let answers = guests().await.answers("test.http.private", request).await;
     assert_eq!(answers[0]["kind"], "http-timeout");
@@ -550,7 +550,7 @@ async fn a_guest_that_has_waited_long_enough_goes_on() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_none_and_a_port_where_nobody_listens_may_be_there_later() {
+async fn an_unknown_name_and_a_closed_port_are_transient_errors() {
     let guests = guests().await;
     let nobody = crate::support::free_port();
     let free = HttpGrant {
@@ -581,7 +581,7 @@ async fn a_name_that_is_none_and_a_port_where_nobody_listens_may_be_there_later(
 }
 
 #[tokio::test]
-async fn the_lines_that_a_denial_prints_allow_the_request() {
+async fn the_lines_printed_by_a_denial_allow_the_request() {
     let folder = crate::invoke::folder("");
     let toml = folder.join("rouse.toml");
     let url = http("localhost", "/allowed-now");
@@ -604,7 +604,7 @@ async fn the_lines_that_a_denial_prints_allow_the_request() {
         let message = invoked["error"]["message"].as_str().expect("an error");
         assert!(message.contains(lacks), "{message}");
         let (_, lines) = message.split_once(":\n").expect("lines to copy");
-        let lines = lines.split("\n\n").next().expect("there are some");
+        let lines = lines.split("\n\n").next().expect("the lines to copy");
         let mut text = std::fs::read_to_string(&toml).unwrap();
         text += lines;
         std::fs::write(&toml, text + "\n").unwrap();

@@ -1,4 +1,4 @@
-//! What holds for a handler, and what is said of settings that hold for none.
+//! The settings in effect for a handler, and warnings about settings that match no handler.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,7 +37,7 @@ hosts = ["127.0.0.1"]
 const SHOW: [&str; 5] = ["handlers", "show", "my.busy", "--folder", "handlers-wasm"];
 
 #[tokio::test]
-async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
+async fn settings_in_effect_are_shown_with_their_table() {
     let manifest = r#"{"handlers":[{"name":"my.busy","lease_ms":30000,"timeout_ms":1000}]}"#;
     let busy = guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
     let dir = folder_of(CONFIG, &[("busy.wasm", busy)]);
@@ -92,7 +92,7 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
             "fine_clocks"
         ])
     );
-    // Which of them is for what is seen here only.
+    // The schemes tell the two grants apart.
     assert_eq!(manifest["grants"]["http"][0]["schemes"], json!(["https"]));
     assert_eq!(
         manifest["grants"]["http"][1],
@@ -126,7 +126,7 @@ async fn what_is_in_force_is_shown_with_the_table_that_it_is_from() {
 }
 
 #[tokio::test]
-async fn the_example_of_the_page_gives_what_its_comments_say() {
+async fn the_example_on_the_page_has_the_effect_its_comments_describe() {
     let page = include_str!("../../docs/guides/handlers.md");
     let (_, section) = page.split_once("### Which table counts").unwrap();
     let (_, example) = section.split_once("```toml\n").unwrap();
@@ -144,7 +144,7 @@ async fn the_example_of_the_page_gives_what_its_comments_say() {
     );
 }
 
-/// Every limit, each with a value of its own that is not the default.
+/// Every limit, each set to a distinct value that is not the default.
 const LIMITS: &str = r#"[limits]
 memory_mb = 64
 memory_retry_mb = 96
@@ -202,7 +202,7 @@ async fn every_limit_that_the_file_may_set_is_shown() {
 }
 
 #[tokio::test]
-async fn names_that_no_handler_has_are_said_once() {
+async fn settings_for_unknown_handlers_are_warned_of_once() {
     let config = "queue = \"off\"\n[sources]\ncron = \"no.such\"\n[handlers.\"*\"]\nlease = \"5s\"\n\
                   [handlers.\"mial.send\"]\nlease = \"5s\"\n[handlers.\"mail.*\"]\nlease = \"5s\"\n\
                   [handlers.\"mail.send\"]\ninstances = \"reuse\"\n";
@@ -232,7 +232,7 @@ async fn names_that_no_handler_has_are_said_once() {
     });
     host.line(PATIENCE, |line| line.contains("modules loaded"));
 
-    // The folder changes: what was said is not said again, and what is new is.
+    // The folder changes: earlier warnings are not repeated, and new ones are logged.
     let handlers = dir.join("handlers-wasm");
     std::fs::write(handlers.join(".other"), echo("other", "1")).unwrap();
     std::fs::rename(handlers.join(".other"), handlers.join("other.wasm")).unwrap();
@@ -249,7 +249,7 @@ async fn names_that_no_handler_has_are_said_once() {
 }
 
 #[tokio::test]
-async fn jitter_and_the_delay_between_jobs_are_settings_like_the_others() {
+async fn jitter_and_the_delay_between_jobs_can_be_set_like_other_settings() {
     let manifest = r#"{"handlers":[{"name":"my.busy","retry":{"jitter":0.5}}]}"#;
     let busy = || guest(manifest, "(call $return_ok (i32.const 0) (i32.const 0))");
     let shown = |config: &str| {

@@ -1,4 +1,4 @@
-//! Jobs that are claimed and wait for a slot, and what others do to them meanwhile.
+//! Claimed jobs that wait in line for a slot, and admin actions on them in the meantime.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::support::worker::{
     PATIENCE, TestWorker, cancel, catalog, ended, enqueue, sandbox, show, until, until_true,
 };
 
-/// Notes which attempts have started, and which have ended.
+/// Records which attempts have started and which have ended.
 #[derive(Default)]
 struct Seen {
     started: Mutex<Vec<i64>>,
@@ -44,7 +44,7 @@ fn seen() -> (Arc<Seen>, Vec<Arc<dyn Middleware>>) {
     (seen.clone(), vec![seen])
 }
 
-/// Waits for what happens in this process alone.
+/// Waits for an event inside this process.
 async fn until_noted(list: &Mutex<Vec<i64>>, id: i64) {
     let noted = async {
         while !noted(list, id) {
@@ -52,11 +52,11 @@ async fn until_noted(list: &Mutex<Vec<i64>>, id: i64) {
         }
     };
     let patience = tokio::time::timeout(PATIENCE, noted).await;
-    patience.unwrap_or_else(|_| panic!("it is not so with job {id}"));
+    patience.unwrap_or_else(|_| panic!("not noted: job {id}"));
 }
 
 #[tokio::test]
-async fn a_job_that_is_cancelled_while_it_waits_for_a_slot_never_starts() {
+async fn a_job_cancelled_while_it_waits_for_a_slot_never_starts() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (seen, around) = seen();
@@ -67,9 +67,9 @@ async fn a_job_that_is_cancelled_while_it_waits_for_a_slot_never_starts() {
     let worker = TestWorker::start_within(&db, one, around).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let mut cancelled = Vec::new();
-    // Where the machine is too busy to cancel them before they are given back, there is another round.
+    // If the machine is too slow to cancel them before they are released, there is another round.
     while cancelled.len() < 10 {
-        // Short ones, so that many are claimed ahead; one that keeps the slot; and those that wait behind it.
+        // Short jobs, so that many are claimed ahead; one that occupies the slot; and those that wait behind it.
         let rows = client
             .query(
                 "SELECT * FROM rouse.enqueue_many('test.race', array_fill('{\"ms\": 0}'::jsonb, ARRAY[200])
@@ -88,11 +88,11 @@ async fn a_job_that_is_cancelled_while_it_waits_for_a_slot_never_starts() {
             )
             .await
             .unwrap();
-        // Notifications come in the order of their commits: once this one is aborted, the worker knows of the others.
+        // Notifications arrive in the order of their commits: once this job is aborted, the worker knows of the others.
         assert!(cancel(&client, long).await);
         for row in waiting {
             let id: i64 = row.get(0);
-            // One that had been given back by then had no attempt.
+            // A job that had been released by then had no attempt.
             if show(&client, id).await.attempt == 1 {
                 cancelled.push(id);
             }
@@ -108,7 +108,7 @@ async fn a_job_that_is_cancelled_while_it_waits_for_a_slot_never_starts() {
 }
 
 #[tokio::test]
-async fn a_job_that_is_cancelled_before_the_answer_of_its_claim_arrives_never_starts() {
+async fn a_job_cancelled_before_the_answer_to_its_claim_arrives_never_starts() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
@@ -131,7 +131,7 @@ async fn a_job_that_is_cancelled_before_the_answer_of_its_claim_arrives_never_st
     answer.caught().await;
     until(&client, id, |job| job.state == "running").await;
     assert!(cancel(&client, id).await, "it is cancelled");
-    // What is heard of this one comes later: once it is aborted, the worker knows of the other too.
+    // The notification for this job comes later: once it is aborted, the worker knows of the other too.
     assert!(cancel(&client, running).await, "it is cancelled");
     until_noted(&seen.ended, running).await;
     answer.release();

@@ -1,4 +1,4 @@
-//! Handlers that are run once by `rouse invoke`, without the queue and without a database.
+//! `rouse invoke` runs a handler once, without the queue and without a database.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -9,7 +9,7 @@ use crate::sandbox_guest::{guest_of_wasip1, manifest};
 use crate::support::worker::{PATIENCE, guests_dir};
 use crate::support::{Host, folder_of, rouse, rouse_without_database, scratch};
 
-/// A folder with the guests of `tests/guests` alone, which compile in a second, and a `rouse.toml` with this text.
+/// A folder with the guests of `tests/guests` only, which compile in a second, and a `rouse.toml` with this text.
 pub(crate) fn folder(config: &str) -> PathBuf {
     let folder = scratch("invoke");
     std::fs::create_dir(folder.join("handlers")).unwrap();
@@ -20,7 +20,7 @@ pub(crate) fn folder(config: &str) -> PathBuf {
     folder
 }
 
-/// `rouse invoke` in this folder, without any database.
+/// `rouse invoke` in this folder, without a database.
 fn invoke(folder: &Path, args: &[&str]) -> Command {
     let mut command = rouse();
     command.arg("invoke").args(args);
@@ -44,12 +44,12 @@ fn texts(output: &Output) -> (i32, &str, &str) {
 }
 
 #[test]
-fn a_handler_runs_from_the_shell_without_any_database() {
+fn a_handler_runs_from_the_shell_without_a_database() {
     let folder = folder("");
     let output = invoke(&folder, &["noop", r#"{"n": 7}"#]).output().unwrap();
     assert_eq!(texts(&output), (0, "{\"n\":7}\n", ""));
 
-    // Granted where the settings say so, and told of what it was called with.
+    // Granted by the settings, and called with this information.
     let args = [
         "test.echo",
         r#"{"a": 1}"#,
@@ -61,13 +61,13 @@ fn a_handler_runs_from_the_shell_without_any_database() {
     let output = invoke(&folder, &args).output().unwrap();
     let (code, stdout, stderr) = texts(&output);
     assert_eq!(code, 0, "{stderr}");
-    let mut told: Value = serde_json::from_str(stdout).expect("nothing but the result");
-    let requested_at = told["requested_at_ms"].take().as_i64();
+    let mut shown: Value = serde_json::from_str(stdout).expect("nothing but the result");
+    let requested_at = shown["requested_at_ms"].take().as_i64();
     assert!(requested_at > Some(1_700_000_000_000), "{requested_at:?}");
-    let id = told["id"].take().as_i64();
+    let id = shown["id"].take().as_i64();
     assert!(id.is_some_and(|id| id < 0), "no job has such an id: {id:?}");
     assert_eq!(
-        told,
+        shown,
         json!({
             "payload": {"a": 1}, "id": null, "handler": "test.echo", "queue": "mail", "tenant": "acme",
             "source": null, "attempt": 1, "max_attempts": 1, "requested_at_ms": null,
@@ -93,7 +93,7 @@ fn the_payload_can_come_from_standard_input_and_is_checked_before_anything_is_co
     let output = child.wait_with_output().unwrap();
     assert_eq!(texts(&output).1, "{\"n\":9}\n");
 
-    // The folder is not there, and nobody has looked.
+    // The folder does not exist, and the command did not look for it.
     let output = invoke(&folder, &["noop", "{n: 9}", "--handlers", "/nowhere"])
         .output()
         .unwrap();
@@ -143,7 +143,7 @@ fn each_end_of_an_invocation_has_its_exit_code() {
 }
 
 #[test]
-fn one_json_object_says_what_came_of_it_and_what_it_took() {
+fn one_json_object_reports_the_result_and_the_usage() {
     let folder = folder("[limits]\nmemory_mb = 16\n");
     let output = invoke(&folder, &["noop", r#"{"n": 1}"#, "--json"])
         .output()
@@ -169,7 +169,7 @@ fn one_json_object_says_what_came_of_it_and_what_it_took() {
 }
 
 #[test]
-fn a_profile_has_the_functions_that_computed_with_the_lines_of_their_source() {
+fn a_profile_names_the_computing_functions_with_their_source_lines() {
     let folder = folder("");
     let module = "text_stats.wasm";
     std::fs::copy(
@@ -233,7 +233,7 @@ fn a_profile_has_the_functions_that_computed_with_the_lines_of_their_source() {
         thread["stringArray"]
     );
 
-    // Before anything is compiled.
+    // The payload is checked before anything is compiled.
     let args = [
         "noop",
         "--profile",
@@ -248,7 +248,7 @@ fn a_profile_has_the_functions_that_computed_with_the_lines_of_their_source() {
 }
 
 #[test]
-fn a_signal_tells_the_handler_to_stop_and_a_second_one_does_not_wait_for_it() {
+fn a_signal_aborts_the_handler_and_a_second_one_stops_it_at_once() {
     let folder = folder("[handlers.\"test.ignore-abort\"]\ngrace = \"10m\"\n");
     let host = |handler: &str, signal: i32| {
         let host = Host::spawn(invoke(&folder, &[handler]));
@@ -266,7 +266,7 @@ fn a_signal_tells_the_handler_to_stop_and_a_second_one_does_not_wait_for_it() {
     }
 
     let deaf = host("test.ignore-abort", libc::SIGINT);
-    // Two of the same signal at once may be seen as one.
+    // Two signals of the same kind in quick succession may be merged into one.
     let again = std::time::Instant::now() + PATIENCE;
     while std::fs::exists(format!("/proc/{}/exe", deaf.pid())).unwrap_or(false)
         && std::fs::read_link(format!("/proc/{}/exe", deaf.pid())).is_ok()
@@ -279,9 +279,9 @@ fn a_signal_tells_the_handler_to_stop_and_a_second_one_does_not_wait_for_it() {
 }
 
 #[test]
-fn the_first_reader_of_the_monotonic_clock_reads_more_than_0() {
-    // Reads it as Go's runtime does when a module starts, and traps where it shows 0. In a process of its own, where
-    // nobody has read it before.
+fn the_first_reading_of_the_monotonic_clock_is_above_zero() {
+    // Reads the clock as Go's runtime does when a module starts, and traps if it shows 0. In a process of its own, so that nothing
+    // has read the clock before.
     let guest = guest_of_wasip1(
         r#"(import "wasi_snapshot_preview1" "clock_time_get"
             (func $clock_time_get (param i32 i64 i32) (result i32)))"#,

@@ -1,4 +1,4 @@
-//! Handlers that are run once by `POST /invoke/{handler}`.
+//! `POST /invoke/{handler}` runs a handler once.
 
 use std::ffi::OsStr;
 use std::net::SocketAddr;
@@ -15,10 +15,10 @@ use crate::invoke::folder;
 use crate::support::worker::{PATIENCE, ended, enqueue};
 use crate::support::{Host, TestDb, free_port, rouse};
 
-/// What the callers of these tests show, unless they say otherwise.
+/// The token that the callers of these tests send by default.
 pub(crate) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-/// A host without a queue, and where it answers.
+/// A host without a queue, and its address.
 fn serve(folder: &Path, address: &str, variables: &[(&str, &str)]) -> (Host, SocketAddr) {
     let host = spawn(folder, &["--no-queue"], address, variables);
     host.line(PATIENCE, |line| line.contains("modules loaded"));
@@ -44,7 +44,7 @@ fn command(folder: &Path, args: &[&str], address: &str) -> Command {
     command
 }
 
-/// The same without a token.
+/// As [`spawn`], without a token.
 fn spawn_without_token(folder: &Path, args: &[&str], address: &str, url: &str) -> Host {
     let mut command = command(folder, args, address);
     command.env_remove("ROUSE_INVOKE_TOKEN");
@@ -58,19 +58,19 @@ fn loopback() -> String {
     format!("127.0.0.1:{}", free_port())
 }
 
-/// What a host answers.
+/// The response of a host.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     head: String,
     pub(crate) body: Value,
 }
 
-/// A call whose answer has not been read.
+/// A call whose response has not been read.
 pub(crate) struct Call(TcpStream);
 
 impl Call {
-    /// Sends the body with these headers, and `host`, `content-length` and the token where nothing says otherwise; an empty
-    /// value leaves a header out.
+    /// Sends the body with these headers, and `host`, `content-length` and the token unless they are overridden; an empty value
+    /// removes a header.
     async fn send(
         address: SocketAddr,
         handler: &str,
@@ -127,7 +127,7 @@ pub(crate) async fn post(address: SocketAddr, handler: &str, body: &str) -> Answ
 }
 
 #[tokio::test]
-async fn a_host_without_a_queue_needs_no_database_and_answers_each_end_with_its_status() {
+async fn a_host_without_a_queue_needs_no_database_and_maps_each_end_to_its_status() {
     let folder = folder(
         "queue = \"off\"\n\
          [handlers.\"test.spin\"]\ntimeout = \"100ms\"\ngrace = \"100ms\"\n",
@@ -181,14 +181,14 @@ async fn a_host_without_a_queue_needs_no_database_and_answers_each_end_with_its_
 }
 
 #[tokio::test]
-async fn a_body_that_is_too_large_is_refused_whether_its_size_is_said_or_not() {
+async fn a_body_that_is_too_large_is_refused_with_or_without_a_content_length() {
     let folder = folder("invoke_payload_bytes_max = 64\n");
     let (_host, address) = serve(&folder, &loopback(), &[]);
     let said = [JSON, ("content-length", "65")];
     let answer = Call::send(address, "noop", &said, "").await.answer().await;
     assert_eq!(answer.status, 413, "{}", answer.body);
     assert_eq!(answer.body["error"]["kind"], "too_large");
-    // All of it is one chunk, so that nothing is left unread when the answer comes.
+    // All of it in one chunk, so that nothing is left unread when the response comes.
     let chunk = format!("41\r\n\"{}\"\r\n0\r\n\r\n", "x".repeat(63));
     let unsaid = [JSON, ("transfer-encoding", "chunked")];
     let answer = Call::send(address, "noop", &unsaid, &chunk)
@@ -202,7 +202,7 @@ async fn a_body_that_is_too_large_is_refused_whether_its_size_is_said_or_not() {
 }
 
 #[tokio::test]
-async fn above_the_cap_calls_are_refused_at_once_and_a_caller_that_leaves_frees_its_place() {
+async fn calls_above_the_cap_are_refused_and_a_disconnected_caller_frees_its_place() {
     let folder = folder("invoke_max = 1\n");
     let (host, address) = serve(&folder, &loopback(), &[]);
     let first = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
@@ -210,7 +210,7 @@ async fn above_the_cap_calls_are_refused_at_once_and_a_caller_that_leaves_frees_
     let (_, metrics) = get(address, "/metrics").await;
     assert!(metrics.contains("rouse_invocations_running 1"), "{metrics}");
 
-    // Before the body is there.
+    // Before the body has arrived.
     let later = [JSON, ("content-length", "8")];
     let refused = Call::send(address, "noop", &later, "").await.answer().await;
     assert_eq!(refused.status, 429, "{}", refused.body);
@@ -228,7 +228,7 @@ async fn above_the_cap_calls_are_refused_at_once_and_a_caller_that_leaves_frees_
         ),
         "{metrics}"
     );
-    // The count comes a moment before the place is free.
+    // The counter changes a moment before the place is free.
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while post(address, "noop", "{\"n\": 1}").await.status != 200 {
         assert!(tokio::time::Instant::now() < deadline, "{}", host.output());
@@ -242,7 +242,7 @@ async fn above_the_cap_calls_are_refused_at_once_and_a_caller_that_leaves_frees_
 }
 
 #[tokio::test]
-async fn what_runs_when_the_drain_time_is_over_is_stopped() {
+async fn invocations_still_running_after_the_drain_time_are_stopped() {
     let folder = folder("drain_timeout = \"500ms\"\n");
     let (host, address) = serve(&folder, &loopback(), &[]);
     let runs = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
@@ -260,7 +260,7 @@ async fn what_runs_when_the_drain_time_is_over_is_stopped() {
 }
 
 #[tokio::test]
-async fn a_host_that_stops_refuses_new_calls_finishes_what_runs_and_then_stops_it() {
+async fn a_stopping_host_refuses_new_calls_and_lets_running_ones_finish() {
     let folder = folder("");
     let (host, address) = serve(&folder, &loopback(), &[]);
     let runs = Call::send(address, "test.wait-abort", &[JSON], "{}").await;
@@ -279,11 +279,11 @@ async fn a_host_that_stops_refuses_new_calls_finishes_what_runs_and_then_stops_i
     assert!(status.success(), "{output}");
 }
 
-/// No token is shown.
+/// Sends no token.
 const NONE: (&str, &str) = ("authorization", "");
 
 #[tokio::test]
-async fn dev_takes_invocations_of_this_machine_without_a_token_and_refuses_pages_and_other_names() {
+async fn dev_accepts_local_invocations_without_a_token_and_refuses_web_pages_and_other_names() {
     let folder = folder("");
     let address = loopback();
     let data = folder.join("pg");
@@ -311,7 +311,7 @@ async fn dev_takes_invocations_of_this_machine_without_a_token_and_refuses_pages
     assert_eq!(call(&[JSON, ("host", "localhost:1")]).await, 200);
     assert_eq!(call(&[JSON, ("host", "evil.example")]).await, 403);
     assert_eq!(call(&[JSON, ("origin", "http://evil.example")]).await, 403);
-    // A proxy on this machine, through which anybody may have come.
+    // A proxy on this machine, which may forward calls of anyone.
     assert_eq!(call(&[JSON, ("x-forwarded-for", "192.0.2.1")]).await, 403);
     assert_eq!(call(&[]).await, 415);
     assert_eq!(call(&[("content-type", "text/plain")]).await, 415);
@@ -322,7 +322,7 @@ async fn dev_takes_invocations_of_this_machine_without_a_token_and_refuses_pages
 }
 
 #[tokio::test]
-async fn serve_without_a_token_refuses_invocations_and_says_how_to_set_one() {
+async fn serve_without_a_token_refuses_invocations_and_explains_how_to_set_one() {
     let db = TestDb::new().await;
     let (folder, address) = (folder(""), loopback());
     let host = spawn_without_token(&folder, &[], &address, &db.url());
@@ -346,7 +346,7 @@ async fn serve_without_a_token_refuses_invocations_and_says_how_to_set_one() {
     host.signal(libc::SIGTERM);
     assert!(host.exit(PATIENCE).0.success());
 
-    // Without a queue it would do nothing at all.
+    // Without a queue it would have nothing to do.
     let (status, output) =
         spawn_without_token(&folder, &["--no-queue"], &loopback(), "").exit(PATIENCE);
     assert!(!status.success(), "{output}");
@@ -356,7 +356,7 @@ async fn serve_without_a_token_refuses_invocations_and_says_how_to_set_one() {
 }
 
 #[tokio::test]
-async fn beyond_loopback_a_token_is_needed_and_is_printed_nowhere() {
+async fn a_token_is_required_beyond_loopback_and_is_never_printed() {
     let folder = folder("");
     let everywhere = format!("0.0.0.0:{}", free_port());
     let (host, address) = serve(&folder, &everywhere, &[("ROUSE_INVOKE_TOKEN", TOKEN)]);
@@ -376,7 +376,7 @@ async fn beyond_loopback_a_token_is_needed_and_is_printed_nowhere() {
     let (_, output) = host.exit(PATIENCE);
     assert!(!output.contains(TOKEN), "{output}");
 
-    // From a file, which only its owner may read.
+    // From a file that only its owner may read.
     let folder = crate::invoke::folder("invoke_token_file = \"token\"\n");
     std::fs::write(folder.join("token"), format!("{TOKEN}\n")).unwrap();
     let open = spawn_without_token(&folder, &["--no-queue"], &loopback(), "");
@@ -397,7 +397,7 @@ async fn beyond_loopback_a_token_is_needed_and_is_printed_nowhere() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_to_take_invocations_and_has_no_token_warns_that_they_are_off() {
+async fn a_host_with_invocations_enabled_but_no_token_warns_that_they_are_off() {
     let folder = folder("invoke_max = 4\n");
     let db = TestDb::new().await;
     let everywhere = format!("0.0.0.0:{}", free_port());
@@ -454,7 +454,7 @@ async fn a_host_that_is_to_take_invocations_and_has_no_token_warns_that_they_are
 }
 
 #[tokio::test]
-async fn invocations_have_places_of_their_own_beside_the_slots_of_the_queue() {
+async fn invocations_have_their_own_places_separate_from_the_queues_slots() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder("slots = 1\ninvoke_max = 1\n");
@@ -486,7 +486,7 @@ async fn invocations_have_places_of_their_own_beside_the_slots_of_the_queue() {
 }
 
 #[tokio::test]
-async fn readyz_says_that_the_handlers_folder_is_gone_and_its_handlers_serve_on() {
+async fn readyz_reports_a_missing_handlers_folder_while_its_handlers_still_serve() {
     let folder = folder("");
     let (_host, address) = serve(&folder, &loopback(), &[]);
     let until_ready = async |status: &str, says: &str| {
@@ -510,7 +510,7 @@ async fn readyz_says_that_the_handlers_folder_is_gone_and_its_handlers_serve_on(
 }
 
 #[tokio::test]
-async fn while_modules_are_being_loaded_a_handler_that_is_not_there_may_be_one_of_theirs() {
+async fn a_missing_handler_is_a_transient_error_while_modules_are_being_loaded() {
     let folder = folder("");
     let bomb = folder.join("handlers/bomb.wasm");
     std::fs::write(&bomb, crate::compiling::bomb_of_time()).unwrap();

@@ -1,4 +1,4 @@
-//! The catalog of lanes: how many there may be, and how they go.
+//! The catalog of lanes: its limits, and how lanes are closed and removed.
 
 use rouse::store::Store;
 use rouse::worker::Settings;
@@ -8,9 +8,9 @@ use tokio_postgres::Client;
 use crate::support::TestDb;
 use crate::support::worker::{PATIENCE, TestWorker, cancel, enqueue, put, until};
 
-/// Every lane has been without jobs for two days, as far as anybody has seen.
+/// Marks every lane as unused for two days.
 const UNUSED: &str = "UPDATE rouse.lane SET used_at = now() - interval '2 days'";
-/// And was closed two days ago.
+/// Marks the lanes as closed two days ago, too.
 const RETIRED: &str = "UPDATE rouse.lane SET closed_at = now() - interval '2 days'";
 
 /// How many rows of the catalog were closed, opened again, and removed.
@@ -25,7 +25,7 @@ async fn rows(client: &Client) -> (i64, i64) {
     (row.get(0), row.get(1))
 }
 
-/// The message and the hint of an enqueue with these arguments, which is refused.
+/// The message and the hint of an enqueue with these arguments, which must be refused.
 async fn refused(client: &Client, args: &str) -> (String, String) {
     let sql = format!("SELECT rouse.enqueue({args})");
     let error = client.query_one(&sql, &[]).await.unwrap_err();
@@ -38,7 +38,7 @@ async fn refused(client: &Client, args: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn there_are_no_more_lanes_than_the_limits_allow_and_the_error_says_what_makes_a_lane() {
+async fn lanes_are_limited_and_the_error_explains_what_makes_a_lane() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let limits: (i32, i32) = {
@@ -79,7 +79,7 @@ async fn there_are_no_more_lanes_than_the_limits_allow_and_the_error_says_what_m
 }
 
 #[tokio::test]
-async fn a_lane_is_closed_after_a_day_without_jobs_and_catalogued_anew_with_its_next_job() {
+async fn a_lane_is_closed_after_a_day_without_jobs_and_catalogued_again_with_its_next_job() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let ready = enqueue(&client, "x", json!({})).await;
@@ -106,7 +106,7 @@ async fn a_lane_is_closed_after_a_day_without_jobs_and_catalogued_anew_with_its_
     client.batch_execute(UNUSED).await.unwrap();
     assert_eq!(maintain(&store).await, (2, 0, 0));
     assert_eq!(rows(&client).await, (1, 2));
-    // What has ended is shown with its names.
+    // Ended jobs are still shown with the names of their lane.
     let names: i64 = client
         .query_one("SELECT count(handler) FROM rouse.jobs", &[])
         .await
@@ -119,7 +119,7 @@ async fn a_lane_is_closed_after_a_day_without_jobs_and_catalogued_anew_with_its_
 }
 
 #[tokio::test]
-async fn a_job_that_is_on_its_way_while_its_lane_is_being_closed_runs() {
+async fn a_job_enqueued_while_its_lane_is_being_closed_runs() {
     let db = TestDb::new().await;
     let (mut producer, mut closing) = (db.client().await, db.client().await);
     let (client, store) = (db.client().await, db.worker().await);
@@ -133,7 +133,7 @@ async fn a_job_that_is_on_its_way_while_its_lane_is_being_closed_runs() {
     assert_eq!(maintain(&store).await, (1, 0, 0));
     transaction.commit().await.unwrap();
 
-    // Enqueued and committed while the lane is being closed, which is committed after it.
+    // Enqueued and committed while the lane is being closed in a transaction that commits later.
     client
         .batch_execute("UPDATE rouse.lane SET closed_at = NULL")
         .await
@@ -147,7 +147,7 @@ async fn a_job_that_is_on_its_way_while_its_lane_is_being_closed_runs() {
     transaction.commit().await.unwrap();
     assert_eq!(rows(&client).await, (0, 1));
 
-    // One that has no worker's memory of the lane.
+    // A worker that does not remember the lane.
     let worker = TestWorker::start(&db, Settings::default()).await;
     for id in [before, during] {
         until(&client, id, |job| job.state == "succeeded").await;
@@ -166,11 +166,11 @@ async fn a_job_that_appears_in_a_retired_lane_runs_after_the_next_maintenance() 
     let late: i64 = transaction.query_one(sql, &[]).await.unwrap().get(0);
     client.batch_execute(RETIRED).await.unwrap();
     let worker = TestWorker::start(&db, Settings::default()).await;
-    // It has read the catalog, and does what it does at its start.
+    // It has read the catalog and done the work of its start.
     let other = put(&client, "'noop', queue => 'other'").await;
     until(&client, other, |job| job.state == "succeeded").await;
     transaction.commit().await.unwrap();
-    // The worker may be at it, and have looked before that was committed: whoever finds another at it does nothing.
+    // The worker may be maintaining the catalog, on a snapshot from before that commit; a concurrent call then does nothing.
     let reopened = async {
         while rows(&client).await.0 < 2 {
             maintain(&store).await;
@@ -198,7 +198,7 @@ async fn a_retry_of_a_job_whose_lane_is_retired_runs() {
 }
 
 #[tokio::test]
-async fn a_closed_lane_is_removed_once_nothing_that_is_kept_can_refer_to_it() {
+async fn a_closed_lane_is_removed_once_no_kept_row_can_refer_to_it() {
     let db = TestDb::new().await;
     let (mut writer, client) = (db.client().await, db.client().await);
     let store = db.worker().await;
@@ -209,7 +209,7 @@ async fn a_closed_lane_is_removed_once_nothing_that_is_kept_can_refer_to_it() {
         .await
         .unwrap();
     cancel(&client, enqueue(&client, "x", json!({})).await).await;
-    // Somebody who has started to write before it was closed.
+    // A transaction that started to write before the lane was closed.
     let transaction = writer.transaction().await.unwrap();
     transaction
         .execute("UPDATE rouse.queue SET created_at = now()", &[])
@@ -226,14 +226,14 @@ async fn a_closed_lane_is_removed_once_nothing_that_is_kept_can_refer_to_it() {
         .unwrap();
     assert_eq!(maintain(&store).await, (0, 0, 0), "the writer may know it");
     transaction.commit().await.unwrap();
-    // Writers of other databases, those of other tests, are not told apart.
+    // Writers of other databases, such as those of other tests, cannot be distinguished.
     let removed = async { while maintain(&store).await != (0, 0, 1) {} };
     tokio::time::timeout(PATIENCE, removed).await.unwrap();
     assert_eq!(rows(&client).await, (0, 0));
 }
 
 #[tokio::test]
-async fn the_catalog_is_maintained_by_one_at_a_time_and_nobody_waits() {
+async fn one_worker_at_a_time_maintains_the_catalog_and_others_do_not_wait() {
     let db = TestDb::new().await;
     let (mut other, client) = (db.client().await, db.client().await);
     let store = db.worker().await;
@@ -251,7 +251,7 @@ async fn the_catalog_is_maintained_by_one_at_a_time_and_nobody_waits() {
 }
 
 #[tokio::test]
-async fn a_queue_that_was_used_stays_in_the_catalog_with_its_last_use() {
+async fn a_used_queue_stays_in_the_catalog_with_its_last_use() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let store = db.worker().await;

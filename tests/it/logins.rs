@@ -1,4 +1,4 @@
-//! What a worker's login may do: limits that the owner has written, and bounds on all that a worker sends.
+//! Limits of a worker's login, set by the owner, and bounds on everything that a worker sends.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::support::claims::{claim, orders, rand, settlement};
 use crate::support::database::{self, connect, registration};
 use crate::support::worker::{enqueue, show};
 
-/// A login with the role of workers. Roles belong to the whole server: each test names its own.
+/// A login with the role of workers. Roles belong to the whole server, so each test uses a name of its own.
 struct Login {
     url: String,
 }
@@ -53,7 +53,7 @@ fn serving(id: &str, queues: &[&str]) -> Registration {
     }
 }
 
-/// Writes the limits of a login, as the owner.
+/// Sets the limits of a login, as the owner.
 async fn limit(client: &Client, columns: &str, values: &str) {
     let sql = format!(
         "SET ROLE rouse_owner; INSERT INTO rouse.worker_login ({columns}) VALUES ({values}); RESET ROLE"
@@ -66,7 +66,7 @@ async fn put(client: &Client, call: &str) -> i64 {
     client.query_one(&sql, &[]).await.unwrap().get(0)
 }
 
-/// What these calls claim with leases of an hour, wherever the jobs are.
+/// The ids of the jobs that these calls claim with leases of an hour, in any lane.
 async fn claimed(store: &Store) -> Vec<i64> {
     let mut ids: Vec<i64> = claim(store, 100).await.iter().map(|job| job.id.0).collect();
     ids.sort_unstable();
@@ -222,7 +222,7 @@ fn ids(jobs: &[ClaimedJob]) -> Vec<i64> {
 }
 
 #[tokio::test]
-async fn limits_apply_at_once_to_workers_that_live_and_end_with_their_row() {
+async fn limits_apply_at_once_to_live_workers_and_end_with_their_row() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let login = Login::create(&db, "logins_later").await;
@@ -238,7 +238,7 @@ async fn limits_apply_at_once_to_workers_that_live_and_end_with_their_row() {
         put(&client, "'x', queue => 'mail'").await,
     );
     assert_eq!(claimed(&worker).await, [mine]);
-    // The login keeps them under another name, too.
+    // The login keeps its limits under another name, too.
     client
         .batch_execute("ALTER ROLE logins_later RENAME TO logins_latest")
         .await
@@ -256,7 +256,7 @@ async fn limits_apply_at_once_to_workers_that_live_and_end_with_their_row() {
 }
 
 #[tokio::test]
-async fn limits_that_are_no_patterns_are_refused_where_they_are_written() {
+async fn limits_that_are_not_valid_patterns_are_refused_when_written() {
     let db = TestDb::new().await;
     let client = db.client().await;
     Login::create(&db, "logins_patterns").await;
@@ -281,7 +281,7 @@ async fn limits_that_are_no_patterns_are_refused_where_they_are_written() {
 }
 
 #[tokio::test]
-async fn no_login_but_the_owner_writes_the_limits() {
+async fn only_the_owner_can_write_the_limits() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let login = Login::create(&db, "logins_writer").await;
@@ -305,7 +305,7 @@ async fn no_login_but_the_owner_writes_the_limits() {
 }
 
 #[tokio::test]
-async fn leases_of_years_are_of_a_day() {
+async fn leases_of_years_are_capped_at_a_day() {
     let db = TestDb::new().await;
     let (client, worker) = (db.client().await, db.worker().await);
     const YEARS_MS: i64 = i64::MAX;
@@ -383,7 +383,7 @@ async fn a_worker_that_asks_for_no_orphans_gets_none() {
 }
 
 #[tokio::test]
-async fn what_a_worker_says_of_itself_is_bounded() {
+async fn values_reported_by_a_worker_are_bounded() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let login = Login::create(&db, "logins_large").await;
@@ -484,7 +484,7 @@ async fn what_a_worker_says_of_itself_is_bounded() {
             "{sql}: {said}"
         );
     }
-    // What has a bound of its own is cut to it.
+    // Values with a bound of their own are truncated to it.
     hostile
         .batch_execute(&format!(
             "SELECT rouse.sleep({me}, sha256('k'), '{{*}}', 9223372036854775807);
@@ -510,7 +510,7 @@ async fn what_a_worker_says_of_itself_is_bounded() {
 }
 
 #[tokio::test]
-async fn another_login_neither_writes_as_a_worker_nor_takes_its_id_although_it_has_the_key() {
+async fn another_login_can_neither_write_as_a_worker_nor_take_its_id_even_with_the_key() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (owner, thief) = (
@@ -537,7 +537,7 @@ async fn another_login_neither_writes_as_a_worker_nor_takes_its_id_although_it_h
     let done = settlement(&job, Outcome::Succeeded(JsonText("1".into())));
     let fates = mine.settle(&[done], Locked::Wait).await.unwrap();
     assert!(fates.accepted.contains(&job.id));
-    // Its own login takes it over at once.
+    // The owning login can take the id over at once.
     owner
         .store()
         .register(&registration("w", key))
@@ -546,8 +546,7 @@ async fn another_login_neither_writes_as_a_worker_nor_takes_its_id_although_it_h
 }
 
 #[tokio::test]
-async fn the_feed_of_admin_actions_and_the_history_are_not_a_limited_logins_unless_it_has_the_maintenance()
- {
+async fn a_limited_login_cannot_read_the_audit_feed_or_the_history_without_maintenance() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (limited, keeper) = (
@@ -583,7 +582,7 @@ async fn the_feed_of_admin_actions_and_the_history_are_not_a_limited_logins_unle
         "nobody has swallowed it"
     );
     assert_eq!(keeper.maintain_partitions(7).await.unwrap().0, 1);
-    // What is swallowed is on record all the same.
+    // The history still records events that were taken from the feed.
     let kept = client
         .query_one(
             "SELECT count(*) FROM rouse.record WHERE event = 'paused'",
@@ -594,7 +593,7 @@ async fn the_feed_of_admin_actions_and_the_history_are_not_a_limited_logins_unle
 }
 
 #[tokio::test]
-async fn a_limited_login_uses_the_state_of_its_handlers_only() {
+async fn a_limited_login_uses_only_the_state_of_its_handlers() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let login = Login::create(&db, "logins_state").await;
@@ -622,7 +621,7 @@ async fn a_limited_login_uses_the_state_of_its_handlers_only() {
 }
 
 #[tokio::test]
-async fn a_limited_login_is_notified_of_its_queues_only() {
+async fn a_limited_login_is_notified_only_of_its_queues() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let login = Login::create(&db, "logins_sleeper").await;
@@ -647,7 +646,7 @@ async fn a_limited_login_is_notified_of_its_queues_only() {
 }
 
 #[tokio::test]
-async fn a_workers_login_reads_no_job_by_its_id() {
+async fn a_workers_login_cannot_read_a_job_by_its_id() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let login = Login::create(&db, "logins_reader").await;
@@ -661,7 +660,7 @@ async fn a_workers_login_reads_no_job_by_its_id() {
 
 /// The keys of the advisory locks that functions of Rouse once took: any login of the database can hold them.
 #[tokio::test]
-async fn a_login_without_roles_that_holds_advisory_locks_stops_nothing() {
+async fn advisory_locks_held_by_a_login_without_roles_block_nothing() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -700,7 +699,7 @@ async fn a_login_without_roles_that_holds_advisory_locks_stops_nothing() {
 }
 
 #[tokio::test]
-async fn where_the_queue_of_notifications_fills_nothing_is_notified_and_everything_goes_on() {
+async fn a_full_notification_queue_stops_notifications_and_nothing_else() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = db.worker().await;
@@ -724,7 +723,7 @@ async fn where_the_queue_of_notifications_fills_nothing_is_notified_and_everythi
         .await
         .unwrap();
     let Some(Heard::Wakeup(first)) = listener.next().await else {
-        panic!("the notification of the test itself is the first");
+        panic!("the first notification is the test's own");
     };
     assert_eq!(first.queue, "the-end");
     let usage = worker

@@ -1,4 +1,4 @@
-//! How a worker asks whether there is anything to do, and how rarely it does when there is not.
+//! How a worker checks whether there is work, and how rarely it does so without work.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,7 @@ use tokio_postgres::Client;
 use crate::support::TestDb;
 use crate::support::worker::{TestWorker, enqueue, until_true};
 
-/// What a worker knows that has read the catalog, and looks at all of it.
+/// The knowledge of a worker that has read the catalog and peeks at all of it.
 struct Looker {
     store: Store,
     lanes: Vec<ClaimOrder>,
@@ -58,7 +58,7 @@ impl Looker {
     }
 }
 
-/// So long ago; the server's clock is this machine's.
+/// A time this long ago; the server shares this machine's clock.
 fn since(within: Option<Duration>) -> Option<SystemTime> {
     within.map(|within| SystemTime::now() - within)
 }
@@ -81,13 +81,13 @@ async fn sql(client: &Client, statement: &str) {
 }
 
 #[tokio::test]
-async fn where_there_is_nothing_to_do_a_peek_says_so_and_that_nothing_will_be_due() {
+async fn a_peek_reports_that_there_is_no_work_and_none_will_be_due() {
     let db = TestDb::new().await;
     assert_eq!(Looker::new(&db).await.peek().await, nothing());
 }
 
 #[tokio::test]
-async fn a_peek_names_the_lanes_that_have_jobs_behind_their_cursors_in_the_order_asked() {
+async fn a_peek_returns_lanes_with_jobs_after_their_cursors_in_the_requested_order() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for handler in ["noop", "test.a", "test.b"] {
@@ -108,7 +108,7 @@ async fn a_peek_names_the_lanes_that_have_jobs_behind_their_cursors_in_the_order
         .await
         .unwrap()
         .get(0);
-    // The lane of the newest job has nothing behind its cursor.
+    // The lane of the newest job has nothing after its cursor.
     looker.lanes[0].after = turn;
     assert_eq!(looker.peek().await.ready, names(&looker)[1..]);
     looker.lanes.clear();
@@ -116,7 +116,7 @@ async fn a_peek_names_the_lanes_that_have_jobs_behind_their_cursors_in_the_order
 }
 
 #[tokio::test]
-async fn a_peek_says_that_the_catalog_has_lanes_that_were_not_read_yet() {
+async fn a_peek_reports_unread_lanes_in_the_catalog() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let looker = Looker::new(&db).await;
@@ -130,7 +130,7 @@ async fn a_peek_says_that_the_catalog_has_lanes_that_were_not_read_yet() {
 }
 
 #[tokio::test]
-async fn a_peek_says_when_the_next_job_is_due_and_whether_one_is_due_already() {
+async fn a_peek_reports_when_the_next_job_is_due_and_whether_one_already_is() {
     let db = TestDb::new().await;
     let client = db.client().await;
     sql(
@@ -152,7 +152,7 @@ async fn a_peek_says_when_the_next_job_is_due_and_whether_one_is_due_already() {
     let peek = looker.peek().await;
     assert!(peek.due);
     assert_eq!(peek.next_due, Some(Duration::ZERO));
-    // Who looked half a minute ago has seen it.
+    // A look within the last half minute has seen it.
     let within = Some(Duration::from_secs(30));
     assert_eq!(looker.peek_within(within).await, nothing());
     assert_eq!(
@@ -169,7 +169,7 @@ async fn a_peek_says_when_the_next_job_is_due_and_whether_one_is_due_already() {
 }
 
 #[tokio::test]
-async fn a_peek_says_that_a_lease_has_run_out() {
+async fn a_peek_reports_an_expired_lease() {
     let db = TestDb::new().await;
     let client = db.client().await;
     enqueue(&client, "noop", json!({})).await;
@@ -183,7 +183,7 @@ async fn a_peek_says_that_a_lease_has_run_out() {
     )
     .await;
     assert!(looker.peek().await.orphans);
-    // Who looked half a minute ago has seen it.
+    // A look within the last half minute has seen it.
     let within = Some(Duration::from_secs(30));
     assert!(!looker.peek_within(within).await.orphans);
     let adopted = crate::support::claims::adopt(&store, Fence(2), lanes, 1, 3, since(within)).await;
@@ -196,7 +196,7 @@ async fn a_peek_says_that_a_lease_has_run_out() {
 }
 
 #[tokio::test]
-async fn a_peek_waits_for_nobody() {
+async fn a_peek_does_not_wait_for_locks() {
     let db = TestDb::new().await;
     let (mut other, client) = (db.client().await, db.client().await);
     enqueue(&client, "noop", json!({})).await;
@@ -213,14 +213,14 @@ async fn a_peek_waits_for_nobody() {
 }
 
 #[tokio::test]
-async fn a_worker_that_has_nothing_to_do_makes_few_statements() {
+async fn an_idle_worker_sends_few_statements() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     worker.drain().await;
-    // The counts of a session are there once it has ended.
+    // The counts of a session are available once it has ended.
     until_true(
         &client,
         "SELECT NOT EXISTS (SELECT FROM pg_stat_activity
@@ -235,13 +235,14 @@ async fn a_worker_that_has_nothing_to_do_makes_few_statements() {
         .await
         .unwrap()
         .get(0);
-    // Registering, partitions and sleep; then looks after 5, 10, 20 … ms: ten of them in three seconds. On a loaded
-    // machine it takes a while until it listens, with a look every 5 ms until then.
+    // Registration, partitions and sleep; then looks after 5, 10, 20 … ms: ten of them in three seconds. On a loaded machine it
+    // takes
+    // a while to start listening, with a look every 5 ms until then.
     assert!(statements < 120, "{statements} statements in three seconds");
 }
 
 #[tokio::test]
-async fn a_peek_names_the_newest_transaction_that_has_written_and_none_of_another_database() {
+async fn a_peek_returns_the_newest_writing_transaction_of_its_own_database() {
     let (db, other) = (TestDb::new().await, TestDb::new().await);
     let looker = Looker::new(&db).await;
     let writers = async || {

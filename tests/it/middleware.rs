@@ -1,4 +1,4 @@
-//! What happens around each attempt: middlewares, and the events of its transitions.
+//! Middlewares around each attempt, and the events of its transitions.
 
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use crate::support::worker::{
 };
 use crate::support::{Host, TestDb, built, code_cache, folder, free_port, rouse_in};
 
-/// What the middlewares have done, in order.
+/// The actions of the middlewares, in order.
 type Notes = Arc<Mutex<Vec<String>>>;
 
 fn note(notes: &Notes, what: String) {
@@ -23,7 +23,7 @@ fn note(notes: &Notes, what: String) {
         .push(what);
 }
 
-/// Notes when it is entered and left.
+/// Records when it is entered and left.
 struct Noting(&'static str, Notes);
 
 impl Middleware for Noting {
@@ -37,7 +37,7 @@ impl Middleware for Noting {
     }
 }
 
-/// Lets no guest run in the first attempt: says how it ended instead, or panics.
+/// Runs no guest in the first attempt: returns this end instead, or panics.
 struct Deputy(Option<RunEnd>);
 
 impl Middleware for Deputy {
@@ -78,7 +78,7 @@ async fn middlewares_nest_in_their_order_and_see_how_the_run_ended() {
 }
 
 #[tokio::test]
-async fn a_middleware_may_end_the_attempt_without_a_guest() {
+async fn a_middleware_can_end_the_attempt_without_a_guest() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let deputy = Deputy(Some(RunEnd::Returned(b"\"not the guest\"".to_vec())));
@@ -90,7 +90,7 @@ async fn a_middleware_may_end_the_attempt_without_a_guest() {
 }
 
 #[tokio::test]
-async fn a_middleware_that_panics_loses_the_attempt_and_neither_the_worker_nor_the_slot() {
+async fn a_middleware_that_panics_loses_only_the_attempt() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let one = Settings {
@@ -106,7 +106,7 @@ async fn a_middleware_that_panics_loses_the_attempt_and_neither_the_worker_nor_t
 }
 
 #[tokio::test]
-async fn every_transition_is_an_event_with_the_same_fields() {
+async fn every_transition_is_logged_as_an_event_with_the_same_fields() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let guests = guests_dir();
@@ -145,9 +145,9 @@ async fn every_transition_is_an_event_with_the_same_fields() {
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok())
             .filter(|line| line["target"] == "rouse::job" && line["job.id"] == id)
-            // The cancellation itself is an admin action, and an event of the audit outbox.
+            // The cancellation itself is an admin action, and its event comes from the audit outbox.
             .filter(|line| line["by"].is_null())
-            // It is of no attempt yet.
+            // A promotion belongs to no attempt yet.
             .filter(|line| line["event"] != "promoted")
             .map(|line| {
                 assert_eq!(line["worker.id"], "seen", "{line}");
@@ -189,14 +189,14 @@ async fn every_transition_is_an_event_with_the_same_fields() {
 }
 
 #[tokio::test]
-async fn what_is_lost_and_what_is_given_up_is_an_event_and_is_counted() {
+async fn lost_and_failed_attempts_are_logged_as_events_and_counted() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (waits, failed) = (
         enqueue(&client, "noop", json!({"n": 1})).await,
         enqueue(&client, "noop", json!({"n": 2})).await,
     );
-    // As workers leave them that have died, before this one comes.
+    // In the state in which crashed workers leave them, before this one starts.
     for (id, lost) in [(waits, 1), (failed, 2)] {
         client
             .execute(
@@ -266,7 +266,7 @@ async fn what_is_lost_and_what_is_given_up_is_an_event_and_is_counted() {
     }
 }
 
-/// Starts a host with a log for machines.
+/// Starts a host with a JSON log.
 fn host_that_logs(db: &TestDb, worker_id: &str) -> Host {
     let (guests, url) = (guests_dir(), db.url());
     let args = [
@@ -284,14 +284,14 @@ fn host_that_logs(db: &TestDb, worker_id: &str) -> Host {
 }
 
 #[tokio::test]
-async fn what_is_done_from_outside_is_told_once_whoever_is_there() {
+async fn each_admin_action_is_logged_by_exactly_one_host() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let ask = async |sql: &str| -> i64 {
         let row = client.query_one(sql, &[]).await.unwrap();
         row.get(0)
     };
-    // While no host is there.
+    // While no host is running.
     client
         .batch_execute("SELECT rouse.pause_queue('mail')")
         .await
@@ -305,14 +305,14 @@ async fn what_is_done_from_outside_is_told_once_whoever_is_there() {
         host.line(PATIENCE, |line| line.contains("worker started"));
     }
     until_true(&client, all_is_told).await;
-    // While they are there: by a heartbeat, or by the next one that starts.
+    // While hosts are running: logged with a heartbeat, or by the next host that starts.
     client
         .batch_execute("SELECT rouse.resume_queue('mail')")
         .await
         .unwrap();
     let third = host_that_logs(&db, "third");
     until_true(&client, all_is_told).await;
-    // What a host has taken it writes down a moment later.
+    // A host logs what it has taken a moment later.
     let hosts = [one, other, third];
     let written = || -> usize {
         let told = hosts
@@ -360,7 +360,7 @@ async fn what_is_done_from_outside_is_told_once_whoever_is_there() {
 }
 
 #[tokio::test]
-async fn who_does_not_log_what_is_done_from_outside_leaves_it_to_others_for_a_day() {
+async fn a_host_that_does_not_log_admin_actions_leaves_them_to_others_for_a_day() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
@@ -383,7 +383,7 @@ async fn who_does_not_log_what_is_done_from_outside_leaves_it_to_others_for_a_da
 }
 
 #[tokio::test]
-async fn a_host_that_cannot_ask_what_was_done_from_outside_goes_on() {
+async fn a_host_that_cannot_read_the_audit_outbox_keeps_working() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client

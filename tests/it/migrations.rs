@@ -1,4 +1,4 @@
-//! Schema `rouse`, from nothing to now.
+//! Migrations of schema `rouse`, from an empty database to the present.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +35,7 @@ fn with(migrations: &[Migration]) -> Sources<'_> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn eight_hosts_that_migrate_an_empty_database_at_once_all_succeed() {
+async fn eight_hosts_that_migrate_an_empty_database_concurrently_all_succeed() {
     let db = TestDb::unmigrated().await;
     let barrier = Arc::new(Barrier::new(8));
     let mut hosts = Vec::new();
@@ -64,7 +64,7 @@ async fn eight_hosts_that_migrate_an_empty_database_at_once_all_succeed() {
 }
 
 #[tokio::test]
-async fn eight_processes_that_migrate_at_once_all_succeed() {
+async fn eight_processes_that_migrate_concurrently_all_succeed() {
     let db = TestDb::unmigrated().await;
     let hosts: Vec<Host> = (0..8)
         .map(|_| Host::rouse(&["migrate"], &[("DATABASE_URL", &db.url())]))
@@ -80,7 +80,7 @@ async fn eight_processes_that_migrate_at_once_all_succeed() {
 }
 
 #[tokio::test]
-async fn a_host_refuses_a_database_that_is_not_migrated_and_says_what_to_do() {
+async fn a_host_refuses_an_unmigrated_database_and_says_what_to_do() {
     let db = TestDb::unmigrated().await;
     let host = Host::rouse(&["serve", "--http", "off"], &[("DATABASE_URL", &db.url())]);
     let (status, output) = host.exit(PATIENCE);
@@ -110,7 +110,7 @@ async fn a_migration_that_was_changed_after_it_was_applied_is_an_error() {
     }
 }
 
-/// Functions of the next release: a settlement has one more field. Both records are taken.
+/// Functions of the next release: a settlement has one more field. Both forms of the record are accepted.
 const NEXT: Source = Source {
     name: "functions/next",
     sql: "CREATE TYPE rouse.settlement_2 AS (one rouse.settlement, note text);
@@ -121,7 +121,7 @@ const NEXT: Source = Source {
 };
 
 #[tokio::test]
-async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_it_refuses_them() {
+async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_refuses_them() {
     let db = TestDb::new().await;
     let functions: Vec<Source> = ALL.functions.iter().copied().chain([NEXT]).collect();
     let migrations = and("0099_adds_a_table", "CREATE TABLE rouse.more ()");
@@ -129,10 +129,10 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_it_ref
         migrations: &migrations,
         functions: &functions,
         protocols: (PROTOCOL, PROTOCOL + 1),
-        // They name functions without their parameters.
+        // The rights name functions without their parameters.
         rights: &[],
     };
-    // A host of this release works while the next one is applied, and goes on.
+    // A host of this release keeps working while the next release is applied, and afterwards.
     let worker = TestWorker::start(&db, Settings::default()).await;
     let client = db.client().await;
     let before = enqueue(&client, "noop", json!({"n": 1})).await;
@@ -144,7 +144,7 @@ async fn the_next_release_serves_hosts_of_this_protocol_and_the_one_after_it_ref
         .unwrap();
     let after = enqueue(&client, "noop", json!({"n": 2})).await;
     assert_eq!(ended(&client, after).await.state, "succeeded");
-    // And so does one that starts.
+    // A host of this release can also start afterwards.
     db.store().check_schema().await.expect("it is served");
     worker.drain().await;
 
@@ -190,8 +190,8 @@ async fn a_migration_that_fails_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_create_roles_is_told_and_can_migrate_once_an_administrator_has() {
-    // Roles belong to the whole server: this test needs one of its own, without any.
+async fn a_user_without_createrole_gets_the_statements_for_an_administrator_and_can_then_migrate() {
+    // Roles belong to the whole server: this test needs a server of its own without them.
     let server = tokio::task::spawn_blocking(|| {
         let settings =
             crate::support::postgres_settings(crate::support::scratch("plain-user").join("pg"));
@@ -223,7 +223,7 @@ async fn a_user_who_may_not_create_roles_is_told_and_can_migrate_once_an_adminis
         .batch_execute(&sql)
         .await
         .expect("what is printed can be run");
-    // The roles are there, and the user may not act as their owner yet: the error has the statements that allow it.
+    // The roles exist, but the user cannot act as their owner yet: the error contains the statements that allow it.
     let error = run(&url).await.unwrap_err();
     assert!(matches!(error, MigrateError::NotOwner { .. }), "{error}");
     let text = error.to_string();
@@ -233,7 +233,7 @@ async fn a_user_who_may_not_create_roles_is_told_and_can_migrate_once_an_adminis
         "GRANT rouse_owner TO plain; GRANT CREATE ON DATABASE app TO plain, rouse_owner;"
     );
     admin.batch_execute(grants).await.unwrap();
-    let report = run(&url).await.expect("now it may");
+    let report = run(&url).await.expect("the user has the rights now");
     assert_eq!(report.applied, all());
     drop(admin);
     tokio::task::spawn_blocking(move || server.stop())
@@ -242,7 +242,7 @@ async fn a_user_who_may_not_create_roles_is_told_and_can_migrate_once_an_adminis
 }
 
 #[tokio::test]
-async fn a_host_that_waits_for_another_ones_migration_goes_on_when_that_one_dies() {
+async fn a_host_that_waits_for_another_migration_continues_when_that_host_dies() {
     let db = TestDb::unmigrated().await;
     let holder = db.client().await;
     holder
@@ -260,12 +260,12 @@ async fn a_host_that_waits_for_another_ones_migration_goes_on_when_that_one_dies
     drop(holder);
     let report = tokio::time::timeout(Duration::from_secs(10), waiting)
         .await
-        .expect("it goes on");
+        .expect("it continues");
     assert_eq!(report.unwrap().unwrap().applied, all());
 }
 
 #[tokio::test]
-async fn hosts_migrate_at_once_where_repeatable_read_is_the_databases_default() {
+async fn hosts_migrate_concurrently_under_repeatable_read() {
     let db = TestDb::unmigrated().await;
     db.client()
         .await
@@ -284,7 +284,7 @@ async fn hosts_migrate_at_once_where_repeatable_read_is_the_databases_default() 
 }
 
 #[tokio::test]
-async fn partitions_start_at_midnight_utc_whatever_the_session_writes_dates_like() {
+async fn partitions_start_at_midnight_utc_regardless_of_datestyle() {
     let db = TestDb::unmigrated().await;
     let (mut client, mut keeper) = (db.client().await, db.client().await);
     client
@@ -310,7 +310,7 @@ async fn partitions_start_at_midnight_utc_whatever_the_session_writes_dates_like
 }
 
 #[tokio::test]
-async fn a_database_that_is_not_in_utf8_is_refused_by_name() {
+async fn a_database_that_is_not_in_utf8_is_refused() {
     let db = TestDb::unmigrated().await;
     let name = format!("ascii_{}", std::process::id());
     db.client()
@@ -327,7 +327,7 @@ async fn a_database_that_is_not_in_utf8_is_refused_by_name() {
     assert!(error.to_string().contains("ENCODING 'UTF8'"), "{error}");
 }
 
-/// All that the catalog says of schema `rouse`, one line for each thing.
+/// Everything that the catalog contains about schema `rouse`, one line per object.
 async fn catalog(client: &Client) -> Vec<String> {
     client
         .batch_execute("SET search_path = pg_catalog")
@@ -368,7 +368,8 @@ async fn catalog(client: &Client) -> Vec<String> {
     catalog
 }
 
-/// Functions as an older host may have left them: one with another body, one with other parameters, one that is gone by now.
+/// Functions as an older host may have left them: one with a different body, one with different parameters, one that no longer
+/// exists.
 const OLD: Source = Source {
     name: "functions/old",
     sql: "CREATE OR REPLACE FUNCTION rouse.cancel(id bigint) RETURNS boolean LANGUAGE sql AS 'SELECT false';
@@ -379,7 +380,7 @@ const OLD: Source = Source {
 };
 
 #[tokio::test]
-async fn an_upgraded_database_is_the_same_as_a_new_one() {
+async fn an_upgraded_database_equals_a_new_one() {
     let (new, upgraded) = (TestDb::new().await, TestDb::unmigrated().await);
     let old = Sources {
         functions: &[ALL.functions[0], ALL.functions[1], OLD],
@@ -425,7 +426,7 @@ async fn an_upgraded_database_is_the_same_as_a_new_one() {
 }
 
 #[tokio::test]
-async fn what_somebody_drops_revokes_or_changes_is_named_and_restored() {
+async fn objects_that_were_dropped_revoked_or_changed_are_named_and_restored() {
     let db = TestDb::new().await;
     let (client, url) = (db.client().await, db.url());
     let before = catalog(&client).await;
@@ -491,7 +492,7 @@ async fn what_somebody_drops_revokes_or_changes_is_named_and_restored() {
     }
 }
 
-/// The view `rouse.top`, but for its rows.
+/// Replaces the view `rouse.top` by one that returns no rows.
 async fn top_without_rows(client: &Client) -> String {
     let row = client
         .query_one("SELECT pg_get_viewdef('rouse.top'::regclass)", &[])
@@ -504,7 +505,7 @@ async fn top_without_rows(client: &Client) -> String {
 }
 
 #[tokio::test]
-async fn a_role_that_was_dropped_is_made_again_with_its_rights() {
+async fn a_dropped_role_is_recreated_with_its_rights() {
     // Roles belong to the whole server.
     let server = tokio::task::spawn_blocking(|| {
         let settings =
@@ -531,7 +532,7 @@ async fn a_role_that_was_dropped_is_made_again_with_its_rights() {
 }
 
 #[tokio::test]
-async fn functions_of_a_later_release_are_served_and_left_alone() {
+async fn functions_of_a_later_release_are_used_and_left_unchanged() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -553,7 +554,7 @@ async fn functions_of_a_later_release_are_served_and_left_alone() {
 }
 
 #[tokio::test]
-async fn every_function_that_others_may_call_has_a_comment_and_none_is_for_everybody() {
+async fn every_public_function_has_a_comment_and_none_is_executable_by_public() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -578,7 +579,7 @@ async fn every_function_that_others_may_call_has_a_comment_and_none_is_for_every
         Vec::<String>::new(),
         "for everybody"
     );
-    // Those of the others start with _: they trust their caller. One only formats numbers, and one reads what its caller may read.
+    // Internal functions start with _ and trust their caller. One only formats numbers, and one reads what its caller may read.
     assert_eq!(
         list(&format!(
             "{granted} AND starts_with(p.proname, '_') ORDER BY 1"
@@ -602,7 +603,7 @@ async fn every_function_that_others_may_call_has_a_comment_and_none_is_for_every
     );
 }
 
-/// Enqueues until told otherwise, and says how long the slowest took.
+/// Enqueues until it is stopped, and returns the count and the slowest duration.
 fn producer(url: String) -> (Arc<AtomicBool>, tokio::task::JoinHandle<(u32, Duration)>) {
     let over = Arc::new(AtomicBool::new(false));
     let told = over.clone();
@@ -621,8 +622,7 @@ fn producer(url: String) -> (Arc<AtomicBool>, tokio::task::JoinHandle<(u32, Dura
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_migration_that_waits_for_a_reader_does_not_keep_producers_waiting_and_names_the_reader()
-{
+async fn a_migration_that_waits_for_a_reader_does_not_block_producers_and_names_the_reader() {
     let db = TestDb::new().await;
     let reader = db.client().await;
     reader
@@ -645,7 +645,7 @@ async fn a_migration_that_waits_for_a_reader_does_not_keep_producers_waiting_and
         );
         migrate_with(&url, with(&migrations), PATIENCE).await
     });
-    // It tries twice at least.
+    // It tries at least twice.
     let watch = db.client().await;
     let waits = "SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
                  WHERE d.datname = current_database() AND NOT l.granted AND l.relation = 'rouse.job'::regclass AND l.mode = 'AccessExclusiveLock')";
@@ -659,7 +659,7 @@ async fn a_migration_that_waits_for_a_reader_does_not_keep_producers_waiting_and
     reader.batch_execute("COMMIT").await.unwrap();
     let report = tokio::time::timeout(PATIENCE, migrating)
         .await
-        .expect("it goes on once the reader has ended")
+        .expect("it continues once the reader has ended")
         .unwrap()
         .unwrap();
     over.store(true, Ordering::Relaxed);
@@ -674,14 +674,13 @@ async fn a_migration_that_waits_for_a_reader_does_not_keep_producers_waiting_and
         "{:?}",
         report.waited_for
     );
-    // A try stands in the way for 150 ms; then comes what it takes to apply the functions, on a machine that has other things to do.
+    // A try blocks for 150 ms; then comes the time to apply the functions, on a machine with other load.
     assert!(slowest < Duration::from_millis(1500), "{slowest:?}");
     assert!(jobs > 10, "{jobs}");
 }
 
 #[tokio::test]
-async fn a_migration_that_does_not_get_its_locks_in_time_ends_with_who_has_them_and_changes_nothing()
- {
+async fn a_migration_without_its_locks_in_time_names_their_holders_and_changes_nothing() {
     let db = TestDb::new().await;
     let (reader, client) = (db.client().await, db.client().await);
     reader
@@ -706,14 +705,14 @@ async fn a_migration_that_does_not_get_its_locks_in_time_ends_with_who_has_them_
 }
 
 #[tokio::test]
-async fn one_migrates_while_the_others_wait_for_as_long_as_they_want_to() {
+async fn one_host_migrates_while_the_others_wait_up_to_their_timeout() {
     let db = TestDb::new().await;
     let holder = db.client().await;
     holder
         .batch_execute("SET application_name = 'another host'; BEGIN; LOCK TABLE rouse.migration IN SHARE UPDATE EXCLUSIVE MODE")
         .await
         .unwrap();
-    // Where nothing is to do, nobody needs the lock.
+    // The lock is not needed if there is nothing to apply.
     assert_eq!(run(&db.url()).await.unwrap().applied, Vec::<String>::new());
     let migrations = and("0099_adds_a_table", "CREATE TABLE rouse.more ()");
     let error = migrate_with(&db.url(), with(&migrations), Duration::from_millis(300))
@@ -731,7 +730,7 @@ async fn one_migrates_while_the_others_wait_for_as_long_as_they_want_to() {
 }
 
 #[tokio::test]
-async fn a_login_without_rights_keeps_nobody_from_migrating() {
+async fn a_login_without_rights_cannot_block_migrations() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -750,7 +749,7 @@ async fn a_login_without_rights_keeps_nobody_from_migrating() {
 }
 
 #[tokio::test]
-async fn a_migration_may_run_outside_a_transaction_and_again_where_it_failed_half_way() {
+async fn a_migration_can_run_outside_a_transaction_and_be_resumed_after_a_failure() {
     let db = TestDb::unmigrated().await;
     let client = db.client().await;
     const SQL: &str = "-- rouse: no transaction
@@ -795,7 +794,7 @@ CREATE UNIQUE INDEX CONCURRENTLY job_tenant
     );
     let valid: bool = client.query_one(index, &[]).await.unwrap().get(0);
     assert!(valid);
-    // From nothing, in one go.
+    // From an empty database, in one run.
     let new = TestDb::unmigrated().await;
     let report = migrate_with(&new.url(), with(&migrations), PATIENCE)
         .await
@@ -812,7 +811,7 @@ CREATE UNIQUE INDEX CONCURRENTLY job_tenant
 }
 
 #[tokio::test]
-async fn a_migration_outside_a_transaction_that_waits_too_long_names_who_it_waits_for() {
+async fn a_migration_outside_a_transaction_that_waits_too_long_names_the_blocker() {
     let db = TestDb::new().await;
     let writer = db.client().await;
     writer
@@ -833,13 +832,13 @@ async fn a_migration_outside_a_transaction_that_waits_too_long_names_who_it_wait
 }
 
 #[tokio::test]
-async fn a_worker_goes_on_after_the_types_of_its_records_were_made_anew() {
+async fn a_worker_continues_after_its_record_types_were_recreated() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     let before = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, before).await.state, "succeeded");
-    // With the functions that take them.
+    // Together with the functions that take them.
     client
         .batch_execute("DROP TYPE rouse.claim_order, rouse.settlement CASCADE")
         .await

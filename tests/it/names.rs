@@ -1,4 +1,4 @@
-//! Whose the name of a handler is: a module that declares a name of another one gets nothing that hangs on it, at no time.
+//! Ownership of handler names: a module that declares another module's name gets none of that name's grants, at any time.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::support::{
     Host, TestDb, command, folder_of, rouse_binary, rouse_without_database, scratch,
 };
 
-/// A folder of modules, and what a host keeps from one start to the next.
+/// A folder of modules, and the state that a host keeps between starts.
 struct Machine {
     folder: PathBuf,
     settings: Settings,
@@ -49,15 +49,15 @@ impl Machine {
         fs::remove_file(self.folder.join(file)).unwrap();
     }
 
-    /// The file in which a host keeps what it knows of names.
+    /// The file in which a host keeps the owners of names.
     fn kept_names(&self) -> PathBuf {
         let dir = fs::read_dir(self.settings.cache_dir.as_ref().unwrap()).unwrap();
         let mut files = dir.map(|file| file.unwrap().path());
         let is_it = |file: &PathBuf| file.extension().is_some_and(|end| end == "json");
-        files.find(is_it).expect("it keeps them")
+        files.find(is_it).expect("the kept names")
     }
 
-    /// A host that has loaded what is there.
+    /// A host that has loaded the folder.
     async fn start(&self) -> Catalog {
         let sandbox = Sandbox::start(self.settings.clone()).expect("a sandbox");
         let catalog = Catalog::start(sandbox, &self.folder).await.unwrap();
@@ -86,7 +86,7 @@ fn lines(handler: &str, file: &str) -> String {
 }
 
 #[tokio::test]
-async fn after_a_restart_the_first_file_by_name_does_not_have_the_name_of_another() {
+async fn after_a_restart_the_first_file_by_name_cannot_take_anothers_handler_name() {
     let machine = Machine::new(Settings::default());
     machine.put("mail.wasm", echo("mail.send", "1"));
     drop(machine.start().await);
@@ -101,7 +101,7 @@ async fn after_a_restart_the_first_file_by_name_does_not_have_the_name_of_anothe
 }
 
 #[tokio::test]
-async fn a_start_that_knows_nothing_gives_a_name_that_two_files_have_to_neither() {
+async fn a_first_start_gives_a_name_declared_by_two_files_to_neither() {
     let mut machine = Machine::new(Settings::default());
     machine.settings.cache_dir = None;
     let two = r#"{"handlers":[{"name":"mail.read"},{"name":"mail.send"}]}"#;
@@ -109,20 +109,20 @@ async fn a_start_that_knows_nothing_gives_a_name_that_two_files_have_to_neither(
     machine.put("mail.wasm", guest(two, "unreachable"));
     let catalog = machine.start().await;
     let set = catalog.current();
-    // The other handler of the module serves.
+    // The module's other handler is served.
     assert_eq!(set.names(), ["mail.read"]);
     for (file, other) in [("0.wasm", "mail.wasm"), ("mail.wasm", "0.wasm")] {
         let said = until_refused(&catalog, file, &format!("as {other} had")).await;
         assert_eq!(said, lines("mail.send", file));
     }
-    // Neither has it when the other one goes away for a while: it may be in an upgrade.
+    // Neither file gets the name while the other is missing for a moment: it may be in an upgrade.
     machine.remove("mail.wasm");
     catalog.until(|set| set.names().is_empty()).await;
     machine.put("mail.wasm", echo("mail.send", "2"));
     until_refused(&catalog, "mail.wasm", "as 0.wasm had").await;
     assert!(catalog.current().names().is_empty());
 
-    // What is printed is what cures it.
+    // The printed lines resolve the conflict.
     let bound = Machine {
         settings: Settings {
             modules: bound("mail.send", "mail.wasm"),
@@ -136,9 +136,9 @@ async fn a_start_that_knows_nothing_gives_a_name_that_two_files_have_to_neither(
     until_refused(&catalog, "0.wasm", "binds to mail.wasm").await;
 }
 
-/// Also where the host remembers that another file had it, which still lies there.
+/// Even if the host remembers that another file owned the name, and that file still exists.
 #[tokio::test]
-async fn a_name_that_a_table_binds_serves_although_another_file_had_it() {
+async fn a_bound_name_is_served_although_another_file_owned_it() {
     let machine = Machine::new(Settings::default());
     machine.put("0.wasm", echo("mail.send", "evil"));
     drop(machine.start().await);
@@ -159,7 +159,7 @@ async fn a_name_that_a_table_binds_serves_although_another_file_had_it() {
 }
 
 #[tokio::test]
-async fn in_the_gap_of_an_upgrade_by_rm_and_cp_the_name_waits_for_its_file() {
+async fn a_name_stays_reserved_for_its_file_during_an_upgrade_by_rm_and_cp() {
     let machine = Machine::new(Settings::default());
     machine.put("mail.wasm", echo("mail.send", "1"));
     let catalog = machine.start().await;
@@ -169,7 +169,7 @@ async fn in_the_gap_of_an_upgrade_by_rm_and_cp_the_name_waits_for_its_file() {
     let gone = "which belongs to mail.wasm, a file that is gone";
     let said = until_refused(&catalog, "0.wasm", gone).await;
     assert_eq!(said, lines("mail.send", "0.wasm"));
-    // Nor does it help to restart the host now.
+    // Restarting the host now does not help either.
     drop(catalog);
     let catalog = machine.start().await;
     until_refused(&catalog, "0.wasm", gone).await;
@@ -183,7 +183,7 @@ async fn in_the_gap_of_an_upgrade_by_rm_and_cp_the_name_waits_for_its_file() {
 }
 
 #[tokio::test]
-async fn a_copy_serves_in_the_place_of_a_file_that_is_gone_and_gets_nothing_by_it() {
+async fn a_copy_serves_for_a_missing_file_without_becoming_its_owner() {
     let machine = Machine::new(Settings::default());
     let module = echo("mail.send", "1");
     machine.put("mail.wasm", &module);
@@ -196,7 +196,7 @@ async fn a_copy_serves_in_the_place_of_a_file_that_is_gone_and_gets_nothing_by_i
         .await;
     assert_eq!(set.get("mail.send").unwrap().owner, "mail.wasm");
 
-    // Another content under that name is not the owner's.
+    // Different content under that file name is not the owner's.
     machine.put("0.wasm", echo("mail.send", "evil"));
     until_refused(&catalog, "0.wasm", "mail.wasm, a file that is gone").await;
     assert_eq!(
@@ -211,9 +211,9 @@ async fn a_copy_serves_in_the_place_of_a_file_that_is_gone_and_gets_nothing_by_i
     assert_eq!(set.get("mail.send").unwrap().owner, "mail.wasm");
 }
 
-/// A version that adds a name, and the one before it again: the name waits for the file that had it.
+/// A version that adds a name, followed by the version before it: the name stays reserved for its file.
 #[tokio::test]
-async fn a_name_that_a_version_gives_up_stays_with_its_file() {
+async fn a_name_dropped_by_a_version_stays_with_its_file() {
     let machine = Machine::new(Settings::default());
     let two = r#"{"handlers":[{"name":"mail.read"},{"name":"mail.send"}]}"#;
     machine.put("mail.wasm", guest(two, "unreachable"));
@@ -224,7 +224,7 @@ async fn a_name_that_a_version_gives_up_stays_with_its_file() {
     let dropped = "which belongs to mail.wasm, a file whose present version lacks it";
     let said = until_refused(&catalog, "0.wasm", dropped).await;
     assert_eq!(said, lines("mail.send", "0.wasm"));
-    // Nor does it help to restart the host now.
+    // Restarting the host now does not help either.
     drop(catalog);
     let catalog = machine.start().await;
     until_refused(&catalog, "0.wasm", dropped).await;
@@ -233,7 +233,7 @@ async fn a_name_that_a_version_gives_up_stays_with_its_file() {
     let set = catalog.until(|set| set.get("mail.send").is_some()).await;
     assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
 
-    // A table moves it to another file.
+    // A table moves the name to another file.
     drop(catalog);
     machine.put("mail.wasm", echo("mail.read", "1"));
     let bound = Machine {
@@ -247,9 +247,9 @@ async fn a_name_that_a_version_gives_up_stays_with_its_file() {
     assert_eq!(server(&set, "mail.send").as_deref(), Some("0.wasm"));
 }
 
-/// A host whose kept names cannot be read does not start as if there were none.
+/// A host whose kept names cannot be read does not start as if it had none.
 #[tokio::test]
-async fn a_start_is_refused_while_the_kept_names_cannot_be_used() {
+async fn a_start_is_refused_if_the_kept_names_are_unusable() {
     let machine = Machine::new(Settings::default());
     machine.put("mail.wasm", echo("mail.send", "1"));
     drop(machine.start().await);
@@ -299,9 +299,9 @@ async fn a_start_is_refused_while_the_kept_names_cannot_be_used() {
     assert_eq!(server(&set, "mail.send").as_deref(), Some("mail.wasm"));
 }
 
-/// A folder that is a link to the present release.
+/// The handlers folder is a link to the present release.
 #[tokio::test]
-async fn a_release_behind_the_link_to_the_folder_does_not_forget_the_names() {
+async fn a_new_release_behind_a_linked_folder_keeps_the_names() {
     let mut machine = Machine::new(Settings::default());
     let releases = scratch("releases");
     machine.folder = releases.join("modules");
@@ -323,14 +323,14 @@ async fn a_release_behind_the_link_to_the_folder_does_not_forget_the_names() {
     assert!(catalog.current().names().is_empty());
 }
 
-/// Strangers who have more names than a host keeps.
+/// Untrusted modules with more names than a host keeps.
 #[tokio::test]
-async fn names_without_end_are_refused_and_those_that_are_known_stay() {
+async fn names_beyond_the_maximum_are_refused_and_known_ones_are_kept() {
     let machine = Machine::new(Settings::default());
     machine.put("mail.wasm", echo("mail.send", "1"));
     let catalog = machine.start().await;
     let put = |file: usize| {
-        // With `mail.send`, the first twenty of these files have as many as are kept.
+        // With `mail.send`, the first twenty of these files have as many names as a host keeps.
         let count = if file == 0 { 999 } else { 1_000 };
         let names: Vec<Value> = (0..count)
             .map(|n| json!({ "name": format!("f{file}.n{n}") }))
@@ -338,7 +338,7 @@ async fn names_without_end_are_refused_and_those_that_are_known_stay() {
         let manifest = json!({ "handlers": names }).to_string();
         machine.put(&format!("f{file:02}.wasm"), guest(&manifest, "unreachable"));
     };
-    // A folder serves fewer at a time.
+    // A folder serves fewer handlers at a time.
     let until = async |serves: usize, refused: usize| {
         let is = |set: &HandlerSet| set.handlers.len() == serves && set.refused.len() == refused;
         tokio::time::timeout(PATIENCE * 5, catalog.until(is)).await
@@ -349,7 +349,7 @@ async fn names_without_end_are_refused_and_those_that_are_known_stay() {
             .map(|file| if file == 0 { 999 } else { 1_000 })
             .sum::<usize>();
         files.clone().for_each(put);
-        until(served, 0).await.expect("they serve");
+        until(served, 0).await.expect("they are served");
         files.for_each(|file| machine.remove(&format!("f{file:02}.wasm")));
         until(1, 0).await.expect("they are gone");
     }
@@ -365,7 +365,7 @@ async fn names_without_end_are_refused_and_those_that_are_known_stay() {
     assert!(lines.contains("\nmodule = \"f"), "{lines}");
     drop(catalog);
 
-    // Nor does anybody have the name of another one when the file is gone.
+    // No file takes another's name even when the owner's file is gone.
     machine.remove("mail.wasm");
     machine.put("0.wasm", echo("mail.send", "evil"));
     let bound = Machine {
@@ -380,13 +380,13 @@ async fn names_without_end_are_refused_and_those_that_are_known_stay() {
     let catalog = bound.start().await;
     until_refused(&catalog, "0.wasm", "mail.wasm, a file that is gone").await;
     until_refused(&catalog, "new-2.wasm", "20000 names").await;
-    // What a table binds serves all the same.
+    // A bound name is served anyway.
     let set = catalog.current();
     assert_eq!(server(&set, "new.one").as_deref(), Some("new.wasm"));
 }
 
 #[tokio::test]
-async fn while_somebody_develops_a_renamed_and_rebuilt_file_has_its_names_at_once() {
+async fn in_development_a_renamed_and_rebuilt_file_gets_its_names_at_once() {
     let machine = Machine::new(Settings {
         is_dev: true,
         ..Settings::default()
@@ -401,9 +401,9 @@ async fn while_somebody_develops_a_renamed_and_rebuilt_file_has_its_names_at_onc
     catalog.until(|set| set.refused.is_empty()).await;
 }
 
-/// A developer's session on the folder and the cache directory of a host that serves.
+/// A developer's session uses the folder and the cache directory of a running host.
 #[tokio::test]
-async fn what_a_developers_session_lets_serve_owns_nothing_afterwards() {
+async fn modules_served_in_a_development_session_own_nothing_afterwards() {
     let machine = Machine::new(Settings::default());
     machine.put("mail.wasm", echo("mail.send", "1"));
     drop(machine.start().await);
@@ -430,7 +430,7 @@ async fn what_a_developers_session_lets_serve_owns_nothing_afterwards() {
         .await;
 }
 
-/// Secrets, a directory and state, for handlers of this name or pattern.
+/// Secrets, a directory and state for handlers of this name or pattern.
 fn rich(table: &str) -> Settings {
     Settings {
         secrets: Secrets([("KEY".into(), Secret::new("correct horse").unwrap())].into()),
@@ -454,9 +454,9 @@ fn rich(table: &str) -> Settings {
     }
 }
 
-/// What a handler is granted, and what is withheld from it.
+/// The grants of a handler, and the grants that are withheld from it.
 fn has(set: &HandlerSet, handler: &str) -> (Vec<&'static str>, Vec<&'static str>) {
-    let handler = set.get(handler).expect("it serves");
+    let handler = set.get(handler).expect("it is served");
     let withheld = handler.withheld.iter().map(|it| it.what);
     (handler.granted(), withheld.collect())
 }
@@ -464,10 +464,10 @@ fn has(set: &HandlerSet, handler: &str) -> (Vec<&'static str>, Vec<&'static str>
 const ALL: [&str; 4] = ["files", "secrets", "sign", "state"];
 
 #[tokio::test]
-async fn a_pattern_grants_secrets_state_and_directories_only_to_modules_that_it_binds() {
+async fn a_pattern_grants_secrets_state_and_directories_only_to_bound_modules() {
     let nothing: [&str; 0] = [];
     for table in ["mail.*", "*"] {
-        // Nobody needs to collide with anything.
+        // No name conflict is needed for this.
         let machine = Machine::new(rich(table));
         machine.put("evil.wasm", echo("mail.evil", "1"));
         machine.put("mail.wasm", echo("mail.send", "1"));
@@ -480,7 +480,7 @@ async fn a_pattern_grants_secrets_state_and_directories_only_to_modules_that_it_
         let withheld = &set.get("mail.send").unwrap().withheld;
         assert_eq!(withheld[0].lines, lines(table, "mail.wasm"));
 
-        // Bound, it is the module's, and the names are too.
+        // When bound, the grants belong to the module, and so do the names.
         let machine = Machine::new(Settings {
             modules: bound(table, "mail.wasm"),
             ..rich(table)
@@ -494,7 +494,7 @@ async fn a_pattern_grants_secrets_state_and_directories_only_to_modules_that_it_
         let said = until_refused(&catalog, "evil.wasm", "binds to mail.wasm").await;
         assert_eq!(said, lines("mail.evil", "evil.wasm"));
     }
-    // Of a wide table for one module, another one gets nothing, also where the operator lets it have a name.
+    // A wide table for one module grants nothing to another, even if the operator gives the other one a name.
     let modules: BTreeMap<String, Vec<ModuleBinding>> =
         [bound("*", "mail.wasm"), bound("guest.*", "guest.wasm")]
             .into_iter()
@@ -510,7 +510,7 @@ async fn a_pattern_grants_secrets_state_and_directories_only_to_modules_that_it_
 }
 
 #[tokio::test]
-async fn secrets_of_one_handler_need_a_binding_but_while_somebody_develops() {
+async fn secrets_of_one_handler_need_a_binding_except_in_development() {
     let machine = Machine::new(rich("mail.send"));
     machine.put("mail.wasm", echo("mail.send", "1"));
     let set = machine.start().await.current();
@@ -541,8 +541,7 @@ async fn secrets_of_one_handler_need_a_binding_but_while_somebody_develops() {
 }
 
 #[tokio::test]
-async fn a_name_that_has_files_or_state_waits_until_all_modules_were_tried_where_nothing_is_known()
-{
+async fn on_a_first_start_a_name_with_files_or_state_waits_until_all_modules_were_tried() {
     let go_on = scratch("go-on").join("go-on");
     let mut machine = Machine::new(rich("mail.send"));
     machine.settings.compiler = Some(compiler_that_waits("slow-1", &go_on));
@@ -552,7 +551,7 @@ async fn a_name_that_has_files_or_state_waits_until_all_modules_were_tried_where
     machine.put("other.wasm", echo("test.other", "1"));
     let sandbox = Sandbox::start(machine.settings.clone()).unwrap();
     let catalog = Catalog::start(sandbox, &machine.folder).await.unwrap();
-    // The last of the three is there, and so is the first of them; the second may have its name too.
+    // The last of the three is loaded, and so is the first; the second may have the name too.
     let set = catalog.until(|set| set.get("test.other").is_some()).await;
     assert_eq!(set.loading, ["mail.wasm"]);
     assert_eq!(set.names(), ["test.other"]);
@@ -561,9 +560,9 @@ async fn a_name_that_has_files_or_state_waits_until_all_modules_were_tried_where
     assert_eq!(catalog.current().names(), ["test.other"]);
 }
 
-/// The last file that is still being compiled goes away: all others were tried.
+/// The last file that is still being compiled is removed: all others were tried.
 #[tokio::test]
-async fn a_start_ends_when_the_last_file_that_is_being_loaded_goes() {
+async fn a_start_ends_when_the_last_file_being_loaded_is_removed() {
     let go_on = scratch("go-on").join("go-on");
     let mut machine = Machine::new(rich("mail.send"));
     machine.settings.compiler = Some(compiler_that_waits("slow-1", &go_on));
@@ -580,12 +579,12 @@ async fn a_start_ends_when_the_last_file_that_is_being_loaded_goes() {
     fs::write(go_on, "").unwrap();
     let serves = catalog.until(|set| set.get("mail.send").is_some());
     let served = tokio::time::timeout(PATIENCE, serves).await;
-    served.expect("mail.send serves once nothing is loaded any more");
+    served.expect("mail.send is served once loading is over");
 }
 
-/// A file that could not be tried, for a reason that may pass, may have the name too.
+/// A file that failed to load for a transient reason may have the name too.
 #[tokio::test]
-async fn a_start_goes_on_while_a_file_is_to_be_tried_again() {
+async fn a_start_is_not_over_while_a_file_awaits_a_retry() {
     let mut machine = Machine::new(rich("mail.send"));
     machine.settings.compiler = Some(compiler_that(&format!(
         "head -c 16 > {at}.$$.head; head -c $(od -An -tu8 -N8 {at}.$$.head) > {at}.$$.module\n\
@@ -601,14 +600,14 @@ async fn a_start_goes_on_while_a_file_is_to_be_tried_again() {
     until_refused(&catalog, "mail.wasm", "it is tried again after 60 s").await;
     catalog.until(|set| set.get("test.other").is_some()).await;
     assert_eq!(catalog.current().names(), ["test.other"]);
-    // It is replaced by one that compiles, before the start is over.
+    // It is replaced by a file that compiles before the start is over.
     machine.put("mail.wasm", echo("mail.send", "1"));
     until_refused(&catalog, "mail.wasm", "as 0.wasm had").await;
     assert_eq!(catalog.current().names(), ["test.other"]);
 }
 
 #[tokio::test]
-async fn an_older_module_that_was_signed_once_does_not_serve_again() {
+async fn an_older_signed_module_is_not_served_again() {
     let key: SigningKey = SigningKey::random().parse().unwrap();
     let machine = Machine::new(Settings {
         modules: [("mail.*".to_owned(), vec![ModuleBinding::Key(key.public())])].into(),
@@ -631,7 +630,7 @@ async fn an_older_module_that_was_signed_once_does_not_serve_again() {
     .await;
     let set = catalog.current();
     assert_eq!(version(&set, "mail.send").as_deref(), Some("2.0.0"));
-    // Nor in another file, nor one that nobody has signed.
+    // The same holds for another file, and for a module without a signature.
     machine.put("0.wasm.sig", key.sign(&old));
     machine.put("0.wasm", &old);
     until_refused(&catalog, "0.wasm", "version_min").await;
@@ -641,7 +640,7 @@ async fn an_older_module_that_was_signed_once_does_not_serve_again() {
     let said = until_refused(&catalog, "1.wasm", unsigned).await;
     assert_eq!(said, "");
 
-    // A name that is bound to a key goes with it to another file.
+    // A name that is bound to a key follows the key to another file.
     let newest = echo("mail.send", "2.1.0");
     machine.remove("mail-2.wasm");
     catalog.until(|set| set.names().is_empty()).await;
@@ -654,7 +653,7 @@ async fn an_older_module_that_was_signed_once_does_not_serve_again() {
 }
 
 #[tokio::test]
-async fn a_host_that_was_restarted_gives_no_job_to_a_module_that_declares_anothers_name() {
+async fn a_restarted_host_gives_no_job_to_a_module_that_declares_anothers_name() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let folder = folder_of("", &[("mail.wasm", returns("mail.send", "\"mail\""))]);
@@ -680,7 +679,7 @@ async fn a_host_that_was_restarted_gives_no_job_to_a_module_that_declares_anothe
 }
 
 #[test]
-fn the_commands_say_whose_a_name_is_and_print_the_lines_that_bind_it() {
+fn the_commands_show_the_owner_of_a_name_and_the_lines_that_bind_it() {
     let config = "[secrets.KEY]\nfile = \"key\"\n\
                   [[handlers.\"mail.*\".secrets]]\nname = \"KEY\"\nsign = true\n";
     let (mail, evil) = (echo("mail.send", "1"), echo("mail.send", "evil"));
@@ -693,7 +692,7 @@ fn the_commands_say_whose_a_name_is_and_print_the_lines_that_bind_it() {
     listed.says("refused 0.wasm: it has the handler `mail.send`, as mail.wasm had");
     listed.says("    [handlers.\"mail.send\"]\n    module = \"mail.wasm\"\n");
 
-    // The lines, as they are printed, at the end of the file.
+    // The lines as printed, appended to the file.
     let pasted = format!("{config}{}\n", lines("mail.send", "mail.wasm"));
     fs::write(folder.join("rouse.toml"), &pasted).unwrap();
     let listed = rouse_without_database(&["handlers", "--json"], &folder);
@@ -733,7 +732,7 @@ fn the_commands_say_whose_a_name_is_and_print_the_lines_that_bind_it() {
         "{text}"
     );
 
-    // Where the table is there, the remark says so; then it is granted.
+    // If the table exists, the remark says so; then the grant is added.
     let bound = pasted.replace(
         "[[handlers.\"mail.*\".secrets]]",
         "[handlers.\"mail.*\"]\nmodule = \"mail.wasm\"\n[[handlers.\"mail.*\".secrets]]",
@@ -748,7 +747,7 @@ fn the_commands_say_whose_a_name_is_and_print_the_lines_that_bind_it() {
 }
 
 #[tokio::test]
-async fn a_job_that_asks_for_a_withheld_secret_or_state_is_told_the_lines_that_bind_it() {
+async fn a_job_denied_a_withheld_secret_or_state_gets_the_lines_that_bind_it() {
     let guests = fs::read(crate::http_out::guest_folder().join(crate::http_out::MODULE)).unwrap();
     let config = "[secrets.KEY]\nenv = \"PATH\"\n\
                   [[handlers.\"test.http.*\".secrets]]\nname = \"KEY\"\nsign = true\n\

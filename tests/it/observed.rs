@@ -1,4 +1,4 @@
-//! What a host says of its work while it does it: waits, events.
+//! What a host reports while it works: waits and events.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::support::worker::{
 };
 use crate::support::{Host, TestDb, free_port};
 
-/// A host with a metrics page, whose log is JSON and has every event.
+/// A host with a metrics page and a JSON log with every event.
 fn serve(db: &TestDb) -> (Host, SocketAddr) {
     let address = format!("127.0.0.1:{}", free_port());
     let guests = guests_dir();
@@ -38,7 +38,7 @@ fn metric(page: &str, name: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn a_wait_starts_when_the_job_is_ready_and_the_delay_of_a_schedule_is_told_apart() {
+async fn a_wait_starts_when_the_job_is_ready_and_the_scheduling_delay_is_separate() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (host, address) = serve(&db);
@@ -46,7 +46,7 @@ async fn a_wait_starts_when_the_job_is_ready_and_the_delay_of_a_schedule_is_told
     let daily = put(&client, daily).await;
     ended(&client, put(&client, "'noop', queue => 'mail'").await).await;
     ended(&client, daily).await;
-    // One whose worker is gone has waited for the end of a lease, and is no measure of the queue.
+    // A job whose worker is gone has waited for the end of a lease, and its wait does not count for the queue.
     let _dead = db.worker().await;
     let orphan = "INSERT INTO rouse.queue (name, paused_at) VALUES ('lost', now())";
     client.batch_execute(orphan).await.unwrap();
@@ -84,7 +84,7 @@ async fn a_wait_starts_when_the_job_is_ready_and_the_delay_of_a_schedule_is_told
 }
 
 #[tokio::test]
-async fn each_transition_is_an_event_whose_ids_are_numbers() {
+async fn each_transition_is_logged_as_an_event_with_numeric_ids() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (host, _) = serve(&db);
@@ -130,9 +130,9 @@ async fn each_transition_is_an_event_whose_ids_are_numbers() {
     );
 }
 
-/// One slot, three jobs of one handler and three of another, whose delay is set to none.
+/// One slot, three jobs of one handler with the worker's delay, and three of another whose delay is set to none.
 #[tokio::test]
-async fn a_slot_waits_between_jobs_as_the_worker_or_the_handler_is_told() {
+async fn a_slot_waits_between_jobs_as_configured_for_the_worker_or_the_handler() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for handler in ["noop", "test.sleep"] {
@@ -152,7 +152,7 @@ async fn a_slot_waits_between_jobs_as_the_worker_or_the_handler_is_told() {
     };
     let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
-    // It need not wait for the delay after the last one.
+    // The delay after the last job does not have to be waited for.
     let started = Instant::now();
     worker.drain().await;
     assert!(started.elapsed() < PATIENCE);
@@ -169,7 +169,7 @@ async fn a_slot_waits_between_jobs_as_the_worker_or_the_handler_is_told() {
     let mut short = 0;
     for row in &rows[..5] {
         let (handler, gap): (&str, f64) = (row.get(0), row.get(1));
-        // The end of an attempt is written a moment after it.
+        // The end of an attempt is recorded a moment after it.
         match handler {
             "noop" => assert!(gap > 0.3, "{handler}: {gap}"),
             _ => short += usize::from(gap < 0.3),

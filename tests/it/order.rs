@@ -1,4 +1,4 @@
-//! In which order a worker takes the jobs that wait for it.
+//! The order in which a worker takes waiting jobs.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +10,7 @@ use crate::support::worker::{PATIENCE, START_ORDER, TestWorker, enqueue, guests_
 use crate::support::{Host, TestDb, scratch};
 
 #[tokio::test]
-async fn high_priority_goes_first_and_within_a_lane_the_oldest() {
+async fn high_priority_goes_first_and_within_a_lane_the_oldest_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut expected = Vec::new();
@@ -28,12 +28,12 @@ async fn high_priority_goes_first_and_within_a_lane_the_oldest() {
         }
         expected.splice(0..0, ids);
     }
-    // One at a time, so that the order of the starts is the order of the claims.
-    let one = Settings {
+    // One slot, so that the order of the starts is the order of the claims.
+    let settings = Settings {
         slots: 1,
         ..Settings::default()
     };
-    let worker = TestWorker::start(&db, one).await;
+    let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT NOT EXISTS (SELECT FROM rouse.job)").await;
     worker.drain().await;
     let rows = client
@@ -72,7 +72,7 @@ async fn an_orphan_goes_ahead_of_older_queued_jobs() {
         older.push(enqueue(&client, "test.sleep", json!({"ms": 20})).await);
     }
     let orphan = enqueue(&client, "test.sleep", json!({"ms": 20})).await;
-    // As a worker that died leaves it.
+    // In the state in which a crashed worker leaves it.
     client
         .execute(
             "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = 1,
@@ -100,9 +100,9 @@ async fn an_orphan_goes_ahead_of_older_queued_jobs() {
     assert_eq!(order[1..], older);
 }
 
-/// A worker with one slot that is never idle: its claims are filled, and sweeps are a second apart.
+/// A worker with one slot that is never idle: its claims are filled, and its sweeps are a second apart.
 #[tokio::test]
-async fn on_a_busy_worker_no_queued_job_is_claimed_before_the_orphans_that_wait() {
+async fn a_busy_worker_adopts_waiting_orphans_before_it_claims_queued_jobs() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let dead = db.worker().await;
@@ -124,7 +124,7 @@ async fn on_a_busy_worker_no_queued_job_is_claimed_before_the_orphans_that_wait(
         ..Settings::default()
     };
     let worker = TestWorker::start(&db, one).await;
-    // Three times, at different places between two sweeps.
+    // Three times, at different moments between two sweeps.
     let mut overtaken = Vec::new();
     let mut order = Vec::new();
     for part in [&orphans[..1], &orphans[1..2], &orphans[2..]] {
@@ -177,7 +177,7 @@ async fn on_a_busy_worker_no_queued_job_is_claimed_before_the_orphans_that_wait(
     assert_eq!(order, [first, second, high, normal, low]);
 }
 
-/// Enqueues so many jobs of such a priority that take so long.
+/// Enqueues this many jobs of this priority, each of which takes this long.
 async fn flood(client: &tokio_postgres::Client, priority: &str, jobs: i32, ms: i32) {
     client
         .execute(
@@ -188,7 +188,7 @@ async fn flood(client: &tokio_postgres::Client, priority: &str, jobs: i32, ms: i
         .unwrap();
 }
 
-/// Runs 2,000 high jobs with 20 normal and 20 low ones behind them until those 40 have run, where a job goes ahead after two seconds.
+/// Runs 2,000 high jobs, followed by 20 normal and 20 low ones, until those 40 have run; jobs go ahead after two seconds.
 async fn flooded(db: &TestDb, promote_share: u8) -> Flooded {
     let client = db.client().await;
     flood(&client, "high", 2000, 20).await;
@@ -238,20 +238,19 @@ async fn flooded(db: &TestDb, promote_share: u8) -> Flooded {
 struct Flooded {
     /// High jobs that were claimed among the 40.
     between: i64,
-    /// High jobs that were claimed after the first of the 40 had waited for two seconds, and before it.
+    /// High jobs that were claimed before the first of the 40, although that one had waited for two seconds.
     late: i64,
 }
 
 #[tokio::test]
-async fn a_steady_flood_of_high_jobs_does_not_keep_normal_and_low_ones_for_longer_than_the_setting()
-{
+async fn a_flood_of_high_jobs_delays_normal_and_low_ones_no_longer_than_the_setting() {
     let db = TestDb::new().await;
     let Flooded { between, late } = flooded(&db, 100).await;
     assert_eq!(
         between, 0,
         "all that is claimed goes to what has waited too long"
     );
-    // No more than what two claims are for: a worker that asks once a second, and knows nothing beforehand, claims up to 200.
+    // No more than two claims fetch: a worker that checks once a second claims up to 200 jobs before its first check.
     assert!(
         late <= 60,
         "{late} high ones went before the first that had waited too long"
@@ -259,7 +258,7 @@ async fn a_steady_flood_of_high_jobs_does_not_keep_normal_and_low_ones_for_longe
 }
 
 #[tokio::test]
-async fn with_a_share_of_half_new_high_jobs_go_on_beside_what_has_waited_too_long() {
+async fn with_a_share_of_half_new_high_jobs_run_next_to_overdue_ones() {
     let db = TestDb::new().await;
     let Flooded { between, .. } = flooded(&db, 50).await;
     assert!(
@@ -269,7 +268,7 @@ async fn with_a_share_of_half_new_high_jobs_go_on_beside_what_has_waited_too_lon
 }
 
 #[tokio::test]
-async fn without_promotion_a_flood_of_high_jobs_keeps_the_others_waiting() {
+async fn without_promotion_a_flood_of_high_jobs_delays_all_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
     flood(&client, "high", 100, 20).await;
@@ -297,7 +296,7 @@ async fn without_promotion_a_flood_of_high_jobs_keeps_the_others_waiting() {
 }
 
 #[tokio::test]
-async fn where_it_cannot_be_asked_what_has_waited_too_long_the_worker_goes_on() {
+async fn a_worker_that_cannot_query_overdue_jobs_keeps_working() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -360,9 +359,9 @@ async fn a_worker_serves_its_queues_in_order() {
     );
 }
 
-/// Also what has waited too long goes ahead of jobs of its own queue only.
+/// Overdue jobs go ahead of jobs of their own queue only.
 #[tokio::test]
-async fn with_strict_queues_an_earlier_one_goes_first_whatever_the_priorities() {
+async fn with_strict_queues_an_earlier_queue_goes_first_regardless_of_priorities() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for (queue, priority, jobs) in [
@@ -428,8 +427,7 @@ async fn with_strict_queues_an_earlier_one_goes_first_whatever_the_priorities() 
 }
 
 #[tokio::test]
-async fn what_has_waited_too_long_goes_ahead_of_jobs_so_large_that_a_claim_ends_with_a_few_of_them()
-{
+async fn overdue_jobs_go_ahead_of_jobs_so_large_that_a_few_fill_a_claim() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client

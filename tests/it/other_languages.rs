@@ -1,4 +1,4 @@
-//! Guests that other languages' toolchains have built run like those of Rust (`docs/guides/other-languages.md`).
+//! Guests built by toolchains of other languages run like guests in Rust (`docs/guides/other-languages.md`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn folder() -> PathBuf {
     guests_dir().join("../other")
 }
 
-/// The languages whose guests are there. In CI that is all of them; elsewhere a toolchain may be missing.
+/// The languages whose guests exist. In CI that is all of them; elsewhere a toolchain may be missing.
 fn languages() -> Vec<&'static str> {
     let is_there = |language: &&str| {
         if folder().join(format!("{language}.wasm")).is_file() {
@@ -34,7 +34,7 @@ fn languages() -> Vec<&'static str> {
     LANGUAGES.into_iter().filter(is_there).collect()
 }
 
-/// The guests that are there, compiled once, in a sandbox with the usual limits: whole runtimes are in them.
+/// The existing guests, compiled once, in a sandbox with the usual limits, since they contain whole runtimes.
 async fn loaded() -> (Arc<Sandbox>, Arc<Catalog>) {
     static LOADED: OnceCell<(Arc<Sandbox>, Arc<Catalog>)> = OnceCell::const_new();
     let load = || async {
@@ -59,7 +59,7 @@ async fn loaded() -> (Arc<Sandbox>, Arc<Catalog>) {
     LOADED.get_or_init(load).await.clone()
 }
 
-/// A worker with these guests. What is told to stop may take an hour, and a test has less patience.
+/// A worker with these guests. Their grace lasts an hour, longer than a test waits.
 async fn worker(db: &TestDb) -> TestWorker {
     let (sandbox, catalog) = loaded().await;
     let patient = Override {
@@ -74,18 +74,18 @@ async fn worker(db: &TestDb) -> TestWorker {
     TestWorker::start_in(db, settings, sandbox, catalog)
 }
 
-/// The lines that a job has left, in order.
+/// The lines that a job has logged, in order.
 async fn lines(client: &Client, id: i64) -> Vec<String> {
     let sql = "SELECT text FROM rouse.log WHERE job = $1 ORDER BY attempt, line";
     let rows = client.query(sql, &[&id]).await.unwrap();
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// The error of a job that has failed.
+/// The error of a failed job.
 async fn error(client: &Client, id: i64) -> Value {
     let job = ended(client, id).await;
     assert_eq!(job.state, "failed", "{job:?}");
-    job.error.expect("it says why")
+    job.error.expect("an error")
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn each_language_logs_and_returns() {
         assert_eq!(job.result, Some(json!({"logged": "hü"})), "{job:?}");
         jobs.push((language, id));
     }
-    // A worker that stops leaves nothing unsaid.
+    // A worker that stops writes all pending lines.
     worker.drain().await;
     for (language, id) in jobs {
         let printed = match language {
@@ -116,7 +116,7 @@ async fn each_language_logs_and_returns() {
 }
 
 #[tokio::test]
-async fn each_language_fails_with_a_text_of_its_own() {
+async fn each_language_fails_with_its_own_error_text() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;
@@ -133,7 +133,7 @@ async fn each_language_fails_with_a_text_of_its_own() {
 }
 
 #[tokio::test]
-async fn each_language_gets_the_result_of_a_step_in_the_next_attempt() {
+async fn each_language_reads_the_result_of_a_step_in_the_next_attempt() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;
@@ -157,7 +157,7 @@ async fn each_language_stops_when_its_job_is_cancelled() {
     for language in languages() {
         let id = enqueue(&client, &format!("{language}.wait"), json!("")).await;
         until(&client, id, |job| job.state == "running").await;
-        // It says so itself, so that the cancellation meets a guest that waits for it.
+        // The guest logs that it waits, so the cancellation arrives during its wait.
         until_true(
             &client,
             &format!("SELECT EXISTS (SELECT FROM rouse.log WHERE job = {id} AND text = 'waiting')"),
@@ -166,12 +166,12 @@ async fn each_language_stops_when_its_job_is_cancelled() {
         assert!(cancel(&client, id).await);
         assert_eq!(ended(&client, id).await.state, "cancelled");
     }
-    // It waits for the attempts, whose grace is an hour.
+    // The worker waits for the attempts, whose grace is an hour.
     worker.drain().await;
 }
 
 #[tokio::test]
-async fn each_language_says_why_it_gave_up() {
+async fn each_language_reports_why_it_crashed() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;
@@ -187,7 +187,7 @@ async fn each_language_says_why_it_gave_up() {
             "qjs" => "expected object",
             _ => "C gives up: why",
         };
-        let said = error["stderr"].as_array().expect("it says something");
+        let said = error["stderr"].as_array().expect("lines of standard error");
         let says_why = |line: &Value| line.as_str().is_some_and(|line| line.contains(words));
         assert!(said.iter().any(says_why), "{error}");
     }
@@ -195,7 +195,7 @@ async fn each_language_says_why_it_gave_up() {
 }
 
 #[tokio::test]
-async fn an_error_of_javascript_that_is_not_caught_has_its_stack() {
+async fn an_uncaught_javascript_error_has_its_stack() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;

@@ -1,4 +1,4 @@
-//! A database that is read-only, has gone elsewhere, or has no room: survived, and said clearly.
+//! A database that is read-only, has moved, or is full: hosts survive it and report it clearly.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,7 +19,7 @@ pub(crate) fn serve(url: &str) -> Host {
     serve_at(url, "off")
 }
 
-/// The same, with an HTTP port at this address.
+/// As [`serve`], with an HTTP port at this address.
 fn serve_at(url: &str, http: &str) -> Host {
     let folder = scratch("outages");
     for guest in ["noop.wasm", "test_guests.wasm"] {
@@ -30,13 +30,13 @@ fn serve_at(url: &str, http: &str) -> Host {
     let variables = [("DATABASE_URL", url), ("ROUSE_INVOKE_TOKEN", TOKEN)];
     let host = Host::rouse(&args, &variables);
     host.line(PATIENCE, |line| line.contains("worker started"));
-    // Each module serves from the moment on in which it is loaded.
+    // Each module serves as soon as it is loaded.
     host.line(PATIENCE, |line| line.contains("modules loaded"));
     host
 }
 
 #[tokio::test]
-async fn a_database_that_is_read_only_for_a_while_is_waited_for() {
+async fn a_host_waits_while_its_database_is_read_only() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let host = serve(&db.url());
@@ -44,7 +44,7 @@ async fn a_database_that_is_read_only_for_a_while_is_waited_for() {
     until(&client, running, |job| job.state == "running").await;
     let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, waiting).await;
-    // As on a standby that has not been promoted yet.
+    // Like a standby that has not been promoted yet.
     client
         .batch_execute(
             "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database()); END $$",
@@ -83,13 +83,13 @@ async fn server(data_dir: &Path, port: u16) -> Server {
 }
 
 #[tokio::test]
-async fn a_database_that_comes_back_at_another_address_is_found_there() {
+async fn a_host_finds_its_database_at_another_address() {
     let (data_dir, first, second) = (scratch("failover").join("pg"), free_port(), free_port());
     let before = server(&data_dir, first).await;
     let url = before.tcp_url("postgres").expect("it has a port");
     let client = connect(&url).await;
     migrate(&url).await.unwrap();
-    // Both addresses, as one would write down a primary and its standby.
+    // Both addresses, as an operator would list a primary and its standby.
     let both = url.replace(
         &format!("127.0.0.1:{first}"),
         &format!("127.0.0.1:{first},127.0.0.1:{second}"),
@@ -112,7 +112,7 @@ async fn a_database_that_comes_back_at_another_address_is_found_there() {
     host.line(PATIENCE, |line| {
         line.contains("the database is reached again")
     });
-    // The attempt went on meanwhile: its lease was good for a minute.
+    // The attempt continued in the meantime: its lease was good for a minute.
     let job = ended(&client, running).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     let next = enqueue(&client, "noop", json!({"n": 2})).await;
@@ -143,7 +143,7 @@ async fn a_host_answers_invocations_while_its_database_is_away() {
 }
 
 #[tokio::test]
-async fn a_drain_says_that_its_database_is_away_and_goes_on_when_it_is_back() {
+async fn a_drain_reports_that_its_database_is_away_and_resumes_when_it_is_back() {
     let (data_dir, port) = (scratch("away").join("pg"), free_port());
     let before = server(&data_dir, port).await;
     let url = before.tcp_url("postgres").expect("it has a port");
@@ -153,7 +153,7 @@ async fn a_drain_says_that_its_database_is_away_and_goes_on_when_it_is_back() {
     let running = enqueue(&client, "test.sleep", json!({"ms": 20_000})).await;
     let args = ["queue", "drain", "default", "--json"];
     let drain = Host::spawn(command(&url, &args, &folder));
-    // Started, not only claimed: a claim that has not started when the server goes away waits for the end of its lease.
+    // Started, not only claimed: if a claim has not started when the server goes away, the job waits for the end of its lease.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.running)").await;
     assert_eq!(show(&client, running).await.state, "running");
     tokio::task::spawn_blocking(move || drop(before))
@@ -171,11 +171,11 @@ async fn a_drain_says_that_its_database_is_away_and_goes_on_when_it_is_back() {
         .unwrap();
 }
 
-/// A small file system of this test's own; unmounted when dropped.
+/// A small file system for one test; unmounted when dropped.
 struct Small(PathBuf);
 
 impl Small {
-    /// None where this user may not mount.
+    /// `None` if this user may not mount.
     fn mount(mebibytes: u32) -> Option<Self> {
         let dir = scratch("small");
         let size = format!("size={mebibytes}m,mode=777");
@@ -199,7 +199,7 @@ impl Drop for Small {
 }
 
 #[tokio::test]
-async fn a_database_without_room_refuses_and_goes_on_when_it_has_some() {
+async fn a_full_database_refuses_writes_and_hosts_resume_when_space_is_freed() {
     let Some(small) = Small::mount(40) else {
         return;
     };
@@ -209,7 +209,8 @@ async fn a_database_without_room_refuses_and_goes_on_when_it_has_some() {
         .await
         .unwrap()
         .expect("a server");
-    // The server's user makes its own folder there, as it must be the owner. A program that ends before it has read all breaks the pipe.
+    // The server's user makes its own folder there, since it must be the owner. A program that ends before it has read all input
+    // breaks the pipe.
     let admin = connect(&server.url("postgres")).await;
     let place = small.0.join("space");
     admin
@@ -236,7 +237,7 @@ async fn a_database_without_room_refuses_and_goes_on_when_it_has_some() {
     let host = serve(&url);
     let done = enqueue(&client, "noop", json!({"n": 1})).await;
     ended(&client, done).await;
-    // While the host stands still: jobs whose ends will need room, and then nothing is left.
+    // While the host is stopped: enqueue jobs whose ends need space, then fill the disk.
     host.signal(libc::SIGSTOP);
     let mut accepted = Vec::new();
     for n in 0..200 {
@@ -262,7 +263,7 @@ async fn a_database_without_room_refuses_and_goes_on_when_it_has_some() {
             .map_err(no_room)
             .unwrap_err();
     }
-    // The producer is told, at the latest when the last page of the table is full too.
+    // The producer gets the error, at the latest when the last page of the table is full too.
     loop {
         let payload = json!({"pad": "y".repeat(1900)});
         match client

@@ -1,4 +1,4 @@
-//! What becomes of a job when an attempt has ended.
+//! The outcome of a job after an attempt has ended.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ async fn an_error_is_retried_with_backoff_and_the_job_then_succeeds() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
-    // Once it listens, it asks for all that runs: not in the middle of this.
+    // Wait until it listens: it then asks about all running jobs, which must not happen in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.flaky", json!({"fail_until": 2})).await;
     let job = ended(&client, id).await;
@@ -61,7 +61,7 @@ async fn an_error_is_retried_with_backoff_and_the_job_then_succeeds() {
 }
 
 #[tokio::test]
-async fn the_attempts_of_the_job_count_before_those_of_the_handler() {
+async fn the_attempt_limit_of_the_job_overrides_the_handlers() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
@@ -79,7 +79,7 @@ async fn the_attempts_of_the_job_count_before_those_of_the_handler() {
 }
 
 #[tokio::test]
-async fn a_permanent_error_a_panic_and_a_trap_are_kept_with_their_message_and_place() {
+async fn a_permanent_error_a_panic_and_a_trap_keep_their_message_and_location() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
@@ -125,10 +125,10 @@ async fn a_permanent_error_a_panic_and_a_trap_are_kept_with_their_message_and_pl
 }
 
 #[tokio::test]
-async fn one_poisonous_result_fails_alone_and_never_its_batch() {
+async fn one_invalid_result_fails_alone_and_not_its_batch() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // Everything is queued before the worker starts, so that outcomes are settled together.
+    // All jobs are queued before the worker starts, so their outcomes are settled together.
     let nul = enqueue(&client, "test.nul-result", json!({})).await;
     let big = enqueue(&client, "test.big-result", json!({"bytes": 2 << 20})).await;
     let nul_error = enqueue(&client, "test.fail", json!({"as": "nul"})).await;
@@ -157,8 +157,7 @@ async fn one_poisonous_result_fails_alone_and_never_its_batch() {
 async fn a_result_that_only_postgres_refuses_fails_alone_too() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // JSON by the book, but nested deeper than Postgres can follow: the host cannot know, the
-    // settlement says so.
+    // Valid JSON, but nested deeper than Postgres can parse: the host cannot know, and the settlement fails.
     let deep = format!("{}{}", "[".repeat(20_000), "]".repeat(20_000));
     let catalog = crate::support::worker::catalog_of(&[(
         "huge.wasm",
@@ -187,7 +186,7 @@ async fn a_result_that_only_postgres_refuses_fails_alone_too() {
 }
 
 #[tokio::test]
-async fn an_outcome_that_cannot_be_written_holds_up_no_other_and_ends_with_its_lease() {
+async fn an_outcome_that_cannot_be_written_blocks_no_other_and_ends_with_its_lease() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let refused = enqueue(&client, "test.echo", json!({})).await;
@@ -203,12 +202,13 @@ async fn an_outcome_that_cannot_be_written_holds_up_no_other_and_ends_with_its_l
         let id = enqueue(&client, "noop", json!({ "n": n })).await;
         assert_eq!(ended(&client, id).await.state, "succeeded");
     }
-    // Its lease is not renewed for ever: another attempt starts.
+    // Its lease is not renewed forever: another attempt starts.
     until(&client, refused, |job| job.attempt > 1).await;
     worker.drain().await;
 }
 
-/// From now on there is no room on the disk for the ends of jobs for which this holds; counts in `public.tries` how often that was tried.
+/// From now on the disk has no room for the ends of jobs that match this condition; `public.tries` counts how often a write was
+/// tried.
 async fn no_room(client: &Client, condition: &str) {
     let sql = format!(
         "CREATE SEQUENCE public.tries;
@@ -222,8 +222,8 @@ async fn no_room(client: &Client, condition: &str) {
     client.batch_execute(&sql).await.unwrap();
 }
 
-/// Ends what [`no_room`] started. DROP TRIGGER alone locks the partitions before their parent, and whoever reads the history locks the
-/// parent first: they would deadlock.
+/// Ends what [`no_room`] started. DROP TRIGGER alone locks the partitions before their parent, and readers of the history lock
+/// the parent first, so the two would deadlock.
 async fn room_again(client: &Client) {
     client
         .batch_execute(
@@ -234,7 +234,7 @@ async fn room_again(client: &Client) {
 }
 
 #[tokio::test]
-async fn an_outcome_for_which_there_is_no_room_holds_up_no_other_and_ends_with_its_lease() {
+async fn an_outcome_that_does_not_fit_on_the_disk_blocks_no_other_and_ends_with_its_lease() {
     let db = TestDb::new().await;
     let client = db.client().await;
     no_room(&client, "NEW.payload ->> 'n' IN ('40', '70')").await;
@@ -248,7 +248,7 @@ async fn an_outcome_for_which_there_is_no_room_holds_up_no_other_and_ends_with_i
     };
     let worker = TestWorker::start(&db, short).await;
     until_true(&client, "SELECT count(*) = 98 FROM rouse.finished").await;
-    // Their leases are not renewed for ever: other attempts start.
+    // Their leases are not renewed forever: other attempts start.
     until_true(&client, "SELECT bool_and(attempt > 1) FROM rouse.job").await;
     room_again(&client).await;
     until_true(
@@ -260,7 +260,7 @@ async fn an_outcome_for_which_there_is_no_room_holds_up_no_other_and_ends_with_i
 }
 
 #[tokio::test]
-async fn while_there_is_no_room_at_all_it_is_tried_ever_less_often_and_no_outcome_is_lost() {
+async fn on_a_full_disk_settlements_back_off_and_no_outcome_is_lost() {
     let db = TestDb::new().await;
     let client = db.client().await;
     no_room(&client, "true").await;
@@ -269,7 +269,7 @@ async fn while_there_is_no_room_at_all_it_is_tried_ever_less_often_and_no_outcom
         .batch_execute("SELECT rouse.enqueue_many('noop', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, 64) AS n))")
         .await
         .unwrap();
-    // By then it waits for 2 s after each try, which is two statements: one outcome alone, and then all.
+    // By then it waits for 2 s after each try, which makes two statements: one outcome alone, and then all.
     until_true(&client, "SELECT last_value >= 16 FROM public.tries").await;
     let row = client
         .query_one(
@@ -292,7 +292,7 @@ async fn while_there_is_no_room_at_all_it_is_tried_ever_less_often_and_no_outcom
 }
 
 #[tokio::test]
-async fn an_open_cancellation_holds_up_no_other_settlement() {
+async fn an_uncommitted_cancellation_blocks_no_other_settlement() {
     let db = TestDb::new().await;
     let (mut other, client) = (db.client().await, db.client().await);
     let worker = TestWorker::start(&db, settings()).await;
@@ -318,7 +318,7 @@ async fn an_open_cancellation_holds_up_no_other_settlement() {
 }
 
 #[tokio::test]
-async fn an_outcome_can_be_settled_although_todays_partition_is_missing() {
+async fn an_outcome_can_be_settled_if_todays_partition_is_missing() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
@@ -340,7 +340,7 @@ async fn an_outcome_can_be_settled_although_todays_partition_is_missing() {
 }
 
 #[tokio::test]
-async fn the_operators_retries_count_before_those_of_the_module() {
+async fn the_operators_retry_policy_overrides_the_modules() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let strict = Settings {
@@ -359,7 +359,7 @@ async fn the_operators_retries_count_before_those_of_the_module() {
 }
 
 #[tokio::test]
-async fn a_job_that_runs_out_of_memory_is_tried_once_more_with_twice_as_much() {
+async fn a_job_that_runs_out_of_memory_is_retried_once_with_twice_as_much() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let several = Settings {
@@ -367,7 +367,7 @@ async fn a_job_that_runs_out_of_memory_is_tried_once_more_with_twice_as_much() {
         ..settings()
     };
     let worker = TestWorker::start(&db, several).await;
-    // The limit is 32 MiB, and the next attempt comes at once.
+    // The limit is 32 MiB, and the next attempt starts at once.
     let id = enqueue(&client, "test.alloc", json!({"bytes": 40 << 20})).await;
     let job = ended(&client, id).await;
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 2));
@@ -382,7 +382,7 @@ async fn a_job_that_runs_out_of_memory_is_tried_once_more_with_twice_as_much() {
 }
 
 #[tokio::test]
-async fn a_job_that_does_what_it_is_not_granted_is_never_tried_again() {
+async fn a_job_that_is_denied_a_grant_is_never_retried() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
@@ -399,9 +399,9 @@ async fn a_job_that_does_what_it_is_not_granted_is_never_tried_again() {
     worker.drain().await;
 }
 
-/// As with a result so large that it ends the server's process.
+/// As with a result so large that it ends the server process.
 #[tokio::test]
-async fn an_outcome_whose_settlement_always_cuts_its_connection_holds_up_no_other_and_no_stop() {
+async fn an_outcome_whose_settlement_always_cuts_its_connection_blocks_no_other_and_no_stop() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
@@ -422,9 +422,9 @@ async fn an_outcome_whose_settlement_always_cuts_its_connection_holds_up_no_othe
         .expect("the worker stops");
 }
 
-/// As with a large result over a slow network: the host waits 15 s for a settlement, and its message never arrives whole.
+/// As with a large result over a slow network: the host waits 15 s for a settlement, and its message never arrives completely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outcome_whose_settlement_never_arrives_holds_up_no_other() {
+async fn an_outcome_whose_settlement_never_arrives_blocks_no_other() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
@@ -452,8 +452,7 @@ async fn an_outcome_whose_settlement_never_arrives_holds_up_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_signal_waits_five_seconds_for_an_outcome_that_is_not_answered_and_names_its_job()
-{
+async fn a_second_signal_waits_five_seconds_for_an_unanswered_outcome_and_names_its_job() {
     let db = TestDb::new().await;
     let proxy = Proxy::start(&db).await;
     let client = db.client().await;
@@ -467,7 +466,7 @@ async fn a_second_signal_waits_five_seconds_for_an_outcome_that_is_not_answered_
     host.signal(libc::SIGTERM);
     let (status, output) = host.exit(PATIENCE);
     assert!(status.success(), "{output}");
-    // The settlement itself would be waited for 15 s.
+    // The host would wait 15 s for the settlement itself.
     assert!(asked.elapsed() < Duration::from_secs(14), "{output}");
     let named = output
         .lines()

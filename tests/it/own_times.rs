@@ -1,4 +1,4 @@
-//! The lease and the run timeout that a job was enqueued with.
+//! The lease and the run timeout with which a job was enqueued.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn orders(store: &Store) -> Vec<ClaimOrder> {
     lanes.into_iter().map(order).collect()
 }
 
-/// For how many seconds the claims of these jobs were good when they were made.
+/// The lengths in seconds of the leases with which these jobs were claimed.
 async fn leases(client: &Client, ids: &[i64]) -> Vec<f64> {
     let rows = client
         .query(
@@ -36,10 +36,10 @@ async fn leases(client: &Client, ids: &[i64]) -> Vec<f64> {
 }
 
 #[tokio::test]
-async fn each_claim_lasts_as_long_as_the_lease_of_its_job_and_the_host_knows_it() {
+async fn each_claim_lasts_as_long_as_its_jobs_lease_and_the_host_knows_it() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    // A small claim returns rows, a large one ids that are read afterwards.
+    // A small claim returns rows; a large one returns ids that are read afterwards.
     for payload in ["'{}'", "to_jsonb(repeat('a', 200000))"] {
         let own = put(
             &client,
@@ -87,10 +87,10 @@ async fn each_claim_lasts_as_long_as_the_lease_of_its_job_and_the_host_knows_it(
 }
 
 #[tokio::test]
-async fn a_job_is_renewed_by_its_own_lease_and_not_by_that_of_its_handler() {
+async fn a_job_is_renewed_by_its_own_lease_and_not_its_handlers() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // The handler's lease is 60 s: by that one, nothing would be renewed in 4 s.
+    // The handler's lease is 60 s: with it, nothing would be renewed within 4 s.
     let worker = TestWorker::start(&db, Settings::default()).await;
     let short = put(
         &client,
@@ -129,7 +129,7 @@ async fn a_job_is_renewed_by_its_own_lease_and_not_by_that_of_its_handler() {
         "SELECT EXISTS (SELECT FROM rouse.record WHERE job = {usual} AND event = 'renewed')"
     );
     until_true(&client, &renewed).await;
-    // By the lease of the handler, this one would have been renewed before the other, by two seconds.
+    // With the handler's lease, this job would have been renewed two seconds before the other.
     let row = client
         .query_one(
             "SELECT lease_until > clock_timestamp() + interval '50 minutes' FROM rouse.job WHERE id = $1",
@@ -142,7 +142,7 @@ async fn a_job_is_renewed_by_its_own_lease_and_not_by_that_of_its_handler() {
 }
 
 #[tokio::test]
-async fn an_attempt_ends_with_the_timeout_of_its_job_or_the_shorter_one_of_the_operator() {
+async fn an_attempt_ends_at_the_shorter_of_its_jobs_and_the_operators_timeout() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let message =
@@ -173,7 +173,7 @@ async fn an_attempt_ends_with_the_timeout_of_its_job_or_the_shorter_one_of_the_o
 }
 
 #[tokio::test]
-async fn both_are_shown_stay_with_the_job_when_it_has_ended_and_go_on_to_its_retry() {
+async fn lease_and_timeout_are_shown_and_kept_by_the_ended_job_and_its_retry() {
     const TIMES: &str = "lease => '90 seconds', timeout => '2 hours'";
     let db = TestDb::new().await;
     let client = db.client().await;
@@ -219,7 +219,7 @@ async fn both_are_shown_stay_with_the_job_when_it_has_ended_and_go_on_to_its_ret
 }
 
 #[tokio::test]
-async fn the_command_line_sets_and_shows_both() {
+async fn the_command_line_sets_and_shows_lease_and_timeout() {
     let db = TestDb::new().await;
     let run = |args: &[&str]| crate::commands::run(&db, args);
     let args = [

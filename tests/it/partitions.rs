@@ -1,4 +1,4 @@
-//! The partitions of the history, and what stands in their way.
+//! The partitions of the history, and locks that delay their creation and removal.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use crate::support::TestDb;
 
 #[tokio::test]
-async fn old_partitions_are_dropped_and_one_that_is_being_read_is_left_for_later() {
+async fn old_partitions_are_dropped_unless_they_are_being_read() {
     let db = TestDb::new().await;
     let (mut reader, client, store) = (db.client().await, db.client().await, db.worker().await);
     client
@@ -43,7 +43,7 @@ async fn old_partitions_are_dropped_and_one_that_is_being_read_is_left_for_later
 }
 
 #[tokio::test]
-async fn what_is_in_use_keeps_nothing_else_from_being_dropped() {
+async fn a_partition_in_use_does_not_keep_others_from_being_dropped() {
     let db = TestDb::new().await;
     let (mut reader, client, store) = (db.client().await, db.client().await, db.worker().await);
     for day in 1..=4 {
@@ -70,7 +70,7 @@ async fn what_is_in_use_keeps_nothing_else_from_being_dropped() {
 }
 
 #[tokio::test]
-async fn a_partition_that_somebody_rewrites_keeps_no_other_from_being_dropped() {
+async fn a_partition_being_rewritten_does_not_keep_others_from_being_dropped() {
     let db = TestDb::new().await;
     let (mut other, client, store) = (db.client().await, db.client().await, db.worker().await);
     for day in 1..=2 {
@@ -92,15 +92,15 @@ async fn a_partition_that_somebody_rewrites_keeps_no_other_from_being_dropped() 
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
 }
 
-/// With months of 30 days this is one day and more; by the calendar it is in the future.
+/// With months of 30 days this is more than one day; by the calendar it lies in the future.
 #[tokio::test]
-async fn no_interval_drops_what_is_not_a_day_old() {
+async fn no_interval_drops_history_younger_than_a_day() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for keep in ["-1200 mons 36001 days", "23 hours", "-1 day"] {
         let sql = format!("SELECT rouse.drop_partitions('{keep}')");
         let error = client.query(&sql, &[]).await.expect_err("it is refused");
-        let error = error.as_db_error().expect("an error of the database");
+        let error = error.as_db_error().expect("an error from the database");
         assert!(
             error.message().contains("keep must be at least one day"),
             "{keep}: {}",
@@ -110,13 +110,13 @@ async fn no_interval_drops_what_is_not_a_day_old() {
 }
 
 #[tokio::test]
-async fn partitions_are_made_for_a_month_at_most() {
+async fn partitions_are_made_for_at_most_a_month() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for ahead in ["32", "-1", "NULL"] {
         let sql = format!("SELECT rouse.prepare_partitions({ahead})");
         let error = client.query(&sql, &[]).await.expect_err("it is refused");
-        let error = error.as_db_error().expect("an error of the database");
+        let error = error.as_db_error().expect("an error from the database");
         assert!(
             error.message().contains("ahead must be 0 to 31 days"),
             "{ahead}: {}",
@@ -126,7 +126,7 @@ async fn partitions_are_made_for_a_month_at_most() {
 }
 
 #[tokio::test]
-async fn a_lock_that_any_login_can_hold_keeps_nobody_from_making_and_dropping_partitions() {
+async fn advisory_locks_of_other_logins_do_not_block_partition_maintenance() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     client
@@ -138,12 +138,12 @@ async fn a_lock_that_any_login_can_hold_keeps_nobody_from_making_and_dropping_pa
         .await
         .unwrap();
     let prepared = timeout(Duration::from_secs(10), store.prepare_partitions()).await;
-    assert_eq!(prepared.expect("it waits for nobody").unwrap(), 1);
+    assert_eq!(prepared.expect("it does not wait").unwrap(), 1);
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
 }
 
 #[tokio::test]
-async fn who_makes_partitions_waits_for_who_does_the_same_and_who_drops_them_leaves_it() {
+async fn concurrent_creation_of_partitions_waits_and_concurrent_removal_is_skipped() {
     let db = TestDb::new().await;
     let (mut other, client, store) = (db.client().await, db.client().await, db.worker().await);
     client

@@ -1,4 +1,4 @@
-//! What modules may be made of: other toolchains make them of more parts than Rust's does.
+//! Modules with many parts: other toolchains split a module into more parts than Rust's does.
 
 use std::fs;
 use std::path::Path;
@@ -12,17 +12,17 @@ use crate::compiling::compiler_that;
 use crate::sandbox_guest::{Handlers, guest, job, manifest};
 use crate::support::{attempt, rouse_binary, scratch};
 
-/// A component around a core module has this many core instances: its own code, and two small ones that tie it to the host.
+/// A component around a core module has this many core instances: its own code, and two small ones that connect it to the host.
 const INSTANCES_OF_ITS_OWN: u32 = 3;
 
-/// A component that echoes, and is made of so many parts.
+/// A component that echoes, with this many parts.
 fn made_of(parts: ModuleParts) -> Vec<u8> {
-    // One of each is in any guest of Rust: its memory, and the table that ties it to the host.
+    // Any guest in Rust has one of each: its memory, and the table that connects it to the host.
     let memories = "(memory 1)".repeat(parts.memories as usize - 1);
     let tables = "(table 10 funcref)".repeat(parts.tables as usize - 1);
     let module = guest(
         &manifest("test.parts", "1"),
-        // After the guest's own: the first memory is the one that the host reads. The last function has no body.
+        // They come after the guest's own: the host reads the first memory. The last function has no body.
         &format!(
             "(call $return_ok (local.get $payload) (local.get $payload_len))) {memories} {tables} (func"
         ),
@@ -31,12 +31,12 @@ fn made_of(parts: ModuleParts) -> Vec<u8> {
         .module(&module)
         .and_then(|mut encoder| encoder.encode());
     with_empty_instances(
-        component.expect("it is made a component"),
+        component.expect("a component"),
         parts.core_instances - INSTANCES_OF_ITS_OWN,
     )
 }
 
-/// The component with a module of nothing, and this many core instances of it.
+/// The component with an empty module and this many core instances of it.
 fn with_empty_instances(mut component: Vec<u8>, count: u32) -> Vec<u8> {
     const CORE_MODULE: u8 = 1;
     const CORE_INSTANCE: u8 = 2;
@@ -46,13 +46,13 @@ fn with_empty_instances(mut component: Vec<u8>, count: u32) -> Vec<u8> {
     component.extend(b"\0asm\x01\0\0\0");
     component.extend([CORE_INSTANCE, 1 + 3 * count, count]);
     for _ in 0..count {
-        // Instantiate this module, without arguments.
+        // Instantiate this module without arguments.
         component.extend([0, module, 0]);
     }
     component
 }
 
-/// How many core modules a component has.
+/// The number of core modules in a component.
 fn core_modules(component: &[u8]) -> u8 {
     let (mut at, mut modules) = (8, 0);
     while at < component.len() {
@@ -93,7 +93,7 @@ async fn on(settings: Settings, module: &[u8]) -> (Arc<Sandbox>, Handlers) {
 async fn runs(settings: Settings, module: &[u8]) {
     let (sandbox, handlers) = on(settings, module).await;
     let handler = handlers.handler("test.parts");
-    // Twice as many as may run at once, so that each place in the pool is used again.
+    // Twice as many as can run concurrently, so each place in the pool is used again.
     for _ in 0..2 {
         let attempts = [0; 2].map(|_| attempt(&sandbox, &handler, job("[7]"), AbortHandle::new()));
         for attempt in attempts {
@@ -113,7 +113,7 @@ async fn a_module_of_20_instances_4_memories_and_8_tables_runs_in_each_slot() {
 }
 
 #[tokio::test]
-async fn a_module_of_more_parts_is_refused_for_good_and_runs_where_the_setting_is_raised() {
+async fn a_module_with_too_many_parts_is_refused_permanently_unless_the_setting_is_raised() {
     let most = ModuleParts::default();
     for (parts, words, setting) in [
         (
@@ -166,7 +166,7 @@ fn compilations(counted: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn a_module_that_the_pool_has_no_room_for_is_compiled_once_and_never_again() {
+async fn a_module_too_large_for_the_pool_is_compiled_only_once() {
     let scratch = scratch("parts");
     let counted = scratch.join("counted");
     let counting = || Settings {

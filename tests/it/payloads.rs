@@ -1,4 +1,4 @@
-//! Large payloads are written once, and read wherever their job stands.
+//! Large payloads are written once, and found wherever their job is stored.
 
 use rouse::store::Locked;
 use rouse::worker::Settings;
@@ -8,7 +8,7 @@ use crate::support::TestDb;
 use crate::support::claims::{claim, result, settlement};
 use crate::support::worker::{TestWorker, ended, until_true};
 
-/// SQL for a payload that does not stay in its row, with this number in it.
+/// SQL for a payload that is stored outside its row and contains this number.
 fn large(n: i32) -> String {
     format!("jsonb_build_object('n', {n}, 'pad', repeat('x', 4000))")
 }
@@ -17,17 +17,17 @@ async fn number(client: &Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// The number in the payload of a job, as everybody reads it; none: there is no payload.
+/// The number in the payload of a job, as any reader sees it; `None` if there is no payload.
 async fn read(client: &Client, id: i64) -> Option<i64> {
     let sql = "SELECT (payload ->> 'n')::bigint FROM rouse.job($1)";
     client.query_one(sql, &[&id]).await.unwrap().get(0)
 }
 
 #[tokio::test]
-async fn a_large_payload_is_written_once_however_it_is_enqueued_and_a_small_one_stays_in_its_row() {
+async fn a_large_payload_is_written_once_by_every_enqueue_and_a_small_one_stays_in_its_row() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    // The lane is new, then known; with a key; many; and a retry of the first.
+    // In a new lane; in a known one; with a key; with enqueue_many; as a retry of the first.
     let ways = [
         format!("SELECT rouse.enqueue('x', {})", large(1)),
         format!("SELECT rouse.enqueue('x', {})", large(2)),
@@ -143,7 +143,7 @@ async fn a_large_payload_is_written_once_however_it_is_enqueued_and_a_small_one_
 }
 
 #[tokio::test]
-async fn where_todays_partition_is_missing_a_large_payload_stays_in_its_row() {
+async fn a_large_payload_stays_in_its_row_if_todays_partition_is_missing() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -173,7 +173,7 @@ async fn where_todays_partition_is_missing_a_large_payload_stays_in_its_row() {
 async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
-    // One lives; one ended today; one ended then, in a queue that keeps its jobs for ten years; one is gone.
+    // One is live; one ended today; one ended back then, in a queue that keeps its jobs for ten years; one is gone.
     let live = number(&client, "SELECT rouse.enqueue('x')").await;
     client
         .batch_execute(&format!(
@@ -189,7 +189,7 @@ async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
         ))
         .await
         .unwrap();
-    // A finished job of the next day may have been enqueued with one of these, and needs no copy.
+    // A finished job of the next day may have been enqueued with one of these payloads, and needs no copy.
     client
         .batch_execute(
             "CREATE TABLE rouse.finished_20200102 PARTITION OF rouse.finished_default FOR VALUES FROM ('2020-01-02') TO ('2020-01-03')",
@@ -215,7 +215,7 @@ async fn a_payload_outlives_its_partition_as_long_as_a_job_refers_to_it() {
 }
 
 #[tokio::test]
-async fn a_job_whose_payload_somebody_has_removed_fails_and_no_other_of_its_claim() {
+async fn a_job_with_a_removed_payload_fails_without_affecting_its_claim() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let many = format!(
@@ -247,7 +247,7 @@ async fn a_job_whose_payload_somebody_has_removed_fails_and_no_other_of_its_clai
 }
 
 #[tokio::test]
-async fn a_claim_that_waits_for_the_drop_of_a_payload_reads_its_copy() {
+async fn a_claim_that_waits_for_the_drop_of_a_payload_reads_the_copy() {
     let db = TestDb::new().await;
     let (mut owner, client, store) = (db.client().await, db.client().await, db.worker().await);
     let id = number(&client, "SELECT rouse.enqueue('x')").await;
@@ -274,7 +274,7 @@ async fn a_claim_that_waits_for_the_drop_of_a_payload_reads_its_copy() {
 }
 
 #[tokio::test]
-async fn a_job_without_its_payload_is_not_retried_and_keeps_no_other_from_that() {
+async fn a_job_without_its_payload_is_not_retried_and_does_not_stop_the_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let many = format!(

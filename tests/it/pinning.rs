@@ -1,4 +1,4 @@
-//! Where modules are pinned, only those serve that an operator has listed or signed.
+//! With pinned modules, a host serves only modules that an operator has listed or signed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ fn line(module: &[u8], file: &str) -> String {
     format!("{}  {file}\n", Digest::of(module))
 }
 
-/// Puts a file in its place at once.
+/// Replaces a file atomically.
 fn put(path: &Path, bytes: impl AsRef<[u8]>) {
     let beside = path.with_extension("new");
     fs::write(&beside, bytes).unwrap();
@@ -54,10 +54,10 @@ fn put(path: &Path, bytes: impl AsRef<[u8]>) {
 }
 
 #[tokio::test]
-async fn only_listed_modules_serve_and_the_refusal_has_the_line_that_allows_the_other() {
+async fn only_listed_modules_serve_and_a_refusal_shows_the_line_that_allows_the_module() {
     let (good, other) = (echo("test.echo", "1"), echo("test.other", "1"));
     let lock = scratch("lock").join("handlers.lock");
-    // Under another name: it is the digest that counts.
+    // Under another name: only the digest counts.
     fs::write(&lock, line(&good, "before-it-was-renamed.wasm")).unwrap();
     let handlers = Handlers::on(
         locked(&lock),
@@ -77,7 +77,7 @@ async fn only_listed_modules_serve_and_the_refusal_has_the_line_that_allows_the_
 }
 
 #[tokio::test]
-async fn without_a_lock_that_can_be_read_nothing_starts_to_serve() {
+async fn no_module_starts_to_serve_without_a_readable_lock() {
     let good = echo("test.echo", "1");
     let lock = scratch("lock").join("handlers.lock");
     let handlers = Handlers::on(locked(&lock), &[("echo.wasm", &good)]).await;
@@ -88,7 +88,8 @@ async fn without_a_lock_that_can_be_read_nothing_starts_to_serve() {
 }
 
 #[tokio::test]
-async fn a_lock_that_comes_later_lets_modules_in_and_the_last_listed_version_serves_meanwhile() {
+async fn modules_start_to_serve_when_the_lock_lists_them_and_the_last_listed_version_serves_until_then()
+ {
     let versions = [echo("test.echo", "1"), echo("test.echo", "2")];
     let lock = scratch("lock").join("handlers.lock");
     fs::write(&lock, line(&versions[0], "echo.wasm")).unwrap();
@@ -112,7 +113,7 @@ async fn a_lock_that_comes_later_lets_modules_in_and_the_last_listed_version_ser
         .await;
     assert!(handlers.catalog.current().refused.is_empty());
 
-    // Without its line it goes on, and says so: files of one deployment come one after the other.
+    // Without its line it continues to serve, with a warning: the files of one deployment arrive one after the other.
     put(&lock, line(&versions[0], "echo.wasm"));
     handlers
         .until("it is said", |set| refusal(set, "echo.wasm").is_some())
@@ -165,7 +166,7 @@ async fn a_module_needs_a_signature_by_one_of_the_trusted_keys() {
 }
 
 #[tokio::test]
-async fn a_signed_module_with_one_byte_changed_is_refused_and_the_signed_one_serves_on() {
+async fn a_signed_module_with_one_changed_byte_is_refused_and_the_signed_one_keeps_serving() {
     let key = new_key();
     let good = echo("test.echo", "1");
     let signature = key.sign(&good);
@@ -179,7 +180,7 @@ async fn a_signed_module_with_one_byte_changed_is_refused_and_the_signed_one_ser
     .await;
     handlers.catalog.watch();
     let module = handlers.handler("test.echo").module.clone();
-    // The version: it would be a good module, and says something else.
+    // Change the version: the module would be valid, but differs from the signed one.
     let at = good
         .windows(7)
         .position(|bytes| bytes == b"version")
@@ -198,7 +199,7 @@ async fn a_signed_module_with_one_byte_changed_is_refused_and_the_signed_one_ser
 }
 
 #[tokio::test]
-async fn a_signature_that_comes_later_lets_its_module_in() {
+async fn a_module_starts_to_serve_when_its_signature_arrives() {
     let key = new_key();
     let module = echo("test.echo", "1");
     let handlers = Handlers::on(trusting(&[&key]), &[("echo.wasm", &module)]).await;
@@ -213,7 +214,7 @@ async fn a_signature_that_comes_later_lets_its_module_in() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_swapped_all_the_time_never_serves_in_a_version_that_is_not_listed() {
+async fn a_constantly_replaced_file_never_serves_an_unlisted_version() {
     let (good, bad) = (echo("test.echo", "good"), echo("test.echo", "bad"));
     let lock = scratch("lock").join("handlers.lock");
     fs::write(&lock, line(&good, "echo.wasm")).unwrap();
@@ -235,13 +236,13 @@ async fn a_file_that_is_swapped_all_the_time_never_serves_in_a_version_that_is_n
         if swapper.is_finished() && version.is_some() {
             break;
         }
-        // The end of the swapping is no change of the catalog.
+        // The end of the replacements does not change the catalog.
         let _ = tokio::time::timeout(std::time::Duration::from_millis(50), changed.changed()).await;
     }
     swapper.await.unwrap();
 }
 
-/// A folder with a module, and `rouse …` in it.
+/// A folder with a module, in which `rouse …` runs.
 struct Deployment(PathBuf);
 
 impl Deployment {
@@ -263,7 +264,7 @@ impl Deployment {
         command.output().unwrap()
     }
 
-    /// What it prints, when it exits with this code.
+    /// The output of the command, which must exit with this code.
     #[track_caller]
     fn says(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
@@ -275,7 +276,7 @@ impl Deployment {
 }
 
 #[test]
-fn handlers_lock_lists_a_folder_as_sha256sum_does() {
+fn handlers_lock_lists_a_folder_in_the_format_of_sha256sum() {
     let deployment = Deployment::new("pin = \"lock\"");
     assert!(deployment.says(1, &["handlers"]).contains("there is none"));
     let said = deployment.says(0, &["handlers", "lock"]);
@@ -317,7 +318,7 @@ fn handlers_lock_lists_a_folder_as_sha256sum_does() {
         said.contains("changed ") && said.contains("2 modules"),
         "{said}"
     );
-    // A name that would be a line of its own.
+    // A file name that would forge a line of its own.
     let lock = fs::read(deployment.path("handlers.lock")).unwrap();
     let line = format!("\n{}  evil.wasm", Digest::of(b"evil"));
     let evil = deployment.path("handlers-wasm").join(format!("a{line}"));
@@ -342,7 +343,7 @@ fn handlers_lock_lists_a_folder_as_sha256sum_does() {
 }
 
 #[test]
-fn a_key_is_made_once_and_signs_what_its_hosts_trust() {
+fn a_key_is_made_once_and_hosts_trust_its_signatures() {
     let deployment = Deployment::new("");
     let trusted = deployment.says(0, &["handlers", "keygen", "key"]);
     assert!(trusted.starts_with("trusted_keys = [\""), "{trusted}");

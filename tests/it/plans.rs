@@ -1,4 +1,4 @@
-//! What a statement reads depends on what it is asked for, and not on what Postgres has counted.
+//! The rows that a statement reads depend on its arguments, and not on the statistics of Postgres.
 
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
@@ -9,10 +9,10 @@ const JOBS: usize = 10;
 const BACKLOG: i32 = 3_000;
 const FENCE: i64 = 7;
 
-/// Runs a call in a transaction of its own; returns the ids that it returns, and how many rows of
-/// `rouse.job` it has read.
+/// Runs a call in a transaction of its own; returns the ids that it returns, and the number of rows of `rouse.job` that it has
+/// read.
 async fn run(client: &mut Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> (Vec<i64>, i64) {
-    // Counted by this session, since it last told the server.
+    // Counted by this session since it last reported to the server.
     const READ: &str = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
          FROM pg_stat_xact_user_tables WHERE relid = 'rouse.job'::regclass";
     let transaction = client.transaction().await.unwrap();
@@ -23,9 +23,9 @@ async fn run(client: &mut Client, sql: &str, params: &[&(dyn ToSql + Sync)]) -> 
     (rows.iter().map(|row| row.get(0)).collect(), after - before)
 }
 
-/// Does once what workers do all the time, to ten jobs; returns the rows that each call has read.
+/// Performs each routine action of a worker once, on ten jobs; returns the rows that each call has read.
 async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
-    // A worker whose key is known.
+    // A worker with a known key.
     const REGISTER: &str =
         "SELECT rouse.register('w', sha256('key'), 'here', 'linux', '0', '{}', 1, '{}', '{}')";
     const CLAIM: &str = "SELECT id FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
@@ -54,7 +54,7 @@ async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
     let orders: [&(dyn ToSql + Sync); 5] = [&FENCE, &lanes, &cursors, &leases, &wanted];
     let (mut ids, rows) = run(client, CLAIM, &orders).await;
     read.push(("claim", rows));
-    // Where there are none, others stand in for them: the plans are made all the same.
+    // If there are fewer, placeholders fill up the list: the plans are the same.
     ids.resize(JOBS, -1);
     let (_, rows) = run(client, CLAIMED, &[&FENCE, &ids]).await;
     read.push(("claimed", rows));
@@ -70,7 +70,7 @@ async fn work(client: &mut Client) -> Vec<(&'static str, i64)> {
     read.push(("orphans", rows));
     let (_, rows) = run(client, ADOPT, &[&FENCE, &FENCE, &orphans]).await;
     read.push(("adopt", rows));
-    // Some of each: a retry, one that is given back, and the others succeed.
+    // A few of each: a retry, a release, and the others succeed.
     let states: Vec<&str> = (0..JOBS)
         .map(|n| if n < 2 { "queued" } else { "succeeded" })
         .collect();
@@ -106,7 +106,7 @@ fn assert_few(read: &[(&str, i64)], when: &str) {
 }
 
 #[tokio::test]
-async fn plans_that_were_made_while_the_table_was_empty_still_look_each_job_up() {
+async fn plans_made_while_the_table_was_empty_still_look_up_each_job() {
     let db = TestDb::new().await;
     let mut client = db.client().await;
     client.batch_execute("ANALYZE rouse.job").await.unwrap();
@@ -116,9 +116,9 @@ async fn plans_that_were_made_while_the_table_was_empty_still_look_each_job_up()
     assert_few(&work(&mut client).await, "then full");
 }
 
-/// The statistics are those of a moment in which no job ran: an index of running jobs seems to be empty.
+/// The statistics were taken when no job ran, so an index of running jobs seems to be empty.
 #[tokio::test]
-async fn what_a_large_claim_has_brought_is_looked_up_although_many_jobs_run() {
+async fn the_jobs_of_a_large_claim_are_looked_up_by_id_while_many_jobs_run() {
     const CLAIM: &str = "SELECT unread FROM rouse.claim((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, ARRAY(SELECT ROW(id, 0, 60000, NULL, NULL)::rouse.claim_order FROM rouse.lane), $2)";
     const CLAIMED: &str = "SELECT id FROM rouse.claimed((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1, $2)";
     let db = TestDb::new().await;
@@ -145,7 +145,7 @@ async fn what_a_large_claim_has_brought_is_looked_up_although_many_jobs_run() {
 }
 
 #[tokio::test]
-async fn each_job_is_looked_up_whatever_the_statistics_say() {
+async fn each_job_is_looked_up_regardless_of_the_statistics() {
     let db = TestDb::new().await;
     let client = db.client().await;
     backlog(&client).await;
@@ -171,14 +171,14 @@ async fn each_job_is_looked_up_whatever_the_statistics_say() {
         ),
     ] {
         client.batch_execute(sql).await.unwrap();
-        // Plans of its own.
+        // A session with new plans.
         let mut fresh = db.client().await;
         assert_few(&work(&mut fresh).await, when);
     }
 }
 
 #[tokio::test]
-async fn a_producer_looks_its_lane_up_although_the_catalog_was_small_when_it_started() {
+async fn a_producer_looks_up_its_lane_after_the_catalog_has_grown() {
     const READ: &str = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
          FROM pg_stat_xact_user_tables WHERE relid = 'rouse.lane'::regclass";
     const ENQUEUE: &str = "SELECT rouse.enqueue($1), rouse.enqueue_many($1, '{1}'::jsonb[])";
@@ -197,7 +197,7 @@ async fn a_producer_looks_its_lane_up_although_the_catalog_was_small_when_it_sta
         )
         .await
         .unwrap();
-    // The last of them all.
+    // The lane at the end of the catalog.
     client.query(ENQUEUE, &[&"y"]).await.unwrap();
     let transaction = producer.transaction().await.unwrap();
     let before: i64 = transaction.query_one(READ, &[]).await.unwrap().get(0);
@@ -210,7 +210,7 @@ async fn a_producer_looks_its_lane_up_although_the_catalog_was_small_when_it_sta
     );
 }
 
-/// Counts, moves, completes, purges: what is done from outside.
+/// Counts, reschedules, completes, purges: the admin actions.
 async fn change(client: &mut Client) -> Vec<(&'static str, i64)> {
     let wanted = i32::try_from(JOBS).unwrap();
     let mut read = Vec::new();
@@ -235,7 +235,7 @@ async fn change(client: &mut Client) -> Vec<(&'static str, i64)> {
         let (_, rows) = run(client, sql, &[]).await;
         read.push((call, rows));
     }
-    // Two other lanes with a job each: of the long one no more than 10,000 are counted.
+    // Two other lanes with a job each: of the long lane, at most 10,000 rows are counted.
     let (_, rows) = run(
         client,
         "SELECT coalesce(max(ready), 0)::bigint FROM rouse.queues",
@@ -247,7 +247,7 @@ async fn change(client: &mut Client) -> Vec<(&'static str, i64)> {
 }
 
 #[tokio::test]
-async fn what_is_done_from_outside_looks_its_jobs_up_whatever_the_statistics_say() {
+async fn admin_actions_look_up_their_jobs_regardless_of_the_statistics() {
     let db = TestDb::new().await;
     let mut client = db.client().await;
     enqueue_one(&client).await;
@@ -265,7 +265,7 @@ async fn what_is_done_from_outside_looks_its_jobs_up_whatever_the_statistics_say
 }
 
 #[tokio::test]
-async fn what_a_queue_has_left_and_who_is_forgotten_is_found_without_reading_the_other_jobs() {
+async fn remaining_and_forget_worker_do_not_read_other_jobs() {
     const LEFT: &str = "SELECT ready FROM rouse.remaining('other', NULL, $1)";
     const FORGET: &str = "SELECT rouse.forget_worker('old')::bigint";
     const LIVE: &str =
@@ -287,7 +287,7 @@ async fn what_a_queue_has_left_and_who_is_forgotten_is_found_without_reading_the
         client.batch_execute(LIVE).await.unwrap();
         let (_, rows) = run(client, FORGET, &[]).await;
         read.push(("forget_worker", rows));
-        // Its row is looked at from now on.
+        // From now on the row is old enough to be checked for removal.
         client
             .batch_execute("UPDATE rouse.worker SET forgotten_at = now() - interval '30 days'")
             .await
@@ -297,7 +297,7 @@ async fn what_a_queue_has_left_and_who_is_forgotten_is_found_without_reading_the
     // The session keeps these plans.
     ask(&mut client).await;
     backlog(&client).await;
-    // Ten that run, and in each kind of waiting many of another queue.
+    // Ten running jobs, and many of another queue in each waiting state.
     client
         .batch_execute(
             "UPDATE rouse.job SET state = 'running', fence = 1, worker = 1, attempt = 1, claimed_at = now(),
@@ -311,7 +311,7 @@ async fn what_a_queue_has_left_and_who_is_forgotten_is_found_without_reading_the
     client.batch_execute("ANALYZE rouse.job").await.unwrap();
     let mut fresh = db.client().await;
     assert_few(&ask(&mut fresh).await, "with statistics");
-    // What runs is read only where it is asked for.
+    // Running jobs are read only if requested.
     client
         .batch_execute(
             "UPDATE rouse.job SET state = 'running', fence = 1, worker = 1, attempt = 1, claimed_at = now(),
@@ -332,7 +332,7 @@ async fn enqueue_one(client: &Client) {
 }
 
 #[tokio::test]
-async fn no_statement_of_a_worker_is_compiled_before_it_runs() {
+async fn no_statement_of_a_worker_is_jit_compiled() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let compiled = client
@@ -348,7 +348,7 @@ async fn no_statement_of_a_worker_is_compiled_before_it_runs() {
 }
 
 #[tokio::test]
-async fn jobs_of_a_source_are_found_among_many_of_others() {
+async fn jobs_of_a_source_are_found_among_many_others() {
     const CLAIM: &str = "SELECT * FROM rouse.claim_bound((SELECT max(incarnation) FROM rouse.worker), sha256('key'), $1,
         ARRAY(SELECT DISTINCT id FROM rouse.lane), '{mine,nobody}', 60000, $2)";
     const LEFT: &str = "SELECT jobs FROM rouse.remaining_bound('default', '{mine,nobody}')";

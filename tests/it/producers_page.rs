@@ -1,4 +1,4 @@
-//! The page for producers: what its SQL says is what happens.
+//! The page for producers: its SQL returns what the page shows.
 
 use rouse::worker::Settings;
 
@@ -7,7 +7,7 @@ use crate::support::page::{blocks, run_sql};
 use crate::support::worker::{TestWorker, until_true, watched};
 
 #[tokio::test]
-async fn the_sql_of_the_page_for_producers_returns_what_the_page_shows() {
+async fn the_sql_on_the_page_for_producers_returns_what_the_page_shows() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (catalog, _folder) = watched(&["text_stats.wasm"]).await;
@@ -17,7 +17,7 @@ async fn the_sql_of_the_page_for_producers_returns_what_the_page_shows() {
     assert!(sql.len() >= 9, "{}", sql.len());
     for block in sql {
         run_sql(&client, block).await;
-        // A reader has read on by the time at which the page looks at a result.
+        // A reader takes a while to get to the statement that looks at a result.
         let done = "SELECT NOT EXISTS (SELECT FROM rouse.jobs WHERE handler = 'text.stats' AND finished_at IS NULL)";
         until_true(&client, done).await;
     }
@@ -25,7 +25,7 @@ async fn the_sql_of_the_page_for_producers_returns_what_the_page_shows() {
 }
 
 #[tokio::test]
-async fn a_trigger_without_rights_of_its_own_fails_as_the_page_says() {
+async fn a_trigger_without_rights_fails_as_the_page_describes() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let sql = "CREATE ROLE invoking_clerk LOGIN;
@@ -42,7 +42,10 @@ async fn a_trigger_without_rights_of_its_own_fails_as_the_page_says() {
         .execute("INSERT INTO shop.things VALUES (1)", &[])
         .await;
     let refused = refused.unwrap_err();
-    let message = refused.as_db_error().expect("the server says no").message();
+    let message = refused
+        .as_db_error()
+        .expect("an error from the server")
+        .message();
     assert_eq!(message, "permission denied for schema rouse");
 
     client.batch_execute("RESET ROLE").await.unwrap();

@@ -1,4 +1,4 @@
-//! Directories that have a quota: however a guest fills them, they stay within it.
+//! Directories with a quota: however a guest fills them, they stay within it.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::support::{attempt, rouse_binary};
 const BYTES_MAX: u64 = 1 << 20;
 const FILES_MAX: u64 = 20;
 
-/// What WASI says of a full disk.
+/// WASI's error code for a full disk.
 const NO_SPACE: u8 = 51;
 
 const IMPORTS: &str = r#"
@@ -35,8 +35,9 @@ const IMPORTS: &str = r#"
     (import "wasi_snapshot_preview1" "path_create_directory" (func $mkdir
         (param i32 i32 i32) (result i32)))"#;
 
-/// Locals, and the name of a file, four letters at address 300, the first of them the payload's. Buffers for writing
-/// are of 64 KiB, from address 65536 on.
+/// Locals, and the name of a file: four letters at address 300, the first taken from the payload. Buffers for writing are 64 KiB
+/// long,
+/// from address 65536.
 const BEGIN: &str = r#"
     (local $errno i32) (local $round i32)
     (i32.store (i32.const 300) (i32.const 0x30303061)) ;; "a000"
@@ -44,16 +45,16 @@ const BEGIN: &str = r#"
     (i32.store (i32.const 320) (i32.const 65536))
     (i32.store (i32.const 324) (i32.const 65536))"#;
 
-/// Gives back the last error, one byte.
+/// Returns the last error as one byte.
 const END: &str = r#"
     (i32.store8 (i32.const 400) (local.get $errno))
     (call $return_ok (i32.const 400) (i32.const 1))"#;
 
-/// Opens the file, whose descriptor is at 340 then; made where it is not there.
+/// Opens the file, which is created if missing; its descriptor is then at address 340.
 const OPEN: &str = r#"(call $path_open (i32.const 3) (i32.const 0) (i32.const 300) (i32.const 4)
     (i32.const 1) (i64.const 0x400042) (i64.const 0) (i32.const 0) (i32.const 340))"#;
 
-/// Writes one buffer to the end of it.
+/// Appends one buffer to the file.
 const WRITE: &str =
     "(call $fd_write (i32.load (i32.const 340)) (i32.const 320) (i32.const 1) (i32.const 344))";
 
@@ -113,7 +114,7 @@ impl Full {
         }
     }
 
-    /// Runs it, and returns its last error.
+    /// Runs the handler, and returns its last error.
     async fn run(&self, payload: &str) -> u8 {
         let handler = self.handlers.handler("test.it");
         let running = attempt(&self.sandbox, &handler, job(payload), AbortHandle::new());
@@ -133,7 +134,7 @@ impl Full {
     }
 }
 
-/// Does this until it fails, a million times at most.
+/// Repeats this until it fails, at most a million times.
 fn until_it_fails(what: &str) -> String {
     format!(
         "(loop $again {what}
@@ -142,23 +143,23 @@ fn until_it_fails(what: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_file_that_is_appended_to_fills_no_more_than_the_quota() {
+async fn appending_to_a_file_fills_no_more_than_the_quota() {
     let append = until_it_fails(&format!("(local.set $errno {WRITE})"));
     let full = Full::with(&format!("(drop {OPEN}){append}")).await;
     assert_eq!(full.run("a").await, NO_SPACE);
     assert_eq!(full.size(), (BYTES_MAX, 1));
-    // What is there at the start of an attempt counts.
+    // Files that exist at the start of an attempt count.
     assert_eq!(full.run("b").await, NO_SPACE);
     assert_eq!(full.size(), (BYTES_MAX, 2));
 }
 
 #[tokio::test]
-async fn two_attempts_at_once_share_the_quota() {
+async fn concurrent_attempts_share_the_quota() {
     let append = until_it_fails(&format!("(local.set $errno {WRITE})"));
     let full = Full::with(&format!("(drop {OPEN}){append}")).await;
     let (one, other) = tokio::join!(full.run("a"), full.run("b"));
     assert_eq!((one, other), (NO_SPACE, NO_SPACE));
-    // What the other was writing at the end may have been counted twice.
+    // The bytes that the other attempt was writing at the end may have been counted twice.
     let (bytes, files) = full.size();
     assert!(
         (BYTES_MAX - 2 * 65_536..=BYTES_MAX).contains(&bytes),
@@ -168,12 +169,12 @@ async fn two_attempts_at_once_share_the_quota() {
 }
 
 #[tokio::test]
-async fn a_file_grows_by_no_other_way_either() {
+async fn no_other_way_to_grow_a_file_exceeds_the_quota() {
     for (grow, bytes) in [
-        // Set to a terabyte, and to what fits and one more byte.
+        // Set to a terabyte, and to one byte more than fits.
         ("(call $set_size (i32.load (i32.const 340)) (i64.const 0x10000000000))", 0),
         ("(call $set_size (i32.load (i32.const 340)) (i64.const 0x100001))", 0),
-        // Written to far behind its end.
+        // Written to far beyond its end.
         (
             "(call $fd_pwrite (i32.load (i32.const 340)) (i32.const 320) (i32.const 1) (i64.const 0x100000) (i32.const 344))",
             0,
@@ -207,8 +208,8 @@ async fn empty_files_and_directories_are_counted() {
 }
 
 #[tokio::test]
-async fn a_removed_file_that_is_open_still_takes_its_room() {
-    // Each is written to, and removed without being closed: ten times 640 KiB would be too much.
+async fn a_removed_file_that_is_still_open_counts_against_the_quota() {
+    // Each file is written to, and removed without being closed: ten times 640 KiB would be too much.
     let unlink = "(drop (call $unlink (i32.const 3) (i32.const 300) (i32.const 4)))";
     let write = format!("(local.set $errno {WRITE})").repeat(10);
     let hoard = until_it_fails(&format!("{NEXT_NAME}(drop {OPEN}){write}{unlink}"));
@@ -219,7 +220,7 @@ async fn a_removed_file_that_is_open_still_takes_its_room() {
 }
 
 #[tokio::test]
-async fn what_is_removed_or_cut_off_makes_room_again() {
+async fn removing_or_truncating_files_frees_the_quota() {
     let unlink = "(drop (call $unlink (i32.const 3) (i32.const 300) (i32.const 4)))";
     let close = "(drop (call $fd_close (i32.load (i32.const 340))))";
     let write = format!("(local.set $errno (i32.or (local.get $errno) {WRITE}))").repeat(15);
@@ -238,7 +239,7 @@ async fn what_is_removed_or_cut_off_makes_room_again() {
 }
 
 #[tokio::test]
-async fn a_file_of_another_directory_does_not_come_in_by_its_name_alone() {
+async fn a_file_of_another_directory_cannot_be_renamed_or_linked_into_the_quota() {
     // From directory 4, which has no quota.
     let open = OPEN.replace("(i32.const 3) (i32.const 0)", "(i32.const 4) (i32.const 0)");
     let rename = "(call $rename (i32.const 4) (i32.const 300) (i32.const 4) (i32.const 3) (i32.const 300) (i32.const 4))";

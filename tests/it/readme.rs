@@ -1,4 +1,4 @@
-//! The first screen of the README: its handler, its calls, and what a terminal shows.
+//! The first screen of the README: its handler, its calls, and the output on a terminal.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ fn first<'a>(blocks: &'a [Block], kind: &str) -> &'a Block {
     found.unwrap_or_else(|| panic!("the README has no block {kind}"))
 }
 
-/// A line of the page in which a duration stands for any.
+/// Turns a line of the page into a pattern in which a duration matches any duration.
 fn as_pattern(line: &str) -> String {
     match line.split_once(" after ") {
         Some((before, rest)) => match rest.split_once(',') {
@@ -24,12 +24,12 @@ fn as_pattern(line: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_calls_of_the_readme_return_what_it_shows_and_a_terminal_looks_as_it_does_there() {
+async fn the_calls_and_the_terminal_output_match_the_readme() {
     let page = blocks("README.md");
     let folder = scratch("readme").join("greet");
     let handlers = folder.join("handlers-wasm");
     fs::create_dir_all(&handlers).unwrap();
-    // `cargo xtask check` sees to it that the README's handler is the one of examples/greet.
+    // `cargo xtask check` verifies that the README's handler is the one of examples/greet.
     fs::copy(guests_dir().join("greet.wasm"), handlers.join("greet.wasm")).unwrap();
     let mut dev = command_without_database(&["dev"], &folder);
     dev.env_remove("ROUSE_DATA_DIR");

@@ -1,4 +1,4 @@
-//! The ready-made handlers that speak HTTP, against servers on loopback.
+//! The ready-made handlers that use HTTP, against servers on loopback.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::support::web::{DIGITS, PAGE, web};
 use crate::support::worker::{PATIENCE, Shown, ended, enqueue, guests_dir, put, until};
 use crate::support::{Host, TestDb, scratch};
 
-/// A key of Standard Webhooks, and what it means.
+/// A key of Standard Webhooks, and its bytes in base64.
 const HOOK_KEY: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const HOOK_KEY_BYTES: &str = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -31,7 +31,7 @@ struct Ready {
 }
 
 impl Ready {
-    /// With all grants that they need here.
+    /// Starts with all the grants that they need here.
     async fn start() -> Self {
         let (plain, tls) = (web().plain, web().tls);
         let granted = |handler: &str, besides: &str| {
@@ -68,7 +68,8 @@ impl Ready {
             std::fs::create_dir(dir).unwrap();
         }
         for module in MODULES {
-            std::fs::copy(guests_dir().join(module), handlers.join(module)).expect("it is built");
+            std::fs::copy(guests_dir().join(module), handlers.join(module))
+                .expect("a built module");
         }
         std::fs::write(folder.join("rouse.toml"), config).unwrap();
         std::fs::write(folder.join("mail.key"), MAIL_KEY).unwrap();
@@ -107,10 +108,10 @@ impl Ready {
     async fn succeeds(&self, handler: &str, payload: Value) -> Value {
         let job = self.ends(handler, payload).await;
         assert_eq!(job.state, "succeeded", "{job:?}");
-        job.result.expect("it has a result")
+        job.result.expect("a result")
     }
 
-    /// Waits until the first attempt has failed and the job waits for the next one; its id.
+    /// Waits until the first attempt has failed and the job waits for the next one; returns its id.
     async fn waits(&self, handler: &str, payload: Value) -> (i64, Value) {
         let id = enqueue(&self.client, handler, payload).await;
         let waits = |job: &Shown| job.state == "queued" && job.error.is_some();
@@ -120,7 +121,7 @@ impl Ready {
     }
 }
 
-/// Asserts that a request says which handler has sent it.
+/// Asserts that a request names the handler that sent it.
 fn is_of(handler: &str, request: &Value) {
     let agent = request["headers"]["user-agent"].as_str();
     let version = agent.and_then(|agent| agent.strip_prefix(&format!("rouse-{handler}/")));
@@ -138,7 +139,7 @@ fn https(path: &str) -> String {
     format!("https://localhost:{}{path}", web().tls)
 }
 
-/// What has arrived under this path, with its body.
+/// The requests that arrived under this path, with their bodies.
 fn arrived(path: &str) -> Vec<Value> {
     let seen = web().seen(path).into_iter();
     seen.filter(|one| one["whole"] == true).collect()
@@ -146,7 +147,7 @@ fn arrived(path: &str) -> Vec<Value> {
 
 /// Whether a request carries the signature that its receiver computes.
 fn is_signed(request: &Value) -> bool {
-    let text = |name: &str| request["headers"][name].as_str().expect("it is there");
+    let text = |name: &str| request["headers"][name].as_str().expect("a header");
     let (id, timestamp) = (text("webhook-id"), text("webhook-timestamp"));
     let body = request["body"].as_str().expect("a body");
     let key = STANDARD.decode(HOOK_KEY_BYTES).expect("base64");
@@ -157,7 +158,7 @@ fn is_signed(request: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn a_delivery_is_signed_and_tried_again_under_the_same_key_until_it_is_taken() {
+async fn a_delivery_is_signed_and_retried_under_the_same_id_until_it_is_accepted() {
     let ready = Ready::start().await;
     let path = "/status/503/taken/once";
     let payload =
@@ -174,7 +175,7 @@ async fn a_delivery_is_signed_and_tried_again_under_the_same_key_until_it_is_tak
     assert_eq!(requests.len(), 2);
     for request in &requests {
         assert_eq!(request["method"], "POST");
-        // As jsonb has it.
+        // As jsonb formats it.
         assert_eq!(request["body"], "{\"text\": \"ü\", \"order\": 17}");
         assert!(is_signed(request), "{request}");
         is_of("http-deliver", request);
@@ -190,7 +191,7 @@ async fn a_delivery_is_signed_and_tried_again_under_the_same_key_until_it_is_tak
     assert_eq!(result["id"], requests[0]["headers"]["webhook-id"]);
     let known_by = result["id"].as_str().expect("an id");
     assert!(known_by.ends_with(&format!("_{id}")), "{known_by}");
-    // One byte more, and it is another signature.
+    // One changed byte makes another signature.
     let mut changed = requests[0].clone();
     changed["body"] = json!("{\"text\": \"ü\", \"order\": 170}");
     assert!(!is_signed(&changed));
@@ -218,7 +219,7 @@ async fn json_keeps_every_digit_on_its_way_to_a_receiver_and_from_a_server() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_busy_says_when_it_is_asked_again() {
+async fn a_busy_receiver_sets_the_time_of_the_next_attempt() {
     let ready = Ready::start().await;
     let date = "SELECT to_char(now() AT TIME ZONE 'UTC' + interval '2 hours', 'Dy, DD Mon YYYY HH24:MI:SS \"GMT\"')";
     let date: String = ready.client.query_one(date, &[]).await.unwrap().get(0);
@@ -237,7 +238,7 @@ async fn a_receiver_that_is_busy_says_when_it_is_asked_again() {
 }
 
 #[tokio::test]
-async fn who_does_not_answer_is_asked_again_and_who_refuses_is_not() {
+async fn an_unreachable_receiver_is_retried_and_a_refusal_is_final() {
     let ready = Ready::start().await;
     let slow = json!({"url": http("/silence/deliver"), "timeout_ms": 50});
     let nobody = json!({"url": "http://localhost:1/"});
@@ -262,14 +263,14 @@ async fn who_does_not_answer_is_asked_again_and_who_refuses_is_not() {
     assert!(arrived("/redirected-delivery").is_empty());
 }
 
-/// Enqueues a delivery that may be tried twice.
+/// Enqueues a delivery with at most two attempts.
 async fn enqueue_for_two_attempts(client: &Client, payload: Value) -> i64 {
     let sql = "SELECT rouse.enqueue('http.deliver', $1, max_attempts => 2)";
     client.query_one(sql, &[&payload]).await.unwrap().get(0)
 }
 
 #[tokio::test]
-async fn what_is_fetched_is_in_the_result_or_in_a_file() {
+async fn a_fetched_document_is_in_the_result_or_in_a_file() {
     let ready = Ready::start().await;
     let sha256 = |bytes: &[u8]| {
         let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
@@ -324,7 +325,7 @@ async fn what_is_fetched_is_in_the_result_or_in_a_file() {
 }
 
 #[tokio::test]
-async fn a_mail_is_sent_once_more_under_the_same_key_where_the_provider_fails() {
+async fn a_mail_is_retried_under_the_same_key_if_the_provider_fails() {
     let ready = Ready::start().await;
     let mail = |provider: &str, path: &str| {
         json!({
@@ -365,9 +366,9 @@ async fn a_mail_is_sent_once_more_under_the_same_key_where_the_provider_fails() 
 }
 
 #[tokio::test]
-async fn keys_are_in_nothing_that_a_host_keeps_or_says_and_sign_only_for_whom_they_are_granted() {
+async fn keys_never_appear_in_stored_or_printed_text_and_sign_only_as_granted() {
     let ready = Ready::start().await;
-    // Servers that tell all that they were told, in answers that become results, and errors.
+    // Servers that echo everything they received, in responses that become results, and in errors.
     for status in [200, 400] {
         let url = http(&format!("/status/{status}/told"));
         let payload = json!({"url": url, "body": {"n": status}, "secret": "HOOK_KEY"});
@@ -389,7 +390,7 @@ async fn keys_are_in_nothing_that_a_host_keeps_or_says_and_sign_only_for_whom_th
             .any(|one| one["headers"]["webhook-signature"].is_string())
     );
 
-    // A key for signatures is sent nowhere, and one that is sent signs nothing.
+    // A key for signatures is never sent, and a key that is sent never signs.
     let payload = json!({"url": http("/never"), "body": 1, "secret": "MAIL_KEY"});
     let denied = ready.ends("http.deliver", payload).await;
     let error = denied.error.expect("an error");
@@ -410,7 +411,7 @@ async fn keys_are_in_nothing_that_a_host_keeps_or_says_and_sign_only_for_whom_th
 }
 
 #[tokio::test]
-async fn a_password_in_a_url_is_in_no_error() {
+async fn a_password_in_a_url_appears_in_no_error() {
     let ready = Ready::start().await;
     let url = http("/never").replace("localhost", "ada:hunter2@localhost");
     for handler in ["http.deliver", "http.fetch"] {
@@ -424,7 +425,7 @@ async fn a_password_in_a_url_is_in_no_error() {
     }
 }
 
-/// What stands between ```` ```kind ```` and the end of the block, for each block of this kind.
+/// The text of each block of this kind on a page, between ```` ```kind ```` and the end of the block.
 fn blocks(page: &str, kind: &str) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let text =
@@ -437,14 +438,14 @@ fn blocks(page: &str, kind: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn what_the_pages_say_can_be_written_and_enqueued() {
+async fn the_settings_and_payloads_on_the_pages_are_valid() {
     let pages = ["http-deliver", "http-fetch", "email-send"];
     let mut pages: Vec<_> = pages
         .map(|name| format!("handlers/{name}/README.md"))
         .into();
     pages.push("docs/reference/shipped-handlers.md".to_owned());
     let toml = scratch("pages").join("rouse.toml");
-    // Without any grant: what is understood is denied, and nothing leaves the machine.
+    // Without any grant: a payload that is understood is denied, and nothing leaves the machine.
     let ready = Ready::with("").await;
     for page in pages {
         let grants = blocks(&page, "toml");

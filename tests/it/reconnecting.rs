@@ -95,7 +95,7 @@ async fn jitter_spreads_the_reconnects_of_twenty_hosts() {
     for (proxy, _) in &hosts {
         proxy.goes_away();
     }
-    // From each host's own first try on: those come when it has something to ask.
+    // Measured from each host's own first try, which happens when the host first needs the database.
     let mut waited = Vec::new();
     for (proxy, _) in &hosts {
         waited.push(three_waits(proxy).await);
@@ -161,7 +161,7 @@ async fn a_worker_that_stops_tries_every_five_seconds() {
 }
 
 #[tokio::test]
-async fn claims_go_on_with_the_connections_that_are_left() {
+async fn claims_continue_on_the_remaining_connections() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start_with_room(&db, 1).await;
@@ -179,7 +179,7 @@ async fn claims_go_on_with_the_connections_that_are_left() {
     settling.caught().await;
     let job = enqueue(&client, "noop", json!({"n": 2})).await;
     proxy.tried(|tries| !tries.is_empty()).await;
-    // The next try is half a minute away or more.
+    // The next try is at least half a minute away.
     for _ in 0..7 {
         connector.try_now();
         assert!(connector.client().await.is_err());
@@ -216,7 +216,7 @@ async fn a_listener_with_one_connection_of_two_backs_off() {
 }
 
 #[tokio::test]
-async fn a_listener_whose_listen_gets_no_answer_connects_anew() {
+async fn a_listener_whose_listen_gets_no_answer_reconnects() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
@@ -226,14 +226,14 @@ async fn a_listener_whose_listen_gets_no_answer_connects_anew() {
     let worker =
         TestWorker::start_through(db.store(), connector, Settings::default(), catalog().await);
     held.caught().await;
-    // Only who listens falls asleep.
+    // Only a listening worker falls asleep.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     held.release();
     worker.drain().await;
 }
 
 #[tokio::test]
-async fn a_try_whose_caller_has_given_up_serves_the_next_caller() {
+async fn a_connection_attempt_abandoned_by_its_caller_serves_the_next_one() {
     let db = TestDb::new().await;
     let at = db.address();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

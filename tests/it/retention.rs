@@ -1,4 +1,4 @@
-//! For how long finished jobs are kept, by queue and outcome.
+//! How long finished jobs are kept, by queue and outcome.
 
 use rouse::worker::Settings;
 use serde_json::json;
@@ -24,12 +24,12 @@ async fn there(client: &Client, table: &str) -> bool {
 
 async fn refused(client: &Client, sql: &str) -> String {
     let error = client.batch_execute(sql).await.expect_err(sql);
-    let error = error.as_db_error().expect("the database says so");
+    let error = error.as_db_error().expect("an error from the database");
     format!("{} / {}", error.message(), error.hint().unwrap_or_default())
 }
 
 #[tokio::test]
-async fn each_outcome_of_a_queue_goes_where_it_is_kept_for_as_long_as_was_set() {
+async fn each_outcome_of_a_queue_goes_to_the_partition_of_its_retention() {
     let db = TestDb::new().await;
     let client = db.client().await;
     rouse(
@@ -79,7 +79,7 @@ async fn each_outcome_of_a_queue_goes_where_it_is_kept_for_as_long_as_was_set() 
     ] {
         assert_eq!(place(&client, id).await, expected, "job {id}");
     }
-    // Wherever it stands, it is found, retried, and not rewritten.
+    // In every partition, it is found, retried, and protected from changes.
     let shown = rouse(
         &db,
         &[
@@ -151,7 +151,7 @@ async fn each_outcome_of_a_queue_goes_where_it_is_kept_for_as_long_as_was_set() 
 }
 
 #[tokio::test]
-async fn old_days_go_when_their_queue_says_and_records_stay_as_long_as_the_longest() {
+async fn old_partitions_are_dropped_by_retention_and_records_stay_as_long_as_the_longest() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     client
@@ -172,9 +172,10 @@ async fn old_days_go_when_their_queue_says_and_records_stay_as_long_as_the_longe
         )
         .await
         .unwrap();
-    // Three days old, of all and of those for a day; others that are older; some that are kept for ten years.
+    // One that is three days old with a retention of one day; older ones with the default retention; one that was kept for ten
+    // years.
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (5, 0));
-    // What is on record goes after the last job that it may be of.
+    // Records are dropped after the last job to which they may belong.
     assert_eq!(store.maintain_partitions(7).await.unwrap(), (1, 0));
     for (table, kept) in [
         ("finished_20200105", false),
@@ -192,7 +193,7 @@ async fn old_days_go_when_their_queue_says_and_records_stay_as_long_as_the_longe
     let day: String = client.query_one(day, &[]).await.unwrap().get(0);
     assert!(there(&client, &format!("finished_{day}")).await);
     assert!(!there(&client, &format!("finished_keep_1_{day}")).await);
-    // Days to come are made for both, months for the long one.
+    // Days ahead are prepared for both, months for the long one.
     let made = "SELECT count(*) FILTER (WHERE name LIKE 'finished\\_keep\\_1\\_%') >= 8, count(*) FILTER (WHERE name LIKE 'finished\\_keep\\_3650\\_%') BETWEEN 2 AND 3
                 FROM rouse._partitions()";
     let row = client.query_one(made, &[]).await.unwrap();
@@ -200,7 +201,7 @@ async fn old_days_go_when_their_queue_says_and_records_stay_as_long_as_the_longe
 }
 
 #[tokio::test]
-async fn a_job_whose_partition_is_missing_is_kept_as_long_as_all() {
+async fn a_job_whose_partition_is_missing_is_kept_for_the_default_retention() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -220,7 +221,7 @@ async fn a_job_whose_partition_is_missing_is_kept_as_long_as_all() {
 }
 
 #[tokio::test]
-async fn a_retention_that_cannot_be_is_refused_and_changes_nothing() {
+async fn an_impossible_retention_is_refused_and_changes_nothing() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for days in ["-1", "3651"] {

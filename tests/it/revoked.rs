@@ -1,4 +1,4 @@
-//! What an attempt that has lost its job still does, seen from outside: requests, files, state and secrets.
+//! Effects of an attempt that has lost its job, seen from outside: requests, files, state and secrets.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,19 +12,20 @@ use crate::support::worker::{PATIENCE, cancel, enqueue, guests_dir, until};
 use crate::support::{Host, TestDb, scratch};
 
 const SECRET: &str = "s3cret-of-the-effects";
-/// What the log says then.
+/// The log message of the loss.
 const TOLD: &str = "lease lost; aborting the attempt";
-/// What is on its way when the loss becomes known may arrive (docs/explanation/reliability.md): the guest does one thing at a time.
+/// Effects already in progress when the loss becomes known may arrive (docs/explanation/reliability.md); the guest does one thing
+/// at a time.
 const ON_ITS_WAY: usize = 1;
 
-/// A job whose first attempt has effects without end.
+/// A job whose first attempt produces effects without end.
 struct Trial {
     folder: PathBuf,
     path: String,
     id: i64,
 }
 
-/// How often its first attempt was seen.
+/// How many effects of its first attempt were seen.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     requests: usize,
@@ -76,7 +77,7 @@ impl Trial {
         Host::rouse(&args, &[("DATABASE_URL", url), ("KEY", SECRET), log])
     }
 
-    /// The requests of an attempt; the server remembers the head and the body of each.
+    /// The requests of an attempt; the server records the head and the body of each.
     fn requests(&self, attempt: u32) -> Vec<Value> {
         let all = web().seen(&format!("{}/{attempt}/", self.path));
         all.into_iter()
@@ -101,12 +102,12 @@ impl Trial {
         };
         tokio::time::timeout(PATIENCE, at_it)
             .await
-            .expect("it has effects");
+            .expect("effects of the attempt");
         let request = &self.requests(1)[0];
         assert!(request.to_string().contains(SECRET), "{request}");
     }
 
-    /// Ends the host, and with it all that it runs: nothing has come since then but what was on its way.
+    /// Stops the host and all its attempts, and asserts that since then no effect has come except those in progress.
     fn ends_without_more(&self, host: Host, since: Seen) {
         host.signal(libc::SIGTERM);
         let (status, output) = host.exit(PATIENCE);
@@ -125,7 +126,7 @@ async fn last(client: &Client) -> Value {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// Freezes the host of the first attempt until the second one has ended elsewhere.
+/// Freezes the host of the first attempt until the second attempt has ended elsewhere.
 async fn frozen_until_another_has_it(keeps: bool) {
     let db = TestDb::new().await;
     let client = db.client().await;
@@ -150,17 +151,17 @@ async fn frozen_until_another_has_it(keeps: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_attempt_that_was_frozen_until_another_worker_had_its_job_sends_and_writes_no_more() {
+async fn an_attempt_frozen_until_another_worker_took_its_job_sends_and_writes_nothing_more() {
     frozen_until_another_has_it(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_attempt_that_was_frozen_until_another_worker_had_its_job_changes_no_state() {
+async fn an_attempt_frozen_until_another_worker_took_its_job_changes_no_state() {
     frozen_until_another_has_it(true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancelled_attempt_has_no_effect_any_more_once_its_host_knows() {
+async fn a_cancelled_attempt_has_no_further_effects_once_its_host_knows() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let trial = Trial::new(&client, false).await;
@@ -173,7 +174,7 @@ async fn a_cancelled_attempt_has_no_effect_any_more_once_its_host_knows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_attempt_whose_lease_has_ended_without_the_database_has_no_effect_any_more() {
+async fn an_attempt_whose_lease_ended_during_an_outage_has_no_further_effects() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;

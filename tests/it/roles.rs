@@ -1,4 +1,4 @@
-//! Who may do what.
+//! The rights of each role.
 
 use serde_json::json;
 use tokio_postgres::error::SqlState;
@@ -6,7 +6,7 @@ use tokio_postgres::error::SqlState;
 use crate::support::TestDb;
 use crate::support::worker::enqueue;
 
-/// Runs the call as one of the roles.
+/// Whether the role may make this call.
 async fn may(db: &TestDb, role: &str, call: &str) -> bool {
     let mut client = db.client().await;
     let transaction = client.transaction().await.unwrap();
@@ -17,9 +17,9 @@ async fn may(db: &TestDb, role: &str, call: &str) -> bool {
     match transaction.query(call, &[]).await {
         Ok(_) => true,
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => false,
-        // It may call it, but is nobody whom the function knows.
+        // The role may call it, but is not a registered worker.
         Err(error) if error.code().is_some_and(|code| code.code() == "RW004") => true,
-        // It may call it, and there is no such job or worker.
+        // The role may call it, but the job or worker does not exist.
         Err(error) if error.code() == Some(&SqlState::NO_DATA_FOUND) => true,
         Err(error) => panic!("{role}: {call}: {error:?}"),
     }
@@ -81,7 +81,7 @@ const LIMITS: &str = "SELECT * FROM rouse.worker_login";
 const WRITE_LIMITS: &str = "DELETE FROM rouse.worker_login";
 
 #[tokio::test]
-async fn each_role_may_do_its_own_part_and_nothing_else() {
+async fn each_role_has_its_own_rights_and_no_others() {
     let db = TestDb::new().await;
     let enqueuer = &[ENQUEUE, MANY, RECEIPT][..];
     let producer = &[CANCEL, JOB, RESULT, HISTORY, JOB_LOG][..];
@@ -195,7 +195,7 @@ async fn each_role_may_do_its_own_part_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn an_enqueuer_reads_the_state_of_a_job_and_nothing_else_of_it() {
+async fn an_enqueuer_reads_only_the_state_of_a_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({"card": 4711})).await;
@@ -221,7 +221,7 @@ async fn an_enqueuer_reads_the_state_of_a_job_and_nothing_else_of_it() {
 }
 
 #[tokio::test]
-async fn whoever_has_no_role_may_do_nothing() {
+async fn a_login_without_roles_has_no_rights() {
     let db = TestDb::new().await;
     let client = db.client().await;
     // Roles belong to the whole server, which other tests share.
@@ -235,10 +235,10 @@ async fn whoever_has_no_role_may_do_nothing() {
 }
 
 #[tokio::test]
-async fn a_producers_objects_cannot_stand_in_for_those_that_the_functions_use() {
+async fn a_producers_objects_cannot_replace_those_that_the_functions_use() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // A function in a schema of the caller's own, ahead in the search path.
+    // A function in a schema of the caller's own, first in the search path.
     client
         .batch_execute(
             "CREATE SCHEMA evil;

@@ -1,4 +1,4 @@
-//! Each reason to stop, in each state in which a guest can be: it is over soon after its grace.
+//! Each abort reason, in each state of a guest: the attempt ends soon after its grace.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ const REASONS: [AbortReason; 7] = [
 
 const GRACE: Duration = Duration::from_millis(200);
 
-/// From the end of the grace on: two ticks of 10 ms, and much for a busy machine.
+/// Measured from the end of the grace: two ticks of 10 ms, with a margin for a busy machine.
 const STOPPED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Hears of the first progress of an attempt. Its answer to the first step never comes.
+/// Signals the first progress of an attempt. It never answers the first step.
 #[derive(Default)]
 struct Hanging(Notify);
 
@@ -50,7 +50,7 @@ impl Journal for Hanging {
     }
 }
 
-/// Aborts an attempt for this reason once it says that it is there; returns how long it took to stop.
+/// Aborts an attempt for this reason once it reports that it runs; returns how long it took to stop.
 async fn stop(handler: &Arc<Handler>, payload: &str, reason: AbortReason) -> Duration {
     let (abort, journal) = (AbortHandle::new(), Arc::new(Hanging::default()));
     let running = sandbox().run(
@@ -62,20 +62,20 @@ async fn stop(handler: &Arc<Handler>, payload: &str, reason: AbortReason) -> Dur
     let running = sandbox().guests().spawn(running);
     timeout(PATIENCE, journal.0.notified())
         .await
-        .expect("the guest is there");
+        .expect("the guest runs");
     let grace = match reason {
         AbortReason::TakenByAnotherWorker => Duration::ZERO,
         _ => GRACE,
     };
     abort.abort(reason, grace);
     let run = timeout(PATIENCE, running).await.expect("it ends").unwrap();
-    let took = abort.turned_for().expect("it has turned");
+    let took = abort.turned_for().expect("an abort");
     assert_eq!(run.end, RunEnd::Aborted(reason));
     assert!(took < grace + STOPPED_WITHIN, "{reason:?}: {took:?}");
     took
 }
 
-/// Stops attempts for every reason, all at once. `deaf`: guests in this state use up their grace.
+/// Stops attempts for every reason, all in parallel. `deaf`: guests in this state use up their grace.
 async fn stop_for_every_reason(
     state: &str,
     handler: Arc<Handler>,
@@ -97,7 +97,7 @@ async fn stop_for_every_reason(
     }
 }
 
-/// A guest that says that it is there and then does this for ever.
+/// A guest that reports that it runs and then does this forever.
 async fn raw(forever: &str) -> (Handlers, Arc<Handler>) {
     let body = format!(
         "(call $progress (i32.const 1) (i32.const 0) (i32.const 0))
@@ -167,7 +167,7 @@ async fn a_guest_of_rust_that_sleeps_or_waits_for_the_host_is_stopped() {
         .expect("a catalog");
     let set = catalog.current();
     let handler = |name: &str| set.get(name).expect("it is served").clone();
-    // Blocked in a call of the host; in a step, whose record never comes.
+    // Blocked in a call of the host; and in a step whose record is never answered.
     stop_for_every_reason("sleeping", handler("test.ignore-abort"), "{}", true).await;
     let step = r#"{"between": "nothing"}"#;
     stop_for_every_reason("in a step", handler("test.steps"), step, false).await;

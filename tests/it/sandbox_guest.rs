@@ -1,4 +1,4 @@
-//! Guests for the tests of the sandbox, written in WebAssembly text: they need no other build.
+//! Guests for the tests of the sandbox, written in WebAssembly text, so they need no separate build.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,10 @@ pub(crate) const MEMORY_BYTES_MAX: usize = 32 << 20;
 /// Size of a result in these tests.
 pub(crate) const RESULT_BYTES_MAX: usize = 1 << 20;
 
-/// Long enough for a busy machine; a test that waits so long has failed.
+/// Long enough for a busy machine; a test that waits this long has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One sandbox for the whole test binary: each one reserves address space.
+/// One sandbox for the whole test binary: each sandbox reserves address space.
 pub(crate) fn sandbox() -> Arc<Sandbox> {
     static SANDBOX: OnceLock<Arc<Sandbox>> = OnceLock::new();
     let sandbox = SANDBOX.get_or_init(|| {
@@ -66,8 +66,7 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
     sandbox.clone()
 }
 
-/// The directory that some handlers are granted, as `/data`; `greeting.txt` is in it, and a
-/// link that leads out of it.
+/// The directory that some handlers are granted as `/data`; it contains `greeting.txt` and a link that leads out of it.
 pub(crate) fn granted_dir() -> &'static Path {
     static DIR: OnceLock<TempDir> = OnceLock::new();
     DIR.get_or_init(|| {
@@ -79,9 +78,8 @@ pub(crate) fn granted_dir() -> &'static Path {
     .path()
 }
 
-/// A core module that describes itself with this manifest and whose `run` has this body. In the
-/// body, `$payload` and `$payload_len` are the payload, and `$return_ok` and `$return_error`
-/// make a result of bytes in memory.
+/// A core module that describes itself with this manifest and whose `run` has this body. In the body, `$payload` and `$payload_len`
+/// are the payload, and `$return_ok` and `$return_error` make a result of bytes in memory.
 pub(crate) fn guest(manifest: &str, run: &str) -> Vec<u8> {
     guest_of_wasip1("", manifest, run)
 }
@@ -100,12 +98,12 @@ pub(crate) fn guest_of_wasip1(imports: &str, manifest: &str, run: &str) -> Vec<u
     assemble(imports, &describe, manifest, run)
 }
 
-/// A core module of all of these.
+/// A core module of all these parts.
 pub(crate) fn assemble(imports: &str, describe: &str, text: &str, run: &str) -> Vec<u8> {
     assemble_for("", imports, describe, text, run)
 }
 
-/// The same in a world that has these imports (WIT) beside those of the contract.
+/// As [`assemble`], in a world with these imports (WIT) in addition to the contract's.
 pub(crate) fn assemble_for(
     world: &str,
     imports: &str,
@@ -208,7 +206,7 @@ pub(crate) fn echo(handler: &str, version: &str) -> Vec<u8> {
     )
 }
 
-/// About the smallest module there can be: one handler, which returns nothing and imports nothing.
+/// About the smallest possible module: one handler that returns nothing and imports nothing.
 pub(crate) fn smallest(handler: &str) -> Vec<u8> {
     let manifest = manifest(handler, "1");
     let escaped = manifest.replace('"', "\\22");
@@ -258,7 +256,7 @@ impl Handlers {
         Self::on(sandbox(), files).await
     }
 
-    /// The same on another sandbox.
+    /// As [`Handlers::with`], on another sandbox.
     pub(crate) async fn on(sandbox: Arc<Sandbox>, files: &[(&str, &[u8])]) -> Self {
         let dir = TempDir::new().expect("a directory");
         for (name, bytes) in files {
@@ -268,7 +266,7 @@ impl Handlers {
         Self { dir, catalog }
     }
 
-    /// The same, following the folder.
+    /// As [`Handlers::with`], following the folder.
     pub(crate) async fn watched(files: &[(&str, &[u8])]) -> Self {
         let handlers = Self::with(files).await;
         handlers.catalog.watch();
@@ -287,7 +285,7 @@ impl Handlers {
         let set = self.catalog.current();
         let handler = set.get(name);
         handler
-            .unwrap_or_else(|| panic!("{name} is served; refused: {:?}", set.refused))
+            .unwrap_or_else(|| panic!("{name} is not served; refused: {:?}", set.refused))
             .clone()
     }
 
@@ -296,12 +294,12 @@ impl Handlers {
         refusal(&self.catalog.current(), file).expect("the file is refused")
     }
 
-    /// Waits until the catalog is like that.
+    /// Waits until the catalog satisfies this.
     pub(crate) async fn until(&self, what: &str, is: impl Fn(&HandlerSet) -> bool) {
         let mut changed = self.catalog.changed();
         let reached = timeout(PATIENCE, async {
             while !is(&self.catalog.current()) {
-                changed.changed().await.expect("the catalog lives");
+                changed.changed().await.expect("the catalog is open");
             }
         });
         if reached.await.is_err() {
@@ -319,7 +317,7 @@ pub(crate) fn version(set: &HandlerSet, handler: &str) -> Option<String> {
     Some(set.get(handler)?.manifest.version.clone())
 }
 
-/// Handlers of this name or pattern are bound to this file.
+/// Binds handlers of this name or pattern to this file.
 pub(crate) fn bound(handler: &str, file: &str) -> BTreeMap<String, Vec<ModuleBinding>> {
     [(handler.to_owned(), vec![ModuleBinding::File(file.into())])].into()
 }
@@ -339,7 +337,7 @@ pub(crate) fn job(payload: &str) -> JobInput {
     }
 }
 
-/// Runs a guest whose `run` has this body, with nobody aborting it.
+/// Runs a guest whose `run` has this body, without aborting it.
 pub(crate) async fn run(body: &str) -> Run {
     run_with(body, AbortHandle::new()).await
 }

@@ -1,4 +1,4 @@
-//! Instances that serve many jobs: where they may, where they never do, and what still holds.
+//! Reused instances: when they serve many jobs, when they never do, and which limits still hold.
 
 use std::fmt::Debug;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::sandbox_guest::{
 };
 use crate::support::{attempt, worker::guests_dir};
 
-/// A guest that declares that its instances may serve many jobs.
+/// A guest that declares its instances as reusable.
 fn counts(handler: &str, version: &str) -> Vec<u8> {
     let manifest = format!(
         r#"{{"handlers":[{{"name":"{handler}","version":"{version}","instances":"reuse"}}]}}"#
@@ -25,8 +25,7 @@ fn counts(handler: &str, version: &str) -> Vec<u8> {
     counts_with(&manifest)
 }
 
-/// Returns how many jobs its instance has served, up to 9, and does what the first letter of the
-/// payload says before.
+/// Returns how many jobs its instance has served, up to 9; before that, it does what the first letter of the payload says.
 fn counts_with(manifest: &str) -> Vec<u8> {
     let own = "(global $served (mut i32) (i32.const 0))";
     let body = r#"
@@ -67,7 +66,7 @@ fn counts_with(manifest: &str) -> Vec<u8> {
     guest_of_wasip1(own, manifest, body)
 }
 
-/// One handler in a folder. The tests run side by side: each has its own.
+/// One handler in a folder of its own, since the tests run in parallel.
 async fn one(guest: &[u8], name: &str) -> (Handlers, Arc<Handler>) {
     let handlers = Handlers::with(&[("guest.wasm", guest)]).await;
     let handler = handlers.handler(name);
@@ -83,7 +82,7 @@ async fn run_for(handler: &Arc<Handler>, tenant: Option<&str>, payload: &str) ->
     timeout(PATIENCE, running).await.expect("the run ends")
 }
 
-/// How many jobs the instance has served that served this one.
+/// Runs a job, and returns how many jobs its instance has served.
 async fn served(handler: &Arc<Handler>, tenant: Option<&str>) -> String {
     match run_for(handler, tenant, "c").await.end {
         RunEnd::Returned(count) => String::from_utf8(count).unwrap(),
@@ -92,7 +91,7 @@ async fn served(handler: &Arc<Handler>, tenant: Option<&str>) -> String {
 }
 
 #[tokio::test]
-async fn an_instance_serves_many_jobs_only_where_module_and_operator_agree() {
+async fn an_instance_serves_many_jobs_only_if_module_and_operator_agree() {
     let (_kept, agreed) = one(&counts("test.reuse.agreed", "1"), "test.reuse.agreed").await;
     let (_kept, not_allowed) = one(&counts("test.counts", "1"), "test.counts").await;
     let undeclared = counts_with(r#"{"handlers":[{"name":"test.reuse.undeclared"}]}"#);
@@ -105,7 +104,7 @@ async fn an_instance_serves_many_jobs_only_where_module_and_operator_agree() {
 }
 
 #[tokio::test]
-async fn statics_of_rust_live_on_where_the_attribute_says_so() {
+async fn rust_statics_persist_between_jobs_if_the_attribute_allows_reuse() {
     let catalog = Catalog::open(sandbox(), guests_dir()).await.unwrap();
     let handler = catalog.current().get("test.reuse.state").unwrap().clone();
     for count in ["1", "2", "3"] {
@@ -143,7 +142,7 @@ async fn no_instance_serves_two_handlers_of_its_module() {
 }
 
 #[tokio::test]
-async fn an_error_in_the_handlers_own_words_keeps_the_instance_and_every_other_end_does_not() {
+async fn a_handlers_own_error_keeps_the_instance_and_any_other_failure_discards_it() {
     let (_kept, handler) = one(&counts("test.reuse.ends", "1"), "test.reuse.ends").await;
     assert_eq!(served(&handler, None).await, "1");
     let end = run_for(&handler, None, "f").await.end;
@@ -164,16 +163,16 @@ async fn an_error_in_the_handlers_own_words_keeps_the_instance_and_every_other_e
 }
 
 #[tokio::test]
-async fn an_abort_reaches_an_instance_that_has_served_others_and_ends_it() {
+async fn an_abort_reaches_and_ends_a_reused_instance() {
     let (_kept, handler) = one(&counts("test.reuse.abort", "1"), "test.reuse.abort").await;
     let logged = logged_by_guests();
-    // Waits and hears of it; computes on and is stopped.
+    // `waits` receives the abort; `spins` keeps computing and is stopped.
     for (payload, grace) in [("waits", PATIENCE * 10), ("spins", Duration::ZERO)] {
         assert_eq!(served(&handler, None).await, "1");
         assert_eq!(served(&handler, None).await, "2");
         let abort = AbortHandle::new();
         let running = attempt(&sandbox(), &handler, job(payload), abort.clone());
-        // It runs, in the instance that was there.
+        // It runs in the existing instance.
         logged.until(|line| line.message == payload).await;
         abort.abort(AbortReason::TimedOut, grace);
         let end = timeout(PATIENCE, running).await.expect("it ends").end;
@@ -192,7 +191,7 @@ async fn an_abort_of_an_earlier_job_does_not_reach_a_later_one() {
 }
 
 #[tokio::test]
-async fn an_instance_that_holds_something_of_the_host_serves_no_more() {
+async fn an_instance_that_keeps_host_resources_is_not_reused() {
     let (_kept, handler) = one(&counts("test.reuse.holds", "1"), "test.reuse.holds").await;
     assert_eq!(served(&handler, None).await, "1");
     let end = run_for(&handler, None, "h").await.end;
@@ -201,7 +200,7 @@ async fn an_instance_that_holds_something_of_the_host_serves_no_more() {
 }
 
 #[tokio::test]
-async fn the_memory_of_all_its_jobs_counts_against_the_limit_of_an_instance() {
+async fn the_memory_of_all_jobs_counts_against_the_limit_of_an_instance() {
     let (_kept, handler) = one(&counts("test.reuse.memory", "1"), "test.reuse.memory").await;
     let end = run_for(&handler, None, "g").await.end;
     assert_eq!(end, RunEnd::Returned(b"1".into()));
@@ -210,14 +209,14 @@ async fn the_memory_of_all_its_jobs_counts_against_the_limit_of_an_instance() {
     assert_eq!(run.end, RunEnd::OutOfMemory { limit_bytes });
     assert!(run.used.unwrap().memory_bytes_peak >= 8 << 20);
 
-    // A fresh one has the room; after that it has grown too large to be kept.
+    // A fresh instance has enough memory; after that it has grown too large to be kept.
     let end = run_for(&handler, None, "G").await.end;
     assert_eq!(end, RunEnd::Returned(b"1".into()));
     assert_eq!(served(&handler, None).await, "1");
 }
 
 #[tokio::test]
-async fn an_instance_has_an_end_after_ten_thousand_jobs() {
+async fn an_instance_is_discarded_after_ten_thousand_jobs() {
     let (_kept, handler) = one(&counts("test.reuse.many", "1"), "test.reuse.many").await;
     let (sandbox, handler) = (sandbox(), handler.clone());
     let counts = sandbox.clone().guests().spawn(async move {
@@ -279,7 +278,7 @@ async fn each_job_of_an_instance_has_a_log_of_its_own() {
     assert_eq!(of(7_002), ["nothing is cut here"]);
 }
 
-/// One line of a guest.
+/// One line logged by a guest.
 #[derive(Default)]
 struct Line {
     job: Option<i64>,
@@ -300,21 +299,21 @@ impl Visit for Line {
     }
 }
 
-/// All that guests say, in the whole test binary: they speak on threads of their own.
+/// Everything that guests log in the whole test binary: they log on threads of their own.
 #[derive(Clone, Default)]
 struct Logged {
     lines: Sender<Vec<Line>>,
 }
 
 impl Logged {
-    /// Waits until such a line has come.
+    /// Waits for such a line.
     async fn until(&self, is_it: impl Fn(&Line) -> bool) {
         let mut lines = self.lines.subscribe();
         let has_come = lines.wait_for(|lines| lines.iter().any(&is_it));
         timeout(PATIENCE, has_come)
             .await
-            .expect("it comes")
-            .expect("somebody listens");
+            .expect("the line in time")
+            .expect("the sender is here");
     }
 }
 
@@ -333,7 +332,7 @@ fn logged_by_guests() -> Logged {
     let logged = LOGGED.get_or_init(|| {
         let logged = Logged::default();
         let subscriber = tracing_subscriber::registry().with(logged.clone());
-        tracing::subscriber::set_global_default(subscriber).expect("nobody else listens");
+        tracing::subscriber::set_global_default(subscriber).expect("no other global subscriber");
         logged
     });
     logged.clone()

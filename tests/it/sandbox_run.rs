@@ -15,7 +15,7 @@ use crate::support::attempt;
 const SPIN: &str = "(loop $ever (br $ever)) unreachable";
 
 #[tokio::test]
-async fn what_the_handler_returns_is_the_result() {
+async fn the_result_is_what_the_handler_returns() {
     let handlers = Handlers::with(&[("echo.wasm", &echo("test.echo", "1"))]).await;
     let run = attempt(
         &sandbox(),
@@ -31,7 +31,7 @@ async fn what_the_handler_returns_is_the_result() {
 }
 
 #[tokio::test]
-async fn an_error_of_the_handler_comes_in_its_own_words() {
+async fn a_handlers_error_is_reported_unchanged() {
     let guest = guest(
         r#"{"handlers":[{"name":"test.it"}]}"#,
         "(call $return_error (local.get $payload) (local.get $payload_len) (i32.const 1))",
@@ -58,7 +58,7 @@ async fn an_error_of_the_handler_comes_in_its_own_words() {
 }
 
 #[tokio::test]
-async fn a_trap_is_told_with_its_cause_and_a_backtrace() {
+async fn a_trap_is_reported_with_its_cause_and_a_backtrace() {
     let RunEnd::Trapped {
         message,
         backtrace,
@@ -72,7 +72,7 @@ async fn a_trap_is_told_with_its_cause_and_a_backtrace() {
     assert!(stderr.is_empty(), "{stderr:?}");
 }
 
-/// What a module of wasip1 has to import for [`complains`].
+/// Imports that a module of wasip1 needs for [`complains`].
 const IMPORT_FD_WRITE: &str = r#"(import "wasi_snapshot_preview1" "fd_write" (func $fd_write (param i32 i32 i32 i32) (result i32)))
     (data (i32.const 2048) "Traceback:\nTypeError: no such field\n")"#;
 
@@ -84,7 +84,7 @@ fn complains() -> &'static str {
 }
 
 #[tokio::test]
-async fn a_trap_is_told_with_the_last_lines_of_standard_error() {
+async fn a_trap_is_reported_with_the_last_lines_of_standard_error() {
     let guest = guest_of_wasip1(IMPORT_FD_WRITE, &manifest("test.it", "1"), complains());
     let handlers = Handlers::with(&[("guest.wasm", &guest)]).await;
     let handler = handlers.handler("test.it");
@@ -96,7 +96,7 @@ async fn a_trap_is_told_with_the_last_lines_of_standard_error() {
 }
 
 #[tokio::test]
-async fn a_describe_that_fails_is_refused_with_standard_error_and_backtrace() {
+async fn a_failing_describe_is_refused_with_standard_error_and_backtrace() {
     let guest = assemble(IMPORT_FD_WRITE, complains(), "", "unreachable");
     let handlers = Handlers::with(&[("guest.wasm", &guest)]).await;
     let why = handlers.refusal("guest.wasm");
@@ -108,8 +108,8 @@ async fn a_describe_that_fails_is_refused_with_standard_error_and_backtrace() {
 }
 
 #[tokio::test]
-async fn a_describe_has_32_mib_beside_the_memory_that_the_module_starts_with() {
-    // A runtime of 28 MiB, and as much for what it does.
+async fn a_describe_has_32_mib_on_top_of_the_modules_initial_memory() {
+    // A runtime that starts with 28 MiB, and as much for its work.
     let text = manifest("test.it", "1");
     let describe = |mib: u32| {
         format!(
@@ -132,7 +132,7 @@ async fn a_describe_has_32_mib_beside_the_memory_that_the_module_starts_with() {
 }
 
 #[tokio::test]
-async fn a_panic_is_told_with_its_message_and_location() {
+async fn a_panic_is_reported_with_its_message_and_location() {
     let body = r#"
         (i64.store (i32.const 256) (i64.const 0x73646c6f6866)) ;; "fholds"
         (call $panicked (i32.const 256) (i32.const 6) (i32.const 256) (i32.const 3))
@@ -173,7 +173,7 @@ async fn a_guest_that_asks_for_too_much_memory_and_gives_up_is_out_of_memory() {
 }
 
 #[tokio::test]
-async fn a_guest_that_gets_over_a_denial_of_memory_goes_on() {
+async fn a_guest_can_recover_from_a_refused_memory_growth() {
     let body = "(if (i32.ne (i32.const -1) (memory.grow (i32.const 60000))) (then unreachable))
         (call $return_ok (local.get $payload) (local.get $payload_len))";
     assert_eq!(run(body).await.end, RunEnd::Returned(b"{}".into()));
@@ -184,7 +184,7 @@ async fn a_guest_that_gets_over_a_denial_of_memory_goes_on() {
 }
 
 #[tokio::test]
-async fn a_result_that_is_too_large_is_measured() {
+async fn a_result_that_is_too_large_is_reported_with_its_size() {
     let body = |bytes: usize| {
         format!(
             "(drop (memory.grow (i32.const 400))) (call $return_ok (i32.const 0) (i32.const {bytes}))"
@@ -200,12 +200,12 @@ async fn a_result_that_is_too_large_is_measured() {
         run(&body(RESULT_BYTES_MAX + 1)).await.end,
         too_large(RESULT_BYTES_MAX + 1)
     );
-    // So large that the host does not even take it: its size is a lower bound.
+    // So large that the host refuses to read it: its size is a lower bound.
     assert_eq!(run(&body(20 << 20)).await.end, too_large(8 << 20));
 }
 
 #[tokio::test]
-async fn a_log_line_that_is_too_large_for_one_call_is_a_trap() {
+async fn a_log_line_that_is_too_large_for_one_call_traps() {
     let body = "(drop (memory.grow (i32.const 400)))
         (call $log (i32.const 2) (i32.const 0) (i32.const 20000000)) unreachable";
     let RunEnd::Trapped { message, .. } = run(body).await.end else {
@@ -227,7 +227,7 @@ async fn a_guest_that_hoards_handles_is_stopped() {
 }
 
 #[tokio::test]
-async fn a_guest_that_waits_hears_of_the_abort_and_its_result_is_dropped() {
+async fn a_waiting_guest_receives_the_abort_and_its_result_is_dropped() {
     let abort = AbortHandle::new();
     let body = "(call $wait_for_abort)
         (call $return_ok (local.get $payload) (local.get $payload_len))";
@@ -246,7 +246,7 @@ async fn a_guest_that_waits_hears_of_the_abort_and_its_result_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_guest_that_computes_on_is_stopped_after_its_grace() {
+async fn a_guest_that_keeps_computing_is_stopped_after_its_grace() {
     let handlers = Handlers::with(&[("guest.wasm", &guest(&manifest("test.it", "1"), SPIN))]).await;
     let abort = AbortHandle::new();
     let running = attempt(
@@ -271,8 +271,8 @@ async fn a_guest_that_computes_on_is_stopped_after_its_grace() {
 }
 
 #[tokio::test]
-async fn a_lost_lease_stops_a_guest_that_waits_at_once() {
-    // It waits a second time, for a signal that has turned already, for ever.
+async fn a_lost_lease_stops_a_waiting_guest_at_once() {
+    // It waits a second time, forever, for a signal that has already been given.
     let handlers = Handlers::with(&[(
         "guest.wasm",
         &guest(
@@ -311,7 +311,7 @@ async fn an_attempt_that_is_aborted_before_it_starts_does_not_run() {
 }
 
 #[tokio::test]
-async fn guests_that_compute_share_the_threads_with_those_that_do_not() {
+async fn computing_guests_share_the_threads_with_other_guests() {
     let handlers = Handlers::with(&[
         ("echo.wasm", &echo("test.echo", "1")),
         ("spin.wasm", &guest(&manifest("test.spin", "1"), SPIN)),
@@ -351,7 +351,7 @@ async fn guests_that_compute_share_the_threads_with_those_that_do_not() {
 async fn dropping_a_run_stops_its_guest() {
     let handlers = Handlers::with(&[("guest.wasm", &guest(&manifest("test.it", "1"), SPIN))]).await;
     let handler = handlers.handler("test.it");
-    // More than fit at once: were they not stopped, the later ones would never start.
+    // More runs than fit at once: if they were not stopped, the later ones would never start.
     for _ in 0..40 {
         let run = attempt(&sandbox(), &handler, job("1"), AbortHandle::new());
         assert!(
@@ -374,9 +374,9 @@ async fn dropping_a_run_stops_its_guest() {
 }
 
 #[tokio::test]
-async fn an_attempt_sees_nothing_of_an_earlier_one() {
-    // Looks whether all is as at the start; then leaves marks wherever it can: in a global, in a
-    // table, over its data, and in 16 MiB more memory, far beyond what is cleared in place.
+async fn an_attempt_sees_no_state_of_an_earlier_one() {
+    // Checks that everything is in its initial state; then leaves marks everywhere: in a global, in a table, over its data, and in
+    // 16 MiB of additional memory, far beyond the part that is cleared in place.
     let own = r#"
         (table $table 9000 20000 funcref)
         (global $mark (mut i32) (i32.const 0))
@@ -411,7 +411,7 @@ async fn an_attempt_sees_nothing_of_an_earlier_one() {
         ("echo.wasm", &echo("test.echo", "1")),
     ])
     .await;
-    // The same place in the pool, time after time; and one that another module had.
+    // The same place in the pool, time after time; and a place that another module used.
     for name in ["test.marks", "test.marks", "test.echo"].repeat(10) {
         let run = attempt(
             &sandbox(),
@@ -424,7 +424,7 @@ async fn an_attempt_sees_nothing_of_an_earlier_one() {
 }
 
 #[tokio::test]
-async fn a_granted_directory_that_is_not_there_is_named() {
+async fn a_missing_granted_directory_is_named() {
     let handlers = Handlers::with(&[("lost.wasm", &echo("test.lost", "1"))]).await;
     let run = attempt(
         &sandbox(),
@@ -440,7 +440,7 @@ async fn a_granted_directory_that_is_not_there_is_named() {
 }
 
 #[tokio::test]
-async fn after_the_abort_an_attempt_changes_no_file_any_more() {
+async fn an_attempt_changes_no_file_after_its_abort() {
     // Opens `kept`, writes `a`, and waits; then writes `b` and makes the directory `late`.
     let imports = r#"
         (import "wasi_snapshot_preview1" "path_open" (func $path_open
@@ -493,8 +493,8 @@ async fn after_the_abort_an_attempt_changes_no_file_any_more() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_cannot_be_trusted_any_more_changes_no_file_before_it_is_told() {
-    // Makes the directory `wait`, and `over` as soon as there is a file `go`.
+async fn an_attempt_whose_lease_has_ended_changes_no_file_even_before_its_abort() {
+    // Makes the directory `wait`, and the directory `over` as soon as a file `go` exists.
     let imports = r#"
         (import "wasi_snapshot_preview1" "path_open" (func $path_open
             (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))
@@ -529,7 +529,7 @@ async fn an_attempt_that_cannot_be_trusted_any_more_changes_no_file_before_it_is
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 
-    // As it is after a freeze: the lease has run out, and nobody has looked yet.
+    // As after a freeze: the lease has ended, and the host has not noticed yet.
     abort.trust_until(BootTime::now(), Duration::from_secs(5));
     std::fs::write(granted_dir().join("go"), "").unwrap();
     let run = running.await;

@@ -1,4 +1,4 @@
-//! Guests that were built with the SDK, in the sandbox.
+//! Guests built with the SDK, in the sandbox.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -52,7 +52,7 @@ async fn run(handler: &str, payload: Value) -> RunEnd {
     run_with(handler, payload, AbortHandle::new()).await.end
 }
 
-/// What the handler returned, as JSON.
+/// The handler's result, as JSON.
 async fn result(handler: &str, payload: Value) -> Value {
     match run(handler, payload).await {
         RunEnd::Returned(bytes) => serde_json::from_slice(&bytes).expect("JSON"),
@@ -73,7 +73,7 @@ async fn failure(handler: &str, payload: Value) -> String {
 }
 
 #[tokio::test]
-async fn all_guests_are_served_and_say_what_they_want() {
+async fn all_guests_are_served_with_their_declared_settings() {
     let set = catalog().await.current();
     assert!(set.refused.is_empty(), "{:?}", set.refused);
     let echo = set.get("test.echo").expect("it is served");
@@ -90,7 +90,7 @@ async fn all_guests_are_served_and_say_what_they_want() {
 }
 
 #[tokio::test]
-async fn a_guest_is_told_all_of_its_job() {
+async fn a_guest_receives_all_properties_of_its_job() {
     let set = catalog().await.current();
     let input = JobInput {
         id: JobId(i64::MAX),
@@ -160,7 +160,7 @@ async fn nothing_is_granted_by_default() {
 }
 
 #[tokio::test]
-async fn a_read_grant_reads_and_does_not_write() {
+async fn a_read_grant_allows_reading_and_not_writing() {
     let read = |path: &str| json!({ "path": path });
     assert_eq!(
         result("test.read-file", read("/data/greeting.txt")).await,
@@ -189,7 +189,7 @@ async fn a_read_grant_reads_and_does_not_write() {
 }
 
 #[tokio::test]
-async fn a_panic_of_rust_is_told_with_its_place_in_the_source() {
+async fn a_rust_panic_is_reported_with_its_source_location() {
     let end = run("test.panic", json!({ "message": "the roof is on fire" })).await;
     let RunEnd::Panicked {
         message,
@@ -208,7 +208,7 @@ async fn a_panic_of_rust_is_told_with_its_place_in_the_source() {
 }
 
 #[tokio::test]
-async fn a_trap_of_rust_is_told_with_its_place_in_the_source() {
+async fn a_rust_trap_is_reported_with_its_source_location() {
     let end = run("test.trap", Value::Null).await;
     let RunEnd::Trapped {
         message, backtrace, ..
@@ -224,14 +224,14 @@ async fn a_trap_of_rust_is_told_with_its_place_in_the_source() {
 }
 
 #[tokio::test]
-async fn every_attempt_starts_afresh() {
+async fn every_attempt_starts_with_fresh_state() {
     for _ in 0..3 {
         assert_eq!(result("test.state", Value::Null).await, 1);
     }
 }
 
 #[tokio::test]
-async fn a_small_guest_fits_into_what_is_cleared_in_place() {
+async fn a_small_guest_fits_into_the_memory_that_is_cleared_in_place() {
     let run = run_with("noop", json!({"n": 7}), AbortHandle::new()).await;
     assert_eq!(run.end, RunEnd::Returned(br#"{"n":7}"#.into()));
     let used = run.used.unwrap();
@@ -243,7 +243,7 @@ async fn a_small_guest_fits_into_what_is_cleared_in_place() {
 }
 
 #[test]
-fn a_module_imports_what_it_calls_and_no_more() {
+fn a_module_imports_only_what_it_calls() {
     // Each import costs each attempt some time.
     let folder = guests("p2");
     let imports = |module: &str, name: &str| {
@@ -267,14 +267,14 @@ fn a_module_imports_what_it_calls_and_no_more() {
 }
 
 #[tokio::test]
-async fn rust_that_runs_out_of_memory_is_out_of_memory() {
+async fn a_rust_guest_that_exhausts_its_memory_is_out_of_memory() {
     assert_eq!(
         run("test.alloc", json!({ "bytes": 1_usize << 30 })).await,
         RunEnd::OutOfMemory {
             limit_bytes: MEMORY_BYTES_MAX
         }
     );
-    // Its own words, when it notices.
+    // Its own error, if it notices the lack of memory.
     let gently = json!({ "bytes": 1_usize << 30, "gently": true });
     assert!(
         failure("test.alloc", gently)
@@ -284,14 +284,14 @@ async fn rust_that_runs_out_of_memory_is_out_of_memory() {
 }
 
 #[tokio::test]
-async fn rust_that_recurses_too_deeply_overflows_its_stack() {
+async fn a_rust_guest_that_recurses_too_deeply_overflows_its_stack() {
     let end = run("test.recurse", json!({ "depth": 1_000_000 })).await;
     assert!(matches!(end, RunEnd::StackOverflow { .. }), "{end:?}");
 }
 
 #[tokio::test]
-async fn a_guest_that_is_deaf_in_a_host_call_is_stopped_after_its_grace() {
-    // Whoever is first compiles all guests, and that takes its time.
+async fn a_guest_that_ignores_the_abort_in_a_host_call_is_stopped_after_its_grace() {
+    // The first caller compiles all guests, which takes a while.
     catalog().await;
     let abort = AbortHandle::new();
     abort_soon(&abort, Duration::from_millis(300));
@@ -320,7 +320,7 @@ async fn a_guest_that_awaits_the_abort_stops_by_itself() {
     );
 }
 
-/// Aborts an attempt that has got to run for a moment.
+/// Aborts an attempt shortly after its start.
 fn abort_soon(abort: &AbortHandle, grace: Duration) {
     let abort = abort.clone();
     tokio::spawn(async move {
@@ -339,7 +339,7 @@ async fn a_sleeping_guest_uses_no_cpu() {
 }
 
 #[tokio::test]
-async fn a_guest_that_prints_without_end_goes_on() {
+async fn a_guest_that_prints_without_end_is_not_stopped() {
     let printed = result(
         "test.print",
         json!({ "line": "x".repeat(1000), "times": 2000 }),
@@ -349,7 +349,7 @@ async fn a_guest_that_prints_without_end_goes_on() {
 }
 
 #[tokio::test]
-async fn many_attempts_run_side_by_side() {
+async fn many_attempts_run_in_parallel() {
     let set = catalog().await.current();
     let handler = Arc::clone(set.get("test.sleep").unwrap());
     let started = Instant::now();
@@ -362,7 +362,7 @@ async fn many_attempts_run_side_by_side() {
     for run in runs {
         assert_eq!(run.await.end, RunEnd::Returned(b"500".into()));
     }
-    // One after the other would take 8 s.
+    // Run one after the other they would take 8 s.
     assert!(
         started.elapsed() < Duration::from_secs(4),
         "{:?}",

@@ -1,4 +1,4 @@
-//! Secrets that handlers have sent and never hold.
+//! Secrets that handlers send in requests and never hold.
 
 use std::collections::BTreeMap;
 
@@ -20,10 +20,10 @@ use crate::support::{Host, TestDb, free_port, scratch};
 const KEY: &str = "s3cret-of-the-mail-API";
 const TOKEN: &str = "an0ther-one";
 
-/// One that signs, and goes nowhere.
+/// A secret for signatures only, which is never sent.
 const HOOK: &str = "k3y-for-signatures";
 
-/// One that is ninety times as long as its placeholder.
+/// A secret ninety times as long as its placeholder.
 fn long() -> String {
     "0123456789abcdef".repeat(256)
 }
@@ -92,7 +92,7 @@ async fn guests() -> &'static Guests {
         .await
 }
 
-/// What the guest got, as text: the answers, and its placeholders.
+/// The guest's result: the responses and its placeholders.
 async fn result(payload: Value) -> Value {
     match guests().await.run("test.http.secret", payload).await {
         RunEnd::Returned(bytes) => serde_json::from_slice(&bytes).expect("JSON"),
@@ -101,7 +101,7 @@ async fn result(payload: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_secret_goes_to_its_host_and_the_guest_sees_its_placeholder_only() {
+async fn a_secret_is_sent_to_its_host_and_the_guest_sees_only_its_placeholder() {
     let result = result(json!({
         "secrets": ["KEY", "TOKEN"],
         "requests": [
@@ -126,25 +126,25 @@ async fn a_secret_goes_to_its_host_and_the_guest_sees_its_placeholder_only() {
     assert_eq!(seen["headers"]["authorization"], format!("Bearer {KEY}"));
     let seen = web().seen("/leak/body").pop().expect("it arrived");
     assert_eq!(seen["headers"]["x-token"], TOKEN);
-    // The key is not granted for bodies: its placeholder is worth nothing to anybody.
+    // The key is not granted for bodies, so its placeholder is sent unchanged and is worthless.
     let body = format!("one {TOKEN}, two {TOKEN}, and {key}");
     assert_eq!(seen["body"], *body);
     assert_eq!(seen["headers"]["content-length"], body.len().to_string());
 
-    // The server tells all of it, in the head and in pieces of 3 bytes.
+    // The server echoes all of it, in the head and in pieces of 3 bytes.
     let all = result.to_string();
     assert!(!all.contains(KEY) && !all.contains(TOKEN), "{all}");
     let answers = &result["answers"];
     assert_eq!(answers[0]["headers"]["x-leak"], format!("Bearer {key}"));
-    let told = answers[1]["body"].as_str().expect("a body");
+    let echoed = answers[1]["body"].as_str().expect("a body");
     assert!(
-        told.contains(&format!("one {token}, two {token}")),
-        "{told}"
+        echoed.contains(&format!("one {token}, two {token}")),
+        "{echoed}"
     );
 }
 
 #[tokio::test]
-async fn a_secret_goes_nowhere_else() {
+async fn a_secret_is_sent_to_no_other_host() {
     let guests = guests().await;
     for (request, part) in [
         (
@@ -173,7 +173,7 @@ async fn a_secret_goes_nowhere_else() {
         assert!(denial.contains(&format!("name = \"{name}\"")), "{denial}");
     }
     assert!(web().seen("/stolen").is_empty());
-    // A placeholder of another attempt is a word like any other.
+    // A placeholder of another attempt is an ordinary word.
     let other = "rouse-secret-00000000000000000000000000000000";
     let request = json!({"url": url("localhost", "/word"), "headers": {"authorization": other}});
     result(json!({"secrets": ["KEY"], "requests": [request]})).await;
@@ -182,7 +182,7 @@ async fn a_secret_goes_nowhere_else() {
 }
 
 #[tokio::test]
-async fn a_server_is_not_told_whether_it_has_guessed_a_secret_that_never_goes_there() {
+async fn a_server_cannot_test_guesses_of_a_secret_it_never_receives() {
     let post = |host: &str, guess: &str| json!({"method": "POST", "url": url(host, "/guess"), "headers": {"x-guess": guess}, "body": guess});
     let result = result(json!({
         "secrets": ["KEY"],
@@ -190,18 +190,18 @@ async fn a_server_is_not_told_whether_it_has_guessed_a_secret_that_never_goes_th
     }))
     .await;
     let told = |at: usize| result["answers"][at]["body"].as_str().expect("a body");
-    // The key goes to this server by another name only, and the other one signs.
+    // The key goes to this server under another name only, and the other secret only signs.
     for (at, guess) in [(0, KEY), (1, HOOK)] {
         assert_eq!(told(at).matches(guess).count(), 2, "{}", told(at));
     }
-    // A server that may know it is not believed to say it by chance.
+    // A response that happens to contain a secret is masked if the server may know it.
     let word = result["words"]["KEY"].as_str().expect("a word");
     assert_eq!(told(2).matches(word).count(), 2, "{}", told(2));
     assert!(!told(2).contains(KEY), "{}", told(2));
 }
 
 #[tokio::test]
-async fn a_body_is_measured_and_counted_with_the_secrets_in_it() {
+async fn a_body_is_limited_and_counted_with_its_secrets_inserted() {
     let send = async |times: usize| {
         let body = "{LONG}".repeat(times);
         let request =
@@ -224,7 +224,7 @@ async fn a_body_is_measured_and_counted_with_the_secrets_in_it() {
     assert_eq!(arrived["body"], long().repeat(10));
     assert!((40_960..42_000).contains(&bytes_out), "{bytes_out}");
 
-    // Of placeholders these are 7 and 14 KB.
+    // With placeholders these are 7 and 14 KB.
     for (times, most) in [(150, "500000 bytes"), (300, "1048576 bytes")] {
         let (answer, bytes_out) = send(times).await;
         let error = answer["error"].as_str().expect("an error");
@@ -234,7 +234,7 @@ async fn a_body_is_measured_and_counted_with_the_secrets_in_it() {
 }
 
 #[tokio::test]
-async fn a_secret_is_in_nothing_that_a_host_keeps_or_says() {
+async fn a_secret_never_appears_in_stored_or_printed_text() {
     let folder = scratch("secrets");
     let http_port = free_port();
     std::fs::write(folder.join("token"), format!("{TOKEN}\n")).unwrap();
@@ -280,7 +280,7 @@ async fn a_secret_is_in_nothing_that_a_host_keeps_or_says() {
     });
     let payload =
         |tell: bool| json!({"secrets": ["KEY", "TOKEN"], "requests": [request], "tell": tell});
-    // One whose result has it all, one that logs, reports and records it, and then fails with it.
+    // One job whose result contains the echo; one that logs, reports and records it, and then fails with it.
     for (tell, state) in [(false, "succeeded"), (true, "failed")] {
         let id = enqueue(&client, "test.http.secret", payload(tell)).await;
         assert_eq!(ended(&client, id).await.state, state);
@@ -297,7 +297,7 @@ async fn a_secret_is_in_nothing_that_a_host_keeps_or_says() {
     holds_none_of(&all, &[KEY, TOKEN]);
 }
 
-/// All rows of all tables and views, a line for each.
+/// All rows of all tables and views, one line per row.
 pub(crate) async fn rows(client: &Client) -> String {
     let tables = "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                   WHERE n.nspname LIKE 'rouse%' AND c.relkind IN ('r', 'p', 'v')";
@@ -313,7 +313,7 @@ pub(crate) async fn rows(client: &Client) -> String {
     rows.join("\n")
 }
 
-/// Asserts that no line has one of these secrets.
+/// Asserts that no line contains one of these secrets.
 pub(crate) fn holds_none_of(text: &str, secrets: &[&str]) {
     for secret in secrets {
         let with: Vec<&str> = text.lines().filter(|line| line.contains(secret)).collect();

@@ -1,4 +1,4 @@
-//! Claims, fences, settlements: what two workers may and may not do to each other.
+//! Claims, fences and settlements: how two workers may and may not affect each other.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::claims::{claim, error, result, settlement};
 use crate::support::worker::{cancel, enqueue, events, show};
 
 #[tokio::test]
-async fn jobs_of_a_lane_are_claimed_in_their_order_and_only_once() {
+async fn jobs_of_a_lane_are_claimed_in_order_and_only_once() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let mut ids = Vec::new();
@@ -30,7 +30,7 @@ async fn jobs_of_a_lane_are_claimed_in_their_order_and_only_once() {
 }
 
 #[tokio::test]
-async fn a_claim_skips_what_another_is_claiming_at_this_moment() {
+async fn a_claim_skips_jobs_that_a_concurrent_claim_has_locked() {
     let db = TestDb::new().await;
     let (mut other, store) = (db.client().await, db.worker().await);
     let ids = [
@@ -73,7 +73,7 @@ async fn only_the_owner_of_the_fence_can_settle() {
 }
 
 #[tokio::test]
-async fn a_batch_tells_which_jobs_were_accepted_and_which_had_lost_their_lease() {
+async fn a_settlement_reports_accepted_jobs_and_lost_leases() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     for n in 0..3 {
@@ -97,7 +97,7 @@ async fn a_batch_tells_which_jobs_were_accepted_and_which_had_lost_their_lease()
 }
 
 #[tokio::test]
-async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
+async fn a_retry_keeps_its_attempt_count_waits_for_its_time_and_takes_a_new_turn() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
@@ -114,7 +114,7 @@ async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
     assert!(claim(&store, 1).await.is_empty(), "its time has not come");
     let promotion = store.promote(None, false).await.unwrap();
     assert_eq!(promotion.promoted, 0);
-    let wait = promotion.next_due.expect("something waits");
+    let wait = promotion.next_due.expect("a due job");
     assert!(
         wait > Duration::from_secs(3500) && wait <= Duration::from_secs(3600),
         "{wait:?}"
@@ -139,7 +139,7 @@ async fn a_retry_keeps_its_attempt_waits_for_its_time_and_takes_a_fresh_turn() {
 }
 
 #[tokio::test]
-async fn a_due_job_that_somebody_has_locked_is_not_what_a_worker_waits_for() {
+async fn a_locked_due_job_does_not_shorten_a_workers_wait() {
     let db = TestDb::new().await;
     let (mut other, client, store) = (db.client().await, db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
@@ -151,14 +151,14 @@ async fn a_due_job_that_somebody_has_locked_is_not_what_a_worker_waits_for() {
         .await
         .unwrap();
     let promotion = store.promote(None, false).await.unwrap();
-    // Due in no time would make the worker ask again at once, for as long as the lock is held.
+    // If the job were due at once, the worker would ask again without pause for as long as the lock is held.
     assert_eq!((promotion.promoted, promotion.next_due), (0, None));
     transaction.rollback().await.unwrap();
     assert_eq!(store.promote(None, false).await.unwrap().promoted, 1);
 }
 
 #[tokio::test]
-async fn a_claim_that_is_given_back_counts_as_never_made() {
+async fn a_released_claim_does_not_count() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
@@ -188,7 +188,7 @@ async fn a_scheduled_job_is_never_claimed_before_its_time() {
         .unwrap();
     assert_eq!(store.promote(None, false).await.unwrap().promoted, 0);
     assert!(claim(&store, 1).await.is_empty());
-    // A time that has passed is no schedule.
+    // A time in the past does not schedule the job.
     client
         .query(
             "SELECT rouse.enqueue('x', run_at => now() - interval '1 hour')",
@@ -200,8 +200,8 @@ async fn a_scheduled_job_is_never_claimed_before_its_time() {
 }
 
 #[tokio::test]
-async fn a_result_that_postgres_cannot_store_fails_its_whole_batch_and_settles_none_of_it() {
-    // What the settler does about it is shown in outcomes.rs.
+async fn a_result_that_postgres_cannot_store_fails_its_whole_batch() {
+    // How the settler handles this is tested in outcomes.rs.
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     for n in 0..2 {
@@ -221,7 +221,7 @@ async fn a_result_that_postgres_cannot_store_fails_its_whole_batch_and_settles_n
 }
 
 #[tokio::test]
-async fn a_job_that_somebody_has_locked_is_left_out_and_the_others_are_settled() {
+async fn a_locked_job_is_left_out_and_the_others_are_settled() {
     let db = TestDb::new().await;
     let (mut other, store) = (db.client().await, db.worker().await);
     for n in 0..3 {
@@ -257,7 +257,7 @@ async fn a_job_that_somebody_has_locked_is_left_out_and_the_others_are_settled()
 }
 
 #[tokio::test]
-async fn a_renewal_says_why_a_job_is_this_workers_no_more() {
+async fn a_renewal_reports_why_a_worker_has_lost_a_job() {
     let db = TestDb::new().await;
     let (mut client, store) = (db.client().await, db.worker().await);
     for n in 0..5 {
@@ -317,7 +317,7 @@ async fn a_renewal_says_why_a_job_is_this_workers_no_more() {
         ["requested", "claimed", "renewed"]
     );
 
-    // Somebody has it locked: no news, and no waiting.
+    // If another transaction has locked the row, the renewal reports nothing and does not wait.
     let transaction = client.transaction().await.unwrap();
     transaction
         .execute(
@@ -355,7 +355,7 @@ async fn a_final_error_is_kept_with_the_job() {
 }
 
 #[tokio::test]
-async fn the_sabotage_that_chaos_has_to_notice_lets_a_stale_outcome_through() {
+async fn the_sabotage_for_the_chaos_test_accepts_a_stale_outcome() {
     let db = TestDb::new().await;
     let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
     enqueue(&client, "x", json!({})).await;

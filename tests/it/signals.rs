@@ -1,4 +1,4 @@
-//! A signal at any stage of its start ends a command in order, and nothing that it had started goes on.
+//! A signal at any stage of its start ends a command in order, and leaves none of its processes running.
 
 use std::cell::RefCell;
 use std::fs;
@@ -9,12 +9,12 @@ use serde_json::json;
 use crate::support::worker::{PATIENCE, enqueue, guests_dir};
 use crate::support::{Host, TestDb, scratch};
 
-/// What the stages of a start log, beside what it prints.
+/// The log level at which the stages of a start are logged.
 const STAGES: (&str, &str) = ("ROUSE_LOG", "info,rouse::cli=debug,rouse::postgres=debug");
 
 /// Starts a command again and again, and sends SIGTERM after its first line, after its second, and so on, until all of `last` are
-/// among the lines: nothing orders those of its two outputs. `ended`: what must be true each time after it has ended with this exit code
-/// and this output.
+/// among the lines; the lines of its two outputs come in no particular order. `ended` is called each time after the exit, with the
+/// exit code and the output.
 fn at_every_stage(
     start: impl Fn() -> Host,
     last: &[&str],
@@ -36,14 +36,14 @@ fn at_every_stage(
     unreachable!("it returns after the last stage")
 }
 
-/// A folder with one module, so that loading is quick.
+/// A folder with one module, which loads quickly.
 fn folder_with(module: &str) -> PathBuf {
     let folder = scratch("one-module");
     fs::copy(guests_dir().join(module), folder.join(module)).unwrap();
     folder
 }
 
-/// Command lines of processes that name this directory.
+/// Command lines of running processes that contain this directory.
 fn running_in(dir: &Path) -> Vec<String> {
     let dir = dir.to_str().unwrap();
     let processes = fs::read_dir("/proc").unwrap().flatten();
@@ -54,7 +54,7 @@ fn running_in(dir: &Path) -> Vec<String> {
         .collect()
 }
 
-/// A private Postgres that ran on these data was stopped in order, and nothing of it is left.
+/// Asserts that a private Postgres on these data was stopped in order and has left nothing behind.
 fn is_clean(data: &Path, output: &str) {
     assert_eq!(running_in(data), Vec::<String>::new(), "{output}");
     assert!(!data.join("cluster/postmaster.pid").exists(), "{output}");
@@ -68,7 +68,7 @@ fn is_clean(data: &Path, output: &str) {
 }
 
 #[test]
-fn dev_ends_in_order_at_every_stage_of_its_first_start_and_of_the_next() {
+fn dev_stops_in_order_at_every_stage_of_its_first_and_its_second_start() {
     let handlers = folder_with("noop.wasm");
     let data = RefCell::new(PathBuf::new());
     let start = || {
@@ -99,7 +99,7 @@ fn dev_ends_in_order_at_every_stage_of_its_first_start_and_of_the_next() {
 }
 
 #[test]
-fn the_private_postgres_alone_ends_in_order_at_every_stage_of_its_start() {
+fn the_private_postgres_stops_in_order_at_every_stage_of_its_start() {
     let data = scratch("postgres-signals").join("pg");
     let start = || {
         let args = ["postgres", "--data-dir", data.to_str().unwrap()];
@@ -109,7 +109,7 @@ fn the_private_postgres_alone_ends_in_order_at_every_stage_of_its_start() {
 }
 
 #[tokio::test]
-async fn serve_ends_in_order_at_every_stage_of_its_start() {
+async fn serve_stops_in_order_at_every_stage_of_its_start() {
     let db = TestDb::new().await;
     let (url, handlers) = (db.url(), folder_with("noop.wasm"));
     let start = || {
@@ -133,7 +133,7 @@ async fn serve_ends_in_order_at_every_stage_of_its_start() {
 }
 
 #[tokio::test]
-async fn drain_says_that_a_signal_came_first_at_every_stage_of_its_start() {
+async fn drain_reports_an_early_signal_at_every_stage_of_its_start() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -158,7 +158,7 @@ async fn drain_says_that_a_signal_came_first_at_every_stage_of_its_start() {
 }
 
 #[tokio::test]
-async fn whoever_follows_a_jobs_log_ends_it_with_a_signal() {
+async fn a_signal_ends_following_a_jobs_log() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "no.such.handler", json!({}))

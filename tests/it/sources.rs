@@ -1,4 +1,4 @@
-//! Jobs that run by what triggered them, whatever handler their producer named.
+//! Sources bound to handlers: jobs run by what triggered them, whatever handler their producer named.
 
 use rouse::worker::Settings;
 use serde_json::json;
@@ -29,8 +29,7 @@ async fn a_source_can_be_bound_to_a_handler_of_the_consumers_own() {
 }
 
 #[tokio::test]
-async fn jobs_whose_source_is_bound_to_a_missing_handler_wait_for_it_and_cost_neither_attempts_nor_much()
- {
+async fn jobs_bound_to_a_missing_handler_wait_at_little_cost_and_lose_no_attempts() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (catalog, folder) = watched(&["noop.wasm"]).await;
@@ -49,7 +48,7 @@ async fn jobs_whose_source_is_bound_to_a_missing_handler_wait_for_it_and_cost_ne
     let behind = enqueue(&client, "noop", json!({"n": 1})).await;
     let worker = TestWorker::start_on(&db, bound, catalog);
     assert_eq!(ended(&client, behind).await.state, "succeeded");
-    // Each of these takes a few looks.
+    // Each of these jobs takes a few looks.
     for _ in 0..50 {
         let row = client
             .query_one(
@@ -88,10 +87,10 @@ async fn jobs_whose_source_is_bound_to_a_missing_handler_wait_for_it_and_cost_ne
 }
 
 #[tokio::test]
-async fn a_host_that_starts_takes_no_job_of_a_bound_source_before_its_handler_is_loaded() {
+async fn a_starting_host_takes_no_bound_job_before_its_handler_is_loaded() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // It takes a moment to describe itself, in which the handler that the producer names is there already.
+    // It takes a moment to describe itself; until then, the handler that the producer names is already loaded.
     let manifest = manifest("test.bound", "1");
     let describe = format!(
         "(local $n i32)
@@ -115,7 +114,7 @@ async fn a_host_that_starts_takes_no_job_of_a_bound_source_before_its_handler_is
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
 }
 
-/// A consumer that has a handler of its own for this source.
+/// A consumer that binds this source to a handler of its own.
 fn legacy(settings: Settings) -> Settings {
     Settings {
         sources: [("legacy".to_string(), "test.echo".to_string())].into(),
@@ -130,7 +129,7 @@ async fn put(client: &Client, rest: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn a_bound_job_runs_where_the_handler_that_its_producer_named_is_not() {
+async fn a_bound_job_runs_on_a_host_without_the_handler_that_its_producer_named() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let before = put(&client, ", source => 'legacy'").await;
@@ -148,7 +147,7 @@ async fn a_bound_job_runs_where_the_handler_that_its_producer_named_is_not() {
         let job = ended(&client, id).await;
         assert_eq!(job.result.unwrap()["handler"], "test.echo");
     }
-    // In a lane that is new, while the worker sleeps.
+    // In a new lane, while the worker sleeps.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let new = put(&client, ", source => 'legacy', queue => 'new'").await;
     ended(&client, new).await;
@@ -160,7 +159,7 @@ async fn a_bound_job_runs_where_the_handler_that_its_producer_named_is_not() {
 }
 
 #[tokio::test]
-async fn bound_jobs_of_a_paused_queue_and_such_that_require_tags_wait() {
+async fn bound_jobs_of_a_paused_queue_or_with_missing_tags_wait() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -183,7 +182,7 @@ async fn bound_jobs_of_a_paused_queue_and_such_that_require_tags_wait() {
 }
 
 #[tokio::test]
-async fn neither_bound_jobs_nor_the_others_wait_for_the_end_of_the_others() {
+async fn bound_jobs_and_other_jobs_do_not_starve_each_other() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let flood = async |handler: &str, source: Option<&str>| {
@@ -218,7 +217,7 @@ async fn neither_bound_jobs_nor_the_others_wait_for_the_end_of_the_others() {
 }
 
 #[tokio::test]
-async fn among_bound_jobs_priorities_hold_and_no_source_waits_for_the_end_of_another() {
+async fn bound_jobs_respect_priorities_and_sources_do_not_starve_each_other() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -254,12 +253,12 @@ async fn among_bound_jobs_priorities_hold_and_no_source_waits_for_the_end_of_ano
 }
 
 #[tokio::test]
-async fn a_bound_job_that_is_lost_with_its_worker_is_adopted_and_no_other_of_its_lane() {
+async fn a_bound_job_of_a_dead_worker_is_adopted_and_no_other_of_its_lane() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let ours = put(&client, ", source => 'legacy'").await;
     let theirs = put(&client, ", source => 'other'").await;
-    // As a worker that died leaves them.
+    // In the state in which a crashed worker leaves them.
     client
         .execute(
             "UPDATE rouse.job SET state = 'running', attempt = 1, fence = 1, worker = 1,

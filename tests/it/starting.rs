@@ -1,4 +1,4 @@
-//! What the start of a host costs, for those who want to know: nothing is asserted of times.
+//! The cost of starting a host, printed for information: no times are asserted.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::sandbox_guest::{echo, smallest};
 use crate::support::worker::PATIENCE;
 use crate::support::{Host, rouse_binary, scratch};
 
-/// The same module with so many bytes more, which the compiler leaves out.
+/// The same module with this many additional bytes, which the compiler ignores.
 fn padded(module: Vec<u8>, bytes: usize) -> Vec<u8> {
     let mut section = vec![7];
     section.extend(b"padding");
@@ -26,11 +26,11 @@ fn padded(module: Vec<u8>, bytes: usize) -> Vec<u8> {
     padded
 }
 
-/// CPU time of all children of this process that have ended, and of theirs.
+/// CPU time of all ended child processes of this process, and of their children.
 fn cpu_of_children() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     #[expect(unsafe_code, reason = "the standard library does not say")]
-    // SAFETY: a plain system call that fills what it is given.
+    // SAFETY: a plain system call that fills the value that it is given.
     let usage = unsafe {
         assert_eq!(
             libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr()),
@@ -44,7 +44,7 @@ fn cpu_of_children() -> Duration {
     time(usage.ru_utime) + time(usage.ru_stime)
 }
 
-/// Starts a host in a folder with so many modules, and prints what that takes.
+/// Starts a host in a folder with this many modules, and prints the cost.
 fn start(folder: &Path, cached: &str) {
     let (before, started) = (cpu_of_children(), Instant::now());
     let mut command = Command::new(rouse_binary());
@@ -72,8 +72,8 @@ fn start(folder: &Path, cached: &str) {
 }
 
 #[test]
-#[ignore = "measures; run it alone on a quiet machine, with an optimised host: -- --ignored --nocapture what_a_start_costs"]
-fn what_a_start_costs() {
+#[ignore = "measures; run it alone on a quiet machine, with an optimised host: -- --ignored --nocapture print_the_cost_of_a_start"]
+fn print_the_cost_of_a_start() {
     let usual: fn(&str) -> Vec<u8> = |handler| echo(handler, "1");
     for (count, module, bytes) in [
         (1000, smallest as fn(&str) -> Vec<u8>, 0),
@@ -90,7 +90,7 @@ fn what_a_start_costs() {
             fs::write(folder.join(format!("handlers-wasm/{n:04}.wasm")), module).unwrap();
         }
         println!("{count} modules of {size} bytes");
-        // So that they are read from memory.
+        // This start brings the files into memory.
         start(&folder, "without kept code");
         start(&folder, "with kept code");
         fs::remove_dir_all(folder).unwrap();

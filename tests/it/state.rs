@@ -1,4 +1,4 @@
-//! What handlers keep between their jobs: for whom, how much, and who may.
+//! State that handlers keep between their jobs: its scope, its quota, and access to it.
 
 mod operators;
 mod writes;
@@ -22,7 +22,7 @@ use crate::http_out::guest_folder;
 use crate::support::worker::{PATIENCE, TestWorker, ended, enqueue, lease, put, until_true};
 use crate::support::{TestDb, code_cache, folder, rouse_binary, rouse_in};
 
-/// Small enough to be used up.
+/// A quota small enough to be used up.
 const SMALL: StateQuota = StateQuota {
     keys_max: 3,
     bytes_max: 100,
@@ -67,7 +67,7 @@ async fn worker(db: &TestDb) -> TestWorker {
     TestWorker::start_in(db, Settings::default(), sandbox(), catalog().await)
 }
 
-/// Has the handler make these calls, whatever fails, for jobs of this tenant (SQL); returns the answers.
+/// Has the handler make these calls, even after failures, in a job of this tenant (SQL); returns the answers.
 async fn answers(client: &Client, handler: &str, tenant: &str, calls: Value) -> Vec<Value> {
     let payload = json!({"calls": calls, "regardless": true});
     let id = put(
@@ -80,7 +80,7 @@ async fn answers(client: &Client, handler: &str, tenant: &str, calls: Value) -> 
     result.as_array().expect("a list").clone()
 }
 
-/// All that is kept: handler, tenant, key, value as text.
+/// All kept state: handler, tenant, key, value as text.
 async fn kept(client: &Client) -> Vec<(String, String, String, String)> {
     let sql = "SELECT handler, tenant, key, convert_from(value, 'UTF8') FROM rouse.handler_state ORDER BY 1, 2, 3";
     let rows = client.query(sql, &[]).await.unwrap();
@@ -94,7 +94,7 @@ fn entry(handler: &str, tenant: &str, key: &str, value: &str) -> (String, String
 }
 
 #[tokio::test]
-async fn what_a_handler_keeps_is_there_for_its_next_job_also_where_the_attempt_failed() {
+async fn state_is_kept_for_the_next_job_even_if_the_attempt_fails() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;
@@ -126,7 +126,7 @@ async fn what_a_handler_keeps_is_there_for_its_next_job_also_where_the_attempt_f
 }
 
 #[tokio::test]
-async fn each_handler_has_a_state_of_its_own_for_each_tenant() {
+async fn each_handler_has_separate_state_for_each_tenant() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;
@@ -151,12 +151,12 @@ async fn each_handler_has_a_state_of_its_own_for_each_tenant() {
 }
 
 #[tokio::test]
-async fn a_handler_keeps_no_more_than_its_quota_of_keys_bytes_and_bytes_of_a_value() {
+async fn state_is_limited_by_quotas_for_keys_total_bytes_and_value_size() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;
     let text = |chars: usize| "x".repeat(chars);
-    // In JSON, each text has two bytes more, and each key one.
+    // In JSON, each text has two more bytes, and each key one more.
     let found = answers(
         &client,
         "test.state.other",
@@ -196,7 +196,7 @@ async fn a_handler_keeps_no_more_than_its_quota_of_keys_bytes_and_bytes_of_a_val
 }
 
 #[tokio::test]
-async fn updates_of_attempts_that_run_at_once_are_all_counted() {
+async fn concurrent_updates_of_attempts_are_all_counted() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;
@@ -216,7 +216,7 @@ async fn updates_of_attempts_that_run_at_once_are_all_counted() {
     worker.drain().await;
 }
 
-/// Counts what it is asked for.
+/// Counts the calls.
 #[derive(Default)]
 struct Counting {
     waits: Notify,
@@ -276,7 +276,7 @@ impl Journal for Counting {
 }
 
 #[tokio::test]
-async fn from_the_abort_on_nothing_is_read_or_written() {
+async fn state_is_neither_read_nor_written_after_the_abort() {
     let catalog = catalog().await;
     let set = catalog.current();
     let handler = set.get("test.state.one").expect("the guest");
@@ -309,10 +309,10 @@ async fn from_the_abort_on_nothing_is_read_or_written() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_has_lost_its_job_hears_of_it_by_its_next_write() {
+async fn an_attempt_that_has_lost_its_job_learns_it_from_its_next_write() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // No renewal will tell it.
+    // No renewal is due that would reveal the loss.
     let settings = Settings {
         overrides: lease("test.state.one", 86_400),
         ..Settings::default()
@@ -321,7 +321,7 @@ async fn an_attempt_that_has_lost_its_job_hears_of_it_by_its_next_write() {
     let calls = json!({"calls": [{"set": ["first", 1]}, {"add": ["n", 1_000_000]}]});
     enqueue(&client, "test.state.one", calls).await;
     until_true(&client, "SELECT count(*) = 2 FROM rouse.handler_state").await;
-    // As if another worker had it; nobody is told.
+    // As if another worker had the job, without any notification.
     client
         .batch_execute("UPDATE rouse.job SET fence = fence # 1")
         .await
@@ -332,7 +332,7 @@ async fn an_attempt_that_has_lost_its_job_hears_of_it_by_its_next_write() {
 }
 
 #[tokio::test]
-async fn without_a_grant_a_handler_is_denied_and_the_lines_that_are_printed_allow_it() {
+async fn state_without_a_grant_is_denied_with_the_lines_that_allow_it() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;
@@ -349,7 +349,7 @@ async fn without_a_grant_a_handler_is_denied_and_the_lines_that_are_printed_allo
         "{message}"
     );
     let (_, lines) = message.split_once(":\n").expect("lines to copy");
-    let lines = lines.split("\n\n").next().expect("there are some");
+    let lines = lines.split("\n\n").next().expect("the lines to copy");
 
     enqueue(&client, "test.state.none", payload).await;
     let folder = folder(lines, &["test_guests.wasm"]);
@@ -363,7 +363,7 @@ async fn without_a_grant_a_handler_is_denied_and_the_lines_that_are_printed_allo
 }
 
 #[tokio::test]
-async fn a_job_that_leaves_no_state_reads_and_writes_nothing_and_is_told_why() {
+async fn a_job_that_drops_state_from_its_grants_is_denied_with_the_reason() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;
@@ -388,7 +388,7 @@ async fn a_job_that_leaves_no_state_reads_and_writes_nothing_and_is_told_why() {
 }
 
 #[tokio::test]
-async fn hostile_keys_are_refused_and_hostile_values_are_bytes() {
+async fn hostile_keys_are_refused_and_hostile_values_are_plain_bytes() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;
@@ -419,11 +419,11 @@ async fn hostile_keys_are_refused_and_hostile_values_are_bytes() {
 }
 
 #[tokio::test]
-async fn keys_are_listed_page_by_page_in_their_order() {
+async fn keys_are_listed_page_by_page_in_order() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = worker(&db).await;
-    // Pages have 200.
+    // A page has 200 keys.
     let calls =
         json!([{"fill": ["a/", 450, 1]}, {"fill": ["b/", 1, 1]}, {"keys": "a/"}, {"keys": ""}]);
     let found = answers(&client, "test.state.one", "'acme'", calls).await;
@@ -434,7 +434,7 @@ async fn keys_are_listed_page_by_page_in_their_order() {
 }
 
 #[tokio::test]
-async fn without_the_queue_there_is_no_state_and_the_handler_is_told() {
+async fn state_without_the_queue_is_an_error() {
     let granted = crate::invoke::folder("[handlers.\"test.state.one\".state]\n");
     let mut command = crate::support::rouse();
     command

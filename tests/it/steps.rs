@@ -1,4 +1,4 @@
-//! Steps and progress: what an attempt leaves behind while it runs, and who may.
+//! Steps and progress: what an attempt records while it runs, and access to it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::claims::{claim, orders, rand, result, settlement};
 use crate::support::worker::{TestWorker, cancel, ended, enqueue, events, until_true};
 use crate::support::{TestDb, cut_all_others};
 
-/// Waits until the attempt has said that it waits.
+/// Waits until the attempt reports that it waits.
 async fn until_it_waits(client: &Client, id: i64) {
     until_true(
         client,
@@ -41,7 +41,7 @@ async fn refused(client: &Client) -> i64 {
 }
 
 #[tokio::test]
-async fn a_step_that_is_recorded_is_not_done_again() {
+async fn a_recorded_step_is_not_repeated() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -77,15 +77,17 @@ async fn a_step_that_is_recorded_is_not_done_again() {
 }
 
 #[tokio::test]
-async fn whoever_takes_a_job_over_starts_from_its_recorded_steps() {
+async fn an_attempt_that_takes_a_job_over_continues_from_its_recorded_steps() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
-    // Once it listens, it asks for all that runs, and would renew a lease that it takes to have ended: not in the middle of this.
+    // Wait until it listens: it then asks about all running jobs, and would renew a lease that seems to have ended, which must not
+    // happen
+    // in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id = enqueue(&client, "test.steps", json!({"between": "deaf"})).await;
     until_it_waits(&client, id).await;
-    // As if its worker had not been able to renew it.
+    // As if its worker had been unable to renew it.
     client
         .execute(
             "UPDATE rouse.job SET lease_until = now() - interval '1 s' WHERE id = $1",
@@ -100,7 +102,7 @@ async fn whoever_takes_a_job_over_starts_from_its_recorded_steps() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_has_to_stop_records_nothing_more() {
+async fn an_aborted_attempt_records_no_more_steps() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -160,12 +162,12 @@ async fn only_the_worker_that_has_the_job_records_and_reads_its_steps() {
 }
 
 #[tokio::test]
-async fn a_step_that_is_not_recorded_is_never_taken_for_recorded() {
+async fn an_unrecorded_step_is_never_reported_as_recorded() {
     let db = TestDb::new().await;
     let (client, mine) = (db.client().await, db.worker().await);
     enqueue(&client, "x", json!({})).await;
     let job = claim(&mine, 1).await.remove(0);
-    // As where the job comes back to the worker between the look for its row and that for the reason.
+    // As if the job came back to the worker between the lookup of its row and the lookup of the reason.
     client
         .batch_execute(
             "CREATE OR REPLACE FUNCTION rouse._refusal(p_worker bigint, p_id bigint, p_fence bigint) RETURNS text
@@ -180,7 +182,7 @@ async fn a_step_that_is_not_recorded_is_never_taken_for_recorded() {
 }
 
 #[tokio::test]
-async fn while_a_step_is_being_recorded_nobody_takes_the_job_over_or_settles_it() {
+async fn a_job_is_neither_taken_over_nor_settled_while_a_step_is_being_recorded() {
     let db = TestDb::new().await;
     let (mut recording, client) = (db.client().await, db.client().await);
     let (mine, other) = (db.worker().await, db.worker().await);
@@ -225,7 +227,7 @@ async fn a_step_that_cannot_be_recorded_now_is_recorded_later() {
         .await
         .unwrap();
     let id = enqueue(&observer, "test.steps", json!({"between": "nothing"})).await;
-    // One call waits for the lock; the lock is let go only after that call was given up.
+    // One call waits for the lock, which is released only after the call was given up.
     until_true(
         &observer,
         "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%record_step%')",
@@ -243,7 +245,7 @@ async fn a_step_that_cannot_be_recorded_now_is_recorded_later() {
 }
 
 #[tokio::test]
-async fn a_worker_without_connections_goes_on_with_its_steps_when_it_has_some() {
+async fn a_worker_without_connections_records_its_steps_when_it_has_some() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -260,7 +262,7 @@ async fn a_worker_without_connections_goes_on_with_its_steps_when_it_has_some() 
 }
 
 #[tokio::test]
-async fn steps_that_make_no_sense_are_refused_with_the_reason() {
+async fn invalid_steps_are_refused_with_the_reason() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -280,7 +282,7 @@ async fn steps_that_make_no_sense_are_refused_with_the_reason() {
         assert_eq!(said["kind"], "step-refused", "{name:.20}: {said}");
         assert!(said["message"].as_str().unwrap().contains(why), "{said}");
     }
-    // A NUL, which jsonb could not hold, is no trouble.
+    // A NUL, which jsonb cannot hold, is allowed.
     let payload = json!({"name": "ok", "bytes": 1, "count": 3});
     let id = enqueue(&client, "test.bad-steps", payload).await;
     assert_eq!(ended(&client, id).await.result, Some(json!("all recorded")));
@@ -288,7 +290,7 @@ async fn steps_that_make_no_sense_are_refused_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_recorded_result_that_a_new_version_cannot_read_is_an_error_that_says_so() {
+async fn a_recorded_result_that_a_new_version_cannot_read_is_an_error() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -305,7 +307,7 @@ async fn a_recorded_result_that_a_new_version_cannot_read_is_an_error_that_says_
 }
 
 #[tokio::test]
-async fn steps_of_a_job_that_lives_outlive_their_partition() {
+async fn steps_of_a_live_job_outlive_their_partition() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
@@ -376,7 +378,7 @@ async fn steps_are_not_copied_from_a_partition_that_is_in_use() {
 }
 
 #[tokio::test]
-async fn two_that_report_the_end_of_what_the_other_says_do_not_wait_for_each_other_in_a_ring() {
+async fn concurrent_progress_reports_of_the_same_jobs_do_not_deadlock() {
     let db = TestDb::new().await;
     let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
     for _ in 0..2 {
@@ -400,7 +402,7 @@ async fn two_that_report_the_end_of_what_the_other_says_do_not_wait_for_each_oth
         tokio::spawn(async move { store.report(&[said], &[over]).await })
     };
     let calls = [call(0, 1), call(1, 0)];
-    // Both are under way, and have got to a row that is locked.
+    // Both calls are in progress and have reached a locked row.
     until_true(
         &client,
         "SELECT count(*) = 2 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%rouse.report%'",
@@ -408,12 +410,12 @@ async fn two_that_report_the_end_of_what_the_other_says_do_not_wait_for_each_oth
     .await;
     open.rollback().await.unwrap();
     for call in calls {
-        call.await.unwrap().expect("neither is a victim");
+        call.await.unwrap().expect("neither is a deadlock victim");
     }
 }
 
 #[tokio::test]
-async fn progress_is_shown_while_the_attempt_runs_and_only_its_worker_may_say_it() {
+async fn progress_is_shown_during_the_attempt_and_only_its_worker_can_report_it() {
     let db = TestDb::new().await;
     let (client, mine, other) = (db.client().await, db.worker().await, db.worker().await);
     let id = enqueue(&client, "x", json!({})).await;
@@ -458,7 +460,7 @@ async fn progress_is_shown_while_the_attempt_runs_and_only_its_worker_may_say_it
     assert_eq!(refused(&client).await, 1, "by the other worker");
     assert_eq!(shown().await.unwrap()["percent"], 50);
 
-    // Whoever has the job now starts at nothing.
+    // The next owner of the job starts without progress.
     client
         .execute(
             "UPDATE rouse.job SET fence = fence + 1 WHERE id = $1",
@@ -477,7 +479,7 @@ async fn progress_is_shown_while_the_attempt_runs_and_only_its_worker_may_say_it
 }
 
 #[tokio::test]
-async fn what_a_running_handler_says_of_its_progress_is_in_the_database_and_gone_after_it() {
+async fn the_progress_of_a_handler_is_in_the_database_until_its_attempt_ends() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -489,7 +491,7 @@ async fn what_a_running_handler_says_of_its_progress_is_in_the_database_and_gone
 }
 
 #[tokio::test]
-async fn an_error_may_name_the_time_of_the_next_attempt() {
+async fn an_error_can_set_the_time_of_the_next_attempt() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -526,11 +528,11 @@ async fn an_error_may_name_the_time_of_the_next_attempt() {
 }
 
 #[tokio::test]
-async fn a_progress_whose_text_grows_when_it_is_made_printable_is_cut_to_its_length() {
+async fn a_progress_text_that_grows_by_escaping_is_cut_to_the_maximum_length() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
-    // Each of these is shown as several characters.
+    // Each of these characters is shown as several.
     let wordy = enqueue(
         &client,
         "test.wordy-progress",

@@ -1,4 +1,4 @@
-//! Attempts, claims and workers that have to stop.
+//! Stopping attempts, claims and workers.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn settings() -> Settings {
 }
 
 #[tokio::test]
-async fn a_job_bound_to_another_handler_is_renewed_by_the_lease_that_it_was_claimed_with() {
+async fn a_bound_job_is_renewed_with_the_lease_it_was_claimed_with() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let bound = Settings {
@@ -30,7 +30,7 @@ async fn a_job_bound_to_another_handler_is_renewed_by_the_lease_that_it_was_clai
         .await
         .unwrap();
     let job = ended(&client, row.get(0)).await;
-    // The handler's own lease is longer than that of the lane, which the database knows of.
+    // The handler's own lease is longer than that of the lane, which the database uses.
     assert_eq!((job.state.as_str(), job.attempt), ("succeeded", 1));
     worker.drain().await;
 }
@@ -50,7 +50,7 @@ async fn a_running_job_can_be_cancelled_and_its_outcome_is_refused() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_lost_aborts_the_attempt_with_the_reason() {
+async fn a_lost_lease_aborts_the_attempt_with_the_reason() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let short = Settings {
@@ -61,16 +61,16 @@ async fn a_lease_that_is_lost_aborts_the_attempt_with_the_reason() {
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
     cancel(&client, id).await;
-    // Without the abort, which the renewal finds, this handler would wait for ever.
+    // Without the abort, which the renewal triggers, this handler would wait forever.
     worker.drain().await;
     assert_eq!(show(&client, id).await.state, "cancelled");
 }
 
 #[tokio::test]
-async fn a_long_attempt_keeps_its_lease_by_renewing_it() {
+async fn a_long_attempt_keeps_its_lease_by_renewals() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    // Each has an id of its own.
+    // Each worker has an id of its own.
     let short = || Settings {
         overrides: crate::support::worker::lease("test.sleep", 2),
         ..settings()
@@ -89,7 +89,7 @@ async fn a_long_attempt_keeps_its_lease_by_renewing_it() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_runs_too_long_is_stopped_and_the_job_ends_as_timed_out() {
+async fn an_attempt_that_runs_too_long_is_stopped_and_its_job_times_out() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let hurried = Settings {
@@ -103,7 +103,7 @@ async fn an_attempt_that_runs_too_long_is_stopped_and_the_job_ends_as_timed_out(
         assert_eq!(job.state, "timed_out", "{handler}");
         assert_eq!(job.error.unwrap()["kind"], "timed_out");
     }
-    // The worker is flagged with the settlement, and counts them in its statistics.
+    // The settlement flags the worker, and the worker counts timeouts in its statistics.
     let flag = client
         .query_one(
             "SELECT timeouts, timed_out_since < timed_out_at, timed_out_handler, timed_out_job = (SELECT max(id) FROM rouse.finished)
@@ -115,7 +115,7 @@ async fn an_attempt_that_runs_too_long_is_stopped_and_the_job_ends_as_timed_out(
     assert_eq!(flag.get::<_, i64>(0), 2);
     assert!(flag.get::<_, bool>(1) && flag.get::<_, bool>(3));
     assert_eq!(flag.get::<_, &str>(2), "test.ignore-abort");
-    // Somebody asks it whether it lives.
+    // An operator challenges the worker.
     client
         .batch_execute("SELECT pg_notify('rouse_worker_' || incarnation, '') FROM rouse.worker")
         .await
@@ -129,7 +129,7 @@ async fn an_attempt_that_runs_too_long_is_stopped_and_the_job_ends_as_timed_out(
 }
 
 #[tokio::test]
-async fn a_worker_that_drains_finishes_what_runs_and_claims_nothing_more() {
+async fn a_draining_worker_finishes_its_attempts_and_claims_no_more() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let one = Settings {
@@ -138,7 +138,7 @@ async fn a_worker_that_drains_finishes_what_runs_and_claims_nothing_more() {
     };
     let worker = TestWorker::start(&db, one).await;
     let running = enqueue(&client, "test.sleep", json!({"ms": 1500})).await;
-    // Not only claimed: a claim that has not started would be given back.
+    // The attempt must have started: a claim that has not started would be released.
     let started = format!("SELECT progress IS NOT NULL FROM rouse.job({running})");
     until_true(&client, &started).await;
     let waiting = enqueue(&client, "noop", json!({"n": 1})).await;
@@ -155,7 +155,7 @@ async fn a_worker_that_drains_finishes_what_runs_and_claims_nothing_more() {
 }
 
 #[tokio::test]
-async fn a_worker_that_must_stop_at_once_gives_its_jobs_back_unspent() {
+async fn a_worker_that_stops_at_once_releases_its_jobs() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
@@ -171,7 +171,7 @@ async fn a_worker_that_must_stop_at_once_gives_its_jobs_back_unspent() {
 }
 
 #[tokio::test]
-async fn claims_that_cannot_start_soon_are_given_back() {
+async fn claims_that_cannot_start_soon_are_released() {
     let db = TestDb::new().await;
     let client = db.client().await;
     // Short jobs first, so that the worker claims ahead; then long ones that fill its slots.
@@ -187,7 +187,7 @@ async fn claims_that_cannot_start_soon_are_given_back() {
         ..settings()
     };
     let greedy = TestWorker::start(&db, two.clone()).await;
-    // What was claimed ahead and cannot start comes back, with a fresh turn.
+    // Claims that cannot start are released with a new turn.
     until_true(
         &client,
         "SELECT EXISTS (SELECT FROM rouse.job WHERE state = 'queued' AND turn <> id AND attempt = 0)",
@@ -208,7 +208,7 @@ async fn claims_that_cannot_start_soon_are_given_back() {
 }
 
 #[tokio::test]
-async fn a_handler_that_is_removed_drains_and_its_waiting_jobs_wait_on() {
+async fn a_removed_handler_finishes_its_attempts_and_its_queued_jobs_wait() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (catalog, folder) =
@@ -235,7 +235,7 @@ async fn a_handler_that_is_removed_drains_and_its_waiting_jobs_wait_on() {
         "the rest serve"
     );
     assert_eq!(show(&client, waiting).await.state, "queued");
-    // It comes back, and the job that waited runs.
+    // The handler comes back, and the waiting job runs.
     std::fs::copy(
         crate::support::worker::guests_dir().join("test_guests.wasm"),
         folder.path().join("test_guests.wasm"),
@@ -246,7 +246,7 @@ async fn a_handler_that_is_removed_drains_and_its_waiting_jobs_wait_on() {
 }
 
 #[tokio::test]
-async fn a_drain_that_takes_too_long_aborts_what_runs_and_gives_it_back() {
+async fn a_drain_that_takes_too_long_aborts_and_releases_its_attempts() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let impatient = Settings {
@@ -262,12 +262,12 @@ async fn a_drain_that_takes_too_long_aborts_what_runs_and_gives_it_back() {
 }
 
 #[tokio::test]
-async fn a_rolling_restart_of_three_hosts_under_load_burns_no_attempt() {
+async fn a_rolling_restart_of_three_hosts_under_load_uses_up_no_attempt() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let hosts = || async { TestWorker::start(&db, settings()).await };
     let mut workers = [hosts().await, hosts().await, hosts().await];
-    // Enough for the whole of it: each host is replaced while there is work for all of them.
+    // Enough work for the whole test: each host is replaced while there is work for all of them.
     let sql = "SELECT count(*) FROM (SELECT rouse.enqueue_many('test.sleep', array_agg(jsonb_build_object('ms', n % 40)))
                FROM generate_series(1, 3000) AS n) AS q";
     client.query(sql, &[]).await.unwrap();

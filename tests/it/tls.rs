@@ -14,10 +14,10 @@ use rouse::{
 
 use crate::support::{database::connect, free_port, postgres_settings, scratch};
 
-/// A server of this test's own that speaks TLS with one of the certificates.
+/// A TLS server for one test, with one of the certificates.
 struct TlsServer {
     server: Server,
-    /// Keeps the root certificates where a path can name them.
+    /// The directory of the root certificate files.
     folder: PathBuf,
 }
 
@@ -44,8 +44,7 @@ impl TlsServer {
         server_and_folder
     }
 
-    /// Waits until the server has taken its new settings: the first connection that it answers
-    /// with TLS shows it.
+    /// Waits until the server has applied its new settings: the first connection that it answers with TLS shows it.
     async fn reload(&self) {
         let client = connect(&self.server.url("postgres")).await;
         client
@@ -58,7 +57,7 @@ impl TlsServer {
         }
     }
 
-    /// A connector to it: over 127.0.0.1, under this name, in this mode, with these roots.
+    /// A connector to the server at 127.0.0.1, under this name, in this mode, with these roots.
     fn url(&self, host: &str, mode: &str, roots: Option<&str>) -> Connector {
         let url = self.server.tcp_url("postgres").unwrap();
         let roots = roots.map_or_else(String::new, |pem| {
@@ -85,7 +84,7 @@ const SELF_SIGNED_KEY: &str = include_str!("certificates/self-signed.key");
 const VERSION_1: &str = include_str!("certificates/version-1.crt");
 
 #[tokio::test]
-async fn each_sslmode_encrypts_and_trusts_as_libpq_does() {
+async fn each_sslmode_encrypts_and_verifies_as_in_libpq() {
     let server = TlsServer::start(SERVER, SERVER_KEY).await;
     let good = async |host: &str, mode: &str, roots: Option<&str>, encrypted: bool| {
         let found = encryption(&server.url(host, mode, roots)).await;
@@ -102,9 +101,9 @@ async fn each_sslmode_encrypts_and_trusts_as_libpq_does() {
     good("localhost", "disable", None, false).await;
     good("localhost", "allow", None, true).await;
     good("localhost", "prefer", None, true).await;
-    // Encryption alone: any certificate, any name.
+    // Encryption only: any certificate and any name are accepted.
     good("elsewhere.example", "require", None, true).await;
-    // With a root certificate, `require` is `verify-ca`.
+    // With a root certificate, `require` means `verify-ca`.
     good("elsewhere.example", "require", Some(CA), true).await;
     refused("localhost", "require", Some(OTHER_CA)).await;
     good("elsewhere.example", "verify-ca", Some(CA), true).await;
@@ -141,7 +140,7 @@ async fn a_login_can_be_bound_to_the_connection() {
 }
 
 #[tokio::test]
-async fn a_self_signed_certificate_is_trusted_where_it_is_named_itself() {
+async fn a_self_signed_certificate_is_trusted_if_it_is_the_root() {
     let server = TlsServer::start(SELF_SIGNED, SELF_SIGNED_KEY).await;
     let connector = server.url("localhost", "verify-full", Some(SELF_SIGNED));
     assert!(encryption(&connector).await.unwrap());
@@ -152,14 +151,14 @@ async fn a_self_signed_certificate_is_trusted_where_it_is_named_itself() {
 }
 
 #[tokio::test]
-async fn require_takes_even_a_certificate_of_version_1() {
+async fn require_accepts_even_a_version_1_certificate() {
     let server = TlsServer::start(VERSION_1, SERVER_KEY).await;
     let connector = server.url("localhost", "require", None);
     assert!(encryption(&connector).await.unwrap());
 }
 
 #[tokio::test]
-async fn a_server_without_tls_is_refused_unless_plain_is_allowed() {
+async fn a_server_without_tls_is_refused_unless_plaintext_is_allowed() {
     let settings = Settings {
         port: Some(free_port()),
         ..postgres_settings(scratch("plain").join("pg"))
@@ -181,7 +180,7 @@ async fn a_server_without_tls_is_refused_unless_plain_is_allowed() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_an_error_that_says_where_to_look_and_not_what_it_was() {
+async fn a_wrong_password_is_an_error_that_names_its_source_but_not_the_password() {
     let settings = Settings {
         port: Some(free_port()),
         ..postgres_settings(scratch("password").join("pg"))
@@ -207,7 +206,7 @@ async fn encryption(connector: &Connector) -> Result<bool, ConnectError> {
     Ok(client.query_one(ENCRYPTION, &[]).await.unwrap().get(0))
 }
 
-/// Puts a file where the server finds it, as its own and private.
+/// Writes a file where the server finds it, owned by the server and private.
 fn install(cluster: &Path, name: &str, text: &str) {
     let path = cluster.join(name);
     fs::write(&path, text).unwrap();

@@ -1,4 +1,4 @@
-//! The tutorial, followed from its first block to its last one, as a reader would with some terminals.
+//! The tutorial, followed from its first block to its last, as a reader with several terminals would.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,10 +13,10 @@ use crate::support::{Host, Ran, TestDb, code_cache, free_port, rouse_binary, scr
 
 const PAGE: &str = "docs/tutorial.md";
 
-/// What stays in its terminal until somebody stops it.
+/// Programs that run in their own terminals until they are stopped.
 const PROGRAMS: [&str; 3] = ["rouse dev", "rouse serve", "python3 -u -m http.server"];
 
-/// The repository.
+/// The root of the repository.
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
@@ -25,28 +25,28 @@ fn read(file: &str) -> String {
     fs::read_to_string(root().join(file)).unwrap_or_else(|why| panic!("{file}: {why}"))
 }
 
-/// What the last block has printed, or the program that it has started.
+/// The output of the last block, or the program that it has started.
 enum Printed {
     Text(String),
     Program(&'static str),
 }
 
-/// Somebody who follows the page.
+/// A reader who follows the page.
 struct Reader {
-    /// The working directory and the variables of the terminals, as `cd` and `export` leave them.
+    /// The working directory and the variables of the terminals, as left by `cd` and `export`.
     state: PathBuf,
-    /// Where the page starts.
+    /// The folder in which the page starts.
     folder: PathBuf,
-    /// Words of the page, with what stands for them here.
+    /// Words of the page, with their replacements here.
     own: Vec<(&'static str, String)>,
     running: BTreeMap<&'static str, Host>,
-    /// Lines of running programs that the page has shown, once for each time.
+    /// Lines of running programs that the page has shown, one entry for each occurrence.
     seen: Vec<(&'static str, String)>,
     printed: Printed,
 }
 
 impl Reader {
-    /// In a folder that looks like the clone after its handlers were built.
+    /// A reader in a folder that looks like the clone after its handlers were built.
     fn new(db: &TestDb) -> Self {
         let folder = scratch("tutorial").join("rouse");
         let handlers = folder.join("handlers-wasm");
@@ -88,7 +88,7 @@ impl Reader {
         })
     }
 
-    /// A shell that goes on where the last one has ended.
+    /// A shell that continues where the last one ended.
     fn shell(&self, script: &str) -> Command {
         let mut shell = Command::new("sh");
         let bin = rouse_binary();
@@ -127,8 +127,9 @@ impl Reader {
         self.prepare_crate();
     }
 
-    /// Gives the new crate the versions that this repository is built with, which need no network, and a target folder that is
-    /// kept between runs.
+    /// Gives the new crate the dependency versions of this repository, which need no network, and a target folder that is kept
+    /// between
+    /// runs.
     fn prepare_crate(&self) {
         let krate = self.folder.with_file_name("shop").join("invoice");
         if !krate.exists() || krate.join("Cargo.lock").exists() {
@@ -141,7 +142,7 @@ impl Reader {
         symlink(target, krate.join("target")).unwrap();
     }
 
-    /// Starts what stays, in a terminal of its own.
+    /// Starts a long-running program in a terminal of its own.
     fn starts(&mut self, program: &'static str, command: &str) {
         let host = Host::spawn(self.shell(&format!("exec {command}")));
         assert!(
@@ -153,7 +154,7 @@ impl Reader {
 
     /// Presses Ctrl-C.
     fn stops(&mut self, program: &str) {
-        let host = self.running.remove(program).expect("it runs");
+        let host = self.running.remove(program).expect("a running program");
         self.seen.retain(|(of, _)| *of != program);
         host.signal(libc::SIGINT);
         let (status, output) = host.exit(PATIENCE);
@@ -180,7 +181,7 @@ impl Reader {
         self.starts(program, last);
     }
 
-    /// What a block shows has been printed, by the commands before it or by the program that the page names.
+    /// Asserts that the lines of a block were printed by the commands before it, or by the program that the page names.
     fn sees(&mut self, block: &Block) {
         let block = &Block {
             text: self.here(&block.text),
@@ -206,7 +207,7 @@ impl Reader {
         }
     }
 
-    /// Waits until a program has printed such a line so many times.
+    /// Waits until a program has printed a matching line this many times.
     fn waits_for(&self, program: &str, shown: &str, times: usize) {
         let host = &self.running[program];
         let until = Instant::now() + PATIENCE;
@@ -224,7 +225,7 @@ impl Reader {
         }
     }
 
-    /// Writes the file that the sentence before the block names.
+    /// Writes the file that is named in the sentence before the block.
     fn writes(&self, block: &Block) {
         let names = block.before.split('`').skip(1).step_by(2);
         let file = names
@@ -233,7 +234,7 @@ impl Reader {
             .unwrap_or_else(|| panic!("which file is in line {}?", block.line));
         let text = self.here(&block.text);
         fs::write(self.folder.with_file_name("shop").join(file), &text).unwrap();
-        // The lines that a denial has printed are those of the page.
+        // The lines printed by a denial match those on the page.
         if let (Printed::Text(printed), true) = (&self.printed, block.before.contains("message")) {
             assert!(printed.contains(&text), "{text} is not in {printed}");
         }
@@ -263,7 +264,7 @@ impl Reader {
                 let client = crate::support::connect(&self.url()).await;
                 run_sql(&client, block).await;
             }
-            other => panic!("line {}: nobody knows what {other} is", block.line),
+            other => panic!("line {}: unknown kind of block: {other}", block.line),
         }
     }
 }
@@ -275,7 +276,7 @@ fn extension(kind: &str) -> &str {
     }
 }
 
-/// The commands that would build this very tree once more are those that the other pages and the tests name.
+/// The commands that would build this tree once more must also appear on the other pages and in the tests.
 fn is_how_the_clone_is_built(block: &Block) {
     for line in block.text.lines() {
         let held = match line {
@@ -284,7 +285,7 @@ fn is_how_the_clone_is_built(block: &Block) {
             }
             "cargo xtask handlers" => "CONTRIBUTING.md",
             "rustup target add wasm32-wasip2" => "host/src/cli/new/README.md.in",
-            other => panic!("nobody holds {other} against anything"),
+            other => panic!("not compared with anything: {other}"),
         };
         assert!(read(held).contains(line), "{line} is not in {held}");
     }

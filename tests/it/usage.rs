@@ -1,4 +1,4 @@
-//! What attempts use and say: kept with them, and shown while they run.
+//! Usage and logs of attempts: kept with them, and shown while they run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ async fn lines(client: &Client, id: i64) -> Vec<(i32, i32, String, String)> {
 }
 
 #[tokio::test]
-async fn what_an_attempt_has_used_is_kept_with_it_and_summed_by_handler_and_tenant() {
+async fn the_usage_of_an_attempt_is_kept_and_summed_by_handler_and_tenant() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -79,7 +79,7 @@ async fn what_an_attempt_has_used_is_kept_with_it_and_summed_by_handler_and_tena
 }
 
 #[tokio::test]
-async fn every_figure_of_a_settlement_is_kept_as_it_was_sent() {
+async fn every_figure_of_a_settlement_is_stored_unchanged() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let store = db.worker().await;
@@ -110,14 +110,14 @@ async fn every_figure_of_a_settlement_is_kept_as_it_was_sent() {
 }
 
 #[tokio::test]
-async fn what_a_guest_prints_is_kept_with_its_attempt_and_printed_by_job_logs() {
+async fn the_output_of_a_guest_is_kept_with_its_attempt_and_printed_by_job_logs() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     let payload = json!({"line": "\u{1b}[2J ü", "times": 2});
     let id = enqueue(&client, "test.print", payload).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
-    // A worker that stops leaves nothing unsaid.
+    // A worker that stops writes all pending lines.
     worker.drain().await;
     let kept = lines(&client, id).await;
     let numbers: Vec<i32> = kept.iter().map(|line| line.1).collect();
@@ -154,7 +154,7 @@ async fn what_a_guest_prints_is_kept_with_its_attempt_and_printed_by_job_logs() 
 }
 
 #[tokio::test]
-async fn who_follows_a_job_reads_its_lines_while_it_runs_and_ends_with_it() {
+async fn following_a_job_prints_its_lines_as_they_come_and_ends_with_the_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let store = db.worker().await;
@@ -176,14 +176,14 @@ async fn who_follows_a_job_reads_its_lines_while_it_runs_and_ends_with_it() {
     follower.line(PATIENCE, |line| line.ends_with("second"));
     let done = settlement(&job, Outcome::Succeeded(JsonText("1".into())));
     store.settle(&[done], Locked::Wait).await.unwrap();
-    // As the last lines of an attempt may.
+    // The last lines of an attempt may arrive like this.
     assert_eq!(store.append_log(&[say(3, "third")]).await.unwrap(), 1);
     let (status, output) = follower.exit(PATIENCE);
     assert!(status.success() && output.contains("third"), "{output}");
 }
 
 #[tokio::test]
-async fn who_follows_a_job_that_nobody_takes_is_told_why() {
+async fn following_a_job_without_a_worker_reports_why() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "no.such", json!({})).await.to_string();
@@ -218,7 +218,7 @@ async fn the_logs_of_a_job_that_panicked_end_with_its_error() {
 }
 
 #[tokio::test]
-async fn a_worker_says_nothing_about_jobs_of_another() {
+async fn a_worker_cannot_write_logs_of_another_workers_job() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (owner, other) = (db.worker().await, db.worker().await);
@@ -257,7 +257,7 @@ async fn a_worker_says_nothing_about_jobs_of_another() {
 }
 
 #[tokio::test]
-async fn top_shows_what_runs_and_what_it_uses() {
+async fn top_shows_running_attempts_and_their_usage() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -289,7 +289,7 @@ async fn top_shows_what_runs_and_what_it_uses() {
 }
 
 #[tokio::test]
-async fn a_guest_that_computes_for_too_long_is_stopped_and_tried_again() {
+async fn a_guest_that_exceeds_its_cpu_time_is_stopped_and_retried() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let settings = SandboxSettings {
@@ -319,9 +319,9 @@ async fn a_guest_that_computes_for_too_long_is_stopped_and_tried_again() {
         "the handler computed for more than its 0.1 s of CPU time (`cpu` in rouse.toml)"
     );
     let used = usage(&client, id).await;
-    // Whole microseconds are kept of what is more than 100 ms.
+    // Above 100 ms, whole microseconds are kept.
     assert!(used["cpu_ms"].as_f64() >= Some(100.0), "{used}");
-    // A neighbour that waits is not stopped, however long it takes.
+    // Another attempt that only waits is not stopped, however long it takes.
     let waits = enqueue(&client, "test.sleep", json!({"ms": 300})).await;
     assert_eq!(ended(&client, waits).await.state, "succeeded");
     worker.drain().await;

@@ -1,4 +1,4 @@
-//! Who is notified of a job, when, and of what: decided at the commit of the producer.
+//! Notifications: which workers get them, when, and with which contents. The producer's commit decides.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use tokio_postgres::Client;
 use crate::support::TestDb;
 use crate::support::worker::{enqueue, until_true};
 
-/// Any number does for listening.
+/// Listening accepts any number.
 const WORKER: Incarnation = Incarnation(1);
 
-/// A worker sleeps on these queues.
+/// A worker that sleeps on these queues.
 async fn asleep(db: &TestDb, queues: &[&str]) -> Store {
     let queues: Vec<String> = queues.iter().map(ToString::to_string).collect();
     let worker = db.worker().await;
@@ -28,8 +28,7 @@ async fn listen(db: &TestDb) -> Listener {
     Listener::start(&db.connector(), WORKER).await.unwrap()
 }
 
-/// Everything that was notified so far. Notifications come in the order of their commits, so that
-/// one of our own is the last.
+/// All notifications so far. They arrive in the order of their commits, so a notification of our own is the last.
 async fn heard(listener: &mut Listener, client: &Client) -> Vec<Wakeup> {
     client
         .batch_execute("NOTIFY rouse_wake, 'the-end'")
@@ -61,12 +60,12 @@ fn ready(queue: &str, lane: LaneId) -> Wakeup {
     }
 }
 
-/// How many advisory locks are held in this database.
+/// The number of advisory locks that are held in this database.
 const HELD: &str = "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
      WHERE l.locktype = 'advisory' AND d.datname = current_database()";
 
-/// Holds the locks by which transactions that commit at this moment would mute the others, for
-/// this notification and the next ten seconds.
+/// Holds the locks by which transactions that commit at this moment would mute the others, for this notification and the next
+/// ten seconds.
 async fn somebody_is_committing(client: &Client, note: &str) {
     client
         .query(
@@ -79,7 +78,7 @@ async fn somebody_is_committing(client: &Client, note: &str) {
 }
 
 #[tokio::test]
-async fn a_commit_wakes_whoever_sleeps_then_although_nobody_did_at_the_enqueue() {
+async fn a_commit_wakes_workers_that_fell_asleep_after_the_enqueue() {
     let db = TestDb::new().await;
     let (mut producer, client) = (db.client().await, db.client().await);
     let mut listener = listen(&db).await;
@@ -99,7 +98,7 @@ async fn a_commit_wakes_whoever_sleeps_then_although_nobody_did_at_the_enqueue()
 }
 
 #[tokio::test]
-async fn a_transaction_with_one_snapshot_wakes_those_who_fell_asleep_after_it() {
+async fn a_transaction_with_one_snapshot_wakes_workers_that_fell_asleep_after_it() {
     let db = TestDb::new().await;
     let (producer, client) = (db.client().await, db.client().await);
     let mut listener = listen(&db).await;
@@ -122,7 +121,7 @@ async fn a_transaction_with_one_snapshot_wakes_those_who_fell_asleep_after_it() 
 }
 
 #[tokio::test]
-async fn a_queue_that_is_named_twice_is_slept_on_once() {
+async fn a_queue_that_is_named_twice_adds_one_sleeper() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let twice = ["mail".to_string(), "mail".to_string()];
@@ -132,7 +131,7 @@ async fn a_queue_that_is_named_twice_is_slept_on_once() {
 }
 
 #[tokio::test]
-async fn only_those_who_sleep_on_the_queue_or_on_all_of_them_are_woken() {
+async fn only_workers_that_sleep_on_the_queue_or_on_all_queues_are_woken() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut listener = listen(&db).await;
@@ -156,7 +155,7 @@ async fn only_those_who_sleep_on_the_queue_or_on_all_of_them_are_woken() {
 }
 
 #[tokio::test]
-async fn a_notification_names_the_lane_of_a_ready_job_and_the_queue_alone_for_a_scheduled_one() {
+async fn a_notification_names_the_lane_of_a_ready_job_and_only_the_queue_of_a_scheduled_one() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut listener = listen(&db).await;
@@ -194,7 +193,7 @@ async fn a_notification_names_the_lane_of_a_ready_job_and_the_queue_alone_for_a_
 }
 
 #[tokio::test]
-async fn a_transaction_notifies_once_for_each_lane_however_many_jobs_it_enqueues() {
+async fn a_transaction_notifies_once_per_lane_for_any_number_of_jobs() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut listener = listen(&db).await;
@@ -217,7 +216,7 @@ async fn a_transaction_notifies_once_for_each_lane_however_many_jobs_it_enqueues
 }
 
 #[tokio::test]
-async fn what_was_rolled_back_notifies_nobody() {
+async fn a_rolled_back_enqueue_does_not_notify() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut listener = listen(&db).await;
@@ -243,7 +242,7 @@ async fn what_was_rolled_back_notifies_nobody() {
 }
 
 #[tokio::test]
-async fn of_two_that_commit_at_the_same_time_the_second_leaves_the_notification_to_the_first() {
+async fn of_two_concurrent_commits_only_the_first_notifies() {
     let db = TestDb::new().await;
     let (committing, client) = (db.client().await, db.client().await);
     let mut listener = listen(&db).await;
@@ -251,7 +250,7 @@ async fn of_two_that_commit_at_the_same_time_the_second_leaves_the_notification_
     asleep(&db, &["*"]).await;
     let lane = lane(&client, "x").await;
     somebody_is_committing(&committing, &format!("default {lane}")).await;
-    // On a machine that is too busy to commit within 100 ms a job notifies all the same.
+    // On a machine that is too slow to commit within 100 ms, the job notifies anyway.
     let mut muted = false;
     for _ in 0..20 {
         enqueue(&client, "x", json!({})).await;
@@ -277,7 +276,7 @@ async fn of_two_that_commit_at_the_same_time_the_second_leaves_the_notification_
 }
 
 #[tokio::test]
-async fn a_job_that_was_enqueued_a_while_ago_notifies_whoever_else_is_committing() {
+async fn a_job_enqueued_a_while_ago_notifies_despite_concurrent_commits() {
     let db = TestDb::new().await;
     let (committing, client) = (db.client().await, db.client().await);
     let mut listener = listen(&db).await;
@@ -302,13 +301,13 @@ async fn a_job_that_was_enqueued_a_while_ago_notifies_whoever_else_is_committing
 }
 
 #[tokio::test]
-async fn a_transaction_that_decides_before_its_commit_mutes_the_others_for_a_tenth_of_a_second() {
+async fn a_transaction_that_notifies_before_its_commit_mutes_others_for_a_tenth_of_a_second() {
     let db = TestDb::new().await;
     let (early, client) = (db.client().await, db.client().await);
     let mut listener = listen(&db).await;
     enqueue(&client, "x", json!({})).await;
     asleep(&db, &["*"]).await;
-    // On a machine that is too busy to get there within 100 ms it does without the lock.
+    // On a machine that is too slow to get there within 100 ms, it does without the lock.
     let mut held: i64 = 0;
     for _ in 0..200 {
         early
@@ -343,7 +342,7 @@ async fn a_transaction_that_decides_before_its_commit_mutes_the_others_for_a_ten
 }
 
 #[tokio::test]
-async fn a_producer_may_commit_as_a_role_that_may_do_nothing() {
+async fn a_producer_can_commit_as_a_role_without_rights() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut listener = listen(&db).await;
@@ -370,7 +369,7 @@ async fn a_producer_may_commit_as_a_role_that_may_do_nothing() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_given_back_wakes_whoever_sleeps() {
+async fn a_released_claim_wakes_sleeping_workers() {
     let db = TestDb::new().await;
     let (client, store) = (db.client().await, db.worker().await);
     let mut listener = listen(&db).await;
@@ -404,7 +403,7 @@ async fn a_claim_that_is_given_back_wakes_whoever_sleeps() {
 }
 
 #[tokio::test]
-async fn a_worker_hears_itself_only_where_its_notifications_arrive() {
+async fn a_worker_hears_its_echo_only_if_its_notifications_arrive() {
     let (db, other) = (TestDb::new().await, TestDb::new().await);
     let mut here = listen(&db).await;
     let mut elsewhere = listen(&other).await;

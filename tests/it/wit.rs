@@ -8,7 +8,7 @@ use wit_parser::Resolve;
 
 use crate::support::{rouse_without_database, scratch};
 
-/// All files below a folder, by their paths from there.
+/// All files in a folder, by their paths relative to it.
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut all = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -31,7 +31,7 @@ fn contract() -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn the_contract_is_written_whole_and_can_be_read_as_one_package() {
+fn the_contract_is_written_completely_and_parses_as_one_package() {
     let folder = scratch("wit");
     let ran = rouse_without_database(&["wit"], &folder);
     ran.exits(0)
@@ -49,7 +49,7 @@ fn the_contract_is_written_whole_and_can_be_read_as_one_package() {
 }
 
 #[test]
-fn what_an_author_has_changed_is_replaced_only_with_force_and_other_files_stay() {
+fn changed_files_are_replaced_only_with_force_and_other_files_stay() {
     let folder = scratch("wit");
     let contract_dir = folder.join("deep/contract");
     rouse_without_database(&["wit", "deep/contract"], &folder).exits(0);
@@ -85,7 +85,7 @@ fn a_folder_that_cannot_be_written_is_named() {
 }
 
 #[test]
-fn its_help_says_what_to_do_with_it() {
+fn its_help_explains_how_to_use_the_contract() {
     let ran = rouse_without_database(&["wit", "--help"], &scratch("wit"));
     insta::assert_snapshot!(ran.exits(0).stdout);
 }

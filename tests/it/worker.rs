@@ -1,4 +1,4 @@
-//! How a worker finds the jobs that are its own.
+//! How a worker finds its jobs.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use crate::support::worker::{TestWorker, catalog, ended, enqueue, put, show, until, until_true};
 use crate::support::{TestDb, cut_all_others};
 
-/// A poll that never ends a wait within a test.
+/// A poll interval so long that no poll ends a wait within a test.
 const NEVER: Duration = Duration::from_secs(60);
 
 fn settings() -> Settings {
     Settings::default()
 }
 
-/// Short sweeps ten times a second.
+/// A short sweep ten times a second.
 fn hurried() -> Settings {
     Settings {
         intervals: Intervals {
@@ -31,7 +31,7 @@ async fn a_job_runs_end_to_end() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
-    // Once it listens, it asks for all that runs: not in the middle of this.
+    // Wait until it listens: it then asks about all running jobs, which must not happen in the middle of this test.
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.sleeper)").await;
     let id: i64 = client
         .query_one(
@@ -79,7 +79,7 @@ async fn a_job_runs_end_to_end() {
 }
 
 #[tokio::test]
-async fn jobs_that_waited_for_a_worker_run_when_one_comes() {
+async fn waiting_jobs_run_when_a_worker_starts() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "noop", json!({"n": 7})).await;
@@ -110,7 +110,7 @@ async fn a_job_runs_with_notifications_off() {
     worker.drain().await;
 }
 
-/// As with a transaction pooler, which takes a LISTEN and gives its session to somebody else.
+/// As with a transaction pooler, which accepts a LISTEN and gives its session to another client.
 #[tokio::test]
 async fn a_worker_whose_notifications_do_not_arrive_polls() {
     let (db, elsewhere) = (TestDb::new().await, TestDb::new().await);
@@ -208,14 +208,14 @@ async fn a_worker_whose_listening_connection_was_cut_listens_again() {
         .await
         .unwrap();
     assert_eq!(cut.len(), 1);
-    // Enqueued while nobody listens: found by the look that follows the new LISTEN.
+    // Enqueued while the worker does not listen, and found by the look that follows the new LISTEN.
     let id = enqueue(&client, "noop", json!({"n": 1})).await;
     assert_eq!(ended(&client, id).await.state, "succeeded");
     worker.drain().await;
 }
 
 #[tokio::test]
-async fn a_worker_goes_on_after_all_its_connections_were_cut() {
+async fn a_worker_continues_after_all_its_connections_were_cut() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, settings()).await;
@@ -231,7 +231,7 @@ async fn a_worker_goes_on_after_all_its_connections_were_cut() {
 }
 
 #[tokio::test]
-async fn a_job_whose_producer_commits_late_is_still_found() {
+async fn a_late_committed_job_is_found() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);
     let worker = TestWorker::start(&db, settings()).await;
@@ -241,7 +241,7 @@ async fn a_job_whose_producer_commits_late_is_still_found() {
         .await
         .unwrap();
     let early_turn: i64 = row.get(0);
-    // Later turns of the same lane are claimed and finished: the cursor has passed the open one.
+    // Later turns of the same lane are claimed and finished: the cursor has passed the uncommitted one.
     for n in 0..3 {
         let id = enqueue(&client, "noop", json!({ "n": n })).await;
         assert!(id > early_turn);
@@ -250,20 +250,20 @@ async fn a_job_whose_producer_commits_late_is_still_found() {
     transaction.commit().await.unwrap();
     let committed = Instant::now();
     assert_eq!(ended(&client, early_turn).await.state, "succeeded");
-    // The short sweep finds it, not the one that comes every 30 s.
+    // The short sweep finds it, not the sweep that comes every 30 s.
     assert!(committed.elapsed() < Duration::from_secs(15));
     worker.drain().await;
 }
 
 #[tokio::test]
-async fn jobs_whose_producer_commits_late_are_found_without_a_notification() {
+async fn late_committed_jobs_are_found_without_a_notification() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);
     let transaction = late.transaction().await.unwrap();
     let late = "SELECT rouse.enqueue('noop', '{\"n\": 1}'), rouse.enqueue('noop', '{\"n\": 1}', queue => 'other')";
     let row = transaction.query_one(late, &[]).await.unwrap();
     let late: [i64; 2] = [row.get(0), row.get(1)];
-    // One lane is in the catalog, and never had a job that this worker has seen. The cursor passes the job of the other.
+    // One lane is in the catalog, but this worker has never seen a job in it. The cursor passes the job of the other lane.
     let lane =
         "SELECT rouse._lane('noop', 'default', NULL, NULL, 'normal', NULL, NULL, '{}', '{}')";
     client.batch_execute(lane).await.unwrap();
@@ -275,7 +275,7 @@ async fn jobs_whose_producer_commits_late_are_found_without_a_notification() {
         },
     )
     .await;
-    // From the second sweep on the worker does not look at what lies before the one before it.
+    // From the second sweep on, the worker does not look behind the cursor of the previous sweep.
     let started = Instant::now();
     while started.elapsed() < Duration::from_millis(700) {
         ended(&client, put(&client, "'noop', queue => 'other'").await).await;
@@ -285,13 +285,13 @@ async fn jobs_whose_producer_commits_late_are_found_without_a_notification() {
     for id in late {
         assert_eq!(ended(&client, id).await.state, "succeeded");
     }
-    // The sweep that finds that the transaction has ended brings a restart; the one that needs no reason comes 30 s after the start.
+    // A sweep notices the end of the transaction and causes a restart; the unconditional restart comes 30 s after the start.
     assert!(committed.elapsed() < Duration::from_secs(15));
     worker.drain().await;
 }
 
 #[tokio::test]
-async fn a_late_commit_of_more_jobs_than_the_work_between_two_sweeps_is_done_to_the_end() {
+async fn a_late_commit_of_more_jobs_than_fit_between_two_sweeps_is_processed_completely() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);
     let transaction = late.transaction().await.unwrap();
@@ -307,7 +307,7 @@ async fn a_late_commit_of_more_jobs_than_the_work_between_two_sweeps_is_done_to_
         },
     )
     .await;
-    // The cursor passes them, and the sweeps forget that it was before them.
+    // The cursor passes them, and the sweeps forget its position before them.
     let started = Instant::now();
     while started.elapsed() < Duration::from_millis(700) {
         ended(&client, put(&client, "'test.sleep', '{\"ms\": 1}'").await).await;
@@ -315,7 +315,7 @@ async fn a_late_commit_of_more_jobs_than_the_work_between_two_sweeps_is_done_to_
     transaction.commit().await.unwrap();
     let committed = Instant::now();
     assert_eq!(ended(&client, last).await.state, "succeeded");
-    // They take 2 s. A restart that needs no reason comes 30 s after the start.
+    // They take 2 s. The unconditional restart comes 30 s after the start.
     assert!(committed.elapsed() < Duration::from_secs(15));
     worker.drain().await;
 }
@@ -338,7 +338,7 @@ async fn a_job_for_a_handler_that_this_host_does_not_have_waits() {
 }
 
 #[tokio::test]
-async fn a_worker_serves_only_its_queues_and_only_jobs_whose_tags_it_has() {
+async fn a_worker_serves_only_its_queues_and_jobs_whose_tags_it_has() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let enqueue = async |arguments: &str| -> i64 {
@@ -362,7 +362,7 @@ async fn a_worker_serves_only_its_queues_and_only_jobs_whose_tags_it_has() {
 }
 
 #[tokio::test]
-async fn a_lane_that_is_committed_long_after_it_was_numbered_is_found() {
+async fn a_lane_committed_long_after_it_was_numbered_is_found() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);
     let settings = Settings {
@@ -378,7 +378,7 @@ async fn a_lane_that_is_committed_long_after_it_was_numbered_is_found() {
         .query_one("SELECT rouse.enqueue('noop', queue => 'late')", &[])
         .await
         .unwrap();
-    // More lanes than the window in which the catalog is read again, and one that proves them read.
+    // More lanes than the window in which the catalog is read again, and a job that proves that they were read.
     client
         .query(
             "SELECT rouse.enqueue('no.such.handler', queue => 'q' || n) FROM generate_series(1, 400) AS n",
@@ -399,7 +399,7 @@ async fn a_lane_that_is_committed_long_after_it_was_numbered_is_found() {
 }
 
 #[tokio::test]
-async fn a_scheduled_job_that_is_committed_after_its_time_is_found_by_its_notification() {
+async fn a_scheduled_job_committed_after_its_time_is_found_by_its_notification() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);
     // Only a notification can end these waits.
@@ -418,8 +418,7 @@ async fn a_scheduled_job_that_is_committed_after_its_time_is_found_by_its_notifi
         )
         .await
         .unwrap();
-    // Longer than a look reaches back to, after one that found nothing due; and that one now, so that
-    // no sweep is near.
+    // Longer than a look reaches back after one that found no due job; then such a look, so that no sweep is near.
     tokio::time::sleep(Duration::from_millis(3000)).await;
     let id = enqueue(&client, "noop", json!({ "n": 2 })).await;
     ended(&client, id).await;
@@ -429,7 +428,7 @@ async fn a_scheduled_job_that_is_committed_after_its_time_is_found_by_its_notifi
 }
 
 #[tokio::test]
-async fn a_job_that_is_committed_behind_the_cursors_is_found_by_its_notification() {
+async fn a_job_committed_behind_the_cursors_is_found_by_its_notification() {
     let db = TestDb::new().await;
     let (mut late, client) = (db.client().await, db.client().await);
     // Only a notification can end these waits.
@@ -445,7 +444,7 @@ async fn a_job_that_is_committed_behind_the_cursors_is_found_by_its_notification
         .query_one("SELECT rouse.enqueue('noop', '{\"n\": 1}')", &[])
         .await
         .unwrap();
-    // Enough looks, each more than two intervals of sweeps after the one before, for the short sweep to forget.
+    // Enough looks, each more than two sweep intervals after the previous one, for the short sweep to forget.
     for n in 0..4 {
         let id = enqueue(&client, "noop", json!({ "n": n })).await;
         ended(&client, id).await;

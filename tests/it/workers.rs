@@ -1,4 +1,4 @@
-//! Who is a worker, for how long, and what it has to show.
+//! Workers: registration, heartbeats, and the key that each write must show.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ async fn states(client: &Client) -> Vec<(String, String)> {
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
-/// As if nothing had been heard of it for a while.
+/// Makes the worker look silent for this many seconds.
 async fn silent_for(client: &Client, worker: &Store, seconds: i32) {
     client
         .execute(
@@ -76,7 +76,7 @@ async fn heartbeat(store: &Store) -> Result<i32, rouse::store::StoreError> {
 }
 
 #[tokio::test]
-async fn an_id_is_taken_as_long_as_its_holder_lives() {
+async fn an_id_is_taken_while_its_holder_is_alive() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let (first, second) = (db.store(), db.store());
@@ -93,13 +93,13 @@ async fn an_id_is_taken_as_long_as_its_holder_lives() {
         states(&client).await,
         dead_and_active.map(|(id, state)| (id.into(), state.into()))
     );
-    // And one that has stopped is free at once.
+    // The id of a worker that has stopped is free at once.
     second.unregister().await.unwrap();
     db.store().register(&mail()).await.unwrap();
 }
 
 #[tokio::test]
-async fn whoever_has_the_key_takes_the_id_over_and_what_was_claimed_is_free() {
+async fn the_holder_of_the_key_takes_the_id_over_and_frees_its_claims() {
     let db = TestDb::new().await;
     let client = db.client().await;
     enqueue(&client, "x", json!({})).await;
@@ -114,7 +114,7 @@ async fn whoever_has_the_key_takes_the_id_over_and_what_was_claimed_is_free() {
         .register(&registration("mail", key))
         .await
         .unwrap();
-    // What is freed ends in a moment.
+    // A freed lease ends in a moment.
     let ended = "SELECT lease_until < clock_timestamp() FROM rouse.job";
     until_true(&client, ended).await;
     let lanes = [ClaimOrder {
@@ -127,13 +127,13 @@ async fn whoever_has_the_key_takes_the_id_over_and_what_was_claimed_is_free() {
         .await
         .unwrap();
     assert_eq!(adopted.claimed.len(), 1, "though its lease was for an hour");
-    // The other was not killed after all.
+    // The first worker was not killed after all.
     let refused = killed.settle(&[succeeded(&job)], Locked::Wait).await;
     assert!(refused.unwrap_err().is_superseded());
 }
 
 #[tokio::test]
-async fn nobody_writes_as_a_worker_without_its_key() {
+async fn only_the_holder_of_the_key_writes_as_a_worker() {
     let db = TestDb::new().await;
     let client = db.client().await;
     enqueue(&client, "x", json!({})).await;
@@ -167,14 +167,14 @@ async fn nobody_writes_as_a_worker_without_its_key() {
         .unwrap()
         .get(0);
     assert!(kept);
-    // A store through which nobody has registered does not even ask.
+    // A store without a registered worker does not even send the request.
     let error = db.store().promote(None, false).await.unwrap_err();
     assert!(!error.is_transient());
     assert_eq!(error.to_string(), "no worker has registered");
 }
 
 #[tokio::test]
-async fn a_worker_changes_nothing_about_a_job_of_another_and_is_counted() {
+async fn a_write_to_another_workers_job_is_refused_and_counted() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let id = enqueue(&client, "x", json!({})).await;
@@ -215,7 +215,7 @@ async fn a_worker_changes_nothing_about_a_job_of_another_and_is_counted() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_not_heard_of_is_expired_by_the_others_and_its_jobs_are_free() {
+async fn a_silent_worker_is_expired_by_the_others_and_its_jobs_are_freed() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for _ in 0..3 {
@@ -225,7 +225,7 @@ async fn a_worker_that_is_not_heard_of_is_expired_by_the_others_and_its_jobs_are
     let jobs = claim(&gone).await;
     assert_eq!(heartbeat(&lives).await.unwrap(), 0, "it was heard of");
     silent_for(&client, &gone, 91).await;
-    // One of its jobs is being changed by somebody, who takes his time.
+    // Another transaction is changing one of its jobs, and takes a while.
     let mut slow = db.client().await;
     let transaction = slow.transaction().await.unwrap();
     transaction
@@ -244,7 +244,7 @@ async fn a_worker_that_is_not_heard_of_is_expired_by_the_others_and_its_jobs_are
         lease_ms: 60_000,
         only: None,
     }];
-    // What is freed ends in a moment.
+    // A freed lease ends in a moment.
     let ended = "SELECT count(*) = 2 FROM rouse.job WHERE lease_until < clock_timestamp()";
     until_true(&client, ended).await;
     let adopted = crate::support::claims::adopt(&lives, Fence(8), &lanes, 10, 3, None)
@@ -268,7 +268,7 @@ async fn a_worker_that_is_not_heard_of_is_expired_by_the_others_and_its_jobs_are
 }
 
 #[tokio::test]
-async fn what_is_no_worker_is_refused() {
+async fn an_invalid_registration_is_refused() {
     let db = TestDb::new().await;
     let client = db.client().await;
     for (arguments, says) in [
@@ -362,9 +362,9 @@ async fn what_is_no_worker_is_refused() {
     assert!(states(&client).await.is_empty());
 }
 
-/// A tag is a word or key=value, at the worker and at the job alike.
+/// A tag is a word or key=value, both for workers and for jobs.
 #[tokio::test]
-async fn a_job_that_requires_key_and_value_runs_where_both_are() {
+async fn a_job_that_requires_a_key_value_tag_runs_on_a_worker_that_has_it() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let long = format!("zone={}", "x".repeat(123));
@@ -397,9 +397,9 @@ async fn a_job_that_requires_key_and_value_runs_where_both_are() {
     }
 }
 
-/// Its statistics are there with its registration, and tell jobs that failed from attempts that did.
+/// The statistics exist from the registration on, and distinguish failed jobs from failed attempts.
 #[tokio::test]
-async fn failed_jobs_and_failed_attempts_are_two_counters_and_both_are_there_from_the_start() {
+async fn failed_jobs_and_failed_attempts_are_counted_separately_from_the_start() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let settings = Settings {
@@ -427,13 +427,13 @@ async fn failed_jobs_and_failed_attempts_are_two_counters_and_both_are_there_fro
 }
 
 #[tokio::test]
-async fn a_worker_whose_life_is_over_stops_what_runs_and_starts_a_new_one() {
+async fn an_expired_worker_stops_its_attempts_and_starts_a_new_incarnation() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
     let id = enqueue(&client, "test.wait-abort", json!({})).await;
     until(&client, id, |job| job.state == "running").await;
-    // It is told so, and finds out by its heartbeat.
+    // The worker learns it from its heartbeat.
     client
         .batch_execute("SELECT rouse._expire_worker(incarnation) FROM rouse.worker")
         .await
@@ -443,7 +443,7 @@ async fn a_worker_whose_life_is_over_stops_what_runs_and_starts_a_new_one() {
         "SELECT count(*) = 2 AND count(*) FILTER (WHERE state = 'active') = 1 FROM rouse.workers",
     )
     .await;
-    // The new life has adopted the job, and others run.
+    // The new incarnation has adopted the job, and other jobs run.
     until_true(
         &client,
         "SELECT count(*) = 1 FROM rouse.job AS j JOIN rouse.workers AS w ON w.incarnation = j.worker WHERE w.state = 'active'",
@@ -456,7 +456,7 @@ async fn a_worker_whose_life_is_over_stops_what_runs_and_starts_a_new_one() {
 }
 
 #[tokio::test]
-async fn a_worker_that_the_database_has_forgotten_registers_again() {
+async fn a_worker_unknown_to_the_database_registers_again() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -474,7 +474,7 @@ async fn a_worker_that_the_database_has_forgotten_registers_again() {
 }
 
 #[tokio::test]
-async fn of_two_hosts_with_the_same_id_and_key_the_first_stops_and_does_not_come_back() {
+async fn the_first_of_two_hosts_with_the_same_id_and_key_stops_and_stays_stopped() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let same = Settings {
@@ -489,7 +489,7 @@ async fn of_two_hosts_with_the_same_id_and_key_the_first_stops_and_does_not_come
     let second = TestWorker::start(&db, same.clone()).await;
     let why = first.failed().await;
     assert!(why.contains("taken worker id mail over"), "{why}");
-    // As its supervisor would: it does not take the id back, so that no job is lost to and fro.
+    // A supervisor would restart it like this: it does not take the id back, so that no job is lost in a tug-of-war.
     for _ in 0..3 {
         let why = TestWorker::start(&db, same.clone()).await.failed().await;
         assert!(why.contains("two hosts share worker id mail"), "{why}");
@@ -511,7 +511,7 @@ async fn a_shared_id_is_free_again_once_its_holder_is_silent() {
     let (first, second) = (db.store(), db.store());
     first.register(&mail()).await.unwrap();
     second.register(&mail()).await.unwrap();
-    // Nothing was heard of the first since: it may have crashed, and this may be its successor.
+    // The first has not sent a heartbeat since: it may have crashed, and this may be its successor.
     let third = db.store();
     third.register(&mail()).await.unwrap();
     second.outlived().await.unwrap();
@@ -519,7 +519,7 @@ async fn a_shared_id_is_free_again_once_its_holder_is_silent() {
     assert!(refused.is_taken(), "{refused}");
     silent_for(&client, &third, 91).await;
     second.register(&mail()).await.unwrap();
-    // After 10 minutes a takeover is a takeover again.
+    // After 10 minutes a takeover is possible again.
     client
         .execute(
             "UPDATE rouse.worker SET outlived_at = outlived_at - interval '10 minutes'",
@@ -531,7 +531,7 @@ async fn a_shared_id_is_free_again_once_its_holder_is_silent() {
 }
 
 #[tokio::test]
-async fn a_running_attempt_is_told_of_its_cancellation_at_once() {
+async fn a_cancellation_reaches_a_running_attempt_at_once() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -547,7 +547,7 @@ async fn a_running_attempt_is_told_of_its_cancellation_at_once() {
 }
 
 #[tokio::test]
-async fn a_running_attempt_is_told_of_a_cancellation_that_came_while_nobody_listened() {
+async fn a_cancellation_missed_by_the_listener_reaches_a_running_attempt_after_the_next_listen() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
@@ -576,10 +576,9 @@ async fn a_running_attempt_is_told_of_a_cancellation_that_came_while_nobody_list
     assert_eq!(show(&client, id).await.state, "cancelled");
 }
 
-/// The worker hears nothing yet that it would believe: it tries out whether its notifications arrive.
+/// The worker does not trust its notifications yet: it is still checking whether they arrive.
 #[tokio::test]
-async fn a_running_attempt_is_told_of_a_cancellation_that_came_before_the_listener_had_heard_itself()
- {
+async fn a_cancellation_before_the_listener_has_heard_itself_reaches_a_running_attempt() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let proxy = Proxy::start(&db).await;
@@ -599,7 +598,7 @@ async fn a_running_attempt_is_told_of_a_cancellation_that_came_before_the_listen
 }
 
 #[tokio::test]
-async fn a_worker_tells_how_it_fares() {
+async fn workers_report_their_stats() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = db.worker().await;
@@ -634,7 +633,7 @@ async fn a_worker_tells_how_it_fares() {
 }
 
 #[tokio::test]
-async fn a_challenge_whose_answer_is_refused_keeps_no_other_waiting() {
+async fn a_challenge_whose_answer_is_refused_does_not_delay_others() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -653,7 +652,7 @@ async fn a_challenge_whose_answer_is_refused_keeps_no_other_waiting() {
     let worker = TestWorker::start(&db, settings).await;
     until_true(&client, "SELECT EXISTS (SELECT FROM rouse.workers)").await;
     let store = db.store();
-    // The first to be answered, each time.
+    // The refused challenge is the first to be answered, each time.
     let refused = store.challenge("w-1", "no.such").await.unwrap();
     let nonce = store.challenge("w-1", "noop").await.unwrap();
     let answered = format!("SELECT rouse.challenge_answer('{nonce}') IS NOT NULL");
@@ -662,9 +661,9 @@ async fn a_challenge_whose_answer_is_refused_keeps_no_other_waiting() {
     worker.drain().await;
 }
 
-/// What a worker loses while nothing is heard of it counts as lost in a crash.
+/// Jobs that a worker loses while it sends no heartbeat count as lost in a crash.
 #[tokio::test]
-async fn a_heartbeat_that_failed_is_repeated_long_before_the_next_one_is_due() {
+async fn a_failed_heartbeat_is_repeated_long_before_the_next_one_is_due() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let worker = TestWorker::start(&db, Settings::default()).await;
@@ -679,7 +678,7 @@ async fn a_heartbeat_that_failed_is_repeated_long_before_the_next_one_is_due() {
         )
         .await
         .unwrap();
-    // A worker whose life may be over asks with a heartbeat.
+    // A worker that may have been expired asks with a heartbeat.
     client
         .batch_execute(
             "SELECT pg_notify('rouse_worker_' || max(incarnation), '') FROM rouse.worker",

@@ -195,7 +195,7 @@ fn a_redirect_is_not_followed_and_not_tried_again() {
 }
 
 #[test]
-fn a_password_in_a_url_is_in_no_error() {
+fn a_password_in_a_url_appears_in_no_error() {
     let url = "https://ada:hunter2@hooks.example/in";
     for status in [404, 308] {
         let ctx =

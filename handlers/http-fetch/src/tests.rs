@@ -171,7 +171,7 @@ fn what_may_pass_is_tried_again_and_what_will_not_fails_for_good() {
 }
 
 #[test]
-fn a_password_in_a_url_is_in_no_error() {
+fn a_password_in_a_url_appears_in_no_error() {
     let url = "https://ada:hunter2@data.example/rates";
     for status in [404, 308] {
         let ctx = server(move |_| Ok(Response::new(status, "no").with_header("location", url)));

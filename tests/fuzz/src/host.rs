@@ -1,4 +1,4 @@
-//! A host's sandbox, into which modules are loaded and in which they run.
+//! A host's sandbox that loads modules and runs their handlers.
 
 use std::fs;
 use std::path::Path;
@@ -11,19 +11,19 @@ use rouse::sandbox::{AbortHandle, Catalog, Handler, JobInput, Sandbox, Settings}
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-/// An attempt that computes on is stopped then.
+/// An attempt that keeps computing is stopped after this time.
 const RUNS_FOR: Duration = Duration::from_millis(100);
 
-/// From then on.
+/// Time from the abort to the end of the attempt.
 const STOPS_WITHIN: Duration = Duration::from_secs(20);
 
-/// Something for most of the handlers that the tests have.
+/// A payload with fields for most of the tests' handlers.
 const PAYLOAD: &str = r#"{"text": "a b", "name": "a", "n": 7, "as": "details", "bytes": 1000, "depth": 100, "fail_until": 1, "line": "a", "ms": 1, "path": "/a"}"#;
 
-/// How a module ends that is not loaded.
+/// The end of a module that is not loaded.
 pub(crate) const REFUSED: &str = "refused";
 
-/// A host's sandbox.
+/// A sandbox like that of a host.
 pub(crate) struct Host {
     runtime: Runtime,
     sandbox: Arc<Sandbox>,
@@ -42,7 +42,7 @@ impl Host {
         })
     }
 
-    /// Loads the module as a host does, and runs one attempt of each of its handlers. Says how the last one ended.
+    /// Loads the module as a host does, runs one attempt of each of its handlers, and returns how the last one ended.
     pub(crate) fn tried(&self, module: &[u8]) -> Result<&'static str> {
         let folder = tempfile::tempdir().context("make a folder")?;
         fs::write(folder.path().join("case.wasm"), module).context("write the module")?;
@@ -51,7 +51,7 @@ impl Host {
             let handlers = catalog.current();
             let mut end = REFUSED;
             for name in handlers.names() {
-                let handler = handlers.get(&name).context("it is listed")?;
+                let handler = handlers.get(&name).context("look up a listed handler")?;
                 end = self.attempt(handler).await;
             }
             Ok(end)
@@ -100,7 +100,7 @@ fn word(end: &RunEnd) -> &'static str {
         RunEnd::ResultRefused(_) => "result refused",
         RunEnd::Aborted(_) => "stopped",
         RunEnd::Unrunnable(_) => "unrunnable",
-        // Of claims alone, which no worker makes here.
+        // Ends of claims, which are not made here.
         RunEnd::NotStarted | RunEnd::NoHandler | RunEnd::GrantsRefused(_) => "not started",
     }
 }

@@ -1,7 +1,8 @@
-//! Hostile input by the thousand, for the code that a host takes it in with; started by `cargo xtask fuzz`.
+//! Generated hostile input for the code in a host that accepts untrusted input; started by `cargo xtask fuzz`.
 //!
-//! Each case is written to a file before it runs. Whatever must not happen ends this process: a panic anywhere, a case
-//! that takes too long, too much memory. Then the file is the finding.
+//! Each case is written to a file before it runs. A failure ends this process: a panic in any thread, a case that takes too long,
+//! or too
+//! much memory. The file is then the finding.
 
 mod host;
 
@@ -25,40 +26,40 @@ use rand::rngs::StdRng;
 
 use host::Host;
 
-/// One case: a module may be compiled for some seconds on a busy machine, and an attempt is stopped after less.
+/// Time limit of one case: compiling a module may take some seconds on a busy machine, and an attempt is stopped sooner.
 const CASE_SECONDS_MAX: u64 = 60;
 
-/// Some of a hundred run, if any can.
+/// If any module can run, some of a hundred do.
 const CASES_WITHOUT_A_RUN_MAX: u64 = 200;
 
-/// Of this process, with two attempts of 128 MiB and all that the host keeps.
+/// Memory of this process, with two attempts of 128 MiB and everything that the host keeps.
 const MEMORY_KIB_MAX: u64 = 2 << 20;
 
 #[derive(Parser)]
 struct Options {
     /// What is fuzzed
     target: Target,
-    /// Decides all cases
+    /// The seed that determines all cases
     #[arg(long)]
     seed: u64,
-    /// How long new cases are started
+    /// How long to start new cases, in seconds
     #[arg(long)]
     seconds: u64,
-    /// Where the case that runs is written
+    /// The file for the running case
     #[arg(long)]
     input: PathBuf,
-    /// Run only what is in the input file
+    /// Run only the case in the input file
     #[arg(long)]
     repeat: bool,
-    /// The `rouse` binary, which compiles
+    /// The `rouse` binary, used as the compiler
     #[arg(long)]
     rouse: PathBuf,
-    /// Modules that are in order
+    /// A folder of valid modules
     #[arg(long)]
     guests: PathBuf,
 }
 
-/// What hostile input is for.
+/// The code that a target tests.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Target {
     /// Modules made of nothing, with the contract's imports and exports
@@ -71,16 +72,16 @@ enum Target {
     Schemas,
 }
 
-/// When the case started that runs, in seconds from the start.
+/// When the running case started, in seconds from the start.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
 
 fn main() -> Result<()> {
     let options = Options::parse();
     let start = Instant::now();
-    // In whichever thread: nothing of the host may panic.
-    let told = std::panic::take_hook();
+    // Whichever thread it is in: the host must not panic.
+    let default_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        told(panic);
+        default_hook(panic);
         process::abort();
     }));
     thread::spawn(move || {
@@ -128,7 +129,10 @@ fn main() -> Result<()> {
         let memory_kib = memory_kib_peak()?;
         assert!(memory_kib < MEMORY_KIB_MAX, "{memory_kib} KiB of memory");
     }
-    let name = options.target.to_possible_value().expect("none is hidden");
+    let name = options
+        .target
+        .to_possible_value()
+        .expect("no target is hidden");
     let cases: u64 = ends.values().sum();
     let refused = ends.get(host::REFUSED).copied().unwrap_or(0);
     let ends: Vec<String> = ends
@@ -140,7 +144,7 @@ fn main() -> Result<()> {
         name.get_name(),
         ends.join(", ")
     );
-    // What is refused at its loading shows nothing of running.
+    // Cases that are refused at loading do not count as runs.
     let runs = matches!(options.target, Target::Modules | Target::Mutated);
     let ran = cases > refused;
     anyhow::ensure!(

@@ -1,4 +1,4 @@
-//! Manifests: one that is in order, with anything in the place of anything.
+//! Manifests: a valid one with random changes at random places.
 
 use rand::Rng as _;
 use rand::rngs::StdRng;
@@ -26,7 +26,7 @@ pub(crate) fn made(random: &mut StdRng) -> Vec<u8> {
     text
 }
 
-/// Goes down somewhere, and puts something there.
+/// Descends to a random place and replaces the value there.
 fn changed(random: &mut StdRng, value: &mut Value) {
     let within = match value {
         Value::Object(map) if !map.is_empty() => {

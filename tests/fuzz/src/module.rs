@@ -1,4 +1,4 @@
-//! Modules made of nothing: the contract's imports and exports, and random code between them.
+//! Generated modules: the contract's imports and exports around random code.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -14,12 +14,13 @@ use wasmparser::{FunctionBody, Parser, Payload, TypeRef};
 use wit_component::{StringEncoding, dummy_module, embed_component_metadata};
 use wit_parser::{LiftLowerAbi, ManglingAndAbi, Resolve};
 
-/// What the code of one module is made of.
+/// How many random bytes are used for the code of one module.
 const RANDOM_BYTES: usize = 8 << 10;
 
 const MANIFEST: &str = r#"{"handlers":[{"name":"fuzz","output_schema":{"type":"object"}}]}"#;
 
-/// A core module as for wasm32-wasip1. All but its `describe` and its allocator is random, else none would get as far as to run.
+/// A core module as for wasm32-wasip1. All but its `describe` and its allocator is random; otherwise no module would get as far as
+/// a run.
 pub(crate) fn made(random: &mut StdRng) -> Result<Vec<u8>> {
     let mut resolve = Resolve::default();
     let wit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdk/wit");
@@ -35,13 +36,13 @@ pub(crate) fn made(random: &mut StdRng) -> Result<Vec<u8>> {
         shared_everything_threads_enabled: false,
         threads_enabled: false,
         gc_enabled: false,
-        // Without collection there is nothing that a reference from outside could be.
+        // Without garbage collection, no useful external reference exists.
         reference_types_enabled: false,
         exceptions_enabled: false,
         ..Config::default()
     };
     let mut bytes = vec![0; RANDOM_BYTES];
-    // Not every run of bytes makes one.
+    // Not all random bytes make a module.
     let made = loop {
         random.fill_bytes(&mut bytes);
         if let Ok(made) = wasm_smith::Module::new(config.clone(), &mut Unstructured::new(&bytes)) {
@@ -57,10 +58,10 @@ pub(crate) fn made(random: &mut StdRng) -> Result<Vec<u8>> {
     Ok(module)
 }
 
-/// Copies a module, with other bodies for two of its functions.
+/// Copies a module, with different bodies for two of its functions.
 #[derive(Default)]
 struct Patched {
-    /// Which bodies, counted without imports.
+    /// The indices of the bodies, without counting imports.
     describe: Option<u32>,
     allocate: Option<u32>,
     next: u32,
@@ -116,7 +117,7 @@ impl Reencode for Patched {
     }
 }
 
-/// Writes the manifest to memory, and says where it is.
+/// Writes the manifest to memory and returns its location.
 fn describe() -> Function {
     let mut function = Function::new([]);
     let mut code = function.instructions();
@@ -139,7 +140,7 @@ fn describe() -> Function {
     function
 }
 
-/// Everything has the same place.
+/// Returns the same address for everything.
 fn allocate() -> Function {
     let mut function = Function::new([]);
     let mut code = function.instructions();

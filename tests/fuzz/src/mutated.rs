@@ -1,4 +1,4 @@
-//! Modules that are in order but for some bytes.
+//! Valid modules with some changed bytes.
 
 use std::convert::Infallible;
 use std::fs;
@@ -12,10 +12,10 @@ use wasm_encoder::reencode::{self, Reencode, ReencodeComponent};
 use wasm_encoder::{Component, Module};
 use wasmparser::{CustomSectionReader, Parser};
 
-/// Without debug information. Larger ones take long to compile, and have nothing else in them.
+/// Without debug information. Larger modules take long to compile and contain no other kinds of code.
 const BYTES_MAX: usize = 512 << 10;
 
-/// The small modules in this folder, in the order of their names, without what only debuggers read.
+/// The small modules in this folder, sorted by name, without sections for debuggers.
 pub(crate) fn guests(folder: &Path) -> Result<Vec<Vec<u8>>> {
     let list = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
     let paths = list.map(|entry| Ok(entry?.path()));
@@ -58,10 +58,10 @@ impl Reencode for Stripped {
 
 impl ReencodeComponent for Stripped {}
 
-/// One of them, with a few bytes changed, taken out, or copied to elsewhere.
+/// One of the modules, with a few bytes changed, removed, or copied elsewhere.
 pub(crate) fn made(random: &mut StdRng, guests: &[Vec<u8>]) -> Vec<u8> {
-    let mut module = guests.choose(random).expect("there is one").clone();
-    // One change often leaves the module valid, many hardly ever.
+    let mut module = guests.choose(random).expect("a module").clone();
+    // A module often stays valid after one change, and hardly ever after many.
     let changes = match random.random_ratio(3, 4) {
         true => 1,
         false => random.random_range(2..8),

@@ -89,10 +89,10 @@ const BOUNDS: &[&str] = &[
 ];
 
 fn pick<'a>(random: &mut StdRng, from: &[&'a str]) -> &'a str {
-    from.choose(random).expect("there is one")
+    from.choose(random).expect("a non-empty list")
 }
 
-/// A schema, often in order.
+/// A schema, often valid.
 pub(crate) fn schema(random: &mut StdRng, depth: u32) -> Value {
     if depth == 0 || random.random_ratio(1, 8) {
         return Value::Bool(random.random_ratio(3, 4));
@@ -149,7 +149,7 @@ fn reference(random: &mut StdRng) -> String {
     }
 }
 
-/// A value as serde_json can hold it.
+/// A value that serde_json can represent.
 pub(crate) fn value(random: &mut StdRng, depth: u32) -> Value {
     match random.random_range(0..if depth == 0 { 5 } else { 7 }) {
         0 => Value::Null,
@@ -171,7 +171,7 @@ pub(crate) fn value(random: &mut StdRng, depth: u32) -> Value {
     }
 }
 
-/// A value as text, with what serde_json cannot hold: large numbers, names twice, deep nesting.
+/// A value as text, with features that serde_json cannot represent: large numbers, repeated names, deep nesting.
 fn text(random: &mut StdRng, depth: u32) -> String {
     match random.random_range(0..if depth == 0 { 4 } else { 8 }) {
         0 | 1 => value(random, 0).to_string(),

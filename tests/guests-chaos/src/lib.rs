@@ -1,7 +1,8 @@
-//! A handler that leaves evidence of each of its attempts outside of the database.
+//! A handler that leaves evidence of each of its attempts outside the database.
 //!
-//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.start`, `….step`, `….tick` and `….end`. A
-//! file is made by one system call, so that no kill can leave half of it.
+//! The evidence is the names of empty files: `JOB.ATTEMPT.NONCE.MICROSECONDS.start`, `….step`, `….tick` and `….end`. One system
+//! call
+//! creates a file, so a kill cannot leave half of it.
 
 use std::collections::hash_map::RandomState;
 use std::fs::File;
@@ -13,26 +14,26 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// From one tick to the next, in milliseconds.
+/// The time between two ticks, in milliseconds.
 const TICK_MS: u64 = 100;
-/// Where the operator's grant is seen.
+/// Where the operator's grant is mounted.
 const EVIDENCE: &str = "/evidence";
 
-/// What an attempt is to do.
+/// The task of an attempt.
 #[derive(Deserialize, JsonSchema)]
 struct Work {
     /// The job's number in the ledger.
     n: i64,
-    /// How long it sleeps before all else.
+    /// How long it sleeps first.
     #[serde(default)]
     sleep_ms: u64,
     /// Attempts up to this one fail.
     #[serde(default)]
     fail_attempts: u32,
-    /// It fails for good.
+    /// It fails permanently.
     #[serde(default)]
     hopeless: bool,
-    /// It does a step in the middle of its sleep, and says how far it is.
+    /// It does a step in the middle of its sleep, and reports its progress.
     #[serde(default)]
     steps: bool,
     /// It leaves evidence every tenth of a second while it sleeps, until it is refused.
@@ -40,7 +41,7 @@ struct Work {
     ticks: bool,
 }
 
-/// What identifies this attempt, whatever the database says of it.
+/// Identifies this attempt independently of the database.
 struct Witness {
     job: i64,
     attempt: u32,
@@ -48,12 +49,12 @@ struct Witness {
 }
 
 impl Witness {
-    /// Leaves evidence that an attempt starts.
+    /// Leaves evidence that an attempt has started.
     fn start(ctx: &Ctx) -> Result<Self, Error> {
         let witness = Self {
             job: ctx.job().id,
             attempt: ctx.job().attempt,
-            // Its keys come from the host's random numbers, anew for each instance.
+            // The keys come from the host's random numbers, and differ for each instance.
             nonce: format!("{:016x}", RandomState::new().build_hasher().finish()),
         };
         witness.leave("begin")?;
@@ -78,13 +79,13 @@ impl Witness {
     }
 }
 
-/// Sleeps, then fails or succeeds, as its payload says. The result, or the details of the error, name the attempt.
+/// Sleeps, then fails or succeeds as its payload requests. The result, or the details of the error, identify the attempt.
 #[handler(name = "chaos.work", capabilities = ["dir"])]
 async fn work(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await
 }
 
-/// The same, with a lease that is so long that it is not renewed while the attempt runs.
+/// As `chaos.work`, with a lease so long that it is not renewed during the attempt.
 #[handler(name = "chaos.patient", capabilities = ["dir"])]
 async fn patient(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     attempt(ctx, work).await
@@ -132,7 +133,7 @@ async fn sleep(ms: u64) {
     }
 }
 
-/// Computes on until its run timeout stops it.
+/// Computes until its run timeout stops it.
 #[handler(name = "chaos.spin", capabilities = ["dir"])]
 fn spin(ctx: &Ctx, work: Work) -> Result<Value, Error> {
     Witness::start(ctx)?;

@@ -10,7 +10,7 @@ typedef exports_rouse_handler_handlers_job_info_t job_t;
 typedef exports_rouse_handler_handlers_failure_t failure_t;
 typedef bool handler_t(const job_t *job, module_list_u8_t *result, failure_t *failure);
 
-// What is returned belongs to the bindings, which free it: copies only.
+// Returned memory belongs to the bindings, which free it: return only copies.
 static module_list_u8_t bytes(const char *text) {
     module_string_t copy;
     module_string_dup(&copy, text);

@@ -53,7 +53,7 @@ export const handlers = {
     try {
       return encode(HANDLERS[name](job, decode(job.payload)));
     } catch (error) {
-      // What is thrown becomes the failure, where it has its fields; anything else is a trap.
+      // A thrown value becomes the failure if it has its fields; anything else is a trap.
       if (!(error instanceof Error)) throw error;
       const details = encode({ stack: error.stack });
       throw { kind: error.name, message: error.message, details, permanent: false };

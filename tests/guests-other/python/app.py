@@ -32,8 +32,8 @@ def step(job: JobInfo, payload: str) -> object:
 def wait(job: JobInfo, payload: str) -> object:
     context.log(Level.INFO, "waiting")
     with context.abort() as abort:
-        with abort.subscribe() as told:
-            told.block()
+        with abort.subscribe() as aborted:
+            aborted.block()
         return {"told": abort.reason().name}
 
 

@@ -2,7 +2,7 @@
 import { abort, log } from "rouse:handler/context@0.1.0";
 import { start, complete } from "rouse:handler/steps@0.1.0";
 
-// QuickJS has no TextEncoder: UTF-8 by way of the escapes of addresses.
+// QuickJS has no TextEncoder: UTF-8 is made through the escapes of URIs.
 const encode = (value) =>
   Uint8Array.from(unescape(encodeURIComponent(JSON.stringify(value))), (c) => c.charCodeAt(0));
 const decode = (bytes) =>
@@ -28,7 +28,7 @@ const HANDLERS = {
     return { recorded: decode(recorded), attempt: job.attempt };
   },
 
-  // Its contract lacks `subscribe`: it looks whether it has to stop while it computes.
+  // The contract for QuickJS lacks `subscribe`: the handler polls for the abort while it computes.
   wait() {
     log("info", "waiting");
     const signal = abort();
@@ -56,7 +56,7 @@ export const handlers = {
     try {
       return encode(HANDLERS[name](job, decode(job.payload)));
     } catch (error) {
-      // What is thrown becomes the failure, where it has its fields; anything else is a trap.
+      // A thrown value becomes the failure if it has its fields; anything else is a trap.
       if (!(error instanceof Error)) throw error;
       const details = encode({ stack: error.stack });
       throw { kind: error.name, message: error.message, details, permanent: false };

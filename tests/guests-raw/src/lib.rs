@@ -1,4 +1,4 @@
-//! Handlers that the SDK would not let anybody write: rubbish results, misused host calls.
+//! Handlers that the SDK does not allow: malformed results, misused host calls.
 //!
 //! On native targets this crate is empty.
 #![cfg(target_family = "wasm")]
@@ -16,11 +16,11 @@ mod bindings {
 
 use bindings::exports::rouse::handler::handlers::{Failure, Guest, JobInfo};
 
-/// What a handler of this module is.
+/// A handler of this module.
 type Handler = fn(Vec<u8>) -> Result<Vec<u8>, Failure>;
 
 const HANDLERS: &[(&str, Handler)] = &[
-    // Gives the bytes of the payload back.
+    // Returns the bytes of the payload.
     ("raw.echo", Ok),
     ("raw.empty", rubbish::empty),
     ("raw.not-json", rubbish::not_json),
@@ -46,7 +46,7 @@ const HANDLERS: &[(&str, Handler)] = &[
 struct Module;
 
 impl Guest for Module {
-    /// Only names: everything else is left to the host's defaults.
+    /// Contains only names: the host's defaults apply to everything else.
     fn describe() -> String {
         let names: Vec<String> = HANDLERS
             .iter()

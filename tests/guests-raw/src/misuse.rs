@@ -1,4 +1,4 @@
-//! Host calls that are made wrongly, or far too often.
+//! Wrong host calls, or far too many of them.
 
 use crate::bindings::exports::rouse::handler::handlers::Failure;
 use crate::bindings::rouse::handler::context::{self, Level};
@@ -6,7 +6,7 @@ use crate::bindings::wasi::io::poll;
 
 type Answer = Result<Vec<u8>, Failure>;
 
-/// A line that would write over a terminal, and break a log of lines.
+/// A line that would overwrite a terminal and forge lines in a log.
 pub(crate) fn log_escapes(_: Vec<u8>) -> Answer {
     context::log(
         Level::Info,
@@ -32,7 +32,7 @@ pub(crate) fn percent(_: Vec<u8>) -> Answer {
     Ok(b"null".to_vec())
 }
 
-/// Takes handles until the host has had enough.
+/// Takes handles until the host refuses.
 pub(crate) fn hoard_handles(_: Vec<u8>) -> Answer {
     let signal = context::abort();
     let mut hoard = Vec::new();
@@ -41,13 +41,13 @@ pub(crate) fn hoard_handles(_: Vec<u8>) -> Answer {
     }
 }
 
-/// WASI says that this traps.
+/// According to WASI, this traps.
 pub(crate) fn poll_nothing(_: Vec<u8>) -> Answer {
     poll::poll(&[]);
     Ok(b"null".to_vec())
 }
 
-/// A pollable that outlives the signal it came from.
+/// A pollable that outlives the signal from which it was made.
 pub(crate) fn drop_signal_first(_: Vec<u8>) -> Answer {
     let signal = context::abort();
     let pollable = signal.subscribe();
@@ -56,7 +56,7 @@ pub(crate) fn drop_signal_first(_: Vec<u8>) -> Answer {
     Ok(ready.to_string().into())
 }
 
-/// Reports a panic, and returns as if nothing had been.
+/// Reports a panic, and returns as if nothing had happened.
 pub(crate) fn panicked_but_fine(_: Vec<u8>) -> Answer {
     context::panicked("no panic at all", "nowhere:1:1");
     Ok(b"\"fine\"".to_vec())

@@ -1,4 +1,4 @@
-//! Results that no host should store as they are.
+//! Results that a host must not store unchanged.
 
 use crate::bindings::exports::rouse::handler::handlers::Failure;
 
@@ -20,12 +20,12 @@ pub(crate) fn invalid_utf8(_: Vec<u8>) -> Answer {
     Ok(vec![b'"', 0xff, 0xfe, b'"'])
 }
 
-/// 100,000 arrays in one another: more than most stacks can follow.
+/// 100,000 nested arrays: more than most stacks can follow.
 pub(crate) fn deep(_: Vec<u8>) -> Answer {
     Ok(["[".repeat(100_000), "]".repeat(100_000)].concat().into())
 }
 
-/// JSON by its grammar, too large for `numeric` in Postgres.
+/// Valid JSON, too large for `numeric` in Postgres.
 pub(crate) fn huge_number(_: Vec<u8>) -> Answer {
     Ok(b"1e999999".to_vec())
 }
@@ -38,7 +38,7 @@ pub(crate) fn lone_surrogate(_: Vec<u8>) -> Answer {
     Ok(br#""\ud800""#.to_vec())
 }
 
-/// A failure whose kind and message hold NUL, and whose details are no JSON.
+/// A failure whose kind and message contain NUL, and whose details are not JSON.
 pub(crate) fn bad_details(_: Vec<u8>) -> Answer {
     Err(Failure {
         kind: "k\0".into(),

@@ -1,4 +1,4 @@
-//! A guest that goes on with all that it is granted, whatever it is told.
+//! A guest that keeps using everything that it is granted, whatever happens.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -7,7 +7,7 @@ use rouse_sdk::{Ctx, Result, handler, http};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Where its effects can be seen.
+/// Where its effects can be observed.
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Effects {
     /// Requests go to `URL/ATTEMPT/N`, with the secret KEY.
@@ -18,7 +18,7 @@ pub(crate) struct Effects {
     keeps: bool,
 }
 
-/// In its first attempt without end, in a later one once; no error is a reason to stop.
+/// Has effects without end in its first attempt, and once in a later one; an error does not stop it.
 #[handler(name = "test.effects", max_attempts = 3, grace = "2s", capabilities = ["http", "secrets", "dir", "state"])]
 pub(crate) async fn effects(ctx: &Ctx, payload: Effects) -> Result<u64> {
     let attempt = ctx.job().attempt;

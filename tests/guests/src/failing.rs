@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// How `test.fail` is to fail.
+/// How `test.fail` fails.
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum As {
@@ -24,7 +24,7 @@ pub(crate) struct Fail {
     r#as: As,
 }
 
-/// Fails with an error of each kind that there is.
+/// Fails with an error of each kind.
 #[handler(name = "test.fail", initial_backoff = "10ms", max_backoff = "10ms")]
 pub(crate) fn fail(payload: Fail) -> Result<Value, Error> {
     Err(match payload.r#as {
@@ -44,7 +44,7 @@ pub(crate) struct Flaky {
     fail_until: u32,
 }
 
-/// Fails while the attempt is not past `fail_until`, then gives the attempt's number.
+/// Fails in the attempts up to `fail_until`, then returns the number of the attempt.
 #[handler(
     name = "test.flaky",
     max_attempts = 10,

@@ -1,4 +1,4 @@
-//! Guests that want more than they get: time, memory, stack, space for a result.
+//! Guests that use too much: time, memory, stack, space for a result.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Runs for ever.
+/// Runs forever.
 #[handler(name = "test.spin", max_attempts = 1)]
 pub(crate) fn spin(_payload: Value) -> Value {
     let mut rounds = 0_u64;
@@ -20,7 +20,7 @@ pub(crate) fn spin(_payload: Value) -> Value {
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Alloc {
     bytes: usize,
-    /// Notice the refusal, and return an error, instead of dying of it.
+    /// Handle the refusal and return an error, instead of aborting.
     #[serde(default)]
     gently: bool,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Alloc {
 /// The step in which `test.alloc` grows.
 const STEP_BYTES: usize = 1 << 20;
 
-/// Allocates this many bytes, and gives back how many it has.
+/// Allocates this many bytes, and returns how many it has.
 #[handler(name = "test.alloc", max_attempts = 1)]
 pub(crate) fn alloc(payload: Alloc) -> Result<usize, Error> {
     let mut held: Vec<Vec<u8>> = Vec::new();
@@ -50,7 +50,7 @@ pub(crate) struct Recurse {
     depth: u64,
 }
 
-/// Calls itself this many times, with something on the stack each time.
+/// Calls itself this many times, with some data on the stack each time.
 #[handler(name = "test.recurse", max_attempts = 1)]
 pub(crate) fn recurse(payload: Recurse) -> u64 {
     fn deeper(depth: u64) -> u64 {
@@ -68,13 +68,13 @@ pub(crate) struct BigResult {
     bytes: usize,
 }
 
-/// Gives back a text of this many bytes.
+/// Returns a text of this many bytes.
 #[handler(name = "test.big-result", max_attempts = 1)]
 pub(crate) fn big_result(payload: BigResult) -> String {
     "x".repeat(payload.bytes)
 }
 
-/// Gives back a text that Postgres cannot store.
+/// Returns a text that Postgres cannot store.
 #[handler(name = "test.nul-result", max_attempts = 1)]
 pub(crate) fn nul_result(_payload: Value) -> &'static str {
     "\0"
@@ -87,7 +87,7 @@ pub(crate) fn reuse_state(_payload: Value) -> u32 {
     CALLS.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// Counts its calls, as far as one instance remembers.
+/// Counts its calls, as far as one instance remembers them.
 #[handler(name = "test.state")]
 pub(crate) fn state(_payload: Value) -> u32 {
     static CALLS: AtomicU32 = AtomicU32::new(0);

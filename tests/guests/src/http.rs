@@ -8,17 +8,17 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Requests that are sent one after the other. `{NAME}` in a header, a URL or a body is the placeholder of a secret, where
-/// `secrets` lists it.
+/// Requests that are sent one after the other. `{NAME}` in a header, a URL or a body is the placeholder of a secret that `secrets`
+/// lists.
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Requests {
     #[serde(default)]
     secrets: Vec<String>,
     requests: Vec<Request>,
-    /// Go on after one that failed.
+    /// Continue after a failed request.
     #[serde(default)]
     regardless: bool,
-    /// Log and report what comes back.
+    /// Log and report the responses.
     #[serde(default)]
     tell: bool,
 }
@@ -32,7 +32,7 @@ pub(crate) struct Request {
     headers: BTreeMap<String, String>,
     #[serde(default)]
     body: String,
-    /// A body of so many bytes instead.
+    /// A body of this many bytes instead.
     #[serde(default)]
     body_bytes: usize,
     #[serde(default)]
@@ -100,13 +100,13 @@ pub(crate) async fn public(ctx: &Ctx, payload: Requests) -> Result<Value> {
     send(ctx, payload).await
 }
 
-/// Sends requests to servers of this machine.
+/// Sends requests to servers on this machine.
 #[handler(name = "test.http.private", max_attempts = 3, capabilities = ["http"])]
 pub(crate) async fn private(ctx: &Ctx, payload: Requests) -> Result<Value> {
     send(ctx, payload).await
 }
 
-/// The same with a grant of its own.
+/// Sends requests with a grant of its own.
 #[handler(name = "test.http.other", max_attempts = 3, capabilities = ["http"])]
 pub(crate) async fn other(ctx: &Ctx, payload: Requests) -> Result<Value> {
     send(ctx, payload).await
@@ -118,13 +118,13 @@ pub(crate) async fn secret(ctx: &Ctx, payload: Requests) -> Result<Value> {
     send(ctx, payload).await
 }
 
-/// Is granted nothing.
+/// Has no grants.
 #[handler(name = "test.http.none", max_attempts = 3, capabilities = ["http"])]
 pub(crate) async fn none(ctx: &Ctx, payload: Requests) -> Result<Value> {
     send(ctx, payload).await
 }
 
-/// Makes a request with thousands of fields.
+/// Sends a request with thousands of fields.
 #[handler(name = "test.http.fields", max_attempts = 1)]
 pub(crate) async fn fields(ctx: &Ctx, count: usize) -> Result<u16> {
     let mut request = http::get("https://a.example/");

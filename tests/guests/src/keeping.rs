@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Calls {
     calls: Vec<Call>,
-    /// Go on after one that failed, whose kind and message stand for its answer.
+    /// Continue after a failed call, and return its kind and message as the answer.
     #[serde(default)]
     regardless: bool,
 }
@@ -20,15 +20,15 @@ enum Call {
     /// The bytes of a value.
     Bytes(String),
     Set(String, Value),
-    /// So many keys that start so, with values of so many bytes.
+    /// This many keys with this prefix, with values of this many bytes.
     Fill(String, u32, usize),
-    /// A key of so many characters.
+    /// A key of this many characters.
     SetLong(usize),
     Delete(String),
     Keys(String),
-    /// Adds 1 to a number, so many times.
+    /// Adds 1 to a number this many times.
     Add(String, u32),
-    /// Says so in its progress, then waits until it has to stop.
+    /// Reports so as its progress, then waits for the abort.
     Wait,
     Fail,
 }
@@ -89,13 +89,13 @@ pub(crate) async fn one(ctx: &Ctx, payload: Calls) -> Result<Vec<Value>> {
     make(ctx, payload).await
 }
 
-/// The same with a state of its own.
+/// Makes these calls, with a state of its own.
 #[handler(name = "test.state.other", max_attempts = 2, capabilities = ["state"])]
 pub(crate) async fn other(ctx: &Ctx, payload: Calls) -> Result<Vec<Value>> {
     make(ctx, payload).await
 }
 
-/// Is granted nothing.
+/// Has no grants.
 #[handler(name = "test.state.none", max_attempts = 2, capabilities = ["state"])]
 pub(crate) async fn none(ctx: &Ctx, payload: Calls) -> Result<Vec<Value>> {
     make(ctx, payload).await

@@ -19,7 +19,7 @@ use reaching::{connect, env, print, probe_file, read_file, settings, write_file}
 use steps::{bad_steps, changed_step, retry_at, two_steps, wordy_progress};
 use waiting::{deadlock, ignore_abort, race, sleep, wait_abort};
 
-/// Gives its payload back, with all that it was told of its job.
+/// Returns its payload and everything that it knows about its job.
 #[handler(
     name = "test.echo",
     version = "9.8.7",

@@ -13,13 +13,13 @@ pub(crate) struct ReadFile {
     path: String,
 }
 
-/// Gives back what is in a file.
+/// Returns the contents of a file.
 #[handler(name = "test.read-file", max_attempts = 1, capabilities = ["dir"])]
 pub(crate) fn read_file(payload: ReadFile) -> Result<String, Error> {
     Ok(fs::read_to_string(payload.path)?)
 }
 
-/// Looks for a file that need not be there, and fails for another reason.
+/// Probes for a file that may be missing, and fails for another reason.
 #[handler(
     name = "test.probe-file",
     max_attempts = 2,
@@ -45,7 +45,7 @@ pub(crate) fn write_file(payload: WriteFile) -> Result<(), Error> {
 
 #[derive(Deserialize, JsonSchema)]
 pub(crate) struct Env {
-    /// An address where somebody listens.
+    /// An address that accepts connections.
     #[serde(default = "anywhere")]
     connect_to: String,
 }
@@ -54,7 +54,7 @@ fn anywhere() -> String {
     "127.0.0.1:1".to_owned()
 }
 
-/// Tells all that it can find out about where it runs: with nothing granted, the lists are empty
+/// Returns everything that it can find out about its environment: with nothing granted, the lists are empty
 /// and the attempts are errors.
 #[handler(name = "test.env", max_attempts = 1)]
 pub(crate) fn env(payload: Env) -> Value {
@@ -103,7 +103,7 @@ pub(crate) struct Ask {
     variable: String,
 }
 
-/// Gives back one of its settings, and what a variable says.
+/// Returns one of its settings and the value of a variable.
 #[handler(
     name = "test.settings",
     max_attempts = 3,
@@ -140,7 +140,7 @@ pub(crate) struct Connect {
     to: String,
 }
 
-/// Connects to an address, and fails where it cannot.
+/// Connects to an address, and fails if it cannot.
 #[handler(name = "test.connect", max_attempts = 3)]
 pub(crate) fn connect(payload: Connect) -> Result<(), Error> {
     TcpStream::connect(payload.to)?;

@@ -14,9 +14,9 @@ enum Between {
     Nothing,
     Fail,
     Panic,
-    /// Says so in its progress, then waits until it has to stop, and tries a step then.
+    /// Reports so as its progress, then waits for the abort, and then tries a step.
     Wait,
-    /// The same, deaf to the abort.
+    /// As `Wait`, but ignores the abort.
     Deaf,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct Steps {
     between: Between,
 }
 
-/// Two steps, each of which gives the number of the attempt that did it; one in a loop; the result is all of them.
+/// Two steps, each of which returns the number of the attempt that did it; one in a loop; the result contains all of them.
 #[handler(
     name = "test.steps",
     max_attempts = 3,
@@ -68,7 +68,7 @@ pub(crate) struct BadSteps {
     count: u32,
 }
 
-/// Makes as many steps of this name and size, and gives the error of the one that was refused.
+/// Makes this many steps of this name and size, and returns the error of the one that was refused.
 #[handler(name = "test.bad-steps", max_attempts = 1)]
 pub(crate) fn bad_steps(ctx: &Ctx, payload: BadSteps) -> Value {
     for _ in 0..payload.count {
@@ -80,7 +80,7 @@ pub(crate) fn bad_steps(ctx: &Ctx, payload: BadSteps) -> Value {
     json!("all recorded")
 }
 
-/// Reads a number where the first attempt has recorded a text.
+/// Reads a number from a step for which the first attempt has recorded a text.
 #[handler(
     name = "test.changed-step",
     max_attempts = 2,
@@ -100,7 +100,7 @@ pub(crate) struct RetryAt {
     unix_ms: u64,
 }
 
-/// Fails once, and asks for its next attempt at this time.
+/// Fails once, and requests its next attempt at this time.
 #[handler(name = "test.retry-at", max_attempts = 2)]
 pub(crate) fn retry_at(ctx: &Ctx, payload: RetryAt) -> Result<u32, Error> {
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(payload.unix_ms);
@@ -115,7 +115,7 @@ pub(crate) struct Wordy {
     step: String,
 }
 
-/// Says this as its progress, and waits until it has to stop.
+/// Reports this as its progress, and waits for the abort.
 #[handler(name = "test.wordy-progress", max_attempts = 1)]
 pub(crate) async fn wordy_progress(ctx: &Ctx, payload: Wordy) -> Value {
     ctx.progress(1, payload.step);

@@ -1,4 +1,4 @@
-//! Guests that wait, or will not stop waiting.
+//! Guests that wait, or do not stop waiting.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub(crate) struct Sleep {
     ms: u64,
 }
 
-/// Says so in its progress, sleeps, deaf to the abort signal, and gives back what it was given.
+/// Reports so as its progress, sleeps, ignores the abort signal, and returns its payload.
 #[handler(name = "test.sleep", max_attempts = 1)]
 pub(crate) async fn sleep(ctx: &Ctx, payload: Sleep) -> u64 {
     ctx.progress(1, "asleep");
@@ -20,7 +20,7 @@ pub(crate) async fn sleep(ctx: &Ctx, payload: Sleep) -> u64 {
     payload.ms
 }
 
-/// Sleeps until it has slept enough or has to stop, and says which.
+/// Sleeps for this time or until the abort, and returns which came first.
 #[handler(name = "test.race", max_attempts = 1)]
 pub(crate) async fn race(ctx: &Ctx, payload: Sleep) -> Value {
     let nap = rouse_sdk::sleep(Duration::from_millis(payload.ms));
@@ -37,7 +37,7 @@ pub(crate) struct WaitAbort {
     log: bool,
 }
 
-/// Waits until it has to stop, then stops.
+/// Waits for the abort, then stops.
 #[handler(name = "test.wait-abort", max_attempts = 1, grace = "5s")]
 pub(crate) async fn wait_abort(ctx: &Ctx, payload: WaitAbort) -> Value {
     ctx.progress(1, "waiting for the abort");
@@ -54,7 +54,7 @@ pub(crate) async fn wait_abort(ctx: &Ctx, payload: WaitAbort) -> Value {
     })
 }
 
-/// Sleeps for ever in calls that block, deaf to the abort signal.
+/// Sleeps forever in blocking calls, and ignores the abort signal.
 #[handler(name = "test.ignore-abort", max_attempts = 1, grace = "100ms")]
 pub(crate) fn ignore_abort(ctx: &Ctx, _payload: Value) -> Value {
     ctx.progress(1, "deaf");
@@ -63,7 +63,7 @@ pub(crate) fn ignore_abort(ctx: &Ctx, _payload: Value) -> Value {
     }
 }
 
-/// Waits for something that will never come.
+/// Waits for something that never comes.
 #[handler(name = "test.deadlock", max_attempts = 1)]
 pub(crate) async fn deadlock(_payload: Value) -> Value {
     std::future::pending().await

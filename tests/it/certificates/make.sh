@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the certificates of tests/it/tls.rs anew. They are good for a hundred years and protect
+# Makes the certificates of tests/it/tls.rs again. They are valid for a hundred years and protect
 # nothing, so their keys may be public.
 set -eu
 cd "$(dirname "$0")"
@@ -13,10 +13,10 @@ openssl req $new -keyout server.key -out server.csr -subj /CN=localhost
 printf 'subjectAltName=DNS:localhost\nbasicConstraints=CA:FALSE\n' > server.ext
 openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 36500 \
     -extfile server.ext -out server.crt
-# What a hurried administrator makes: signed by itself, and an authority by openssl's default.
+# A careless administrator's certificate: self-signed, and a CA by default in openssl.
 openssl req -x509 $new -keyout self-signed.key -out self-signed.crt -subj /CN=localhost \
     -addext subjectAltName=DNS:localhost
-# Version 1, as `openssl x509 -req` makes it without extensions.
+# Version 1, which `openssl x509 -req` makes without extensions.
 openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 36500 \
     -out version-1.crt
 rm -f ./*.csr ./*.ext ./*.srl ca.key other-ca.key

@@ -1,4 +1,4 @@
-//! What guests hand to the host: sizes, pointers, text, results.
+//! Values that guests pass to the host: sizes, pointers, text, results.
 
 use super::{Case, Ends, run};
 use crate::sandbox_guest::{guest_of_wasip1, guest_that, manifest};
@@ -17,7 +17,7 @@ fn with(name: &'static str, promise: &'static str, items: &str, body: &str, ends
     }
 }
 
-/// A guest that has this text in its memory, at `$at` with `$bytes`.
+/// A guest with this text in its memory, at `$at`, with `$bytes` bytes.
 fn text(name: &'static str, promise: &'static str, text: &str, body: &str, ends: Ends) -> Case {
     let manifest = manifest("test.files", "1");
     let at = 4096 + manifest.len();
@@ -37,11 +37,11 @@ fn text(name: &'static str, promise: &'static str, text: &str, body: &str, ends:
     }
 }
 
-/// What a terminal or a database would mind.
+/// Characters that would harm a terminal or a database.
 const NASTY: &str = "\u{1b}]0;owned\u{7}\u{1b}[2J\0\u{202e}x\r\n\u{9b}31m";
 
 #[tokio::test]
-async fn no_size_that_a_guest_names_costs_the_host_more_than_its_limits() {
+async fn no_size_claimed_by_a_guest_costs_the_host_more_than_its_limits() {
     run(vec![
         body(
             "a log line of 20 MB",
@@ -133,7 +133,7 @@ async fn no_size_that_a_guest_names_costs_the_host_more_than_its_limits() {
 }
 
 #[tokio::test]
-async fn no_text_of_a_guest_reaches_a_terminal_or_the_database_as_it_is() {
+async fn no_text_of_a_guest_reaches_a_terminal_or_the_database_unescaped() {
     run(vec![
         text(
             "escapes in a log line",

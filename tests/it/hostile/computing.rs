@@ -1,4 +1,4 @@
-//! Guests that compute, trap and grow.
+//! Guests that compute, trap and grow without end.
 
 use super::{Case, Ends, run};
 use crate::sandbox_guest::{guest_of_wasip1, manifest};
@@ -18,7 +18,7 @@ fn with(name: &'static str, promise: &'static str, items: &str, body: &str, ends
 }
 
 #[tokio::test]
-async fn guests_that_compute_for_ever_are_stopped_wherever_they_are() {
+async fn guests_that_compute_forever_are_stopped_in_every_phase() {
     run(vec![
         body(
             "endless loop",
@@ -83,7 +83,7 @@ async fn guests_that_compute_for_ever_are_stopped_wherever_they_are() {
 }
 
 #[tokio::test]
-async fn each_trap_ends_its_attempt_and_nothing_else() {
+async fn each_trap_ends_only_its_own_attempt() {
     run(vec![
         body(
             "unreachable",
@@ -166,7 +166,7 @@ async fn each_trap_ends_its_attempt_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn what_grows_without_end_ends_at_its_limit() {
+async fn guests_that_grow_without_end_are_stopped_at_their_limit() {
     run(vec![
         body(
             "growing by 4 GiB at once",

@@ -1,4 +1,4 @@
-//! Schemas that were made to be checked for ever.
+//! Schemas that are designed to be checked forever.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::{ALWAYS_ALLOWED, Neighbour, SLOWED_AT_MOST};
 use crate::sandbox_guest::{Handlers, PATIENCE, echo, guest, job, sandbox};
 use crate::support::attempt;
 
-/// So many at once, which is more than there are threads for guests on the machines of the tests.
+/// Concurrent attempts: more than there are threads for guests on the machines that run the tests.
 const AT_ONCE: usize = 8;
 
-/// Each level of the schema tries both alternatives of the next, and what either has looked at is asked for: 2^40 in all.
+/// Each level of the schema tries both alternatives of the next and needs the evaluated members of each: 2^40 steps in all.
 fn doubling(which: &str) -> Vec<u8> {
     let levels: String = (0..40)
         .map(|n| {
@@ -30,7 +30,7 @@ fn doubling(which: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_schema_that_asks_for_endless_work_ends_its_attempt_and_holds_up_nobody() {
+async fn a_schema_that_needs_endless_work_ends_its_attempt_and_blocks_no_other() {
     let beside = Handlers::with(&[("harmless.wasm", &echo("test.echo", "1"))]).await;
     let neighbour = beside.handler("test.echo");
     let alone = Neighbour::start(neighbour.clone());
@@ -70,10 +70,10 @@ async fn a_schema_that_asks_for_endless_work_ends_its_attempt_and_holds_up_nobod
 }
 
 #[tokio::test]
-async fn an_attempt_that_has_to_stop_does_not_wait_for_its_check() {
+async fn an_aborted_attempt_does_not_wait_for_its_schema_check() {
     let handlers = Handlers::with(&[("hostile.wasm", &doubling("input_schema"))]).await;
     let handler = handlers.handler("test.doubling");
-    // Steps for some seconds.
+    // Enough steps for several seconds.
     let payload = format!(r#"{{"a": [{}7]}}"#, "1234567890,".repeat(90_000));
     let aborts: Vec<AbortHandle> = (0..AT_ONCE).map(|_| AbortHandle::new()).collect();
     let running: Vec<_> = aborts
@@ -86,7 +86,7 @@ async fn an_attempt_that_has_to_stop_does_not_wait_for_its_check() {
     }
     for running in running {
         let run = tokio::time::timeout(PATIENCE, running).await;
-        let end = run.expect("nothing is waited for").end;
+        let end = run.expect("the attempt does not wait").end;
         assert!(
             matches!(end, RunEnd::Aborted(AbortReason::Cancelled)),
             "{end:?}"

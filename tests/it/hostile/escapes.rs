@@ -1,4 +1,4 @@
-//! Guests that look for a way out of the directory that they are granted.
+//! Guests that try to escape from the directory that they are granted.
 
 use rouse::job::RunEnd;
 use rouse::sandbox::{AbortHandle, Grant, Grants, Limits, Mode, Sandbox, Settings};
@@ -10,7 +10,7 @@ use crate::support::{attempt, rouse_binary};
 const OPEN: &str = r#"(import "wasi_snapshot_preview1" "path_open" (func $open
     (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))"#;
 
-/// Puts the text at this address.
+/// Writes the text to this address.
 fn put(at: u32, text: &str) -> String {
     let bytes = text.bytes().zip(at..);
     bytes
@@ -18,7 +18,7 @@ fn put(at: u32, text: &str) -> String {
         .collect()
 }
 
-/// `{}` where the call gives an error, a trap where it succeeds.
+/// Returns `{}` if the call fails with an error; traps if it succeeds.
 fn refused(
     name: &'static str,
     promise: &'static str,
@@ -39,7 +39,7 @@ fn refused(
     }
 }
 
-/// Opens a path for reading, links followed.
+/// Opens a path for reading, following links.
 fn opened(name: &'static str, promise: &'static str, path: &str) -> Case {
     let call = format!(
         "(call $open (i32.const 3) (i32.const 1) (i32.const 300) (i32.const {}) (i32.const 0) (i64.const 2) (i64.const 0) (i32.const 0) (i32.const 1000))",
@@ -48,7 +48,7 @@ fn opened(name: &'static str, promise: &'static str, path: &str) -> Case {
     refused(name, promise, OPEN, &put(300, path), &call)
 }
 
-/// A call with two paths, of which the first stands in the granted directory.
+/// A call with two paths, the first of them in the granted directory.
 fn two(
     name: &'static str,
     promise: &'static str,
@@ -169,7 +169,7 @@ async fn no_path_leads_out_of_a_granted_directory() {
 }
 
 #[tokio::test]
-async fn a_link_in_the_place_of_a_granted_directory_is_not_followed() {
+async fn a_link_that_replaces_a_granted_directory_is_not_followed() {
     println!(
         "a link to the outside in the place of another grant: what was opened at the start is what counts"
     );
@@ -186,7 +186,7 @@ async fn a_link_in_the_place_of_a_granted_directory_is_not_followed() {
         mode,
         quota: None,
     };
-    // No rouse.toml with these is accepted: this is the second wall.
+    // No rouse.toml with these values is accepted: this tests the second line of defence.
     let settings = Settings {
         attempts_max: 2,
         limits: Limits {

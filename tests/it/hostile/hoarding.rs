@@ -1,4 +1,4 @@
-//! What the host holds for guests is within its memory, also where every slot hoards it.
+//! The memory that the host holds for guests stays within its limit, even if every slot hoards.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use crate::support::{attempt, rouse_binary};
 
 const SLOTS: usize = 8;
 
-/// Memory of all attempts together: less than one of these guests would have the host hold.
+/// Memory of all attempts together: less than one of these guests would make the host hold.
 const TOTAL_BYTES: usize = 48 << 20;
 
-/// What the process may need beside: for its own work, and what its allocator keeps.
+/// What the process may use in addition: for its own work, and what its allocator keeps.
 const BESIDE_BYTES: usize = 48 << 20;
 
-/// Which handler hoards: each in a process of its own, since what the allocator keeps of one would count for the next.
+/// Which handler hoards. Each one runs in a process of its own, since memory kept by the allocator would count for the next.
 const HOARDER: &str = "ROUSE_TEST_HOARDER";
 
-/// What these guests import of `wasi:http`.
+/// The imports of these guests from `wasi:http`.
 const IMPORTS: &str = r#"
     (import "wasi:http/types@0.2.0" "[constructor]fields" (func $make (result i32)))
     (import "wasi:http/types@0.2.0" "[resource-drop]fields" (func $drop_fields (param i32)))
@@ -36,7 +36,7 @@ const IMPORTS: &str = r#"
     (import "wasi:io/streams@0.2.0" "[method]output-stream.write" (func $write (param i32 i32 i32 i32)))
     (import "wasi:io/streams@0.2.0" "[resource-drop]output-stream" (func $drop_stream (param i32)))"#;
 
-/// Makes so many sets of fields, one after the other, and does this with each: `$fields` is its handle.
+/// Makes this many sets of fields, one after the other, and runs this for each; `$fields` is its handle.
 fn makes(handler: &str, sets: u32, each: &str) -> Vec<u8> {
     let value: String = "v".repeat(1024);
     let imports = format!(
@@ -63,7 +63,7 @@ fn makes(handler: &str, sets: u32, each: &str) -> Vec<u8> {
     assemble_for(world, &imports, &describe, &manifest, &run)
 }
 
-/// Fills a set of fields: `$n` counts down to 0 from `count`.
+/// Fills a set of fields; `$n` counts down from `count` to 0.
 fn filled(count: u32, fill: &str) -> String {
     format!(
         "(local.set $n (i32.const {count}))
@@ -74,12 +74,12 @@ fn filled(count: u32, fill: &str) -> String {
     )
 }
 
-/// Makes a thousand sets of fields, each nearly as large as it may be, and never drops one.
+/// Makes a thousand sets of fields, each nearly as large as allowed, and drops none.
 fn hoards(handler: &str, count: u32, fill: &str) -> Vec<u8> {
     makes(handler, 1000, &filled(count, fill))
 }
 
-/// Adds a field of a KiB.
+/// Appends a field of 1 KiB.
 const APPEND_KIB: &str = "(call $append (local.get $fields) (i32.const 2048) (i32.const 4) (i32.const 16384) (i32.const 1024) (i32.const 2064))";
 
 /// A few large fields.
@@ -87,7 +87,7 @@ fn hoards_bytes(handler: &str) -> Vec<u8> {
     hoards(handler, 56, APPEND_KIB)
 }
 
-/// Many small ones, which take more room in the host's tables than they have bytes.
+/// Many small fields, which take more room in the host's tables than they have bytes.
 fn hoards_fields(handler: &str) -> Vec<u8> {
     let fill = "(i32.store8 (i32.const 2050) (i32.add (i32.const 97) (i32.div_u (local.get $n) (i32.const 25))))
         (i32.store8 (i32.const 2051) (i32.add (i32.const 97) (i32.rem_u (local.get $n) (i32.const 25))))
@@ -95,8 +95,8 @@ fn hoards_fields(handler: &str) -> Vec<u8> {
     hoards(handler, 600, fill)
 }
 
-/// Makes a thousand requests, each with a text of 60,000 bytes that `set` sets: `$request` is its handle, the text is at 16385
-/// (at 16384 with a slash before it).
+/// Makes a thousand requests, each with a text of 60,000 bytes set by `set`; `$request` is its handle, and the text is at 16385
+/// (at 16384 with a leading slash).
 fn hoards_texts(handler: &str, set: &str) -> Vec<u8> {
     let each = format!(
         "(memory.fill (i32.const 16385) (i32.const 0x61) (i32.const 70000))
@@ -107,7 +107,7 @@ fn hoards_texts(handler: &str, set: &str) -> Vec<u8> {
     makes(handler, 1000, &each)
 }
 
-/// Makes 500 bodies, writes two chunks of 64 KiB into each, and sends none.
+/// Makes 500 bodies, writes two chunks of 64 KiB into each, and sends none of them.
 fn hoards_bodies(handler: &str, of: &str) -> Vec<u8> {
     let each = format!(
         "(call ${of}_body (call ${of} (local.get $fields)) (i32.const 128))
@@ -123,7 +123,7 @@ fn hoards_bodies(handler: &str, of: &str) -> Vec<u8> {
     makes(handler, 500, &each)
 }
 
-/// The most memory that this process has had, bytes, and what it has now.
+/// The peak memory of this process and its current memory, in bytes.
 fn memory() -> (usize, usize) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let bytes = |key: &str| {
@@ -150,7 +150,7 @@ async fn run(sandbox: &Arc<Sandbox>, handlers: &Handlers, handler: &str) -> RunE
 }
 
 #[tokio::test]
-#[ignore = "measures its process: every_slot_may_hoard_and_the_host_stays_within_its_memory runs it in one of its own"]
+#[ignore = "measures its process: the_host_stays_within_its_memory_even_if_every_slot_hoards runs it in one of its own"]
 async fn alone() {
     let sandbox = Sandbox::start(Settings {
         attempts_max: SLOTS,
@@ -199,9 +199,9 @@ async fn alone() {
         run(&sandbox, &handlers, "test.echo").await,
         RunEnd::Returned(b"7".into())
     );
-    std::fs::write("/proc/self/clear_refs", "5").expect("count the most anew");
+    std::fs::write("/proc/self/clear_refs", "5").expect("reset the peak");
     let (_, before) = memory();
-    let hoarder = std::env::var(HOARDER).expect("who hoards");
+    let hoarder = std::env::var(HOARDER).expect("the name of the hoarder");
     let hoarding = [0; SLOTS].map(|_| {
         attempt(
             &sandbox,
@@ -225,7 +225,7 @@ async fn alone() {
         "{hoarder}: {} MiB",
         grown >> 20
     );
-    // All of it is free again.
+    // All of the memory is free again.
     assert!(!sandbox.memory_is_short());
     assert_eq!(
         run(&sandbox, &handlers, "test.echo").await,
@@ -234,7 +234,7 @@ async fn alone() {
 }
 
 #[test]
-fn every_slot_may_hoard_and_the_host_stays_within_its_memory() {
+fn the_host_stays_within_its_memory_even_if_every_slot_hoards() {
     for hoarder in [
         "test.bytes",
         "test.fields",
@@ -263,7 +263,7 @@ fn every_slot_may_hoard_and_the_host_stays_within_its_memory() {
     }
 }
 
-/// A sandbox in which one attempt can have the host hold `held_bytes` and all together `total_bytes`.
+/// A sandbox in which the host holds at most `held_bytes` for one attempt and `total_bytes` for all together.
 fn sandbox_of(held_bytes: usize, total_bytes: usize) -> Arc<Sandbox> {
     let sandbox = Sandbox::start(Settings {
         attempts_max: 2,
@@ -281,9 +281,9 @@ fn sandbox_of(held_bytes: usize, total_bytes: usize) -> Arc<Sandbox> {
 }
 
 #[tokio::test]
-async fn an_idle_instance_holds_nothing_of_its_last_job() {
+async fn an_idle_instance_holds_no_memory_of_its_last_job() {
     let fill = filled(56, APPEND_KIB);
-    // 21 MB of the host, of 32 MiB.
+    // 21 MB held by the host, of 32 MiB.
     let drops = makes(
         "test.drops",
         275,
@@ -305,8 +305,8 @@ async fn an_idle_instance_holds_nothing_of_its_last_job() {
 }
 
 #[tokio::test]
-async fn what_a_guest_was_refused_is_not_counted() {
-    // 60 MB of values with a name that no field may have, each of them refused.
+async fn values_that_are_refused_are_not_counted() {
+    // 60 MB of values under a name that no field may have; each is refused.
     let fill = filled(
         60,
         "(call $append (local.get $fields) (i32.const 2048) (i32.const 4) (i32.const 16384) (i32.const 1024) (i32.const 2064))
@@ -323,7 +323,7 @@ async fn what_a_guest_was_refused_is_not_counted() {
 }
 
 #[tokio::test]
-async fn a_text_of_a_request_has_an_end_and_one_attempt_runs_out_of_its_own_memory() {
+async fn texts_of_requests_are_bounded_and_an_attempt_exhausts_only_its_own_memory() {
     let set = |bytes: usize| {
         format!(
             "(call $set_authority (local.get $request) (i32.const 1) (i32.const 16385) (i32.const {bytes}))"

@@ -1,8 +1,8 @@
-//! Modules of strangers: what a guest may try, and what is promised about it.
+//! Untrusted modules: what a guest may try, and what the host promises.
 //!
-//! Each case is a name, a promise, and a module in WebAssembly text. All of them go through one host, in which a harmless
-//! neighbour runs without a pause: each case asserts how it ended, that the neighbour goes on, and that it was not
-//! slowed by more than [`SLOWED_AT_MOST`]. `docs/explanation/security.md` says what is promised beyond that.
+//! Each case is a name, a promise, and a module in WebAssembly text. All cases run on one host in parallel with a harmless
+//! neighbour that runs without pause: each case asserts how it ended, that the neighbour continues, and that it was not slowed
+//! down by more than [`SLOWED_AT_MOST`]. `docs/explanation/security.md` describes the other promises.
 
 mod boundary;
 mod computing;
@@ -24,20 +24,20 @@ use crate::harmless::obeyed;
 use crate::sandbox_guest::{Handlers, echo, job, sandbox};
 use crate::support::attempt;
 
-/// How much longer the neighbour's median may take beside a hostile guest than alone. Two ticks of 10 ms are always allowed: a guest
-/// that computes gives way at each, and the machines of the tests have two cores, which other tests use too.
+/// How many times its usual median the neighbour may take while a hostile guest runs. Two ticks of 10 ms are always allowed: a
+/// guest that computes yields at each tick, and the machines that run the tests have two cores, shared with other tests.
 const SLOWED_AT_MOST: u32 = 20;
 const ALWAYS_ALLOWED: Duration = Duration::from_millis(40);
 
-/// After so long a guest that does not end is told to stop, and stopped at once.
+/// A guest that has not ended after this time is aborted, without a grace period.
 const ENOUGH: Duration = Duration::from_millis(300);
 
-/// From then on: a tick, and much for a busy machine.
+/// Time from the abort to the end: one tick, with a margin for a busy machine.
 const STOPPED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What a hostile guest may come to.
+/// How a hostile guest may end.
 pub(super) enum Ends {
-    /// A trap whose message has these words.
+    /// A trap whose message contains these words.
     Trap(&'static str),
     /// Any trap.
     AnyTrap,
@@ -47,13 +47,13 @@ pub(super) enum Ends {
     OutOfMemory,
     StackOverflow,
     OutputTooLarge,
-    /// An error of its own, of which nothing is larger than it may be.
+    /// An error of its own, with no part larger than allowed.
     Failed,
-    /// It returns this: nothing that it tried was of any use.
+    /// It returns this value: none of its tries had any effect.
     Returns(&'static str),
     /// It returns something that only Postgres can judge (`outcomes::a_result_that_only_postgres_refuses_fails_alone_too`).
     Carried,
-    /// It returns what is not accepted as a result.
+    /// It returns something that is not accepted as a result.
     InvalidResult,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Case {
     pub(super) ends: Ends,
 }
 
-/// A harmless guest that runs again and again, and how long each time took.
+/// A harmless guest that runs again and again, and the durations of its runs.
 struct Neighbour {
     handler: Arc<Handler>,
     stop: Arc<AtomicBool>,
@@ -95,17 +95,17 @@ impl Neighbour {
         }
     }
 
-    /// The median of what it took.
+    /// The median duration.
     async fn end(self) -> Duration {
         self.stop.store(true, Ordering::Relaxed);
-        let mut took = self.task.await.expect("the neighbour goes on");
+        let mut took = self.task.await.expect("the neighbour keeps running");
         took.sort_unstable();
         drop(self.handler);
         took[took.len() / 2]
     }
 }
 
-/// Runs the cases one after the other beside the neighbour.
+/// Runs the cases one after the other, in parallel with the neighbour.
 pub(super) async fn run(cases: Vec<Case>) {
     let harmless = echo("test.echo", "1");
     let beside = Handlers::with(&[("harmless.wasm", &harmless)]).await;
@@ -129,7 +129,7 @@ pub(super) async fn run(cases: Vec<Case>) {
     }
 }
 
-/// Runs one case; where it does not end by itself, it is stopped.
+/// Runs one case, and stops it if it does not end by itself.
 async fn one(handler: &Arc<Handler>, case: &Case) -> RunEnd {
     let abort = AbortHandle::new();
     let mut running = attempt(&sandbox(), handler, job(case.payload), abort.clone());
@@ -162,7 +162,7 @@ fn expect(case: &Case, end: RunEnd) {
         _ => false,
     };
     assert!(fits, "{}: {end:?}", case.name);
-    // Whatever a guest says can be stored, and is harmless on a terminal.
+    // All text of a guest can be stored and is harmless on a terminal.
     let tries = Tries {
         failed: 1,
         max: 1,

@@ -1,4 +1,4 @@
-//! Files that should not be loaded, and modules that lie about themselves.
+//! Files that must not be loaded, and modules that misdescribe themselves.
 
 use crate::sandbox_guest::{
     Handlers, echo, guest, guest_of_wasip1, guest_that, job, manifest, sandbox,
@@ -15,7 +15,7 @@ fn wat(text: &str) -> Vec<u8> {
     wat::parse_str(text).expect("it is WebAssembly text")
 }
 
-/// A component of one module, with a memory of so many pages.
+/// A component of one module with a memory of this many pages.
 fn with_memory(pages: &str) -> Vec<u8> {
     wat(&format!(
         "(component (core module $m (memory {pages})) (core instance (instantiate $m)))"
@@ -173,7 +173,7 @@ fn cases() -> Vec<Refused> {
             "half a module",
             "it is refused whole",
             echo("test.echo", "1")[..500].to_vec(),
-            // The library that reads it panics, in the child where that harms nobody.
+            // The library that parses it panics, in the child process where that does no harm.
             "",
         ),
         (
@@ -197,7 +197,7 @@ fn cases() -> Vec<Refused> {
 }
 
 #[tokio::test]
-async fn no_module_that_is_refused_holds_up_or_harms_the_others() {
+async fn no_refused_module_delays_or_harms_the_others() {
     let cases = cases();
     let names: Vec<String> = (0..cases.len()).map(|n| format!("m{n:02}.wasm")).collect();
     let good = echo("test.echo", "1");

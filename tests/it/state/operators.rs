@@ -1,4 +1,4 @@
-//! What operators do to what handlers keep.
+//! Admin actions on the state of handlers.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use super::{entry, kept};
 use crate::support::{TestDb, rouse_in};
 
 #[tokio::test]
-async fn operators_list_read_put_and_remove_what_handlers_keep() {
+async fn operators_list_read_put_and_remove_state() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let here = crate::support::scratch("state-commands");
@@ -14,7 +14,7 @@ async fn operators_list_read_put_and_remove_what_handlers_keep() {
         let args: Vec<&str> = [&["state"], args].concat();
         rouse_in(&db, &args, &here).await
     };
-    // Of a handler that is gone, with a key that no guest could have made.
+    // State of a handler that is gone, under a key that no guest could have made.
     client
         .batch_execute(
             "INSERT INTO rouse.handler_state (handler, tenant, key, value, version, set_at)
@@ -105,8 +105,7 @@ async fn operators_list_read_put_and_remove_what_handlers_keep() {
 }
 
 #[tokio::test]
-async fn from_outside_nothing_is_put_that_no_handler_could_ask_for_and_no_tenant_is_an_empty_text()
-{
+async fn put_state_refuses_keys_that_no_handler_could_read_and_an_empty_tenant() {
     let db = TestDb::new().await;
     let client = db.client().await;
     client
@@ -129,7 +128,10 @@ async fn from_outside_nothing_is_put_that_no_handler_could_ask_for_and_no_tenant
             .batch_execute(&format!("SELECT {call}"))
             .await
             .expect_err(call);
-        let told = error.as_db_error().expect("Postgres says so").message();
+        let told = error
+            .as_db_error()
+            .expect("an error from Postgres")
+            .message();
         assert!(told.contains(says), "{call}: {told}");
     }
     let kept = client

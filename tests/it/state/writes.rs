@@ -1,4 +1,4 @@
-//! What the database does with the writes of workers that come at once, and of such that have lost the job.
+//! Concurrent writes of state, and writes of workers that have lost the job.
 
 use rouse::job::{AbortReason, Fence, JobId};
 use rouse::store::{ClaimedJob, Locked, NotMine, StateOf, StateSet, StateWrite, Store};
@@ -11,7 +11,7 @@ use crate::support::TestDb;
 use crate::support::claims::{claim, orders, rand, result, settlement};
 use crate::support::worker::{cancel, enqueue, until_true};
 
-/// A job that was claimed by this worker, `x`, without a tenant.
+/// A job of handler `x` without a tenant, claimed by this worker.
 async fn claimed(client: &Client, store: &Store) -> ClaimedJob {
     enqueue(client, "x", json!({})).await;
     claim(store, 1).await.remove(0)
@@ -36,7 +36,7 @@ fn one(key: &'static str, value: &'static [u8]) -> StateSet<'static> {
     }
 }
 
-/// Writes as a worker does, which asks again where it had to wait for too long.
+/// Writes as a worker does, which tries again if it had to wait for too long.
 fn write(
     store: &Store,
     job: &ClaimedJob,
@@ -46,7 +46,7 @@ fn write(
     tokio::spawn(async move {
         loop {
             match store.set_state(of, set).await {
-                Ok(said) => return said.expect("it is this worker's"),
+                Ok(outcome) => return outcome.expect("the job is this worker's"),
                 Err(error) => {
                     assert_eq!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE), "{error}")
                 }
@@ -55,7 +55,7 @@ fn write(
     })
 }
 
-/// Until so many writes wait for a lock.
+/// Waits until this many writes wait for a lock.
 async fn until_they_wait(client: &Client, writes: usize) {
     let sql = format!(
         "SELECT count(*) = {writes} FROM pg_stat_activity
@@ -64,11 +64,11 @@ async fn until_they_wait(client: &Client, writes: usize) {
     until_true(client, &sql).await;
 }
 
-/// Holds back all who make the state of `x` larger.
+/// Blocks all writes that make the state of `x` larger.
 const GROWING: &str = "SELECT rouse._lock_state_growth('x', '')";
 
 #[tokio::test]
-async fn of_two_that_write_at_once_where_one_fits_one_is_refused() {
+async fn one_of_two_concurrent_writes_is_refused_if_only_one_fits() {
     let db = TestDb::new().await;
     let (mut holder, client) = (db.client().await, db.client().await);
     let (mine, other) = (db.worker().await, db.worker().await);
@@ -110,7 +110,7 @@ async fn of_two_that_write_at_once_where_one_fits_one_is_refused() {
 }
 
 #[tokio::test]
-async fn a_write_that_makes_the_state_no_larger_needs_no_room_and_waits_for_nobody() {
+async fn a_write_that_does_not_grow_the_state_needs_no_quota_and_does_not_wait() {
     let db = TestDb::new().await;
     let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
     let job = claimed(&client, &store).await;
@@ -129,7 +129,7 @@ async fn a_write_that_makes_the_state_no_larger_needs_no_room_and_waits_for_nobo
 }
 
 #[tokio::test]
-async fn of_two_that_replace_the_same_version_at_once_one_is_told_of_the_other() {
+async fn one_of_two_concurrent_replacements_of_a_version_gets_a_conflict() {
     let db = TestDb::new().await;
     let (mut holder, client) = (db.client().await, db.client().await);
     let (mine, other) = (db.worker().await, db.worker().await);
@@ -149,7 +149,7 @@ async fn of_two_that_replace_the_same_version_at_once_one_is_told_of_the_other()
         ..one("k", value)
     };
 
-    // Neither finds anything, and both would make it larger.
+    // Neither finds a value, and both would make the state larger.
     let open = holder.transaction().await.unwrap();
     open.batch_execute(GROWING).await.unwrap();
     let (writes, sets) = both([expecting(0, b"1"), expecting(0, b"2")]);
@@ -157,7 +157,7 @@ async fn of_two_that_replace_the_same_version_at_once_one_is_told_of_the_other()
     open.rollback().await.unwrap();
     let winner = the_only_one(writes, sets).await;
 
-    // Both find that one, and replace it by as many bytes.
+    // Both find the winner's value, and replace it by one of the same size.
     let open = holder.transaction().await.unwrap();
     open.query("SELECT FROM rouse.handler_state FOR UPDATE", &[])
         .await
@@ -172,12 +172,12 @@ async fn of_two_that_replace_the_same_version_at_once_one_is_told_of_the_other()
     let found = mine.get_state(of(&jobs[0]), "k").await.unwrap();
     assert_eq!(found, Ok(Some((winner.value.to_vec(), winner.version))));
 
-    // The answer to it was lost.
+    // Its answer was lost, so the winner writes again.
     assert_eq!(
         write(&mine, &jobs[0], winner).await.unwrap(),
         StateWrite::Set
     );
-    // What was deleted and is there again is not the same.
+    // A deleted and recreated value has another version.
     assert_eq!(
         mine.delete_state(of(&jobs[0]), "k").await.unwrap(),
         Ok(true)
@@ -192,7 +192,7 @@ async fn of_two_that_replace_the_same_version_at_once_one_is_told_of_the_other()
     );
 }
 
-/// The write of the two that was made; the other one was told that something else is there.
+/// The one write of the two that was made; the other got a conflict.
 async fn the_only_one(
     writes: [tokio::task::JoinHandle<StateWrite>; 2],
     sets: [StateSet<'static>; 2],
@@ -209,7 +209,7 @@ async fn the_only_one(
 }
 
 #[tokio::test]
-async fn a_write_that_would_fit_into_what_was_made_smaller_meanwhile_is_made_again() {
+async fn a_write_is_tried_again_if_the_value_shrank_in_the_meantime() {
     let db = TestDb::new().await;
     let (mut holder, client, store) = (db.client().await, db.client().await, db.worker().await);
     let job = claimed(&client, &store).await;
@@ -226,7 +226,7 @@ async fn a_write_that_would_fit_into_what_was_made_smaller_meanwhile_is_made_aga
     until_they_wait(&client, 1).await;
     open.commit().await.unwrap();
     let said = writing.await.unwrap();
-    // Where it waited for too long, it was asked for again already.
+    // If it had waited for too long, it has already been tried again.
     assert!(
         matches!(said, StateWrite::Again | StateWrite::TooManyBytes(0)),
         "{said:?}"
@@ -285,7 +285,7 @@ async fn only_the_worker_that_has_the_job_reads_and_writes_the_state() {
 }
 
 #[tokio::test]
-async fn while_a_value_is_being_written_nobody_takes_the_job_over_and_after_that_the_old_attempt_writes_nothing()
+async fn a_job_is_not_taken_over_during_a_write_of_state_and_the_old_attempt_cannot_write_afterwards()
  {
     let db = TestDb::new().await;
     let (mut writing, client, other) = (db.client().await, db.client().await, db.worker().await);

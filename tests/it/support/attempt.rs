@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use rouse::sandbox::{AbortHandle, Handler, JobInput, Run, Sandbox};
 use tokio::task::JoinHandle;
 
-/// Starts an attempt in a task of its own, as a worker does. Dropped, it stops the guest.
+/// Starts an attempt in a task of its own, as a worker does. Dropping it stops the guest.
 pub(crate) fn attempt(
     sandbox: &Arc<Sandbox>,
     handler: &Arc<Handler>,
@@ -22,7 +22,7 @@ pub(crate) fn attempt(
     )
 }
 
-/// An attempt that runs.
+/// A running attempt.
 pub(crate) struct Attempting(JoinHandle<Run>);
 
 impl Attempting {

@@ -1,4 +1,4 @@
-//! Claims and settlements as a worker makes them, by hand.
+//! Claims and settlements like those of a worker, made by hand.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use rouse::store::{
     Adopted, Adoption, ClaimOrder, ClaimedJob, Orphan, Settlement, Store, StoreError,
 };
 
-/// `succeeded`, with this JSON.
+/// The outcome `succeeded` with this JSON.
 pub(crate) fn result(text: &str) -> Outcome {
     Outcome::Succeeded(JsonText(text.into()))
 }
@@ -29,7 +29,7 @@ pub(crate) fn settlement(job: &ClaimedJob, outcome: Outcome) -> Settlement {
     }
 }
 
-/// All lanes from their start.
+/// Claim orders for all lanes, from their start.
 pub(crate) async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
     let lanes = store.lanes_after(i64::MIN).await.unwrap();
     lanes
@@ -43,7 +43,7 @@ pub(crate) async fn orders(store: &Store, lease_ms: i64) -> Vec<ClaimOrder> {
         .collect()
 }
 
-/// Claims, wherever the jobs are.
+/// Claims jobs from any lane.
 pub(crate) async fn claim(store: &Store, wanted: usize) -> Vec<ClaimedJob> {
     let orders = orders(store, 60_000).await;
     store
@@ -77,7 +77,7 @@ pub(crate) async fn adopt(
     store.adopt(fence, &adoptions).await
 }
 
-/// A number that nobody else draws.
+/// A number that no other caller draws.
 pub(crate) fn rand() -> i64 {
     use std::hash::{BuildHasher as _, RandomState};
     RandomState::new().hash_one(0) as i64

@@ -15,8 +15,8 @@ use rouse::postgres::{Search, Server, Settings};
 
 const PREFIX: &str = "rouse-tests-";
 
-/// The server that all tests share; started by the first that needs it. It is never dropped: it
-/// ends with this process, and the next run removes its files.
+/// The server that all tests share, started by the first test that needs it. It is never dropped: it ends with this process, and
+/// the next run removes its files.
 pub(super) fn shared() -> &'static Server {
     static SERVER: OnceLock<Server> = OnceLock::new();
     SERVER.get_or_init(|| {
@@ -57,7 +57,7 @@ pub(crate) fn scratch(name: &str) -> PathBuf {
     dir
 }
 
-/// Where machine code is kept that tests compile: all of them share it, and it goes with the run.
+/// Where the tests cache machine code: all tests share the directory, and it is removed with the run's files.
 pub(crate) fn code_cache() -> PathBuf {
     static CACHE: OnceLock<PathBuf> = OnceLock::new();
     CACHE.get_or_init(|| scratch("code")).clone()
@@ -74,7 +74,7 @@ fn make_passable(dir: &Path) {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("open it for all users");
 }
 
-/// Removes the directories of runs whose process is gone.
+/// Removes the directories of runs whose process has ended.
 fn remove_stale() {
     for entry in entries(&env::temp_dir()) {
         let name = entry.file_name();
@@ -84,7 +84,7 @@ fn remove_stale() {
                 // As below.
                 let _ = fs::remove_dir_all(directory);
             }
-            // Another user's leftovers cannot be removed, and are no reason to fail.
+            // Files left by another user cannot be removed, which is not an error.
             let _ = fs::remove_dir_all(entry);
         }
     }
@@ -95,7 +95,7 @@ fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> {
     found.map(|entry| entry.path())
 }
 
-/// Where the server that ran on these data had its socket: Postgres keeps its own command line.
+/// Where the server that ran on these data had its socket: Postgres saves its own command line.
 fn socket_directory(data_dir: &Path) -> Option<PathBuf> {
     let line = fs::read_to_string(data_dir.join("cluster/postmaster.opts")).ok()?;
     let words: Vec<_> = line.split('"').collect();

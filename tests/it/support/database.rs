@@ -17,14 +17,14 @@ use super::cluster;
 
 const TEMPLATE: &str = "rouse_template";
 
-/// A database of this test's own, migrated; dropped some time after the test.
+/// A migrated database for one test; dropped some time after the test.
 #[derive(Debug)]
 pub(crate) struct TestDb {
     name: String,
     workers: AtomicU32,
 }
 
-/// Where a database is.
+/// The address of a database.
 pub(crate) struct Address {
     pub(crate) user: String,
     /// The directory of the server's Unix socket.
@@ -40,7 +40,7 @@ impl TestDb {
         Self::copy(TEMPLATE).await
     }
 
-    /// Makes a database that nothing was migrated in.
+    /// Makes an empty database without migrations.
     pub(crate) async fn unmigrated() -> Self {
         Self::copy("template1").await
     }
@@ -60,7 +60,7 @@ impl TestDb {
         cluster::shared().url(&self.name)
     }
 
-    /// Where it is, for whoever passes bytes on.
+    /// Its address, for a proxy.
     pub(crate) fn address(&self) -> Address {
         let url = self.url();
         let (server, database) = url.rsplit_once('/').expect("a database");
@@ -75,12 +75,12 @@ impl TestDb {
         }
     }
 
-    /// A store on it, with connections of its own.
+    /// A store with connections of its own.
     pub(crate) fn store(&self) -> Store {
         Store::new(&self.connector(), 4)
     }
 
-    /// A store through which a worker of its own has registered, `w-1` for the first.
+    /// A store with a worker registered through it; the first is `w-1`.
     pub(crate) async fn worker(&self) -> Store {
         let store = self.store();
         let number = self.workers.fetch_add(1, Ordering::Relaxed) + 1;
@@ -91,7 +91,7 @@ impl TestDb {
         store
     }
 
-    /// What a worker is started with.
+    /// The connector with which a worker is started.
     pub(crate) fn connector(&self) -> Connector {
         Connector::from_url(&self.url(), &|_| None).expect("a good connection string")
     }
@@ -102,7 +102,7 @@ impl TestDb {
     }
 }
 
-/// What a worker says that has nothing to say.
+/// The registration of a worker without handlers, queues or tags of its own.
 pub(crate) fn registration(worker_id: &str, key: WorkerKey) -> Registration {
     Registration {
         worker_id: worker_id.into(),
@@ -120,8 +120,8 @@ pub(crate) fn registration(worker_id: &str, key: WorkerKey) -> Registration {
 
 impl Drop for TestDb {
     fn drop(&mut self) {
-        // One thread drops all of them, so that no test waits. Databases that are left when the
-        // run ends go with the cluster.
+        // One thread drops all databases, so that no test waits. Databases that are left when the run ends are removed with the
+        // cluster.
         static JANITOR: OnceLock<mpsc::Sender<String>> = OnceLock::new();
         let janitor = JANITOR.get_or_init(|| {
             let (names, queue) = mpsc::channel();
@@ -142,11 +142,11 @@ pub(crate) async fn connect(url: &str) -> Client {
     client
 }
 
-/// Ends every session on the database of this one but its own, as an operator or a failing server would.
+/// Ends every session on this session's database except its own, as an operator or a failing server would.
 pub(crate) async fn cut_all_others(client: &Client) {
     let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                WHERE datname = current_database() AND pid <> pg_backend_pid()";
-    client.batch_execute(cut).await.expect("they are cut");
+    client.batch_execute(cut).await.expect("cut the sessions");
 }
 
 /// Migrates the database, with this host's sources.
@@ -154,7 +154,7 @@ pub(crate) async fn migrate(url: &str) -> Result<Report, MigrateError> {
     migrate_with(url, migrate::ALL, migrate::WAIT).await
 }
 
-/// The same, with sources of the test's own, and as much time.
+/// As [`migrate`], with sources and time limits of the test's own.
 pub(crate) async fn migrate_with(
     url: &str,
     sources: Sources<'_>,
@@ -172,7 +172,7 @@ async fn make_template() {
 }
 
 async fn create(name: &str, template: &str) {
-    // The first test to come here starts the server, which blocks for a second.
+    // The first test to get here starts the server, which blocks for a second.
     let server = tokio::task::spawn_blocking(cluster::shared)
         .await
         .expect("the server starts");
@@ -191,7 +191,7 @@ fn clean(queue: &mpsc::Receiver<String>) {
     runtime.block_on(async {
         let client = connect(&cluster::shared().url("postgres")).await;
         while let Ok(name) = queue.recv() {
-            // Best effort: what stays behind is removed with the cluster.
+            // Best effort: leftovers are removed with the cluster.
             let _ = client
                 .batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
                 .await;

@@ -11,12 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The `rouse` that was built beside this test binary.
+/// The `rouse` that was built along with this test binary.
 pub(crate) fn rouse_binary() -> PathBuf {
     built("rouse")
 }
 
-/// A program of the workspace that was built beside this test binary.
+/// A program of the workspace that was built along with this test binary.
 pub(crate) fn built(name: &str) -> PathBuf {
     let own = env::current_exe().expect("the path of the test binary");
     // target/<profile>/deps/it-<hash>
@@ -30,7 +30,7 @@ pub(crate) fn built(name: &str) -> PathBuf {
     path
 }
 
-/// A `rouse` that is still to be given its arguments, and keeps machine code with the tests.
+/// A `rouse` without arguments yet, which caches machine code with the tests.
 pub(crate) fn rouse() -> Command {
     let mut command = Command::new(rouse_binary());
     command.env("ROUSE_CACHE_DIR", super::code_cache());
@@ -53,21 +53,21 @@ struct Output {
 #[derive(Debug, Default)]
 struct Lines {
     all: Vec<String>,
-    /// Which of them are of stderr.
+    /// Whether each line came from stderr.
     of_stderr: Vec<bool>,
     /// How many of the two streams have ended.
     ended: usize,
 }
 
 impl Output {
-    /// A test that fails while it waits leaves the lock poisoned, and the lines are good all the same.
+    /// A test that fails while it waits poisons the lock, but the lines are still valid.
     fn lock(&self) -> MutexGuard<'_, Lines> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Host {
-    /// Starts `rouse` with these arguments and, on top of the test's own, these variables.
+    /// Starts `rouse` with these arguments and, in addition to the test's own, these variables.
     pub(crate) fn rouse(args: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = rouse();
         command.args(args).envs(variables.iter().copied());
@@ -98,8 +98,7 @@ impl Host {
         self.child.id()
     }
 
-    /// Waits for a line, of stdout or stderr, past or to come; panics with all output where it does
-    /// not come in time.
+    /// Waits for a line of stdout or stderr, past or future; panics with all output if it does not come in time.
     pub(crate) fn line(&self, patience: Duration, wanted: impl Fn(&str) -> bool) -> String {
         let until = Instant::now() + patience;
         let mut lines = self.output.lock();
@@ -122,8 +121,9 @@ impl Host {
         }
     }
 
-    /// Waits until this many lines have come, of stdout and stderr together, and returns the first so many; panics with all
-    /// output where they do not come in time.
+    /// Waits until this many lines have come from stdout and stderr together, and returns them; panics with all output if they do
+    /// not
+    /// come in time.
     pub(crate) fn first_lines(&self, patience: Duration, count: usize) -> Vec<String> {
         let until = Instant::now() + patience;
         let mut lines = self.output.lock();
@@ -154,18 +154,18 @@ impl Host {
     pub(crate) fn signal(&self, signal: i32) {
         let pid = i32::try_from(self.child.id()).expect("process ids are positive");
         #[expect(unsafe_code, reason = "the standard library can only kill")]
-        // SAFETY: a plain system call. The child is not reaped before `exit` or `drop`, which
-        // take `self`, so the id is still its own.
+        // SAFETY: a plain system call. The child is not reaped before `exit` or `drop`, which take `self`, so the id is still its
+        // own.
         let result = unsafe { libc::kill(pid, signal) };
         assert_eq!(result, 0, "signal {signal} to {pid}");
     }
 
-    /// Waits until it has ended by itself, and returns all of its stdout, then all of its stderr, for between the two there is
-    /// no order; panics with all output where it does not end in time.
+    /// Waits until it has ended by itself, and returns all of its stdout followed by all of its stderr, since the order between the
+    /// two is unknown; panics with all output if it does not end in time.
     pub(crate) fn exit(mut self, patience: Duration) -> (ExitStatus, String) {
         let until = Instant::now() + patience;
         let mut lines = self.output.lock();
-        // Both streams end when the process does, unless a child of it keeps them open.
+        // Both streams end with the process, unless a child of it keeps them open.
         while lines.ended < 2 {
             let left = until.saturating_duration_since(Instant::now());
             assert!(

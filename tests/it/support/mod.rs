@@ -1,4 +1,4 @@
-//! What the tests stand on: a private Postgres, a database per test, the `rouse` binary as a child.
+//! The foundation of the tests: a private Postgres, a database per test, the `rouse` binary as a child process.
 
 mod attempt;
 pub(crate) mod claims;

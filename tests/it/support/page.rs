@@ -1,4 +1,4 @@
-//! Pages of the documentation, whose blocks tests run.
+//! Pages of the documentation whose code blocks the tests run.
 
 use std::path::Path;
 
@@ -7,17 +7,17 @@ use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow};
 /// One block of code, in the order of the page.
 #[derive(Debug)]
 pub(crate) struct Block {
-    /// The word behind the backquotes: `console`, `sql`, `text` …
+    /// The word after the backquotes: `console`, `sql`, `text` …
     pub(crate) kind: String,
-    /// What stands in it, with its line breaks.
+    /// Its contents, with line breaks.
     pub(crate) text: String,
-    /// The prose between it and the block before it, in one line.
+    /// The prose between the previous block and this one, on one line.
     pub(crate) before: String,
     /// The line of the page on which it starts.
     pub(crate) line: usize,
 }
 
-/// The blocks of a page; its path counts from the repository.
+/// The blocks of a page, given by its path in the repository.
 pub(crate) fn blocks(page: &str) -> Vec<Block> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let text =
@@ -43,7 +43,7 @@ pub(crate) fn blocks(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// Whether a line is as a page shows it: `…` stands for anything, and so many spaces for one.
+/// Whether a line matches a line on a page: `…` matches anything, and any number of spaces matches one.
 pub(crate) fn is_as_shown(line: &str, shown: &str) -> bool {
     let plain = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let (line, shown) = (plain(line), plain(shown));
@@ -65,7 +65,7 @@ pub(crate) fn is_as_shown(line: &str, shown: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Asserts that the lines of a block `text` stand in what was printed, in this order.
+/// Asserts that the lines of a `text` block appear in the printed output, in this order.
 pub(crate) fn assert_shown(printed: &str, block: &Block) {
     let mut lines = printed.lines();
     for shown in block.text.lines().filter(|line| !line.trim().is_empty()) {
@@ -77,7 +77,7 @@ pub(crate) fn assert_shown(printed: &str, block: &Block) {
     }
 }
 
-/// Runs the statements of a block `sql`, each for itself. Where a comment stands behind one, the first row is as it says: a value, or
+/// Runs the statements of an `sql` block one by one. If a comment follows a statement, the first row must match it: a value, or
 /// several in parentheses.
 pub(crate) async fn run_sql(client: &Client, block: &Block) {
     for (statement, shown) in statements(&block.text) {
@@ -97,7 +97,7 @@ pub(crate) async fn run_sql(client: &Client, block: &Block) {
     }
 }
 
-/// The statements of a text, each with the comment behind it. Semicolons between `$$` end none.
+/// The statements of a text, each with the comment that follows it. Semicolons between `$$` do not end a statement.
 fn statements(sql: &str) -> Vec<(String, Option<String>)> {
     let mut statements = Vec::new();
     let (mut statement, mut quoted) = (String::new(), false);
@@ -135,7 +135,7 @@ fn statements_end_at_semicolons_outside_of_functions() {
 }
 
 #[test]
-fn a_line_is_compared_with_what_a_page_shows() {
+fn a_line_is_compared_with_the_line_on_the_page() {
     for (line, shown) in [
         (" state         failed", "state  failed"),
         (

@@ -1,4 +1,4 @@
-//! A wire between a worker and its database, on which a message can be held up.
+//! A proxy between a worker and its database that can hold a message.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,26 +13,26 @@ use tokio::sync::{Semaphore, watch};
 use super::TestDb;
 use super::worker::PATIENCE;
 
-/// By which a worker tries out whether its notifications arrive, once it listens.
+/// The statement by which a worker checks that its notifications arrive, once it listens.
 pub(crate) const ECHO: &str = "SELECT pg_notify($1, $2)";
 
-/// Passes on what comes on a port of this machine, until the test ends.
+/// Forwards connections to a port of this machine until the test ends.
 pub(crate) struct Proxy {
     url: String,
     next: Arc<Mutex<Option<Arc<Hold>>>>,
     is_away: Arc<watch::Sender<bool>>,
-    /// When somebody connected in vain.
+    /// The times of refused connections.
     tries: Arc<watch::Sender<Vec<Instant>>>,
 }
 
-/// What is to be held up.
+/// What to hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     /// The statement: the database does not see it yet.
     Statement,
-    /// The answer, and what comes after it on that connection: the database has done what was asked.
+    /// The answer and everything after it on that connection: the database has executed the statement.
     Answer,
-    /// The connection: it is cut, each time that the statement comes.
+    /// The connection: it is cut each time the statement comes.
     Cut,
 }
 
@@ -44,7 +44,7 @@ struct Hold {
     is_released: watch::Sender<bool>,
 }
 
-/// A message that is held up once it comes. Released when dropped.
+/// A message that is held once it comes. Released when dropped.
 #[derive(Debug)]
 pub(crate) struct Held(Arc<Hold>);
 
@@ -54,12 +54,12 @@ impl Held {
         self.caught_times(1).await;
     }
 
-    /// Waits until the statement has come so often: with [`Side::Cut`], again and again.
+    /// Waits until the statement has come this many times; with [`Side::Cut`], each time is cut.
     pub(crate) async fn caught_times(&self, times: usize) {
         let mut caught = self.0.caught.subscribe();
         tokio::time::timeout(PATIENCE, caught.wait_for(|caught| *caught >= times))
             .await
-            .unwrap_or_else(|_| panic!("nobody has sent {:?}", self.0.words))
+            .unwrap_or_else(|_| panic!("not sent: {:?}", self.0.words))
             .expect("the sender is here");
     }
 
@@ -79,7 +79,7 @@ impl Proxy {
         Self::start_with_room(db, Semaphore::MAX_PERMITS).await
     }
 
-    /// A proxy that refuses further connections while so many are open, as a server does at `max_connections`.
+    /// A proxy that refuses further connections while this many are open, as a server does at `max_connections`.
     pub(crate) async fn start_with_room(db: &TestDb, connections_max: usize) -> Self {
         let at = db.address();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -125,12 +125,12 @@ impl Proxy {
         self.is_away.send_replace(true);
     }
 
-    /// Passes on again.
+    /// Forwards connections again.
     pub(crate) fn comes_back(&self) {
         self.is_away.send_replace(false);
     }
 
-    /// Waits until somebody connects in vain so long after the first who did; returns when all of them did.
+    /// Waits for a refused connection this long after the first one; returns the times of all.
     pub(crate) async fn tried_after(&self, later: Duration) -> Vec<Instant> {
         self.tried(|tries| match tries {
             [first, .., last] => *last - *first >= later,
@@ -139,13 +139,13 @@ impl Proxy {
         .await
     }
 
-    /// Waits until those who connected in vain are enough; returns when all of them did.
+    /// Waits until the refused connections are enough; returns the times of all.
     pub(crate) async fn tried(&self, are_enough: impl Fn(&[Instant]) -> bool) -> Vec<Instant> {
         let mut tries = self.tries.subscribe();
         let tried = tries.wait_for(|tries| are_enough(tries));
         let tried = tokio::time::timeout(PATIENCE, tried).await;
         tried
-            .expect("it is tried")
+            .expect("enough tries")
             .expect("the sender is here")
             .clone()
     }
@@ -155,7 +155,7 @@ impl Proxy {
         &self.url
     }
 
-    /// The same, for a worker in this process.
+    /// As [`Proxy::url`], for a worker in this process.
     pub(crate) fn connector(&self) -> Connector {
         Connector::from_url(&self.url, &|_| None).expect("a good connection string")
     }
@@ -165,7 +165,7 @@ impl Proxy {
         Store::new(&self.connector(), 4)
     }
 
-    /// Holds up the next statement that has these words, or its answer.
+    /// Holds the next statement that contains these words, or its answer.
     pub(crate) fn hold(&self, words: &'static str, side: Side) -> Held {
         let hold = Arc::new(Hold {
             words,
@@ -186,7 +186,7 @@ fn lock(next: &Mutex<Option<Arc<Hold>>>) -> MutexGuard<'_, Option<Arc<Hold>>> {
 struct Holds(Arc<Mutex<Option<Arc<Hold>>>>);
 
 impl Holds {
-    /// Takes what is to be held, where these bytes have its words.
+    /// Takes the pending hold if these bytes contain its words.
     fn catch(&self, bytes: &[u8]) -> Option<Arc<Hold>> {
         let mut next = lock(&self.0);
         let words = next.as_ref()?.words.as_bytes();
@@ -208,7 +208,7 @@ async fn wait_for(hold: &Hold) {
 
 /// One connection. It ends with either side.
 async fn pass_on(client: TcpStream, socket: PathBuf, holds: Holds) {
-    // A delay of the kernel's would look like one of the worker's.
+    // A delay in the kernel would look like a delay of the worker.
     let _ = client.set_nodelay(true);
     let Ok(server) = UnixStream::connect(socket).await else {
         return;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::worker::guests_dir;
 use super::{TestDb, rouse, scratch};
 
-/// What a command prints, and its exit code.
+/// The output of a command, and its exit code.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: i32,
@@ -19,26 +19,26 @@ pub(crate) struct Ran {
 impl Ran {
     /// Runs a command to its end.
     pub(crate) fn of(command: &mut Command) -> Self {
-        let output = command.output().expect("it runs");
+        let output = command.output().expect("run the command");
         Self {
-            code: output.status.code().expect("it exits"),
+            code: output.status.code().expect("an exit code"),
             stdout: String::from_utf8(output.stdout).unwrap(),
             stderr: String::from_utf8(output.stderr).unwrap(),
         }
     }
 
-    /// All that it printed.
+    /// All of its output.
     pub(crate) fn text(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }
 
-    /// What stands on its standard output, read.
+    /// Its standard output, parsed as JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.stdout)
             .unwrap_or_else(|error| panic!("{error}: {}{}", self.stdout, self.stderr))
     }
 
-    /// Asserts that this stands somewhere in what it printed.
+    /// Asserts that its output contains this text.
     pub(crate) fn says(&self, part: &str) -> &Self {
         let all = self.text();
         assert!(all.contains(part), "{part:?} is not in:\n{all}");
@@ -64,7 +64,7 @@ pub(crate) fn command(url: &str, args: &[&str], folder: &Path) -> Command {
     command
 }
 
-/// The same without a database.
+/// As [`command`], without a database.
 pub(crate) fn command_without_database(args: &[&str], folder: &Path) -> Command {
     let mut command = command("", args, folder);
     command.env_remove("DATABASE_URL");
@@ -78,7 +78,7 @@ pub(crate) async fn rouse_in(db: &TestDb, args: &[&str], folder: &Path) -> Ran {
     ran.await.unwrap()
 }
 
-/// The same without a database.
+/// As [`rouse_in`], without a database.
 pub(crate) fn rouse_without_database(args: &[&str], folder: &Path) -> Ran {
     Ran::of(&mut command_without_database(args, folder))
 }
@@ -90,7 +90,7 @@ pub(crate) fn folder(config: &str, guests: &[&str]) -> PathBuf {
     folder_of(config, &modules)
 }
 
-/// The same with these modules.
+/// As [`folder`], with these modules.
 pub(crate) fn folder_of(config: &str, modules: &[(&str, impl AsRef<[u8]>)]) -> PathBuf {
     let folder = scratch("folder");
     let handlers = folder.join("handlers-wasm");

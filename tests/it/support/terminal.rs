@@ -5,12 +5,12 @@ use std::io::Read as _;
 use std::os::fd::FromRawFd as _;
 use std::process::{Command, Stdio};
 
-/// Runs a command to its end on a terminal with this many columns, and returns what it wrote there.
+/// Runs a command to its end on a terminal with this many columns, and returns everything that it wrote.
 pub(crate) fn on_terminal(command: Command, columns: u16) -> String {
     run(command, columns, None)
 }
 
-/// The same of one that goes on until a signal: it gets SIGTERM once it has written this.
+/// As [`on_terminal`], for a command that runs until a signal: it gets SIGTERM once it has written this.
 pub(crate) fn on_terminal_until(command: Command, wanted: &str) -> String {
     run(command, 80, Some(wanted))
 }
@@ -19,13 +19,13 @@ fn run(mut command: Command, columns: u16, until: Option<&str>) -> String {
     let (mut terminal, its_end) = terminal(columns);
     let own = || Stdio::from(its_end.try_clone().expect("another descriptor"));
     command.stdin(Stdio::null()).stdout(own()).stderr(own());
-    let mut child = command.spawn().expect("it starts");
-    // The command holds descriptors too, for whatever else it starts.
+    let mut child = command.spawn().expect("start the command");
+    // `Command` keeps copies of the descriptors, which would keep the terminal open.
     drop((command, its_end));
     let mut written = String::new();
     let mut bytes = [0; 4096];
     let mut signalled = until.is_none();
-    // When the last who has the other end is gone, reading is an error (EIO).
+    // Once the last process has closed the other end, reading is an error (EIO).
     while let Ok(read @ 1..) = terminal.read(&mut bytes) {
         written.push_str(&String::from_utf8_lossy(&bytes[..read]));
         if !signalled && until.is_some_and(|wanted| written.contains(wanted)) {
@@ -35,7 +35,10 @@ fn run(mut command: Command, columns: u16, until: Option<&str>) -> String {
             signalled = true;
         }
     }
-    assert!(child.wait().expect("it ends").success(), "{written}");
+    assert!(
+        child.wait().expect("wait for the command").success(),
+        "{written}"
+    );
     written.replace("\r\n", "\n")
 }
 
@@ -48,7 +51,7 @@ fn terminal(columns: u16) -> (File, File) {
     };
     let (mut ours, mut its) = (-1, -1);
     #[expect(unsafe_code, reason = "the standard library has no terminals")]
-    // SAFETY: both descriptors are written by a call that succeeds, and are nobody else's; a name and settings are not asked for.
+    // SAFETY: both descriptors are written by a call that succeeds and are not owned elsewhere; name and settings are null.
     unsafe {
         let opened = libc::openpty(
             &raw mut ours,

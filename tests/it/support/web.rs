@@ -1,4 +1,4 @@
-//! A web server on loopback, in the clear and over TLS, that remembers what it was asked.
+//! A web server on loopback, in plain text and over TLS, that records its requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -43,7 +43,7 @@ pub(crate) fn web() -> &'static Web {
                     seen: Mutex::default(),
                     connections: AtomicUsize::new(0),
                 }));
-                send.send(web).expect("somebody waits for it");
+                send.send(web).expect("the receiver is waiting");
                 tokio::join!(web.accept(plain, None), web.accept(tls, Some(acceptor())));
             });
         });
@@ -75,7 +75,7 @@ fn acceptor() -> TlsAcceptor {
 
 /// A web server.
 pub(crate) struct Web {
-    /// The port in the clear.
+    /// The port without TLS.
     pub(crate) plain: u16,
     /// The port with TLS, as `localhost`.
     pub(crate) tls: u16,
@@ -84,7 +84,7 @@ pub(crate) struct Web {
 }
 
 impl Web {
-    /// What was asked under this path, in order.
+    /// The requests under this path, in order.
     pub(crate) fn seen(&self, path: &str) -> Vec<Value> {
         let seen = self.seen.lock().expect("nobody panics with it");
         let under = |one: &&Value| {
@@ -103,7 +103,7 @@ impl Web {
                 match tls {
                     None => self.serve(connection, stream).await,
                     Some(tls) => {
-                        // A client that does not trust it goes away.
+                        // A client that does not trust the certificate disconnects.
                         if let Ok(stream) = tls.accept(stream).await {
                             self.serve(connection, stream).await;
                         }
@@ -119,7 +119,7 @@ impl Web {
     {
         let service = service_fn(move |request| self.answer(connection, request));
         let builder = auto::Builder::new(TokioExecutor::new());
-        // Clients that are cut off are the business of some tests.
+        // Some tests cut their clients off.
         drop(
             builder
                 .serve_connection(TokioIo::new(stream), service)
@@ -151,7 +151,7 @@ impl Web {
             Err(error) => format!("broken off: {error}"),
         };
         seen["body"] = body.into();
-        // A second time, with the body.
+        // Recorded a second time, with the body.
         seen["whole"] = true.into();
         self.note(&seen);
         let mut parts = head.uri.path().trim_start_matches('/').splitn(3, '/');
@@ -173,7 +173,8 @@ impl Web {
                 let response = Response::builder().status(status).header("location", to);
                 response.body(Chunks::default())
             }
-            // `/status/503/once?retry-after=7`: so the first time, then as an echo; `/status/404/always`: each time.
+            // `/status/503/once?retry-after=7`: this status the first time, then an echo; `/status/404/always`: this status each
+            // time.
             "status" => {
                 let asked = self.seen(&path);
                 let asked_before = asked.iter().filter(|one| one["whole"] == true).count() > 1;
@@ -191,7 +192,7 @@ impl Web {
                     }
                 }
             }
-            // A page that has not changed for whoever knows it as "v1".
+            // A page that is unchanged for a client that has the version "v1".
             "page" => {
                 let response = Response::builder().header("etag", "\"v1\"");
                 if seen["headers"]["if-none-match"] == "\"v1\"" {
@@ -236,11 +237,11 @@ impl Web {
     }
 }
 
-/// What is at `/page/digits`, in the words of `jsonb`.
+/// The document at `/page/digits`, as `jsonb` formats it.
 pub(crate) const DIGITS: &str =
     r#"{"id": 123456789012345678901234567890, "share": 0.10000000000000000000001}"#;
 
-/// What is at `/page/json`.
+/// The document at `/page/json`.
 pub(crate) const PAGE: &[u8] = b"{\"chf\": 1.07}";
 
 fn whole(text: String) -> hyper::http::Result<Response<Chunks>> {
@@ -251,12 +252,12 @@ fn whole(text: String) -> hyper::http::Result<Response<Chunks>> {
 #[derive(Default)]
 struct Chunks {
     chunks: VecDeque<Bytes>,
-    /// After the last one nothing more comes.
+    /// Nothing more comes after the last piece.
     hangs: bool,
 }
 
 impl Chunks {
-    /// All of it in one piece.
+    /// The whole body in one piece.
     fn of(bytes: impl Into<Bytes>) -> Self {
         Self {
             chunks: VecDeque::from([bytes.into()]),

@@ -1,4 +1,4 @@
-//! Workers inside the test process, on handlers that were built before.
+//! Workers inside the test process, with handlers that were built beforehand.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -16,8 +16,8 @@ use tokio_postgres::Client;
 
 use super::{TestDb, code_cache, rouse_binary};
 
-/// Long enough for a busy machine, where a host takes half a minute to compile all guests; a test
-/// that waits so long has failed.
+/// Long enough for a busy machine, on which a host takes half a minute to compile all guests; a test that waits this long has
+/// failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The folder with the wasm files of `tests/guests`, `handlers` and `examples`.
@@ -40,7 +40,7 @@ pub(crate) fn guests_dir() -> PathBuf {
     dir
 }
 
-/// One sandbox for all workers of the test binary: each one reserves address space.
+/// One sandbox for all workers of the test binary: each sandbox reserves address space.
 pub(crate) fn sandbox() -> Arc<Sandbox> {
     static SANDBOX: OnceLock<Arc<Sandbox>> = OnceLock::new();
     SANDBOX
@@ -80,17 +80,17 @@ pub(crate) struct TestWorker {
 }
 
 impl TestWorker {
-    /// Starts a worker on all guests.
+    /// Starts a worker with all guests.
     pub(crate) async fn start(db: &TestDb, settings: Settings) -> Self {
         Self::start_on(db, settings, catalog().await)
     }
 
-    /// Starts a worker on these handlers.
+    /// Starts a worker with these handlers.
     pub(crate) fn start_on(db: &TestDb, settings: Settings, catalog: Arc<Catalog>) -> Self {
         Self::start_listening_at(db.connector(), db, settings, catalog)
     }
 
-    /// Starts a worker on these handlers that listens for notifications somewhere else.
+    /// Starts a worker with these handlers that listens for notifications on another database.
     pub(crate) fn start_listening_at(
         listen_at: Connector,
         db: &TestDb,
@@ -100,7 +100,7 @@ impl TestWorker {
         Self::start_through(db.store(), listen_at, settings, catalog)
     }
 
-    /// Starts a worker with these connections.
+    /// Starts a worker on these connections.
     pub(crate) fn start_through(
         store: Store,
         listen_at: Connector,
@@ -117,7 +117,7 @@ impl TestWorker {
         Self::start_with(parts, settings)
     }
 
-    /// Starts a worker on all guests, with these around each attempt.
+    /// Starts a worker with all guests and with these middlewares.
     pub(crate) async fn start_within(
         db: &TestDb,
         settings: Settings,
@@ -150,7 +150,7 @@ impl TestWorker {
         Self::start_with(parts, settings)
     }
 
-    /// Starts a worker with parts of the test's own.
+    /// Starts a worker from parts of the test's own.
     pub(crate) fn start_with(parts: Parts, settings: Settings) -> Self {
         let stop = Stop::default();
         let task = tokio::spawn(worker::run(
@@ -162,19 +162,19 @@ impl TestWorker {
         Self { stop, task }
     }
 
-    /// Tells it to stop and waits until everything that ran is settled.
+    /// Tells the worker to stop, and waits until all its attempts are settled.
     pub(crate) async fn drain(self) {
         self.stop.drain();
         self.ended().await;
     }
 
-    /// Tells it to stop at once, and waits.
+    /// Tells the worker to stop at once, and waits for its end.
     pub(crate) async fn stop_now(self) {
         self.stop.now();
         self.ended().await;
     }
 
-    /// Waits until it has ended by itself; returns why.
+    /// Waits until the worker has ended by itself; returns the error.
     pub(crate) async fn failed(self) -> String {
         let ended = tokio::time::timeout(PATIENCE, self.task)
             .await
@@ -207,21 +207,21 @@ pub(crate) async fn put(client: &Client, sql: &str) -> i64 {
     client.query_one(&sql, &[]).await.unwrap().get(0)
 }
 
-/// Cancels a job from outside; says whether it was cancelled now.
+/// Cancels a job as an admin action; returns whether this call cancelled it.
 pub(crate) async fn cancel(client: &Client, id: i64) -> bool {
     client
         .query_one("SELECT rouse.cancel($1)", &[&id])
         .await
-        .expect("it can be asked for")
+        .expect("cancel the job")
         .get(0)
 }
 
-/// What has happened to a job, oldest first.
+/// The events of a job, oldest first.
 pub(crate) async fn events(client: &Client, id: i64) -> Vec<String> {
     let rows = client
         .query("SELECT event FROM rouse.history($1)", &[&id])
         .await
-        .expect("its history can be read");
+        .expect("read the history");
     rows.iter().map(|row| row.get(0)).collect()
 }
 
@@ -234,7 +234,7 @@ pub(crate) struct Shown {
     pub(crate) error: Option<Value>,
 }
 
-/// What the database says of a job now.
+/// The present state of a job in the database.
 pub(crate) async fn show(client: &Client, id: i64) -> Shown {
     let row = client
         .query_one(
@@ -251,12 +251,12 @@ pub(crate) async fn show(client: &Client, id: i64) -> Shown {
     }
 }
 
-/// Waits until the job is as wanted. There is nothing to wait on but the database itself.
+/// Waits until the job is as wanted. It polls, since there is no event to wait for.
 pub(crate) async fn until(client: &Client, id: i64, wanted: impl Fn(&Shown) -> bool) -> Shown {
     until_within(client, id, PATIENCE, wanted).await
 }
 
-/// [`until`], for as long as this.
+/// As [`until`], with this patience.
 pub(crate) async fn until_within(
     client: &Client,
     id: i64,
@@ -285,8 +285,8 @@ pub(crate) async fn ended(client: &Client, id: i64) -> Shown {
     .await
 }
 
-/// For `ORDER BY`: the order in which one worker was given its jobs and started them. The times of their starts alone may
-/// mix the jobs of two claims: they count from the claim, on the server's clock, and leave out how long its answer travelled.
+/// For `ORDER BY`: the order in which one worker received and started its jobs. The start times alone may mix the jobs of two
+/// claims: they are measured from the claim, on the server's clock, and ignore how long its answer travelled.
 pub(crate) const START_ORDER: &str = "claimed_at, started_at";
 
 /// Waits until the SQL, a boolean, is true.
@@ -305,7 +305,7 @@ pub(crate) async fn until_true(client: &Client, sql: &str) {
     }
 }
 
-/// A catalog of these modules alone.
+/// A catalog of these modules only.
 pub(crate) async fn catalog_of(modules: &[(&str, &[u8])]) -> Arc<Catalog> {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, bytes) in modules {

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_retry_says_which_attempt_of_how_many_and_when_the_next_one_is() {
+    fn a_failed_attempt_shows_its_number_the_limit_and_the_time_of_the_next_one() {
         let job = |state, attempt, lost, at| json!({"state": state, "attempt": attempt, "lost": lost, "available_at": at});
         let (later, before) = ("1970-01-01T00:00:08+00:00", "1970-01-01T00:00:00+00:00");
         for (job, max, said) in [
