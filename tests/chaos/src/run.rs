@@ -61,7 +61,7 @@ pub(super) fn run(
         // Server and hosts are stopped, however the run ends.
         let done = tokio::select! {
             done = scene(&rouse, settings, folder.clone(), server.clone(), module, sabotage) => done,
-            signal = interruption.come() => Err(anyhow!("{signal}")),
+            signal = interruption.wait() => Err(anyhow!("{signal}")),
         };
         // The log is useful, but a missing log must not hide how the run ended.
         let _ = std::fs::copy(
