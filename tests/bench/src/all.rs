@@ -1,4 +1,4 @@
-//! Every benchmark one after the other, and one table at the end.
+//! Runs all benchmarks one after another, and prints one table at the end.
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Command};
@@ -9,15 +9,15 @@ use super::{Bench, decay, drain, enqueue, idle, latency, scale};
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Sizes that take minutes instead of an hour: they show that everything works, the figures mean little
+    /// Use sizes that take minutes instead of an hour: they show that the benchmarks work, but the figures mean little
     #[arg(long)]
     pub(super) quick: bool,
-    /// Leave out what needs handlers whose instances are reused
+    /// Leave out the benchmarks with reused instances
     #[arg(long)]
     pub(super) no_reuse: bool,
 }
 
-/// What `--quick` makes of the sizes.
+/// The sizes of `--quick`.
 const QUICK_DRAIN: [&str; 2] = ["--jobs=5000", "--runs=1"];
 const QUICK_LATENCY: [&str; 1] = ["--seconds=3"];
 const QUICK_ENQUEUE: [&str; 2] = ["--seconds=1", "--pairs=1"];
@@ -68,12 +68,12 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     Ok(all.report)
 }
 
-/// The options of a benchmark as they are when only these are given.
+/// The options of a benchmark with these arguments, and defaults for the others.
 fn defaults<T: Args>(given: &[&str]) -> Result<T> {
     let command = T::augment_args(Command::new("all"));
     let matches = command
         .try_get_matches_from(["all"].iter().chain(given))
-        .context("the sizes above are valid")?;
+        .context("parse the sizes of --quick")?;
     Ok(T::from_arg_matches(&matches)?)
 }
 
@@ -84,8 +84,8 @@ struct All<'a> {
 }
 
 impl All<'_> {
-    /// Takes over what the part has found. Where it fails the others go on, unless a person has had
-    /// enough.
+    /// Runs a part and adds its figures. If it fails, the other parts still run, unless the user has interrupted
+    /// the program.
     async fn part(&mut self, name: &str, part: impl Future<Output = Result<Report>>) -> Result<()> {
         self.bench.progress.note(&format!("== {name}"));
         match Box::pin(part).await {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn without_sizes_they_are_those_of_the_published_figures() {
+    fn the_default_sizes_are_those_of_the_published_figures() {
         assert_eq!(defaults::<drain::Options>(&[]).unwrap().jobs, 100_000);
         assert_eq!(defaults::<decay::Options>(&[]).unwrap().only.len(), 6);
         assert_eq!(

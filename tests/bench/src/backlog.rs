@@ -1,4 +1,4 @@
-//! Jobs that are enqueued together, and the wait until the last of them has finished.
+//! Enqueues a batch of jobs, and waits until the last of them has finished.
 
 use std::time::{Duration, Instant};
 
@@ -7,16 +7,16 @@ use tokio_postgres::Client;
 
 use super::progress::Progress;
 
-/// SQL over `n`, the number of the job: about 100 bytes of JSON, as a typical job has.
+/// SQL over `n`, the number of the job: about 100 bytes of JSON, like a typical payload.
 pub(super) const PAYLOAD: &str = "jsonb_build_object('n', n, 'pad', repeat('x', 80))";
 const ENQUEUE_BATCH: i64 = 1_000;
 
-/// The hosts are given up when nothing has finished for this long.
+/// The benchmark fails if no job has finished for this long.
 const STALLED_AFTER: Duration = Duration::from_secs(60);
-/// The figures come from the database's clock, so that looking rarely costs no precision.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// The figures come from the database's clock, so that rare polls cost no precision.
+const POLL_EVERY: Duration = Duration::from_millis(50);
 
-/// What is enqueued.
+/// The jobs to enqueue.
 #[derive(Clone)]
 pub(super) struct Work {
     pub(super) jobs: i64,
@@ -24,7 +24,7 @@ pub(super) struct Work {
     /// SQL over `n`.
     pub(super) payload: String,
     pub(super) priority: &'static str,
-    /// None: the queue `default`. Else round robin over the queues `q0`, `q1` …
+    /// `None` uses the queue `default`; otherwise round robin over the queues `q0`, `q1` …
     pub(super) queues: Option<i64>,
 }
 
@@ -40,7 +40,7 @@ impl Work {
         }
     }
 
-    /// Enqueues all of it; in the transaction that is open, if there is one.
+    /// Enqueues all jobs, in the open transaction if there is one.
     pub(super) async fn enqueue(&self, client: &Client, progress: &Progress) -> Result<Backlog> {
         let ids = match self.queues {
             None => format!(
@@ -55,7 +55,7 @@ impl Work {
             ),
         };
         if let Some(queues) = self.queues {
-            // One lane for each, and those that others have made.
+            // One lane for each queue, and the existing ones.
             let room = format!(
                 "UPDATE rouse.limits SET lanes_per_handler_max = greatest(lanes_per_handler_max, {})",
                 queues + 100
@@ -63,7 +63,7 @@ impl Work {
             client
                 .batch_execute(&room)
                 .await
-                .context("make room for the lanes")?;
+                .context("raise the limit of lanes")?;
         }
         let statement = client
             .prepare(&format!(
@@ -97,29 +97,29 @@ impl Work {
     }
 }
 
-/// Jobs whose ids are all in one range, in which no other job's is.
+/// Jobs whose ids are a range that contains no other job.
 pub(super) struct Backlog {
     pub(super) jobs: i64,
     pub(super) first: i64,
     pub(super) last: i64,
-    /// How many statements the commit and the wait have run, as the server counts them.
+    /// Statements of the commit and of the wait, as the server counts them.
     pub(super) statements: i64,
 }
 
-/// From the first claim to the last settlement, by the database's clock.
+/// Times from the first claim to the last settlement, by the database's clock.
 pub(super) struct Times {
     pub(super) seconds: f64,
-    /// The longest time in which nothing was settled.
+    /// The longest time without a settlement.
     pub(super) gap_ms: f64,
 }
 
 impl Backlog {
-    /// Waits until all have finished.
+    /// Waits until all jobs have finished.
     pub(super) async fn until_done(&mut self, client: &Client, progress: &Progress) -> Result<()> {
         self.watched(client, progress, &mut |_share| Ok(())).await
     }
 
-    /// As [`until_done`](Self::until_done); `look` is told now and then which share has finished.
+    /// Like [`until_done`](Self::until_done), and calls `look` from time to time with the share of finished jobs.
     pub(super) async fn watched(
         &mut self,
         client: &Client,
@@ -127,7 +127,7 @@ impl Backlog {
         look: &mut (dyn FnMut(f64) -> Result<()> + Send),
     ) -> Result<()> {
         progress.count("draining", self.jobs.unsigned_abs());
-        // How far it has come costs one look into an index; counting waits until the newest is there.
+        // The position costs one index lookup; the jobs are counted only once the newest has finished.
         let reached = client
             .prepare("SELECT coalesce(max(id), 0) FROM rouse.finished WHERE id BETWEEN $1 AND $2")
             .await?;
@@ -137,7 +137,7 @@ impl Backlog {
         self.statements += 2;
         let (mut seen, mut changed) = (0, Instant::now());
         loop {
-            let asked = Instant::now();
+            let polled = Instant::now();
             let (first, last) = (self.first, self.last);
             let id: i64 = client.query_one(&reached, &[&first, &last]).await?.get(0);
             self.statements += 1;
@@ -159,12 +159,12 @@ impl Backlog {
             let done = (id - first + 1).clamp(0, self.jobs);
             look(done as f64 / self.jobs as f64)?;
             progress.at(done.unsigned_abs());
-            // What looking costs, the host does not have.
-            tokio::time::sleep(LOOK_EVERY.max(asked.elapsed() * 50)).await;
+            // Polls take CPU time from the host, so a slow poll is followed by a longer pause.
+            tokio::time::sleep(POLL_EVERY.max(polled.elapsed() * 50)).await;
         }
     }
 
-    /// Reads when it was done; an error where a job has failed.
+    /// Reads the times. Fails if a job has failed.
     pub(super) async fn times(&self, client: &Client) -> Result<Times> {
         let row = client
             .query_one(
@@ -184,7 +184,7 @@ impl Backlog {
         let succeeded: i64 = row.get(0);
         ensure!(
             succeeded == self.jobs,
-            "{succeeded} of {} jobs succeeded; one of the others: {}",
+            "{succeeded} of {} jobs succeeded; the error of another one: {}",
             self.jobs,
             row.get::<_, Option<String>>(3).unwrap_or_default()
         );

@@ -1,4 +1,4 @@
-//! CPU time of a host by its threads, of a Postgres by its processes, as the kernel counts it.
+//! CPU time of a host by threads, and of a Postgres by processes, as counted by the kernel.
 
 use std::fs;
 use std::path::Path;
@@ -11,19 +11,19 @@ pub(super) type Seconds = f64;
 /// USER_HZ, the unit of /proc/*/stat: 100 on every architecture that Rust and wasmtime serve.
 const TICKS_PER_S: f64 = 100.0;
 
-/// How threads that run guests are named; see `host/src/sandbox/engine.rs`.
+/// Name prefix of guest threads; see `host/src/sandbox/engine.rs`.
 const GUEST_THREADS: &str = "rouse-guest";
 
 /// CPU time of a host since its start.
 #[derive(Clone, Copy, Default)]
 pub(super) struct HostCpu {
     pub(super) total: Seconds,
-    /// Of the threads that run guests.
+    /// CPU time of the guest threads.
     pub(super) guests: Seconds,
 }
 
 impl HostCpu {
-    /// Of the threads that speak to Postgres and decide.
+    /// CPU time of all other threads, which talk to Postgres and make decisions.
     pub(super) fn control(self) -> Seconds {
         self.total - self.guests
     }
@@ -43,7 +43,7 @@ impl HostCpu {
     }
 }
 
-/// A host, its ended threads included.
+/// CPU time of a host, including ended threads.
 pub(super) fn host(pid: u32) -> Result<HostCpu> {
     let stat = Stat::read(&format!("/proc/{pid}/stat"))?;
     let mut guests = 0.0;
@@ -63,7 +63,7 @@ pub(super) fn host(pid: u32) -> Result<HostCpu> {
     })
 }
 
-/// A whole Postgres: the postmaster, its children, and those that have ended.
+/// CPU time of a Postgres: the postmaster, its children, and ended children, without the processes in `without`.
 pub(super) fn postgres(postmaster: u32, without: &[u32]) -> Result<Seconds> {
     let stat = Stat::read(&format!("/proc/{postmaster}/stat"))?;
     let mut total = running(Path::new(&format!("/proc/{postmaster}")))? + stat.ended_children;
@@ -90,7 +90,7 @@ pub(super) fn postgres(postmaster: u32, without: &[u32]) -> Result<Seconds> {
     Ok(total)
 }
 
-/// CPU time of one thread, to the nanosecond; `stat` counts hundredths of a second.
+/// CPU time of one thread with nanosecond resolution; `stat` counts hundredths of a second.
 fn running(task: &Path) -> Result<Seconds> {
     let Ok(text) = fs::read_to_string(task.join("schedstat")) else {
         return Ok(Stat::read(&task.join("stat").to_string_lossy())?.own);
@@ -112,10 +112,10 @@ struct Stat {
 impl Stat {
     fn read(path: &str) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("read {path}"))?;
-        Self::parse(&text).with_context(|| format!("understand {path}"))
+        Self::parse(&text).with_context(|| format!("parse {path}"))
     }
 
-    /// proc(5): the name of the process is in brackets, and may hold anything.
+    /// See proc(5): the name of the process is in parentheses, and may contain any character.
     fn parse(text: &str) -> Option<Self> {
         let (_, fields) = text.rsplit_once(") ")?;
         let fields: Vec<&str> = fields.split_whitespace().collect();
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_with_brackets_and_spaces_in_its_name_is_read() {
+    fn parse_a_process_name_with_parentheses_and_spaces() {
         let text = "7 (a) b (c)) S 3 7 7 0 -1 4194560 1 2 3 4 150 50 20 5 20 0 1 0 9 0 0";
         let stat = Stat::parse(text).unwrap();
         assert_eq!(stat.parent, 3);

@@ -1,4 +1,4 @@
-//! How fast one host empties a queue of jobs that do nothing, and what each job costs.
+//! How fast one host drains a queue of no-op jobs, and the cost of each job.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use super::report::{Report, Unit};
 use super::server::Server;
 use super::{Bench, probe};
 
-/// All attempts have started by then; a small machine under load takes seconds for 200.
+/// How long all attempts may take to start; a small machine under load takes seconds for 200.
 const STARTED_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Jobs in each run
+    /// Jobs per run
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(i64).range(1..=10_000_000))]
     pub(super) jobs: i64,
     /// Runs; the median of each figure is reported
@@ -27,7 +27,7 @@ pub(super) struct Options {
     /// Let instances of `noop` serve many jobs (rouse.toml: instances = "reuse") instead of one each
     #[arg(long)]
     pub(super) reuse: bool,
-    /// Attempts at the same time while the host's memory is read; 0, or --reuse, leaves this figure out
+    /// Concurrent attempts while the host's memory is read; 0 or --reuse leaves this figure out
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(..=2_000))]
     pub(super) attempts: u16,
 }
@@ -54,7 +54,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         }
         probes.extend(probe::run(bench, server, work.jobs, &work.payload).await?);
         add(&mut report, &prefix(options), &runs, median(probes)?)?;
-        // Attempts that wait have instances of their own, reused or not.
+        // Waiting attempts have their own instances, reused or not.
         if options.attempts > 0 && !options.reuse {
             let resident = resident(bench, server, options.attempts).await?;
             let what = format!("memory of the host, {} attempts running", options.attempts);
@@ -94,7 +94,7 @@ fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Resul
     figure("jobs_per_s", "jobs", jobs_per_s, Unit::PerSecond);
     figure(
         "probe_per_s",
-        "probe: rows that plain SQL claims and deletes",
+        "probe: rows claimed and deleted by plain SQL",
         probe,
         Unit::PerSecond,
     );
@@ -107,54 +107,54 @@ fn add(report: &mut Report, prefix: &str, runs: &[Drained], probe: f64) -> Resul
     let us = Unit::Microseconds;
     figure(
         "cpu_postgres",
-        "CPU time for a job: Postgres",
+        "CPU time per job: Postgres",
         middle(|d| d.cpu_postgres_us)?,
         us,
     );
     figure(
         "cpu_control",
-        "the host's threads but for guests",
+        "the host's threads except guest threads",
         middle(|d| d.cpu_control_us)?,
         us,
     );
     figure(
         "cpu_guests",
-        "the host's threads for guests",
+        "the host's guest threads",
         middle(|d| d.cpu_guests_us)?,
         us,
     );
     figure(
         "wal",
-        "WAL for a job: claim and settle",
+        "WAL per job: claim and settle",
         middle(|d| d.wal)?,
         Unit::Bytes,
     );
     figure(
         "wal_enqueue",
-        "WAL for a job: enqueue, in batches",
+        "WAL per job: enqueue, in batches",
         middle(|d| d.wal_enqueue)?,
         Unit::Bytes,
     );
     figure(
         "statements",
-        "round trips for 1,000 jobs",
+        "round trips per 1,000 jobs",
         middle(|d| d.statements)?,
         Unit::Count,
     );
     figure(
         "rss_peak",
-        "memory of the host at its peak",
+        "peak memory of the host",
         middle(|d| d.rss_peak)?,
         Unit::Bytes,
     );
     if !growths.is_empty() {
-        let what = "and its growth from a tenth of the jobs to the end";
+        let what = "its growth from a tenth of the jobs to the end";
         figure("rss_growth", what, median(growths)?, Unit::Bytes);
     }
     Ok(())
 }
 
-/// Memory of a host in which so many attempts run and wait, bytes.
+/// Memory of a host with this many waiting attempts, bytes.
 async fn resident(bench: &Bench, server: &Server, attempts: u16) -> Result<f64> {
     bench.progress.step(&format!(
         "letting {attempts} attempts wait at the same time"
@@ -179,12 +179,12 @@ async fn resident(bench: &Bench, server: &Server, attempts: u16) -> Result<f64> 
                 .await?
                 .get(0);
             if running == i64::from(attempts) {
-                // Claimed is not started; the last instances take milliseconds.
+                // Claimed jobs may not have started; the last instances take milliseconds.
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 return Ok(());
             }
             if started.elapsed() > STARTED_WITHIN {
-                bail!("{running} of {attempts} attempts run after {STARTED_WITHIN:?}");
+                bail!("only {running} of {attempts} attempts are running after {STARTED_WITHIN:?}");
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -197,6 +197,6 @@ async fn resident(bench: &Bench, server: &Server, attempts: u16) -> Result<f64> 
         .client
         .execute("DELETE FROM rouse.job", &[])
         .await
-        .context("remove the jobs that waited")?;
+        .context("remove the waiting jobs")?;
     Ok(memory.resident as f64)
 }

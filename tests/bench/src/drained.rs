@@ -1,37 +1,37 @@
-//! Lets hosts empty a backlog, and says how long it took and what it cost.
+//! Lets hosts drain a backlog, and measures the time and the cost.
 
 use anyhow::Result;
 
 use super::backlog::Work;
 use super::host::{self, Host, HostOptions, Memory};
 use super::server::Server;
-use super::wal::{Place, Records};
+use super::wal::{Position, Records};
 use super::{Bench, counts};
 
-/// A host that has done this share has allocated what it keeps.
+/// A host that has run this share of the jobs has allocated its permanent memory.
 const EARLY: f64 = 0.1;
 
 /// One backlog, from the first claim to the last settlement.
 pub(super) struct Drained {
     pub(super) jobs: i64,
-    /// The first id and the last.
+    /// The first id and the last id.
     pub(super) ids: (i64, i64),
     pub(super) seconds: f64,
-    /// The longest time in which nothing was settled.
+    /// The longest time without a settlement.
     pub(super) gap_ms: f64,
-    /// CPU time for each job, microseconds.
+    /// CPU time per job, microseconds.
     pub(super) cpu_postgres_us: f64,
     pub(super) cpu_control_us: f64,
     pub(super) cpu_guests_us: f64,
-    /// Bytes of WAL for each job.
+    /// Bytes of WAL per job.
     pub(super) wal_enqueue: f64,
     pub(super) wal: f64,
-    pub(super) log: [Place; 2],
-    /// For 1,000 jobs.
+    pub(super) log: [Position; 2],
+    /// Per 1,000 jobs.
     pub(super) statements: f64,
-    /// Of the largest host, bytes.
+    /// Peak of the largest host, bytes.
     pub(super) rss_peak: f64,
-    /// From when a tenth was done to the end, all hosts together; none where it was over too soon.
+    /// Growth of all hosts together from a tenth of the jobs to the end, bytes. `None` if the drain was too short.
     pub(super) rss_growth: Option<f64>,
 }
 
@@ -40,17 +40,17 @@ impl Drained {
         self.jobs as f64 / self.seconds
     }
 
-    /// WAL for each job without images of whole pages, enqueue not included.
+    /// Bytes of WAL per job without full-page images and without the enqueue.
     pub(super) async fn wal_records(&self, server: &Server) -> Option<f64> {
         let records = Records::between(&server.observer, self.log[0], self.log[1]).await?;
         Some((records.bytes - records.image_bytes) as f64 / self.jobs as f64)
     }
 }
 
-/// Starts the hosts, then lets them have all of `work` at once.
+/// Starts the hosts, then gives them all of `work` at once.
 ///
-/// All of it is enqueued in one transaction, while the hosts are idle. Its commit is the start: what
-/// comes before (compiling, enqueueing) and what comes after can so be told apart.
+/// All jobs are enqueued in one transaction, while the hosts are idle. Its commit starts the measurement,
+/// which therefore excludes compilation and enqueueing.
 pub(super) async fn drain(
     bench: &Bench,
     server: &Server,
@@ -59,15 +59,15 @@ pub(super) async fn drain(
     work: &Work,
 ) -> Result<Drained> {
     let client = &server.client;
-    // Each run starts with a table of live jobs that has no dead rows, as with a host that goes on.
+    // Each run starts without dead rows in the table of live jobs, like a host that has run for a while.
     client.batch_execute("VACUUM rouse.job").await?;
     bench.progress.step(&format!("starting {hosts} host(s)"));
     let mut hosts = Host::start_many(bench, server, options, hosts).await?;
-    let log_start = Place::now(&server.observer).await?;
-    counts::hand_over(client).await?;
+    let log_start = Position::now(&server.observer).await?;
+    counts::report_counts(client).await?;
     client.batch_execute("BEGIN").await?;
     let mut backlog = work.enqueue(client, &bench.progress).await?;
-    let log_enqueued = Place::now(&server.observer).await?;
+    let log_enqueued = Position::now(&server.observer).await?;
     let statements = counts::statements(&server.observer).await?;
     let (postgres, host) = (server.cpu()?, host::cpu_of(&hosts)?);
 
@@ -85,13 +85,13 @@ pub(super) async fn drain(
 
     let (postgres, host) = (server.cpu()? - postgres, host::cpu_of(&hosts)?.since(host));
     let rss_end = resident(&pids)?;
-    let log_end = Place::now(&server.observer).await?;
+    let log_end = Position::now(&server.observer).await?;
     let mut rss_peak = 0;
     for host in &hosts {
         rss_peak = rss_peak.max(host.memory()?.resident_peak);
     }
     host::stop_all(hosts).await?;
-    counts::hand_over(client).await?;
+    counts::report_counts(client).await?;
     let statements = counts::statements(&server.observer).await? - statements - backlog.statements;
     let times = backlog.times(client).await?;
     let jobs = backlog.jobs as f64;
@@ -112,7 +112,7 @@ pub(super) async fn drain(
     })
 }
 
-/// Memory of the hosts together, bytes.
+/// Resident memory of all hosts together, bytes.
 fn resident(pids: &[u32]) -> Result<f64> {
     pids.iter()
         .try_fold(0.0, |sum, pid| Ok(sum + Memory::of(*pid)?.resident as f64))

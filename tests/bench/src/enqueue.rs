@@ -1,4 +1,4 @@
-//! How many enqueues a second the database takes, beside plain INSERTs of the same row.
+//! Enqueues per second, compared with plain INSERTs of the same row.
 
 use std::time::{Duration, Instant};
 
@@ -14,37 +14,37 @@ use super::plain::Plain;
 use super::producers::{Producers, What};
 use super::report::{Report, Unit};
 use super::server::Server;
-use super::wal::Place;
+use super::wal::Position;
 
-/// A busy host has so many jobs before it at least …
+/// A busy host always has at least this many jobs queued …
 const BACKLOG_MIN: i64 = 20_000;
-/// … and they are filled up in steps of so many.
+/// … and they are replenished in steps of this size.
 const BACKLOG_STEP: i64 = 5_000;
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// How long each measurement takes
+    /// Length of each measurement, in seconds
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=600))]
     pub(super) seconds: u32,
-    /// How often plain INSERTs and enqueues take turns; the median ratio is reported
+    /// Number of pairs of plain INSERTs and enqueues; the median ratio is reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub(super) pairs: u16,
     /// Numbers of connections
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32])]
     pub(super) connections: Vec<usize>,
-    /// What the workers do meanwhile
+    /// States of the workers
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Workers::Absent, Workers::Asleep, Workers::Busy])]
     pub(super) workers: Vec<Workers>,
 }
 
-/// What the workers do while jobs are enqueued.
+/// The state of the workers during the enqueues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Workers {
-    /// There is none
+    /// No worker
     Absent,
-    /// One that serves other handlers is asleep: every commit finds a sleeper, and notifies
+    /// A worker of other handlers is asleep, so every commit sends a notification
     Asleep,
-    /// One drains a backlog, during the plain INSERTs too
+    /// A worker drains a backlog, also during the plain INSERTs
     Busy,
 }
 
@@ -52,9 +52,9 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     Server::during(bench, async |server| {
         let mut report = Report::new("enqueue");
         report.settings = server.settings();
-        let plain = Plain::make(&server.client).await?;
-        let most = options.connections.iter().max().context("no connections")?;
-        let clients = Producers::connect(server, &plain, *most).await?;
+        let plain = Plain::create(&server.client).await?;
+        let max = options.connections.iter().max().context("no connections")?;
+        let clients = Producers::connect(server, &plain, *max).await?;
         for workers in &options.workers {
             let mut measure = Measure {
                 bench,
@@ -71,7 +71,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     .await
 }
 
-/// Plain INSERTs and enqueues in turns, with workers in one state.
+/// Alternates plain INSERTs and enqueues, with workers in one state.
 struct Measure<'a> {
     bench: &'a Bench,
     server: &'a Server,
@@ -95,7 +95,7 @@ impl Measure<'_> {
                 let mut host = Host::start(bench, server, &HostOptions::new(&handlers)).await?;
                 host.asleep(server).await?;
                 host.during(Box::pin(self.singles())).await?;
-                // It has slept all the time, or else the producers had nobody to notify.
+                // The host must still be asleep; otherwise the producers had no sleeper to notify.
                 host.asleep(server).await?;
                 host.stop().await
             }
@@ -116,7 +116,7 @@ impl Measure<'_> {
                     .await?
                     .get(0);
                 let drained = finished as f64 / started.elapsed().as_secs_f64();
-                let what = "jobs that the busy worker has drained meanwhile";
+                let what = "jobs drained by the busy worker in that time";
                 self.report
                     .add("enqueue.busy.drained", what, drained, Unit::PerSecond);
                 host.stop().await
@@ -138,17 +138,17 @@ impl Measure<'_> {
             let mut wal = [0.0; 2];
             for pair in 0..self.options.pairs {
                 self.empty().await?;
-                let from = Place::now(&self.server.observer).await?;
+                let from = Position::now(&self.server.observer).await?;
                 let plain = self
                     .clients
                     .commits(What::Plain, connections, seconds)
                     .await?;
-                let middle = Place::now(&self.server.observer).await?;
+                let middle = Position::now(&self.server.observer).await?;
                 let rouse = self
                     .clients
                     .commits(What::Rouse, connections, seconds)
                     .await?;
-                let to = Place::now(&self.server.observer).await?;
+                let to = Position::now(&self.server.observer).await?;
                 wal = [
                     middle.bytes_since(from) as f64 / plain.rows,
                     to.bytes_since(middle) as f64 / rouse.rows,
@@ -177,11 +177,11 @@ impl Measure<'_> {
         let mut wal = [0.0; 2];
         for pair in 0..self.options.pairs {
             self.empty().await?;
-            let from = Place::now(&self.server.observer).await?;
+            let from = Position::now(&self.server.observer).await?;
             let plain = self.clients.many(What::Plain, self.options.seconds).await?;
-            let middle = Place::now(&self.server.observer).await?;
+            let middle = Position::now(&self.server.observer).await?;
             let rouse = self.clients.many(What::Rouse, self.options.seconds).await?;
-            let to = Place::now(&self.server.observer).await?;
+            let to = Position::now(&self.server.observer).await?;
             wal = [
                 middle.bytes_since(from) as f64 / plain.rows,
                 to.bytes_since(middle) as f64 / rouse.rows,
@@ -189,7 +189,11 @@ impl Measure<'_> {
             pairs.push((plain.per_s, rouse.per_s));
             self.bench.progress.at(u64::from(pair) + 1);
         }
-        self.pairs("enqueue.many", "enqueue_many, 1,000 a call, jobs", &pairs)?;
+        self.pairs(
+            "enqueue.many",
+            "jobs, enqueue_many with 1,000 per call",
+            &pairs,
+        )?;
         self.wal("enqueue.many", wal);
         self.empty().await
     }
@@ -217,16 +221,16 @@ impl Measure<'_> {
 
     fn wal(&mut self, key: &str, [plain, rouse]: [f64; 2]) {
         let report = &mut *self.report;
-        report.add(format!("{key}.wal"), "WAL for a job", rouse, Unit::Bytes);
+        report.add(format!("{key}.wal"), "WAL per job", rouse, Unit::Bytes);
         report.add(
             format!("{key}.plain_wal"),
-            "probe: WAL for a plain row",
+            "probe: WAL per plain row",
             plain,
             Unit::Bytes,
         );
     }
 
-    /// Both tables start empty, but for jobs that a worker has in hand.
+    /// Empties the tables, except for the backlog of a busy worker.
     async fn empty(&self) -> Result<()> {
         let tables = match self.workers {
             Workers::Absent | Workers::Asleep => "rouse.job, public.plain_job",
@@ -240,7 +244,7 @@ impl Measure<'_> {
     }
 }
 
-/// Keeps a worker busy for as long as it is polled.
+/// Keeps a worker busy as long as this future is polled.
 async fn feed(server: &Server) -> Result<()> {
     let client = database::connect(&server.url).await?;
     let missing = client

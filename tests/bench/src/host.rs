@@ -1,4 +1,4 @@
-//! One `rouse serve` process under measurement.
+//! A `rouse serve` process under measurement.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -15,20 +15,20 @@ use super::server::Server;
 
 /// Compiling the modules takes seconds on a busy machine.
 const REGISTERED_WITHIN: Duration = Duration::from_secs(120);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_EVERY: Duration = Duration::from_millis(20);
 
-/// How the host is started.
+/// Options of a host.
 #[derive(Clone, Default)]
 pub(super) struct HostOptions {
     pub(super) handlers: PathBuf,
-    /// None: as many as the host takes by itself.
+    /// `None` uses the host's default.
     pub(super) slots: Option<u16>,
     pub(super) no_notify: bool,
-    /// Empty: all queues.
+    /// Empty for all queues.
     pub(super) queues: Vec<String>,
     /// The text of its rouse.toml.
     pub(super) config: Option<String>,
-    /// How long what runs may go on after the stop.
+    /// How long running attempts may continue after a stop request.
     pub(super) drain_timeout: Option<&'static str>,
 }
 
@@ -72,7 +72,7 @@ impl Memory {
 }
 
 impl Host {
-    /// Starts it and waits until it has loaded its handlers and registered.
+    /// Starts a host, and waits until it has loaded its handlers and registered.
     pub(super) async fn start(
         bench: &Bench,
         server: &Server,
@@ -112,7 +112,7 @@ impl Host {
             ))
             .await
             .context("wait until the host has registered")?;
-        let pid = process.pid().context("the host has just ended")?;
+        let pid = process.pid().context("the host has just exited")?;
         Ok(Self {
             process,
             pid,
@@ -120,7 +120,7 @@ impl Host {
         })
     }
 
-    /// Starts several, all alike.
+    /// Starts several hosts with the same options.
     pub(super) async fn start_many(
         bench: &Bench,
         server: &Server,
@@ -134,7 +134,7 @@ impl Host {
         Ok(hosts)
     }
 
-    /// Waits until it has asked producers for notifications.
+    /// Waits until the host has registered as a sleeper.
     pub(super) async fn asleep(&mut self, server: &Server) -> Result<()> {
         let asleep = "EXISTS (SELECT FROM rouse.sleeper AS s JOIN rouse.worker AS w ON w.incarnation = s.worker
                       WHERE w.worker_id = $1)";
@@ -144,7 +144,7 @@ impl Host {
             .context("wait until the host sleeps")
     }
 
-    /// It does nothing more until [`thaw`](Self::thaw).
+    /// Stops the process (SIGSTOP) until [`thaw`](Self::thaw).
     pub(super) fn freeze(&self) -> Result<()> {
         self.signal(Signal::STOP)
     }
@@ -154,7 +154,7 @@ impl Host {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = Pid::from_raw(self.pid.try_into()?).context("a process has a number")?;
+        let pid = Pid::from_raw(self.pid.try_into()?).context("the process id is 0")?;
         kill_process(pid, signal).with_context(|| format!("signal {}", self.worker_id))
     }
 
@@ -170,24 +170,24 @@ impl Host {
         self.pid
     }
 
-    /// Does `work` while the host lives; when the host ends by itself, its log is the error.
+    /// Does `work` while the host runs. If the host exits by itself, the error has its log.
     pub(super) async fn during<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
         self.process.during(work).await
     }
 
-    /// Stops it in order.
+    /// Stops the host in order.
     pub(super) async fn stop(mut self) -> Result<()> {
         let status = self.process.stop().await?;
         ensure!(
             status.success(),
-            "`rouse serve` ended with {status}\n{}",
+            "`rouse serve` exited with {status}\n{}",
             self.process.end().await
         );
         Ok(())
     }
 }
 
-/// Does `work` while all of the hosts live.
+/// Does `work` while all hosts run.
 pub(super) async fn during<'a, T: 'a>(
     hosts: &'a mut [Host],
     mut work: Pin<Box<dyn Future<Output = Result<T>> + 'a>>,
@@ -198,7 +198,7 @@ pub(super) async fn during<'a, T: 'a>(
     work.await
 }
 
-/// Stops them all.
+/// Stops all hosts.
 pub(super) async fn stop_all(hosts: Vec<Host>) -> Result<()> {
     for host in hosts {
         host.stop().await?;
@@ -206,7 +206,7 @@ pub(super) async fn stop_all(hosts: Vec<Host>) -> Result<()> {
     Ok(())
 }
 
-/// CPU time of them all.
+/// CPU time of all hosts together.
 pub(super) fn cpu_of(hosts: &[Host]) -> Result<HostCpu> {
     hosts
         .iter()
@@ -227,9 +227,9 @@ async fn until(server: &Server, worker_id: &str, condition: &str) -> Result<()> 
         .get::<_, bool>(0)
     {
         if started.elapsed() > REGISTERED_WITHIN {
-            bail!("{worker_id} was not there after {REGISTERED_WITHIN:?}");
+            bail!("{worker_id} was not ready after {REGISTERED_WITHIN:?}");
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
     Ok(())
 }

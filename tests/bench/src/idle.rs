@@ -1,4 +1,4 @@
-//! What hosts cost that have nothing to do.
+//! The cost of idle hosts.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use super::report::{Report, Unit};
 use super::server::Server;
 use super::{Bench, counts, drained};
 
-/// Lanes that an idle host knows from earlier.
+/// Number of lanes that an idle host knows from earlier jobs.
 const LANES: i64 = 3;
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// How long is measured
+    /// Length of the measurement, in seconds
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub(super) seconds: u32,
-    /// How long the hosts are left alone before
+    /// How long the hosts settle before it, in seconds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=3_600))]
     pub(super) settle: u32,
-    /// How long the server alone is measured
+    /// How long the server is measured without hosts, in seconds
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     pub(super) alone: u32,
     /// Numbers of hosts
@@ -30,11 +30,11 @@ pub(super) struct Options {
     pub(super) hosts: Vec<usize>,
 }
 
-/// What an idle host costs.
+/// The cost of an idle host.
 pub(super) struct Idle {
-    /// Share of one CPU, percent.
+    /// Host: share of one CPU, percent.
     pub(super) host_percent: f64,
-    /// The same of Postgres, beyond what it takes without hosts.
+    /// Postgres: share of one CPU beyond its share without hosts, percent.
     pub(super) postgres_percent: f64,
     pub(super) statements_per_s: f64,
 }
@@ -44,12 +44,12 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         let mut report = Report::new("idle");
         report.settings = server.settings();
         server.suspend_housekeeping().await?;
-        // A host that has never seen a job has no lanes to look at.
+        // A host that has never seen a job has no lanes to read.
         let mut before = Work::noop(LANES * 10);
         before.queues = Some(LANES);
         let host = HostOptions::new(&server.handlers(&bench.guests, &["noop"])?);
         drained::drain(bench, server, &host, 1, &before).await?;
-        // What a start leaves behind is done by then.
+        // Work left over from the start is done by then.
         wait(bench, "letting the server settle", options.alone / 3).await;
         let alone = alone(bench, server, options.alone).await?;
         let what = "probe: Postgres without hosts";
@@ -65,7 +65,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
             )
             .await?;
             let key = |name: &str| format!("idle.{hosts}.{name}");
-            let of = format!("of {hosts} idle host(s), for each");
+            let of = format!("of {hosts} idle host(s), per host");
             let statements = idle.statements_per_s;
             let (host, postgres) = (idle.host_percent, idle.postgres_percent);
             report.add(
@@ -80,10 +80,10 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
                 host + postgres,
                 Unit::Percent,
             );
-            report.add(key("cpu_host"), "of that, the host", host, Unit::Percent);
+            report.add(key("cpu_host"), "of this, the host", host, Unit::Percent);
             report.add(
                 key("cpu_postgres"),
-                "of that, Postgres",
+                "of this, Postgres",
                 postgres,
                 Unit::Percent,
             );
@@ -93,14 +93,14 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     .await
 }
 
-/// Percent of a CPU that the server takes for itself.
+/// CPU share of the server without hosts, percent of one CPU.
 async fn alone(bench: &Bench, server: &Server, seconds: u32) -> Result<f64> {
     let before = server.cpu()?;
     wait(bench, "watching the server alone", seconds).await;
     Ok((server.cpu()? - before) * 100.0 / f64::from(seconds))
 }
 
-/// Lets hosts be idle, and measures one of them on average.
+/// Measures idle hosts; the figures are averages per host.
 pub(super) async fn idle(
     bench: &Bench,
     server: &Server,
@@ -118,8 +118,8 @@ pub(super) async fn idle(
     };
     host::during(&mut hosts, Box::pin(settling)).await?;
 
-    // What this benchmark itself has asked while the hosts started is counted by now.
-    counts::hand_over(&server.client).await?;
+    // The benchmark's own statements during the start of the hosts are counted by now.
+    counts::report_counts(&server.client).await?;
     let (cpu_host, cpu_postgres) = (host::cpu_of(&hosts)?, server.cpu()?);
     let statements = counts::statements(&server.observer).await?;
     let watching = async {
@@ -129,8 +129,8 @@ pub(super) async fn idle(
     host::during(&mut hosts, Box::pin(watching)).await?;
     let cpu_host = host::cpu_of(&hosts)?.since(cpu_host).total;
     let cpu_postgres = server.cpu()? - cpu_postgres;
-    // At the start of the window a session may have kept back the statements of its last look; at
-    // the end nothing is kept back, and hosts that are frozen add nothing.
+    // At the start of the window a session may not have reported the statements of its last look yet. At the end
+    // all sessions have reported, and frozen hosts add nothing.
     for host in &hosts {
         host.freeze()?;
     }

@@ -1,4 +1,4 @@
-//! How long a job waits for its start on a host that has nothing else to do.
+//! Time until a job starts on an otherwise idle host.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,18 +13,18 @@ use super::report::{Report, Unit};
 use super::server::Server;
 use super::{Bench, round_trip};
 
-/// After the last enqueue, the last job has finished by then.
+/// How long after the last enqueue the last job may finish.
 const FINISHED_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Enqueues a second
+    /// Enqueues per second
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub(super) rate: u32,
-    /// How long, for each way of waiting
+    /// Length of each measurement, in seconds
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     pub(super) seconds: u32,
-    /// Only with notifications off; without this option, with and without them
+    /// Measure only without notifications; by default with and without them
     #[arg(long)]
     pub(super) no_notify: bool,
 }
@@ -54,7 +54,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         add(
             &mut report,
             "latency.probe.called",
-            "probe: NOTIFY, then an UPDATE by who heard it",
+            "probe: NOTIFY, then an UPDATE by the listener",
             probe,
         )?;
         Ok(report)
@@ -62,7 +62,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
     .await
 }
 
-/// Waits of all jobs, milliseconds.
+/// Times of all jobs, milliseconds.
 pub(super) struct Waits {
     /// From the call to the start.
     pub(super) called: Vec<f64>,
@@ -90,7 +90,7 @@ async fn measure(
     add(report, &key("settled"), what, waits.settled)
 }
 
-/// Starts a host, enqueues at the given rate, and reads how long the jobs have waited.
+/// Starts a host, enqueues at the given rate, and reads the times of the jobs.
 pub(super) async fn waits_of(
     bench: &Bench,
     server: &Server,
@@ -105,7 +105,7 @@ pub(super) async fn waits_of(
         host.asleep(server).await?;
     }
     let way = if no_notify { "polling" } else { "notify" };
-    let what = format!("enqueueing {} jobs a second ({way})", options.rate);
+    let what = format!("enqueueing {} jobs per second ({way})", options.rate);
     let length = Duration::from_secs(options.seconds.into());
     let enqueued = bench
         .progress
@@ -138,9 +138,9 @@ async fn enqueue(server: &Server, options: &Options) -> Result<Vec<Enqueued>> {
     Ok(enqueued)
 }
 
-/// `started_at` is the database's time of the claim plus what the host measured from the answer to
-/// the start, so it is early by the answer's way back; the settlement is late by the run. The truth
-/// is between the two.
+/// `started_at` is the database's time of the claim plus the time that the host measured from the answer
+/// to the start, so it is too early by the transit of the answer. The settlement is too late by the
+/// duration of the run. The true start is between the two.
 async fn waits(server: &Server, enqueued: &[Enqueued]) -> Result<Waits> {
     let ids: Vec<i64> = enqueued.iter().map(|job| job.id).collect();
     let started = std::time::Instant::now();
@@ -173,7 +173,7 @@ async fn waits(server: &Server, enqueued: &[Enqueued]) -> Result<Waits> {
     for (row, job) in rows.iter().zip(enqueued) {
         ensure!(
             row.get::<_, i64>(0) == job.id,
-            "the jobs are in the order of their ids"
+            "the jobs are not ordered by id"
         );
         let (started_at, finished_at): (SystemTime, SystemTime) = (row.get(1), row.get(2));
         waits.called.push(ms_between(job.called_at, started_at));
@@ -187,7 +187,7 @@ async fn waits(server: &Server, enqueued: &[Enqueued]) -> Result<Waits> {
     Ok(waits)
 }
 
-/// Negative where the second comes first: a host may start a job before its producer has heard of the commit.
+/// Negative if `to` is before `from`: a host may start a job before its producer learns of the commit.
 fn ms_between(from: SystemTime, to: SystemTime) -> f64 {
     match to.duration_since(from) {
         Ok(after) => after.as_secs_f64() * 1e3,

@@ -1,4 +1,4 @@
-//! What the smoke test holds its figures to: recorded levels, each with how far from it is too far.
+//! The recorded levels of the smoke test, each with the factor by which its figure may be worse.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use super::report::Report;
 use super::targets::Better;
 
 const HEAD: &str = "\
-# What `cargo xtask bench smoke` has measured, and how far from it is too far. Levels are rewritten by
-# `cargo xtask bench smoke --record`; the rest is for people to decide.
+# The recorded figures of `cargo xtask bench smoke`, and the factor by which each may be worse. Levels are rewritten
+# by `cargo xtask bench smoke --record`; everything else is edited by hand.
 #
-# Ratios and times depend on the machine and on what else it does: they fail when they are worse by a
-# factor that no noise explains. Counts and bytes do not: they fail close to their level. A change that
-# raises a count on purpose records it anew, in the same commit.
+# Ratios and times depend on the machine and its load: they fail only if they are worse by a factor that noise does
+# not explain. Counts and bytes do not depend on it: they fail close to their level. A change that raises a count on
+# purpose records the new level in the same commit.
 ";
 
-/// The file.
+/// The file tests/bench/levels.toml.
 #[derive(Deserialize)]
 pub(super) struct Levels {
     #[serde(skip)]
@@ -33,7 +33,7 @@ struct Level {
     figure: String,
     better: Better,
     level: f64,
-    /// More than 1: it fails when it is worse than the level by this factor.
+    /// More than 1. The figure fails if it is worse than the level by more than this factor.
     worse_by: f64,
 }
 
@@ -51,14 +51,14 @@ impl Levels {
         for level in &levels.level {
             ensure!(
                 level.level > 0.0 && level.worse_by > 1.0,
-                "{}: level must be over 0 and worse_by over 1",
+                "{}: level must be above 0 and worse_by above 1",
                 level.figure
             );
         }
         Ok(levels)
     }
 
-    /// One sentence for each figure that is too far from its level.
+    /// One sentence for each figure beyond its bound.
     pub(super) fn check(&self, report: &Report) -> Vec<String> {
         self.level
             .iter()
@@ -66,7 +66,7 @@ impl Levels {
             .collect()
     }
 
-    /// Takes what was measured as the new levels.
+    /// Writes the measured figures as the new levels.
     pub(super) fn record(&mut self, report: &Report) -> Result<()> {
         for level in &mut self.level {
             level.level = report
@@ -116,8 +116,8 @@ impl Level {
         };
         fails.then(|| {
             format!(
-                "{name} is {}, far from {} which was recorded: the bound is {}. Mend what made it worse, \
-                 or record it anew with `cargo xtask bench smoke --record` and say why",
+                "{name} is {}, far from the recorded level {}: the bound is {}. Fix the regression, or record the new \
+                 level with `cargo xtask bench smoke --record` and give the reason in the commit",
                 digits(value),
                 digits(self.level),
                 digits(self.bound())
@@ -149,12 +149,12 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_fails_only_beyond_its_margin() {
+    fn a_figure_fails_only_beyond_its_bound() {
         let levels = Levels::parse(TEXT).unwrap();
         assert_eq!(levels.check(&report(0.2, 114.0)), Vec::<String>::new());
         let failed = levels.check(&report(0.19, 116.0));
         assert!(
-            failed[0].starts_with("a.ratio is 0.19, far from 0.4"),
+            failed[0].starts_with("a.ratio is 0.19, far from the recorded level 0.4"),
             "{failed:?}"
         );
         assert!(failed[1].starts_with("a.count is 116.0"), "{failed:?}");
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_levels_can_be_read_again() {
         let mut levels = Levels::parse(TEXT).unwrap();
         levels.level[0].level = 0.123_456;
         let again = Levels::parse(&levels.text()).unwrap();

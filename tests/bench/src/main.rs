@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: one file per measurement, each on a private Postgres that keeps its promises.
+//! `cargo xtask bench`: one file per benchmark, each on a private, durable Postgres.
 
 mod drain;
 mod latency;
@@ -44,53 +44,53 @@ use rouse_workbench::workspace::Workspace;
 
 use progress::Progress;
 
-/// Measure: each benchmark starts a private Postgres with fsync on, and probes it beside
+/// Measure: each benchmark starts a private Postgres with fsync on, and also measures the server without Rouse
 #[derive(Parser)]
 #[command(
     name = "cargo xtask bench",
     bin_name = "cargo xtask bench",
     after_help = "Examples:\n  \
-        cargo xtask bench drain                 the sizes of the published figures\n  \
+        cargo xtask bench drain                 with the sizes of the published figures\n  \
         cargo xtask bench drain --jobs 10000 --runs 1\n  \
         cargo xtask bench latency --json\n  \
-        cargo xtask bench all                   everything, and one table at the end\n\n\
-        docs/explanation/performance.md says what each figure means. Other work on the machine shows in all of them."
+        cargo xtask bench all                   all benchmarks, and one table at the end\n\n\
+        docs/explanation/performance.md explains each figure. Other load on the machine affects all of them."
 )]
 struct Cli {
     #[command(subcommand)]
     part: Part,
-    /// Print one JSON object on stdout, and nothing else there
+    /// Print one JSON object on stdout, and nothing else
     #[arg(long, global = true)]
     json: bool,
 }
 
 #[derive(Subcommand)]
 enum Part {
-    /// Jobs per second that one host takes out of a full queue, and what a job costs
+    /// Jobs per second of one host with a full queue, and the cost of a job
     Drain(drain::Options),
-    /// How long a job waits for its start on an idle host, with notifications and without
+    /// Time until a job starts on an idle host, with and without notifications
     Latency(latency::Options),
-    /// Enqueues a second over 1, 8 and 32 connections, beside plain INSERTs of the same row
+    /// Enqueues per second over 1, 8 and 32 connections, compared with plain INSERTs of the same row
     Enqueue(enqueue::Options),
-    /// Jobs per second with much pending, much finished, a transaction held open, partitions coming and going
+    /// Jobs per second with many pending jobs, many finished jobs, an open transaction, or partition maintenance
     Decay(decay::Options),
-    /// CPU time and statements of hosts that have nothing to do
+    /// CPU time and statements of idle hosts
     Idle(idle::Options),
     /// More hosts, more lanes, larger payloads, long jobs, late commits
     Scale(scale::Options),
-    /// All of these, and one table at the end; about an hour on two cores
+    /// All of the above, and one table at the end; about an hour on two cores
     All(all::Options),
-    /// A minute of small measurements that fail where something has become far worse; part of CI
+    /// One minute of small measurements that fail on large regressions; part of CI
     Smoke(smoke::Options),
-    /// A million mixed jobs, 2 % of them hostile, in one host, which may keep nothing of them; about ten minutes on two cores
+    /// A million mixed jobs, 2 % of them hostile, in one host that must not leak; about ten minutes on two cores
     Soak(soak::Options),
 }
 
-/// What every benchmark needs.
+/// The context of every benchmark.
 struct Bench {
     /// The `rouse` binary.
     rouse: PathBuf,
-    /// A folder with all guests.
+    /// The folder with all guests.
     guests: PathBuf,
     progress: Progress,
 }
@@ -109,7 +109,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         guests: guests::build_test_guests(&workspace)?.join("p2"),
         progress: Progress::new(),
     };
-    // Clients share the machine with what they measure: one thread is enough for them.
+    // The clients share the machine with the system under test: one thread is enough for them.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()

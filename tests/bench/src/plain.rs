@@ -1,17 +1,17 @@
-//! A table of the same shape as the one of the live jobs, and plain INSERTs of the same rows into it.
+//! A table of the same shape as rouse.job, and plain INSERTs of the same rows.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use tokio_postgres::Client;
 use tokio_postgres::types::Json;
 
-/// The statements; `$1` is the payload, or the list of payloads.
+/// The statements. `$1` is the payload, or the array of payloads.
 pub(super) struct Plain {
     pub(super) insert: String,
     pub(super) insert_many: String,
 }
 
-/// Same columns, checks, indexes and storage parameters; no function in front of it.
+/// Same columns, checks, indexes and storage parameters, without a function in front of it.
 const TABLE: &str = "\
     DROP TABLE IF EXISTS public.plain_job;
     DROP SEQUENCE IF EXISTS public.plain_seq;
@@ -30,8 +30,8 @@ const ROW: &str = "\
     ORDER BY a.attnum";
 
 impl Plain {
-    /// Makes the table, and reads off a job that `rouse.enqueue` has written what has to be inserted.
-    pub(super) async fn make(client: &Client) -> Result<Self> {
+    /// Creates the table, and derives the INSERTs from a job that `rouse.enqueue` has written.
+    pub(super) async fn create(client: &Client) -> Result<Self> {
         client
             .batch_execute(TABLE)
             .await
@@ -44,8 +44,12 @@ impl Plain {
             .await
             .context("enqueue a job to copy")?
             .get(0);
-        let (mut columns, mut one, mut many) = (Vec::new(), Vec::new(), Vec::new());
-        for row in client.query(ROW, &[&id]).await.context("read a job")? {
+        let (mut columns, mut single, mut many) = (Vec::new(), Vec::new(), Vec::new());
+        for row in client
+            .query(ROW, &[&id])
+            .await
+            .context("read the job to copy")?
+        {
             let [name, kind]: [String; 2] = [row.get(0), row.get(1)];
             let Some(value) = row.get::<_, Option<String>>(2) else {
                 continue;
@@ -61,18 +65,18 @@ impl Plain {
             };
             columns.push(format!("\"{name}\""));
             many.push(written.replace("$1::jsonb", "payload"));
-            one.push(written);
+            single.push(written);
         }
         client
             .execute("DELETE FROM rouse.job WHERE id = $1", &[&id])
             .await?;
         ensure!(
-            one.iter().any(|value| value.starts_with("$1")),
-            "rouse.job has no payload: teach tests/bench/src/plain.rs where it is"
+            single.iter().any(|value| value.starts_with("$1")),
+            "rouse.job has no payload column: adapt tests/bench/src/plain.rs"
         );
         let into = format!("INSERT INTO public.plain_job ({})", columns.join(", "));
         Ok(Self {
-            insert: format!("{into} VALUES ({}) RETURNING id", one.join(", ")),
+            insert: format!("{into} VALUES ({}) RETURNING id", single.join(", ")),
             insert_many: format!(
                 "{into} SELECT {} FROM unnest($1::jsonb[]) AS payload RETURNING id",
                 many.join(", ")

@@ -1,4 +1,4 @@
-//! What the server does without Rouse: a plain table, claimed and deleted in batches.
+//! The throughput of the server without Rouse: rows of a plain table, claimed and deleted in batches.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,9 +11,9 @@ use tokio::task::JoinSet;
 use super::Bench;
 use super::server::Server;
 
-/// As many connections as the best queues use to reach their best figures.
+/// The number of connections with which the fastest queues reach their best figures.
 const CONNECTIONS: usize = 4;
-/// A run lasts a second: one alone would say little.
+/// A run lasts a second: a single one would be too noisy.
 const RUNS: usize = 3;
 
 const FILL: &str = "\
@@ -21,18 +21,18 @@ const FILL: &str = "\
     CREATE TABLE public.probe (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, claimed_at timestamptz, payload jsonb NOT NULL);
     CREATE INDEX ON public.probe (id) WHERE claimed_at IS NULL;";
 
-/// Claims 100 rows that nobody else has; their payloads come to the client. One commit.
+/// Claims 100 unclaimed rows, and sends their payloads to the client. One commit.
 const CLAIM: &str = "\
     UPDATE public.probe SET claimed_at = now() WHERE id = ANY (ARRAY(
         SELECT id FROM public.probe WHERE claimed_at IS NULL ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED))
     RETURNING id, payload";
 
-/// Deletes what was claimed. Another commit: a queue that claims and settles in one would hold a
-/// transaction open while its jobs run.
+/// Deletes the claimed rows in another commit: a queue that claims and settles in one transaction would hold
+/// it open while its jobs run.
 const DELETE: &str = "DELETE FROM public.probe WHERE id = ANY ($1)";
 
-/// Rows per second in each of [`RUNS`] runs, each of which fills a table with `rows` payloads and
-/// drains it. `payload` is SQL over `n`.
+/// Rows per second of [`RUNS`] runs. Each run fills a table with `rows` payloads and drains it.
+/// `payload` is SQL over `n`.
 pub(super) async fn run(
     bench: &Bench,
     server: &Server,

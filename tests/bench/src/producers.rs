@@ -1,4 +1,4 @@
-//! Connections that enqueue, or insert plain rows, as fast as the database takes them.
+//! Connections that enqueue jobs, or insert plain rows, as fast as the database accepts them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ const ENQUEUE_MANY: &str = "SELECT rouse.enqueue_many('noop', $1)";
 /// Payloads in one call of `rouse.enqueue_many`.
 const MANY: usize = 1_000;
 
-/// Connections with both statements prepared.
+/// Connections with all statements prepared.
 pub(super) struct Producers(Vec<Arc<Producer>>);
 
 struct Producer {
@@ -30,12 +30,12 @@ struct Producer {
     insert_many: Statement,
 }
 
-/// Which of the two statements.
+/// The kind of statement.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     /// `rouse.enqueue`
     Rouse,
-    /// INSERT into the table of the same shape
+    /// INSERT into a table of the same shape
     Plain,
 }
 
@@ -55,7 +55,7 @@ impl Producers {
         Ok(Self(producers))
     }
 
-    /// Commits a second of so many connections, and how many they were.
+    /// Commits per second over this many connections, and their number.
     pub(super) async fn commits(
         &self,
         what: What,
@@ -92,9 +92,9 @@ impl Producers {
         Ok(rate)
     }
 
-    /// Rows a second of one connection that sends a thousand at a time.
+    /// Rows per second of one connection that sends a thousand per statement.
     pub(super) async fn many(&self, what: What, seconds: u32) -> Result<Rate> {
-        let producer = self.0.first().context("there is a connection")?;
+        let producer = self.0.first().context("there is no connection")?;
         let statement = match what {
             What::Rouse => &producer.enqueue_many,
             What::Plain => &producer.insert_many,
@@ -118,7 +118,7 @@ impl Producers {
     }
 }
 
-/// What they have done.
+/// The result of a measurement.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Rate {
     pub(super) rows: f64,

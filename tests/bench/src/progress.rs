@@ -1,4 +1,4 @@
-//! What a person sees while a benchmark runs: a bar in a terminal, lines elsewhere.
+//! Progress of a benchmark: a bar on a terminal, lines elsewhere.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -23,18 +23,18 @@ impl Progress {
         Self { bar, terminal }
     }
 
-    /// Something starts whose length is not known.
+    /// Starts a step of unknown length.
     pub(super) fn step(&self, what: &str) {
         self.start(what, "{spinner} {elapsed} {msg}", None);
     }
 
-    /// Something starts that counts up to `length`.
+    /// Starts a step that counts up to `length`.
     pub(super) fn count(&self, what: &str, length: u64) {
         let template = "{spinner} {elapsed} {msg} {bar:30} {human_pos}/{human_len}";
         self.start(what, template, Some(length));
     }
 
-    /// Something starts that takes this long; the bar then moves by itself.
+    /// Starts a step of this duration, during which the bar moves by itself.
     pub(super) async fn during<T>(
         &self,
         what: &str,
@@ -52,12 +52,12 @@ impl Progress {
         }
     }
 
-    /// How far it has come.
+    /// Sets the position of the bar.
     pub(super) fn at(&self, position: u64) {
         self.bar.set_position(position);
     }
 
-    /// A word that stays, above the bar.
+    /// Prints a line that stays, above the bar.
     pub(super) fn note(&self, text: &str) {
         if self.terminal {
             self.bar.println(text);
@@ -66,7 +66,7 @@ impl Progress {
         }
     }
 
-    /// Nothing more is to come: the bar leaves the screen to the result.
+    /// Clears the bar before the result is printed.
     pub(super) fn end(&self) {
         self.bar.finish_and_clear();
     }

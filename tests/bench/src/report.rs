@@ -1,14 +1,14 @@
-//! What a benchmark has found: a table for people, JSON for machines.
+//! The result of a benchmark: a table for people, JSON for scripts.
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Map, Value, json};
 
 use super::targets::{TARGETS, Target, Verdict};
 
-/// The report of all benchmarks together.
+/// The name of the report of all benchmarks.
 pub(super) const ALL: &str = "all";
 
-/// The unit of a figure; its value is kept in it.
+/// The unit of a figure's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     Ratio,
@@ -23,9 +23,9 @@ pub(super) enum Unit {
 
 /// One measured value.
 pub(super) struct Figure {
-    /// Words joined by dots, `drain.ratio`: stable, for scripts and targets.
+    /// Words joined by dots, such as `drain.ratio`: stable, for scripts and targets.
     pub(super) key: String,
-    /// For people.
+    /// Description for people.
     pub(super) what: String,
     pub(super) value: f64,
     pub(super) unit: Unit,
@@ -35,10 +35,10 @@ pub(super) struct Figure {
 #[derive(Default)]
 pub(super) struct Report {
     pub(super) bench: &'static str,
-    /// What the figures depend on.
+    /// The settings that the figures depend on.
     pub(super) settings: Value,
     pub(super) figures: Vec<Figure>,
-    /// What could not be measured, or was far from what it has been.
+    /// Failed measurements, and figures beyond their bounds.
     pub(super) failures: Vec<String>,
 }
 
@@ -70,7 +70,7 @@ impl Report {
         Some(figure.value)
     }
 
-    /// Takes over what another one has found.
+    /// Adds the figures and failures of another report.
     pub(super) fn absorb(&mut self, other: Self) {
         self.settings = other.settings;
         self.figures.extend(other.figures);
@@ -106,7 +106,7 @@ impl Report {
         align(table)
     }
 
-    /// Every target in their order, with those that nothing was measured for.
+    /// All targets in order, including those without a measurement.
     fn to_target_table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_FULL_CONDENSED);
@@ -135,7 +135,7 @@ impl Report {
     }
 }
 
-/// Numbers to the right.
+/// Aligns numbers to the right.
 fn align(mut table: Table) -> Table {
     for column in table.column_iter_mut().skip(2).take(3) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -192,7 +192,7 @@ impl Unit {
         }
     }
 
-    /// A value in this unit, for people.
+    /// Formats a value in this unit for people.
     pub(super) fn shown(self, value: f64) -> String {
         match self {
             Self::Ratio => format!("{value:.3}"),
@@ -210,7 +210,7 @@ impl Unit {
     }
 }
 
-/// With a comma after every three digits.
+/// Groups digits by thousands, separated by commas.
 fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = String::new();
@@ -227,7 +227,7 @@ fn grouped(value: f64) -> String {
     }
 }
 
-/// To five digits: more of them would pretend.
+/// Rounds to five digits: more would suggest a false precision.
 fn rounded(value: f64) -> f64 {
     format!("{value:.4e}").parse().unwrap_or(value)
 }
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_shown_as_people_write_them() {
+    fn values_are_formatted_for_people() {
         assert_eq!(Unit::PerSecond.shown(1_234_567.8), "1,234,568 /s");
         assert_eq!(Unit::PerSecond.shown(0.5), "0.50 /s");
         assert_eq!(Unit::Bytes.shown(921.6), "922 B");
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_with_a_target_carries_its_verdict() {
+    fn a_figure_with_a_target_has_its_verdict() {
         let mut report = Report::new("drain");
         report.add("drain.ratio", "ratio to the probe", 0.41, Unit::Ratio);
         report.add("drain.jobs", "jobs", 5.0, Unit::Count);

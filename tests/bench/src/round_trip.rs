@@ -1,4 +1,4 @@
-//! What a start costs without Rouse: one connection inserts and notifies, another one hears it and updates.
+//! The latency of a start without Rouse: one connection inserts and notifies, another receives the notification and updates.
 
 use std::future::poll_fn;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ const SEND: &str = "\
 const TAKE: &str =
     "UPDATE public.round_trip SET claimed_at = now() WHERE id = $1 RETURNING id, payload";
 
-/// Milliseconds from the call that inserts and notifies until the row has been updated by the other side.
+/// Milliseconds from the call that inserts and notifies until the other connection has updated the row.
 pub(super) async fn run(
     bench: &Bench,
     server: &Server,
@@ -36,18 +36,18 @@ pub(super) async fn run(
     sender.batch_execute(TABLE).await?;
     let send = sender.prepare(SEND).await?;
     let taker = database::connect(&server.url).await?;
-    // As a claim, which may be forgotten by a crash.
+    // Like a claim, which a crash may forget.
     taker.batch_execute("SET synchronous_commit = off").await?;
     let take = taker.prepare(TAKE).await?;
 
     let (listener, mut connection) = tokio_postgres::connect(&server.url, NoTls).await?;
-    let (heard, mut hear) = mpsc::channel(16);
+    let (notify, mut notified) = mpsc::channel(16);
     let listening = tokio::spawn(async move {
         while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
             if let AsyncMessage::Notification(notification) = message {
                 let id: i64 = notification.payload().parse().unwrap_or_default();
-                // Nobody waits any more when the probe has ended.
-                let _ = heard.send(id).await;
+                // The receiver is gone when the probe has ended.
+                let _ = notify.send(id).await;
             }
         }
     });
@@ -59,7 +59,7 @@ pub(super) async fn run(
         clock.tick().await;
         let called = Instant::now();
         let taken = async {
-            let id = hear
+            let id = notified
                 .recv()
                 .await
                 .context("the listening connection has ended")?;
@@ -68,7 +68,7 @@ pub(super) async fn run(
         };
         let sent = async { Ok(sender.execute(&send, &[]).await?) };
         let (taken, _) =
-            tokio::try_join!(taken, sent).context("probe the way of a notification")?;
+            tokio::try_join!(taken, sent).context("probe the latency of a notification")?;
         times.push(taken.as_secs_f64() * 1e3);
         bench.progress.at(u64::from(round) + 1);
     }

@@ -1,4 +1,4 @@
-//! A private Postgres that keeps its promises, for one benchmark.
+//! A private, durable Postgres for one benchmark.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,17 +13,17 @@ use tokio_postgres::Client;
 
 use super::{Bench, counts, cpu};
 
-/// The server, with a connection that stays open.
+/// The server, with connections that stay open.
 pub(super) struct Server {
     pub(super) url: String,
-    /// In the database of the jobs. What it runs counts among the statements there; see `counts.rs`.
+    /// Connected to the database of the jobs. Its statements are counted there; see `counts.rs`.
     pub(super) client: Client,
-    /// In another database of the same server, so that reading statistics is no part of them.
+    /// Connected to another database of the same server, so that reading statistics does not change them.
     pub(super) observer: Client,
     /// A folder for this benchmark's files.
     pub(super) folder: PathBuf,
     postmaster: u32,
-    /// The processes that serve `client` and `observer`: their CPU time is the benchmark's own.
+    /// The backends of `client` and `observer`, whose CPU time is excluded.
     own_backends: [u32; 2],
     settings: Value,
     hosts: AtomicU32,
@@ -50,7 +50,7 @@ impl Server {
         let ready = process.ready().await?;
         let url = ready
             .url
-            .context("`rouse postgres` did not say how to connect")?;
+            .context("`rouse postgres` printed no connection URL")?;
         let done = process
             .during(async {
                 let server = Self::connect(url, &scratch).await?;
@@ -60,7 +60,7 @@ impl Server {
         let status = process.stop().await?;
         ensure!(
             status.success(),
-            "`rouse postgres` ended with {status}\n{}",
+            "`rouse postgres` exited with {status}\n{}",
             process.end().await
         );
         scratch
@@ -84,27 +84,27 @@ impl Server {
         })
     }
 
-    /// CPU time of all processes of the server, the benchmark's own two excepted.
+    /// CPU time of all processes of the server, except the two backends of the benchmark.
     pub(super) fn cpu(&self) -> Result<cpu::Seconds> {
         cpu::postgres(self.postmaster, &self.own_backends)
     }
 
-    /// Ends the sessions of all others.
+    /// Ends all sessions except those of the benchmark.
     pub(super) async fn end_other_sessions(&self) -> Result<()> {
         counts::end_sessions(&self.observer, &self.own_backends).await
     }
 
-    /// What a figure depends on.
+    /// The settings that the figures depend on.
     pub(super) fn settings(&self) -> Value {
         self.settings.clone()
     }
 
-    /// An id for the next host.
+    /// The worker id of the next host.
     pub(super) fn next_worker_id(&self) -> String {
         format!("bench-{}", self.hosts.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// An empty handlers folder with these modules in it; the same name means the same folder.
+    /// A handlers folder with exactly these modules. The same modules give the same folder.
     pub(super) fn handlers(&self, guests: &Path, modules: &[&str]) -> Result<PathBuf> {
         let folder = self.folder.join(format!("handlers-{}", modules.join("-")));
         std::fs::create_dir_all(&folder)?;
@@ -116,7 +116,7 @@ impl Server {
         Ok(folder)
     }
 
-    /// The server's own work on tables (autovacuum) pauses, where it would be counted as the hosts'.
+    /// Suspends autovacuum, which would be counted as work for the hosts.
     pub(super) async fn suspend_housekeeping(&self) -> Result<()> {
         self.observer
             .batch_execute("ALTER SYSTEM SET autovacuum_naptime = '1h'")
@@ -128,7 +128,7 @@ impl Server {
             .context("reload the settings of the server")
     }
 
-    /// Writes all that is dirty, so that the next measurement starts with nothing owed.
+    /// Writes all dirty pages, so that the next measurement does not pay for earlier ones.
     pub(super) async fn settle_disk(&self) -> Result<()> {
         self.observer
             .batch_execute("CHECKPOINT")
@@ -145,7 +145,7 @@ async fn backend(client: &Client) -> Result<u32> {
     Ok(u32::try_from(pid)?)
 }
 
-/// Measured on a server that may lose data, a figure would mean nothing.
+/// Reads the settings. Fails if the server is not durable, because its figures would be meaningless.
 async fn settings(client: &Client) -> Result<Value> {
     let row = client
         .query_one(
@@ -160,7 +160,7 @@ async fn settings(client: &Client) -> Result<Value> {
     if [&fsync, &synchronous_commit, &full_page_writes] != ["on"; 3] {
         bail!(
             "fsync is {fsync}, synchronous_commit {synchronous_commit}, full_page_writes {full_page_writes}: \
-             a benchmark needs all of them on"
+             turn all of them on for a benchmark"
         );
     }
     Ok(json!({

@@ -1,4 +1,4 @@
-//! A minute of small measurements, which fail where something has become far worse.
+//! One minute of small measurements, which fail on large regressions.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::report::{Report, Unit};
 use super::server::Server;
 use super::{Bench, counts, idle, latency, probe, round_trip};
 
-/// Fewer would measure the first claim, more the patience of who waits for CI.
+/// Fewer would measure the first claim; more would slow down CI.
 const JOBS: i64 = 10_000;
 const DRAINS: usize = 3;
 const ENQUEUE_CONNECTIONS: usize = 8;
@@ -25,13 +25,13 @@ const ENQUEUE_SECONDS: u32 = 1;
 const ENQUEUE_PAIRS: usize = 2;
 const LATENCY_RATE: u32 = 20;
 const LATENCY_SECONDS: u32 = 2;
-/// A session that does nothing more reports the statements of the host's start after 10 s.
+/// An idle session reports the statements of the host's start after 10 s.
 const IDLE_SETTLE_SECONDS: u32 = 12;
 const IDLE_SECONDS: u32 = 15;
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Write what is measured into tests/bench/levels.toml, as the new levels
+    /// Write the measured figures to tests/bench/levels.toml as the new levels
     #[arg(long)]
     pub(super) record: bool,
 }
@@ -46,7 +46,7 @@ pub(super) async fn run(bench: &Bench, root: &Path, options: &Options) -> Result
         enqueue(bench, server, &mut report).await?;
         wait(bench, server, &mut report).await?;
         let idle = idle::idle(bench, server, 1, IDLE_SETTLE_SECONDS, IDLE_SECONDS, 0.0).await?;
-        let what = "statements of an idle host in a minute";
+        let what = "statements of an idle host per minute";
         report.add(
             "smoke.idle",
             what,
@@ -69,7 +69,7 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
     let host = HostOptions::new(&server.handlers(&bench.guests, &["noop"])?);
     let before = server.cpu()?;
     let probes = probe::run(bench, server, work.jobs, &work.payload).await?;
-    // Filling its table included: what it stands for is how fast this machine is.
+    // Includes filling the probe's table: the probe stands for the speed of this machine.
     let probe_us = (server.cpu()? - before) * 1e6 / (work.jobs as f64 * probes.len() as f64);
     let probe = median(probes)?;
     let mut drains = Vec::new();
@@ -77,9 +77,9 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
         drains.push(drained::drain(bench, server, &host, 1, &work).await?);
     }
     let middle = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
-    // A machine that does something else makes batches smaller, never larger: the best of a few drains
-    // is what the code can do.
-    let least = |value: fn(&Drained) -> f64| drains.iter().map(value).fold(f64::INFINITY, f64::min);
+    // Other load on the machine makes batches smaller, never larger: the best of a few drains shows what the code
+    // can do.
+    let min = |value: fn(&Drained) -> f64| drains.iter().map(value).fold(f64::INFINITY, f64::min);
     let jobs_per_s = middle(Drained::jobs_per_s)?;
     let mut figure = |name: &str, what: &str, value: f64, unit: Unit| {
         report.add(format!("smoke.{name}"), what, value, unit);
@@ -93,30 +93,22 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
     let us = Unit::Microseconds;
     figure(
         "drain.cpu_probe",
-        "Postgres for a row of the probe",
+        "Postgres per row of the probe",
         probe_us,
         us,
     );
     for (name, what, used) in [
         (
             "postgres",
-            "Postgres for a job",
+            "Postgres per job",
             middle(|d| d.cpu_postgres_us)?,
         ),
-        (
-            "control",
-            "the host for a job",
-            middle(|d| d.cpu_control_us)?,
-        ),
-        (
-            "guests",
-            "the guest for a job",
-            middle(|d| d.cpu_guests_us)?,
-        ),
+        ("control", "the host per job", middle(|d| d.cpu_control_us)?),
+        ("guests", "the guest per job", middle(|d| d.cpu_guests_us)?),
     ] {
         figure(&format!("drain.cpu_{name}"), what, used, us);
         // Machines differ by a factor of two and more.
-        let against = format!("{what}, against the probe");
+        let against = format!("{what}, ratio to the probe");
         figure(
             &format!("drain.cpu_{name}_ratio"),
             &against,
@@ -124,14 +116,14 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
             Unit::Ratio,
         );
     }
-    let statements = least(|drained| drained.statements);
+    let statements = min(|drained| drained.statements);
     figure(
         "drain.statements",
-        "round trips for 1,000 jobs",
+        "round trips per 1,000 jobs",
         statements,
         Unit::Count,
     );
-    let enqueue = least(|drained| drained.wal_enqueue);
+    let enqueue = min(|drained| drained.wal_enqueue);
     figure(
         "drain.wal_enqueue",
         "WAL of 1,000 jobs: enqueue",
@@ -140,7 +132,7 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
     );
     let mut records = f64::INFINITY;
     for drained in &drains {
-        // Images of whole pages depend on checkpoints; without pg_walinspect they stay in.
+        // Full-page images depend on checkpoints; without pg_walinspect they are included.
         records = records.min(drained.wal_records(server).await.unwrap_or(drained.wal));
     }
     figure(
@@ -153,11 +145,11 @@ async fn drain(bench: &Bench, server: &Server, report: &mut Report) -> Result<()
 }
 
 async fn enqueue(bench: &Bench, server: &Server, report: &mut Report) -> Result<()> {
-    let plain = Plain::make(&server.client).await?;
+    let plain = Plain::create(&server.client).await?;
     let producers = Producers::connect(server, &plain, ENQUEUE_CONNECTIONS).await?;
     bench
         .progress
-        .step("enqueueing, in turns with plain INSERTs");
+        .step("enqueueing, alternating with plain INSERTs");
     let mut ratios = Vec::new();
     for _ in 0..ENQUEUE_PAIRS {
         let plain = producers
@@ -182,18 +174,18 @@ async fn wait(bench: &Bench, server: &Server, report: &mut Report) -> Result<()>
         seconds: LATENCY_SECONDS,
         no_notify: false,
     };
-    counts::hand_over(&server.client).await?;
+    counts::report_counts(&server.client).await?;
     let statements = counts::statements(&server.observer).await?;
     let waits = latency::waits_of(bench, server, &options, false).await?;
-    counts::hand_over(&server.client).await?;
+    counts::report_counts(&server.client).await?;
     let statements = counts::statements(&server.observer).await? - statements;
     let jobs = waits.called.len() as f64;
     let ratio = Percentiles::of(probe)?.p50 / Percentiles::of(waits.called)?.p50;
-    let what = "wait for a start: the probe's median against it";
+    let what = "time until the start: the probe's median, divided by it";
     report.add("smoke.latency.ratio", what, ratio, Unit::Ratio);
-    // Each job is enqueued by one statement of its own.
+    // Without the statement that enqueues each job.
     let statements = (statements as f64 - jobs) * 1000.0 / jobs;
-    let what = "round trips for 1,000 jobs that come one by one";
+    let what = "round trips per 1,000 jobs enqueued one by one";
     report.add("smoke.latency.statements", what, statements, Unit::Count);
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! Hundreds of thousands of jobs in one host, some of them hostile: whether it keeps anything of them.
+//! Hundreds of thousands of jobs in one host, some of them hostile: does the host leak?
 //!
-//! Figures are compared between the second tenth of the jobs, when everything has been touched once, and the last one.
+//! Figures are compared between the second tenth of the jobs, when every code path has run once, and the last tenth.
 
 use std::time::{Duration, Instant};
 
@@ -16,23 +16,23 @@ use super::server::Server;
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Jobs, hostile ones included
+    /// Number of jobs, including hostile ones
     #[arg(long, default_value_t = 1_000_000)]
     jobs: i64,
 }
 
-/// Enqueued at a time; of each hundred two are hostile.
+/// Jobs per enqueued chunk; two of a hundred are hostile.
 const CHUNK: i64 = 5_000;
-/// Enqueueing waits while so many are left.
+/// Enqueueing pauses while this many jobs are live.
 const LIVE_MAX: i64 = 20_000;
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Nothing hostile lasts nearly as long.
+const POLL_EVERY: Duration = Duration::from_millis(500);
+/// Much longer than any hostile job.
 const STALLED_AFTER: Duration = Duration::from_secs(120);
 
-/// A handler, how many jobs of a chunk, and their payload.
+/// A handler, its jobs per chunk, and their payload.
 type Kind = (&'static str, i64, &'static str);
 
-/// What a day's work is like: 98 of 100.
+/// Typical jobs: 98 of 100.
 const GOOD: [Kind; 8] = [
     ("noop", 3_000, r#"{"n": 7}"#),
     (
@@ -48,7 +48,7 @@ const GOOD: [Kind; 8] = [
     ("test.reuse.state", 10, r#"{"again": true}"#),
 ];
 
-/// Five of each for a chunk: 2 of 100.
+/// Hostile jobs, five of each per chunk: 2 of 100.
 const HOSTILE: [Kind; 20] = [
     ("test.spin", 5, "{}"),
     ("test.alloc", 5, r#"{"bytes": 4000000000}"#),
@@ -80,7 +80,7 @@ const HOSTILE: [Kind; 20] = [
     ("noop", 5, r#"[[[[[[[[1]]]]]]]]"#),
 ];
 
-/// Short, so that a million jobs end within the hour.
+/// Short limits, so that a million jobs end within an hour.
 const CONFIG: &str = r#"
 [handlers."test.spin".limits]
 cpu = "50ms"
@@ -96,7 +96,7 @@ timeout = "100ms"
 grace = "50ms"
 "#;
 
-/// What the host has at one moment.
+/// Resources of the host at one moment.
 struct Sample {
     jobs: i64,
     resident: f64,
@@ -105,8 +105,8 @@ struct Sample {
     threads: f64,
 }
 
-/// One of its figures.
-type Has = fn(&Sample) -> f64;
+/// One of these resources.
+type Resource = fn(&Sample) -> f64;
 
 impl Sample {
     fn of(pid: u32, jobs: i64) -> Result<Self> {
@@ -148,7 +148,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
             .during(soak(bench, &server.client, pid, chunks))
             .await?;
         let seconds = started.elapsed().as_secs_f64();
-        // It has not ended by itself meanwhile: `during` would have said so.
+        // The host has not exited by itself: `during` would have failed.
         host.stop().await?;
         let mut report = Report::new("soak");
         report.settings = server.settings();
@@ -156,7 +156,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
         report.add("soak.jobs", "jobs", jobs, Unit::Count);
         report.add(
             "soak.jobs_per_s",
-            "of them",
+            "throughput",
             jobs / seconds,
             Unit::PerSecond,
         );
@@ -196,7 +196,7 @@ async fn soak(bench: &Bench, client: &Client, pid: u32, chunks: i64) -> Result<V
             enqueued += 1;
             continue;
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 
@@ -212,7 +212,7 @@ async fn enqueue(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// How the jobs have ended: of the good ones none may have failed.
+/// Counts how the jobs ended. Every good job must have succeeded.
 async fn ends(client: &Client, report: &mut Report) -> Result<()> {
     let rows = client
         .query(
@@ -226,7 +226,7 @@ async fn ends(client: &Client, report: &mut Report) -> Result<()> {
         let key = format!("soak.{source}.{end}");
         report.add(
             key,
-            format!("{source} jobs that ended so"),
+            format!("{source} jobs that ended as {end}"),
             jobs as f64,
             Unit::Count,
         );
@@ -241,28 +241,28 @@ async fn ends(client: &Client, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// What the host has more at the end than when it had touched everything once.
+/// Growth of the host's resources between the second and the last tenth of the jobs.
 fn growth(samples: &[Sample], jobs: i64, report: &mut Report) -> Result<()> {
-    let within = |from: i64, to: i64, value: Has| {
+    let within = |from: i64, to: i64, value: Resource| {
         let tenth = samples
             .iter()
             .filter(|sample| (jobs * from / 10..jobs * to / 10).contains(&sample.jobs));
         median(tenth.map(value).collect())
     };
-    let has: [Has; 4] = [
+    let resources: [Resource; 4] = [
         |sample| sample.resident,
         |sample| sample.files,
         |sample| sample.maps,
         |sample| sample.threads,
     ];
-    // By how much each may have grown: a part of it, and a few.
+    // The permitted growth of each: a tenth, plus this amount.
     let names = [
         ("rss", "resident memory", Unit::Bytes, 16e6),
         ("files", "open files", Unit::Count, 4.0),
         ("maps", "mappings", Unit::Count, 50.0),
         ("threads", "threads", Unit::Count, 4.0),
     ];
-    for ((key, what, unit, few), value) in names.into_iter().zip(has) {
+    for ((key, what, unit, slack), value) in names.into_iter().zip(resources) {
         let (early, late) = (within(1, 2, value)?, within(9, 10, value)?);
         report.add(
             format!("soak.{key}_early"),
@@ -276,9 +276,9 @@ fn growth(samples: &[Sample], jobs: i64, report: &mut Report) -> Result<()> {
             late,
             unit,
         );
-        if late > early * 1.1 + few {
+        if late > early * 1.1 + slack {
             report.failures.push(format!(
-                "{what} grew from {early:.0} to {late:.0}: the host keeps something of its jobs"
+                "{what} grew from {early:.0} to {late:.0}: the host leaks"
             ));
         }
     }
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_grows_is_found_and_one_that_does_not_is_not() {
+    fn only_a_growing_host_is_a_failure() {
         for (grows, failures) in [(0.0, 0), (0.01, 0), (1.0, 1)] {
             let mut report = Report::new("soak");
             growth(&samples(grows), 1000, &mut report).unwrap();
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_is_made_of_its_kinds_and_two_of_a_hundred_are_hostile() {
+    fn two_of_a_hundred_jobs_of_a_chunk_are_hostile() {
         let jobs = |kinds: &[Kind]| -> i64 { kinds.iter().map(|(_, jobs, _)| jobs).sum() };
         assert_eq!(jobs(&GOOD) + jobs(&HOSTILE), CHUNK);
         assert_eq!(jobs(&HOSTILE) * 50, CHUNK);

@@ -1,4 +1,4 @@
-//! What the figures are held against: the table of "As fast as the fastest", in its order.
+//! The targets of the figures, in the order of the table "As fast as the fastest".
 
 use serde::Deserialize;
 
@@ -6,14 +6,14 @@ use super::report::Unit;
 
 /// One row of the table.
 pub(super) struct Target {
-    /// The figure that it is for.
+    /// The key of the figure.
     pub(super) key: &'static str,
     pub(super) at_least: f64,
     pub(super) aim: f64,
     pub(super) better: Better,
 }
 
-/// On which side of a bound a figure has to be.
+/// The side of a bound on which a figure is good.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Better {
@@ -21,7 +21,7 @@ pub(super) enum Better {
     Lower,
 }
 
-/// How a figure stands to its target.
+/// A figure compared with its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Aim,
@@ -100,7 +100,7 @@ impl Target {
         }
     }
 
-    /// A bound, with the sign that says which side of it is good.
+    /// Formats a bound, with the sign of its good side.
     pub(super) fn bound(&self, bound: f64, unit: Unit) -> String {
         let sign = match self.better {
             Better::Higher => "≥",
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_is_held_to_the_side_that_is_better() {
+    fn a_figure_is_compared_on_its_better_side() {
         let ratio = higher("a", 0.4, 0.55);
         assert_eq!(ratio.verdict(0.55), Verdict::Aim);
         assert_eq!(ratio.verdict(0.54), Verdict::AtLeast);

@@ -1,19 +1,19 @@
-//! How much a measurement has written to the write-ahead log.
+//! Bytes written to the write-ahead log during a measurement.
 
 use anyhow::{Context as _, Result};
 use tokio_postgres::Client;
 
-/// A place in the log, in bytes from its start.
+/// A position in the log, in bytes from its start.
 #[derive(Clone, Copy)]
-pub(super) struct Place(i64);
+pub(super) struct Position(i64);
 
-impl Place {
-    /// The end of the log.
+impl Position {
+    /// The current end of the log.
     pub(super) async fn now(client: &Client) -> Result<Self> {
         let row = client
             .query_one("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint", &[])
             .await
-            .context("ask for the end of the WAL")?;
+            .context("read the end of the WAL")?;
         Ok(Self(row.get(0)))
     }
 
@@ -22,17 +22,17 @@ impl Place {
     }
 }
 
-/// Bytes of the records between two places, and of the images of whole pages among them. Images
-/// are written when a page is first changed after a checkpoint, so they depend on when that was.
+/// Bytes of the records between two positions, and of the full-page images among them. An image is
+/// written at the first change of a page after a checkpoint, so images depend on the time of the checkpoint.
 pub(super) struct Records {
     pub(super) bytes: i64,
     pub(super) image_bytes: i64,
 }
 
 impl Records {
-    /// None where the server has no pg_walinspect (it comes with PostgreSQL 15), or has recycled
+    /// `None` if the server has no pg_walinspect (available since PostgreSQL 15), or has recycled
     /// that part of the log.
-    pub(super) async fn between(client: &Client, from: Place, to: Place) -> Option<Self> {
+    pub(super) async fn between(client: &Client, from: Position, to: Position) -> Option<Self> {
         client
             .batch_execute("CREATE EXTENSION IF NOT EXISTS pg_walinspect")
             .await

@@ -1,10 +1,10 @@
--- For `cargo xtask chaos --sabotage tests/chaos/sabotage/no_fence.sql`: settlements look neither at the fence any more nor
--- at whose job it is. A run with it has to fail, with violations of stale_outcome.
+-- For `cargo xtask chaos --sabotage tests/chaos/sabotage/no_fence.sql`: settlements check neither the fence nor the worker
+-- of the job. A run with it must fail, with violations of stale_outcome.
 --
--- Workers refuse a stale outcome themselves, before the database can: an attempt that cannot trust its lease is dropped. So
--- claims are also good for a tenth of what workers think, and others take over jobs that still run.
+-- Workers refuse a stale outcome themselves, before the database can: an attempt that cannot trust its lease is dropped.
+-- Therefore claims are also valid for only a tenth of the time that workers assume, and others take over running jobs.
 --
--- It changes the functions that are there.
+-- It patches the existing functions.
 DO $$
 DECLARE
     f record;
@@ -19,7 +19,7 @@ BEGIN
         now := replace(now, 'coalesce(j.lease_ms, picked.lease_ms) * interval ''1 millisecond''',
                        'coalesce(j.lease_ms, picked.lease_ms) * interval ''0.1 millisecond''');
         IF now = f.was THEN
-            RAISE EXCEPTION 'rouse.% is written in other words than expected here', f.proname;
+            RAISE EXCEPTION 'the source of rouse.% has changed: adapt tests/chaos/sabotage/no_fence.sql', f.proname;
         END IF;
         EXECUTE now;
     END LOOP;

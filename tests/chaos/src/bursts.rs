@@ -1,4 +1,4 @@
-//! Faults that bring jobs of their own.
+//! Faults that enqueue their own jobs.
 
 use std::time::Duration;
 
@@ -10,76 +10,76 @@ use tokio_postgres::types::Json;
 
 use super::calls::Caller;
 use super::faults::Faults;
-use super::ledger::{Answer, Ask, What, now_us};
-use super::load::{FAULTS_BEGIN, Kind, LINE, PATIENT, QUEUES, WORK, Wish};
+use super::ledger::{Answer, Request, What, now_us};
+use super::load::{FAULT_JOBS_START, JobSpec, Kind, LINE, PATIENT, QUEUES, WORK};
 use super::plan::Fault;
 use super::random::Random;
 use super::settings::{LEASE, LINE_SLOTS};
 
 const ENQUEUE: &str = "SELECT id FROM rouse.enqueue_many($1, $2, queue => $3, tags => $4) WITH ORDINALITY AS made(id, place) ORDER BY place";
-const CANCEL: &str = "SELECT rouse.cancel(id)::int::bigint FROM unnest($1::bigint[]) WITH ORDINALITY AS asked(id, place) ORDER BY place";
-/// How long a burst is tried while the server is down.
+const CANCEL: &str = "SELECT rouse.cancel(id)::int::bigint FROM unnest($1::bigint[]) WITH ORDINALITY AS requested(id, place) ORDER BY place";
+/// How long a burst is retried while the server is down.
 const ENQUEUED_WITHIN: Duration = Duration::from_secs(10);
-const AGAIN_AFTER: Duration = Duration::from_millis(500);
+const RETRY_AFTER: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Many times what the slots of the line take at once.
+/// Many times the slots of the line.
 const LINE_JOBS: usize = 150;
-/// Slots come free together, so that the host claims ahead, and then nothing comes free for so long. A claim stands in line for 1 s.
+/// All slots come free together, so the host claims ahead, and no slot comes free for this long. A claim waits in line for at most 1 s.
 const LINE_SLEEPS_MS: u64 = 800;
-/// In this time they have been cancelled, or have ended.
+/// By then all jobs of the burst have been cancelled or have ended.
 const LINE_LASTS: Duration = Duration::from_secs(6);
 
-/// Several for each host.
+/// Several per host.
 const PATIENT_JOBS: usize = 12;
-/// They end by themselves before their lease is renewed for the first time, 8 s after the claim.
+/// They end before the first renewal of their lease, 8 s after the claim.
 const PATIENT_SLEEPS_MS: u64 = 7_000;
-const BEGIN_WITHIN: Duration = Duration::from_secs(3);
+const START_WITHIN: Duration = Duration::from_secs(3);
 
-/// 4 MiB: far more than the buffers of a connection take.
+/// 4 MiB in all: far more than the buffers of a connection hold.
 const LARGE_JOBS: usize = 64;
 const LARGE_BYTES: usize = 64 << 10;
-/// A claim of them takes some milliseconds.
+/// A claim of these jobs takes some milliseconds.
 const CLAIM_WITHIN: Duration = Duration::from_millis(500);
-/// Others would have looked for what is theirs by then.
-const ASK_AFTER: Duration = Duration::from_secs(1);
-/// Longer than a call may take, so that one that hangs is seen, and less than the freeze lasts.
+/// By then the other hosts have claimed the jobs that are left.
+const CANCEL_AFTER: Duration = Duration::from_secs(1);
+/// Longer than a call may take, so that a hanging call is noticed, and shorter than the freeze.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 
 impl Faults {
-    /// So many jobs that differ in their number alone.
-    fn wishes(&self, count: usize, like: &Wish) -> Vec<Wish> {
+    /// `count` jobs that differ only in their number.
+    fn specs(&self, count: usize, like: &JobSpec) -> Vec<JobSpec> {
         let first = self
-            .jobs_brought
+            .fault_jobs
             .fetch_add(count as i64, std::sync::atomic::Ordering::Relaxed);
         (0..count as i64)
-            .map(|place| Wish {
-                n: FAULTS_BEGIN + first + place,
-                kind: Kind::OfAFault,
+            .map(|place| JobSpec {
+                n: FAULT_JOBS_START + first + place,
+                kind: Kind::FromFault,
                 priority: "normal".into(),
                 ..like.clone()
             })
             .collect()
     }
 
-    /// Enqueues so many of them in one statement. None: the server is down.
-    async fn bring(
+    /// Enqueues `count` jobs in one statement. `None` if the server stays down.
+    async fn enqueue_burst(
         &self,
         caller: &mut Caller<'_>,
         count: usize,
-        like: &Wish,
+        like: &JobSpec,
     ) -> Result<Option<Vec<i64>>> {
         let started = Instant::now();
         while started.elapsed() < ENQUEUED_WITHIN {
-            let wishes = self.wishes(count, like);
-            let payloads: Vec<_> = wishes.iter().map(|wish| Json(wish.payload())).collect();
-            let asks = wishes.into_iter().map(|wish| Ask::Enqueue {
-                wish,
+            let specs = self.specs(count, like);
+            let payloads: Vec<_> = specs.iter().map(|spec| Json(spec.payload())).collect();
+            let requests = specs.into_iter().map(|spec| Request::Enqueue {
+                spec,
                 run_at_us: None,
             });
             let answers = caller
                 .call_together(
-                    asks.collect(),
+                    requests.collect(),
                     ENQUEUE,
                     &[&like.handler, &payloads, &like.queue, &like.tags],
                 )
@@ -93,26 +93,26 @@ impl Faults {
             if ids.len() == count {
                 return Ok(Some(ids));
             }
-            tokio::time::sleep(AGAIN_AFTER).await;
+            tokio::time::sleep(RETRY_AFTER).await;
         }
         Ok(None)
     }
 
-    /// A burst for hosts with few slots; what they have claimed beyond these is cancelled, as long as there is anything.
+    /// Enqueues a burst for hosts with few slots, and cancels the claims beyond these slots as long as there are any.
     pub(super) async fn cancel_line(&self) -> Result<()> {
         let from_us = now_us();
         let mut caller = Caller::new(&self.server.url, &self.ledger);
-        let like = Wish {
+        let like = JobSpec {
             handler: WORK.into(),
             queue: LINE.into(),
             tags: vec![LINE.into()],
             sleep_ms: LINE_SLEEPS_MS,
-            ..Wish::default()
+            ..JobSpec::default()
         };
-        let Some(jobs) = self.bring(&mut caller, LINE_JOBS, &like).await? else {
+        let Some(jobs) = self.enqueue_burst(&mut caller, LINE_JOBS, &like).await? else {
             return self.skipped(Fault::CancelLine, "the server is down");
         };
-        // The newest claims of a host that has more than it has slots.
+        // The newest claims of each host that has more claims than slots.
         let in_line = "SELECT id FROM (
                 SELECT j.id, row_number() OVER (PARTITION BY j.worker ORDER BY j.claimed_at, j.turn) AS place
                 FROM rouse.job AS j WHERE j.id = ANY ($1) AND j.state = 'running') AS held
@@ -121,15 +121,15 @@ impl Faults {
         let until = Instant::now() + LINE_LASTS;
         let slots = LINE_SLOTS as i64;
         while Instant::now() < until {
-            let looked = self.ids(in_line, &[&jobs, &slots]).await;
-            if let Ok(waiting) = looked
+            let found = self.ids(in_line, &[&jobs, &slots]).await;
+            if let Ok(waiting) = found
                 && !waiting.is_empty()
             {
-                let asks = waiting
+                let requests = waiting
                     .iter()
-                    .map(|job| Ask::Cancel { job: *job })
+                    .map(|job| Request::Cancel { job: *job })
                     .collect();
-                let answers = caller.call_together(asks, CANCEL, &[&waiting]).await?;
+                let answers = caller.call_together(requests, CANCEL, &[&waiting]).await?;
                 let done = answers.into_iter().flatten();
                 count += done.filter(|answer| *answer == Answer::Ok(1)).count() as u64;
             }
@@ -138,22 +138,22 @@ impl Faults {
         self.ledger.happened(from_us, What::LineCancelled { count })
     }
 
-    /// Nobody listens for a second; what runs is cancelled in this time and after it.
+    /// Cuts all listening connections, and cancels running jobs before and after hosts listen again.
     pub(super) async fn cut_listeners(&self, mut random: Random) -> Result<()> {
         let mut caller = Caller::new(&self.server.url, &self.ledger);
-        let like = Wish {
+        let like = JobSpec {
             handler: PATIENT.into(),
             queue: (*random.pick(&QUEUES)).into(),
             sleep_ms: PATIENT_SLEEPS_MS,
             ticks: true,
-            ..Wish::default()
+            ..JobSpec::default()
         };
-        let Some(jobs) = self.bring(&mut caller, PATIENT_JOBS, &like).await? else {
+        let Some(jobs) = self.enqueue_burst(&mut caller, PATIENT_JOBS, &like).await? else {
             return self.skipped(Fault::CutListeners, "the server is down");
         };
         let started = Instant::now();
         let queued = "SELECT id FROM rouse.job WHERE id = ANY ($1) AND state = 'queued'";
-        while started.elapsed() < BEGIN_WITHIN
+        while started.elapsed() < START_WITHIN
             && self
                 .ids(queued, &[&jobs])
                 .await
@@ -175,35 +175,35 @@ impl Faults {
         }
         for job in jobs {
             caller
-                .call(Ask::Cancel { job }, CANCEL, &[&vec![job]])
+                .call(Request::Cancel { job }, CANCEL, &[&vec![job]])
                 .await?;
             tokio::time::sleep(Duration::from_millis(random.below(220))).await;
         }
         Ok(())
     }
 
-    /// 4 MiB of jobs, and whoever claims them is frozen.
+    /// Enqueues 4 MiB of jobs, and freezes the host that claims them.
     pub(super) async fn freeze_in_claim(&self, mut random: Random) -> Result<()> {
         let length = LEASE + Duration::from_millis(random.between(4_500, 6_500));
         let skipped = |why: &str| self.skipped(Fault::FreezeInClaim, why);
-        if !self.hosts.is_one_settled().await {
+        if !self.hosts.wait_until_settled().await {
             return skipped("too few hosts");
         }
         let Ok(client) = database::connect(&self.server.url).await else {
             return skipped("the server is down");
         };
         let mut caller = Caller::new(&self.server.url, &self.ledger);
-        let like = Wish {
+        let like = JobSpec {
             handler: WORK.into(),
             queue: (*random.pick(&QUEUES)).into(),
             pad_bytes: LARGE_BYTES,
-            ..Wish::default()
+            ..JobSpec::default()
         };
-        let Some(jobs) = self.bring(&mut caller, LARGE_JOBS, &like).await? else {
+        let Some(jobs) = self.enqueue_burst(&mut caller, LARGE_JOBS, &like).await? else {
             return skipped("the server is down");
         };
-        let worker = who_claims(&client, &jobs).await;
-        // Where that one is busy with another fault, or was too quick, another is frozen all the same.
+        let worker = claiming_host(&client, &jobs).await;
+        // If another fault uses that host, or it was too fast, another host is frozen instead.
         let draw = random.next();
         let frozen = match self.hosts.freeze_now(worker.as_deref(), draw)? {
             Some(frozen) => Some(frozen),
@@ -213,25 +213,25 @@ impl Faults {
             return skipped("too few hosts");
         };
         let thaws = Instant::now() + length;
-        tokio::time::sleep(ASK_AFTER).await;
-        // Those that it has, and those that somebody has claimed in a transaction that goes on.
+        tokio::time::sleep(CANCEL_AFTER).await;
+        // Jobs that it holds, and jobs claimed by a transaction that is still open.
         let held = "SELECT j.id FROM rouse.job AS j LEFT JOIN rouse.worker AS w ON w.incarnation = j.worker
             WHERE j.id = ANY ($1) AND (j.state = 'queued' OR w.worker_id = $2) ORDER BY j.id LIMIT 2";
-        let mut asked = Ok(());
+        let mut cancelled = Ok(());
         for job in self
             .ids(held, &[&jobs, &frozen.worker()])
             .await
             .unwrap_or_default()
         {
-            caller.manner.patience = ANSWERS_WITHIN;
+            caller.options.patience = ANSWERS_WITHIN;
             let answer = caller
-                .call(Ask::Cancel { job }, CANCEL, &[&vec![job]])
+                .call(Request::Cancel { job }, CANCEL, &[&vec![job]])
                 .await;
-            asked = asked.and(answer.map(drop));
+            cancelled = cancelled.and(answer.map(drop));
         }
         tokio::time::sleep_until(thaws).await;
         frozen.thaw(&self.hosts, jobs)?;
-        asked
+        cancelled
     }
 
     /// The first column of all rows.
@@ -246,8 +246,8 @@ impl Faults {
     }
 }
 
-/// The host that has claimed any of these jobs, or claims at this moment.
-async fn who_claims(client: &Client, jobs: &[i64]) -> Option<String> {
+/// The host that has claimed any of these jobs, or is claiming at this moment.
+async fn claiming_host(client: &Client, jobs: &[i64]) -> Option<String> {
     let sql =
         "SELECT w.worker_id FROM rouse.job AS j JOIN rouse.worker AS w ON w.incarnation = j.worker
         WHERE j.id = ANY ($1) AND j.state = 'running'
@@ -258,7 +258,7 @@ async fn who_claims(client: &Client, jobs: &[i64]) -> Option<String> {
         LIMIT 1";
     let started = Instant::now();
     while started.elapsed() < CLAIM_WITHIN {
-        // An error: the server is down, and nobody claims.
+        // On an error the server is down, and no host claims.
         let row = client.query_opt(sql, &[&jobs]).await.ok()?;
         if let Some(row) = row {
             return Some(row.get(0));

@@ -1,4 +1,4 @@
-//! One call to the database, with its question and its answer in the ledger.
+//! Calls to the database. The ledger gets each request and its answer.
 
 use std::time::Duration;
 
@@ -8,29 +8,29 @@ use tokio::time::timeout;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, Transaction};
 
-use super::ledger::{Answer, Ask, Ledger};
+use super::ledger::{Answer, Ledger, Request};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const RECONNECT_AFTER: Duration = Duration::from_millis(50);
 
-/// A connection that is made again when it is lost.
+/// A connection that reconnects when it is lost.
 pub(super) struct Caller<'a> {
     url: &'a str,
     ledger: &'a Ledger,
     client: Option<Client>,
-    /// How the next calls are made.
-    pub(super) manner: Manner,
+    /// Options of the next calls.
+    pub(super) options: CallOptions,
 }
 
-/// How a call is made.
-pub(super) struct Manner {
-    /// In a transaction that is rolled back.
+/// Options of a call.
+pub(super) struct CallOptions {
+    /// Run the call in a transaction and roll it back.
     pub(super) roll_back: bool,
-    /// After so long nobody waits for the answer any more.
+    /// How long to wait for the answer.
     pub(super) patience: Duration,
 }
 
-impl Default for Manner {
+impl Default for CallOptions {
     fn default() -> Self {
         Self {
             roll_back: false,
@@ -45,39 +45,40 @@ impl<'a> Caller<'a> {
             url,
             ledger,
             client: None,
-            manner: Manner::default(),
+            options: CallOptions::default(),
         }
     }
 
-    /// Connects where needed; where that fails, nothing is asked. The answer to `sql` is one bigint.
+    /// Sends a request, connecting first if necessary. The answer to `sql` is one bigint. `None` if there is no connection: then nothing was
+    /// sent.
     pub(super) async fn call(
         &mut self,
-        ask: Ask,
+        request: Request,
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Option<Answer>> {
-        let answers = self.call_together(vec![ask], sql, params).await?;
+        let answers = self.call_together(vec![request], sql, params).await?;
         Ok(answers.and_then(|mut answers| answers.pop()))
     }
 
-    /// Several questions in one statement: its rows are their answers, in their order.
+    /// Sends several requests in one statement, whose rows are the answers in the same order.
     pub(super) async fn call_together(
         &mut self,
-        asks: Vec<Ask>,
+        requests: Vec<Request>,
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Option<Vec<Answer>>> {
-        let Manner {
+        let CallOptions {
             roll_back,
             patience,
-        } = self.manner;
+        } = self.options;
         let ledger = self.ledger;
         let Some(client) = self.connected().await else {
             return Ok(None);
         };
-        let calls: Vec<u64> = asks
+        let calls: Vec<u64> = requests
             .into_iter()
-            .map(|ask| ledger.asked(ask))
+            .map(|request| ledger.sent(request))
             .collect::<Result<_>>()?;
         let all = |answer: Answer| vec![answer; calls.len()];
         let answers = match timeout(patience, send(client, sql, params, roll_back)).await {
@@ -90,7 +91,7 @@ impl<'a> Caller<'a> {
         };
         ensure!(
             answers.len() == calls.len(),
-            "{} answers to {} questions",
+            "{} answers to {} requests",
             answers.len(),
             calls.len()
         );
@@ -107,7 +108,7 @@ impl<'a> Caller<'a> {
         if self.client.as_ref().is_none_or(Client::is_closed) {
             self.client = match timeout(PATIENCE, database::connect(self.url)).await {
                 Ok(Ok(client)) => Some(client),
-                // The server is down: that is what this is about.
+                // The server may be down: that is one of the faults.
                 Ok(Err(_)) | Err(_) => {
                     tokio::time::sleep(RECONNECT_AFTER).await;
                     None
@@ -136,7 +137,7 @@ async fn send(
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// An error of the statement is an answer; whatever ends the connection leaves open what was done.
+/// An error of the statement is an answer. An error that ends the connection leaves open whether the statement took effect.
 fn classify(error: &Error) -> Answer {
     match error.as_db_error() {
         Some(db) if db.severity() == "ERROR" => {

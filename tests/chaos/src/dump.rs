@@ -1,4 +1,4 @@
-//! The tables at the end of a run, written to files: what is checked needs no database any more.
+//! Writes the tables at the end of a run to files, so that the checker needs no database.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -10,13 +10,13 @@ use tokio_postgres::Client;
 use super::folder::Folder;
 use super::ledger::now_us;
 
-/// Losses after the first wait for 10 s, then for 20 s; leases and retries come on top.
+/// Covers the waits after repeated losses (10 s, then 20 s), leases and retries.
 const DRAINED_WITHIN: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// What is scheduled further ahead than this is not waited for.
+/// Jobs scheduled further ahead than this are not waited for.
 const AHEAD: &str = "1 hour";
 
-/// Waits until nothing is live but what is scheduled far ahead; returns how many jobs are left after the patience.
+/// Waits until the only live jobs are those scheduled far ahead. Returns the number of other jobs left after [`DRAINED_WITHIN`].
 pub(super) async fn drained(client: &Client) -> Result<i64> {
     let started = Instant::now();
     let sql = format!(
@@ -32,14 +32,14 @@ pub(super) async fn drained(client: &Client) -> Result<i64> {
     }
 }
 
-/// A time as microseconds since 1970.
+/// SQL for a time in microseconds since 1970.
 macro_rules! us {
     ($column:literal) => {
         concat!("(extract(epoch FROM ", $column, ") * 1000000)::bigint")
     };
 }
 
-/// Each table, and what is read of it: one JSON object a row.
+/// Each table with its query: one JSON object per row.
 const TABLES: [(&str, &str); 5] = [
     (
         "jobs",
@@ -95,7 +95,7 @@ const TABLES: [(&str, &str); 5] = [
     ),
 ];
 
-/// Writes all of them, and when that was.
+/// Writes all tables, and the current time.
 pub(super) async fn write(client: &Client, folder: &Folder) -> Result<()> {
     for (table, sql) in TABLES {
         let path = folder.dump(table);

@@ -1,4 +1,4 @@
-//! Does what the plan says, each fault as a task of its own.
+//! Injects the faults of the plan, each in its own task.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::calls::Caller;
 use super::hosts::Hosts;
-use super::ledger::{Answer, Ask, Ledger, What, now_us};
+use super::ledger::{Answer, Ledger, Request, What, now_us};
 use super::load::QUEUES;
 use super::module::Module;
 use super::plan::{Fault, Planned};
@@ -20,25 +20,25 @@ use super::random::Random;
 use super::server::Server;
 use super::settings::LEASE;
 
-/// What faults are done to.
+/// The targets of faults.
 pub(super) struct Faults {
     pub(super) server: Arc<Server>,
     pub(super) hosts: Arc<Hosts>,
     pub(super) ledger: Arc<Ledger>,
     pub(super) recent: Arc<Recent>,
     pub(super) module: Module,
-    /// How many jobs faults have brought with them.
-    pub(super) jobs_brought: AtomicI64,
+    /// The number of jobs that faults have enqueued.
+    pub(super) fault_jobs: AtomicI64,
 }
 
 impl Faults {
-    /// Does all of the plan, and returns when the last fault is over.
+    /// Injects all faults of the plan, and returns when the last one is over.
     pub(super) async fn run(self: Arc<Self>, plan: Vec<Planned>, started: Instant) -> Result<()> {
         let mut running = JoinSet::new();
         for planned in plan {
             tokio::time::sleep_until(started + Duration::from_millis(planned.at_ms)).await;
             let faults = self.clone();
-            running.spawn(async move { faults.one(&planned).await });
+            running.spawn(async move { faults.inject(&planned).await });
             while let Some(done) = running.try_join_next() {
                 done??;
             }
@@ -49,7 +49,7 @@ impl Faults {
         Ok(())
     }
 
-    async fn one(&self, planned: &Planned) -> Result<()> {
+    async fn inject(&self, planned: &Planned) -> Result<()> {
         let mut random = Random::new(planned.draw, "fault");
         let draw = random.next();
         let done = match planned.fault {
@@ -81,7 +81,7 @@ impl Faults {
                 };
             }
             Fault::Cancel | Fault::Complete | Fault::Fail | Fault::Retry | Fault::Reschedule => {
-                return self.ask(planned, random).await;
+                return self.admin_action(planned, random).await;
             }
         };
         match done {
@@ -103,7 +103,7 @@ impl Faults {
         };
         match done {
             Ok(from_us) => self.ledger.happened(from_us, What::ServerCrashed { how }),
-            // It may be down already; where it does not come back, nothing that follows works.
+            // The server may be down already. If it does not come back, the run fails here.
             Err(error) => {
                 self.server.answers().await?;
                 self.skipped(how, &format!("{error:#}"))
@@ -113,13 +113,13 @@ impl Faults {
 
     async fn terminate(&self, mut random: Random) -> Result<()> {
         let from_us = now_us();
-        let (salt, most) = (random.next().to_string(), random.between(1, 4) as i64);
+        let (salt, max) = (random.next().to_string(), random.between(1, 4) as i64);
         let sql = "SELECT count(*) FILTER (WHERE done) FROM (
                 SELECT pg_terminate_backend(pid) AS done FROM (
                     SELECT pid FROM pg_stat_activity
                     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
                     ORDER BY md5(pid::text || $1::text) LIMIT $2) AS chosen) AS ended";
-        match self.scalar(sql, &[&salt, &most]).await {
+        match self.scalar(sql, &[&salt, &max]).await {
             Ok(count) => {
                 let count = count as u64;
                 self.ledger
@@ -155,26 +155,26 @@ impl Faults {
         let queue = (*random.pick(&QUEUES)).to_owned();
         let length = Duration::from_millis(random.between(500, 3_000));
         let mut caller = Caller::new(&self.server.url, &self.ledger);
-        let ask = Ask::Pause {
+        let request = Request::Pause {
             queue: queue.clone(),
         };
         let sql = "SELECT (rouse.pause_queue($1) IS NOT NULL)::int::bigint";
-        if caller.call(ask, sql, &[&queue]).await?.is_none() {
+        if caller.call(request, sql, &[&queue]).await?.is_none() {
             return self.skipped(Fault::PauseQueue, "the server is down");
         }
         tokio::time::sleep(length).await;
         self.resume(&queue).await
     }
 
-    /// A queue that stays paused would be a fault of this program: it is asked until there is an answer.
+    /// Retries until there is an answer: a queue that stays paused would be an error of this program.
     pub(super) async fn resume(&self, queue: &str) -> Result<()> {
         let mut caller = Caller::new(&self.server.url, &self.ledger);
         let sql = "SELECT rouse.resume_queue($1)::int::bigint";
         loop {
-            let ask = Ask::Resume {
+            let request = Request::Resume {
                 queue: queue.to_owned(),
             };
-            let answer = caller.call(ask, sql, &[&queue]).await?;
+            let answer = caller.call(request, sql, &[&queue]).await?;
             if matches!(answer, Some(Answer::Ok(_))) {
                 return Ok(());
             }

@@ -1,4 +1,4 @@
-//! Where a run keeps what it has seen, so that it can be checked again later.
+//! The folder of a run, which can be checked again later.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes a new one; one that is there already is left alone.
+    /// Creates the folder. Fails if it exists.
     pub(super) fn create(path: &Path) -> Result<Self> {
         let folder = Self(std::path::absolute(path)?);
         if let Some(parent) = folder.0.parent() {
@@ -25,7 +25,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// That of an earlier run.
+    /// The folder of an earlier run.
     pub(super) fn of(path: &Path) -> Self {
         Self(path.to_owned())
     }
@@ -44,7 +44,7 @@ impl Folder {
         self.0.join("hosts")
     }
 
-    /// What the hosts watch.
+    /// The folder that the hosts watch.
     pub(super) fn handlers(&self) -> PathBuf {
         self.0.join("handlers")
     }
@@ -57,7 +57,7 @@ impl Folder {
         self.0.join("plan.jsonl")
     }
 
-    /// The rows of one table at the end.
+    /// The rows of one table at the end of the run.
     pub(super) fn dump(&self, table: &str) -> PathBuf {
         self.0.join(format!("{table}.jsonl"))
     }
@@ -72,11 +72,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_earlier_run_has_kept_is_left_alone() {
+    fn an_existing_folder_is_never_overwritten() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("new/run");
         Folder::create(&path).unwrap();
-        let again = Folder::create(&path).err().expect("it is there");
+        let again = Folder::create(&path).err().expect("it exists");
         assert!(again.to_string().contains("new/run"), "{again:#}");
     }
 }

@@ -1,4 +1,4 @@
-//! The hosts of a run: each seat has one `rouse serve` process after the other.
+//! The hosts of a run. Each seat has one `rouse serve` process at a time.
 
 use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
@@ -18,17 +18,17 @@ use super::folder::Folder;
 use super::ledger::{Ledger, What, now_us};
 use super::settings::{self, Role};
 
-/// A host that came up a moment ago is left alone.
+/// Faults leave a host alone for this long after its start.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
-/// Drain time, grace, and a database that may not answer.
+/// Covers the drain timeout, the grace, and a database that does not answer.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// A supervisor does not start what ends at once in a tight loop.
+/// The supervisor's pause before a restart, so that a host which exits at once is not restarted in a tight loop.
 pub(super) const RESTART_AFTER: Duration = Duration::from_millis(500);
-/// How long a fault waits for a host that nothing else happens to.
+/// How long a fault waits for a host that no other fault uses.
 const WAITS_FOR_A_HOST: Duration = Duration::from_secs(10);
 
-/// What every host of a run is started with.
+/// The hosts, and the settings that they are started with.
 pub(super) struct Hosts {
     rouse: PathBuf,
     pub(super) url: String,
@@ -40,26 +40,26 @@ pub(super) struct Hosts {
 
 struct Seat {
     role: Role,
-    /// None while something is being done to its host.
-    life: Option<Life>,
+    /// `None` while a fault uses the host.
+    process: Option<Process>,
 }
 
-/// One process.
-pub(super) struct Life {
+/// One host process.
+pub(super) struct Process {
     pub(super) worker: String,
     child: Child,
-    born: Instant,
+    started_at: Instant,
 }
 
-/// A host that was taken out of its seat.
+/// A host that a fault has taken out of its seat.
 pub(super) struct Taken {
     seat: usize,
-    life: Life,
+    process: Process,
 }
 
 impl Taken {
     pub(super) fn worker(&self) -> &str {
-        &self.life.worker
+        &self.process.worker
     }
 }
 
@@ -81,8 +81,8 @@ impl Hosts {
         };
         let main = (0..count).map(Role::Main);
         for role in main.chain((0..settings::LINE_HOSTS).map(Role::Line)) {
-            let life = Some(hosts.give_birth(role)?);
-            hosts.lock().push(Seat { role, life });
+            let process = Some(hosts.spawn(role)?);
+            hosts.lock().push(Seat { role, process });
         }
         Ok(hosts)
     }
@@ -92,18 +92,19 @@ impl Hosts {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many hosts nothing is being done to.
+    /// The number of hosts that no fault uses.
     pub(super) fn serving(&self) -> usize {
-        self.lock().iter().filter(|s| s.life.is_some()).count()
+        self.lock().iter().filter(|s| s.process.is_some()).count()
     }
 
-    /// The seats of hosts that have settled, and to which something can be done; none where that would leave no other.
+    /// The seats of hosts that have settled and are available for faults. Empty if a fault would leave no other host.
     fn settled(seats: &[Seat]) -> Vec<usize> {
         let is_main = |seat: &Seat| matches!(seat.role, Role::Main(_));
         let settled: Vec<usize> = (0..seats.len())
             .filter(|seat| {
-                let life = seats[*seat].life.as_ref();
-                is_main(&seats[*seat]) && life.is_some_and(|l| l.born.elapsed() > SETTLED_AFTER)
+                let process = seats[*seat].process.as_ref();
+                is_main(&seats[*seat])
+                    && process.is_some_and(|p| p.started_at.elapsed() > SETTLED_AFTER)
             })
             .collect();
         let all = seats.iter().filter(|seat| is_main(seat)).count();
@@ -113,32 +114,32 @@ impl Hosts {
         }
     }
 
-    /// Takes a host that has settled, so that something can be done to it; this one, where it has a name.
+    /// Takes a settled host for a fault: the host named `worker`, or any.
     fn try_take(&self, worker: Option<&str>, draw: u64) -> Option<Taken> {
         let mut seats = self.lock();
         let settled = Self::settled(&seats);
         let named = |seat: &usize| {
-            let life = seats[*seat].life.as_ref();
-            life.is_some_and(|life| Some(life.worker.as_str()) == worker)
+            let process = seats[*seat].process.as_ref();
+            process.is_some_and(|process| Some(process.worker.as_str()) == worker)
         };
         let seat = match worker {
             Some(_) => settled.iter().copied().find(named)?,
             None => *settled.get((draw % settled.len().max(1) as u64) as usize)?,
         };
-        let life = seats[seat].life.take()?;
-        Some(Taken { seat, life })
+        let process = seats[seat].process.take()?;
+        Some(Taken { seat, process })
     }
 
-    /// As [`Self::try_take`], any of them, and waits for one.
+    /// Like [`Self::try_take`] with any host, but waits until one is available.
     async fn take(&self, draw: u64) -> Option<Taken> {
-        match self.is_one_settled().await {
+        match self.wait_until_settled().await {
             true => self.try_take(None, draw),
             false => None,
         }
     }
 
-    /// Waits until something can be done to a host; false where that takes too long.
-    pub(super) async fn is_one_settled(&self) -> bool {
+    /// Waits until a host is available for a fault. False if that takes too long.
+    pub(super) async fn wait_until_settled(&self) -> bool {
         let started = Instant::now();
         loop {
             if !Self::settled(&self.lock()).is_empty() {
@@ -151,65 +152,65 @@ impl Hosts {
         }
     }
 
-    /// kill -9. False: no host was there for it.
+    /// Sends SIGKILL to a host. False if no host is available.
     pub(super) async fn kill(&self, draw: u64) -> Result<bool> {
-        let Some(Taken { seat, mut life }) = self.take(draw).await else {
+        let Some(Taken { seat, mut process }) = self.take(draw).await else {
             return Ok(false);
         };
         let from_us = now_us();
-        life.child.kill().await.context("kill a host")?;
-        let worker = life.worker.clone();
+        process.child.kill().await.context("kill a host")?;
+        let worker = process.worker.clone();
         self.ledger.happened(from_us, What::HostKilled { worker })?;
         self.replace(seat)?;
         Ok(true)
     }
 
-    /// SIGSTOP, and SIGCONT after so long.
+    /// Sends SIGSTOP, and SIGCONT after `length`.
     pub(super) async fn freeze(&self, draw: u64, length: Duration) -> Result<bool> {
         let Some(taken) = self.take(draw).await else {
             return Ok(false);
         };
-        let frozen = self.stop_the_clock(taken)?;
+        let frozen = self.suspend(taken)?;
         tokio::time::sleep(length).await;
         frozen.thaw(self, Vec::new())?;
         Ok(true)
     }
 
-    /// SIGSTOP of this host, or of any where it has none; none: that cannot be done now.
+    /// Sends SIGSTOP to this host, or to any host without a name. `None` if it is not available.
     pub(super) fn freeze_now(&self, worker: Option<&str>, draw: u64) -> Result<Option<Frozen>> {
         match self.try_take(worker, draw) {
-            Some(taken) => self.stop_the_clock(taken).map(Some),
+            Some(taken) => self.suspend(taken).map(Some),
             None => Ok(None),
         }
     }
 
-    fn stop_the_clock(&self, taken: Taken) -> Result<Frozen> {
+    fn suspend(&self, taken: Taken) -> Result<Frozen> {
         let from_us = now_us();
-        taken.life.signal(Signal::STOP)?;
+        taken.process.signal(Signal::STOP)?;
         Ok(Frozen { taken, from_us })
     }
 
-    /// SIGTERM, and another one as soon as it has ended.
+    /// Sends SIGTERM, and replaces the host as soon as it has exited.
     pub(super) async fn restart(&self, draw: u64) -> Result<bool> {
-        let Some(Taken { seat, mut life }) = self.take(draw).await else {
+        let Some(Taken { seat, mut process }) = self.take(draw).await else {
             return Ok(false);
         };
-        self.stop_one(&mut life).await?;
+        self.stop_process(&mut process).await?;
         self.replace(seat)?;
         Ok(true)
     }
 
-    pub(super) async fn stop_one(&self, life: &mut Life) -> Result<()> {
+    pub(super) async fn stop_process(&self, process: &mut Process) -> Result<()> {
         let from_us = now_us();
-        life.signal(Signal::TERM)?;
-        let (status, clean) = match timeout(STOPS_WITHIN, life.child.wait()).await {
+        process.signal(Signal::TERM)?;
+        let (status, clean) = match timeout(STOPS_WITHIN, process.child.wait()).await {
             Ok(status) => status.map(|status| (status.to_string(), status.success()))?,
             Err(_elapsed) => {
-                life.child.kill().await?;
+                process.child.kill().await?;
                 (format!("it did not stop within {STOPS_WITHIN:?}"), false)
             }
         };
-        let worker = life.worker.clone();
+        let worker = process.worker.clone();
         self.ledger.happened(
             from_us,
             What::HostStopped {
@@ -220,17 +221,17 @@ impl Hosts {
         )
     }
 
-    /// Starts another host where one has ended that was not told to, as a supervisor would.
+    /// Replaces hosts that have exited without a request, as a supervisor would.
     pub(super) async fn supervise(&self) -> Result<()> {
         loop {
             let ended: Vec<usize> = {
                 let mut seats = self.lock();
                 let mut ended = Vec::new();
                 for (number, seat) in seats.iter_mut().enumerate() {
-                    if let Some(life) = &mut seat.life
-                        && self.has_ended(life)?.is_some()
+                    if let Some(process) = &mut seat.process
+                        && self.has_ended(process)?.is_some()
                     {
-                        seat.life = None;
+                        seat.process = None;
                         ended.push(number);
                     }
                 }
@@ -244,15 +245,15 @@ impl Hosts {
         }
     }
 
-    /// From when on it was up, where it has ended of itself; that is written down.
-    pub(super) fn has_ended(&self, life: &mut Life) -> Result<Option<i64>> {
-        let Some(status) = life.child.try_wait()? else {
+    /// If the host has exited by itself, records that in the ledger and returns when it was started.
+    pub(super) fn has_ended(&self, process: &mut Process) -> Result<Option<i64>> {
+        let Some(status) = process.child.try_wait()? else {
             return Ok(None);
         };
-        let up_us = life.born.elapsed().as_micros() as i64;
+        let up_us = process.started_at.elapsed().as_micros() as i64;
         let from_us = now_us() - up_us;
         let what = What::HostEnded {
-            worker: life.worker.clone(),
+            worker: process.worker.clone(),
             status: status.to_string(),
             up_us,
         };
@@ -260,17 +261,17 @@ impl Hosts {
         Ok(Some(from_us))
     }
 
-    /// Stops all of them in order, at the same time.
+    /// Stops all hosts in order, in parallel.
     pub(super) async fn stop_all(self: &Arc<Self>) -> Result<()> {
-        let lives: Vec<Life> = self
+        let processes: Vec<Process> = self
             .lock()
             .iter_mut()
-            .filter_map(|seat| seat.life.take())
+            .filter_map(|seat| seat.process.take())
             .collect();
         let mut stopping = JoinSet::new();
-        for mut life in lives {
+        for mut process in processes {
             let hosts = self.clone();
-            stopping.spawn(async move { hosts.stop_one(&mut life).await });
+            stopping.spawn(async move { hosts.stop_process(&mut process).await });
         }
         while let Some(stopped) = stopping.join_next().await {
             stopped??;
@@ -280,12 +281,12 @@ impl Hosts {
 
     fn replace(&self, seat: usize) -> Result<()> {
         let role = self.lock()[seat].role;
-        let life = self.give_birth(role)?;
-        self.lock()[seat].life = Some(life);
+        let process = self.spawn(role)?;
+        self.lock()[seat].process = Some(process);
         Ok(())
     }
 
-    fn give_birth(&self, role: Role) -> Result<Life> {
+    fn spawn(&self, role: Role) -> Result<Process> {
         self.launch(role, self.name(role))
     }
 
@@ -294,7 +295,7 @@ impl Hosts {
         settings::worker_id(role, self.started.fetch_add(1, Ordering::Relaxed))
     }
 
-    pub(super) fn launch(&self, role: Role, worker: String) -> Result<Life> {
+    pub(super) fn launch(&self, role: Role, worker: String) -> Result<Process> {
         let evidence = self.folder.evidence().join(&worker);
         let own = self.folder.hosts().join(&worker);
         for folder in [&evidence, &own] {
@@ -311,12 +312,12 @@ impl Hosts {
             .args(["serve", "--http", "off", "--worker-id", &worker])
             .arg("--handlers")
             .arg(self.folder.handlers())
-            // So that its connections can be told from those of others.
+            // Identifies its connections.
             .env(
                 "DATABASE_URL",
                 format!("{}?application_name={worker}", self.url),
             )
-            // Each connection that does not open.
+            // Logs each failed connection attempt.
             .env(
                 "ROUSE_LOG",
                 "info,wasmtime_wasi_http=error,rouse::store::connect::backoff=debug",
@@ -329,15 +330,15 @@ impl Hosts {
         command.process_group(0).kill_on_drop(true);
         host_process::end_with_us(&mut command);
         let child = command.spawn().context("start `rouse serve`")?;
-        Ok(Life {
+        Ok(Process {
             worker,
             child,
-            born: Instant::now(),
+            started_at: Instant::now(),
         })
     }
 }
 
-/// A host that is frozen.
+/// A frozen host.
 pub(super) struct Frozen {
     taken: Taken,
     from_us: i64,
@@ -348,24 +349,24 @@ impl Frozen {
         self.taken.worker()
     }
 
-    /// SIGCONT. `jobs`: those that it was claiming, where it was frozen in a claim.
+    /// Sends SIGCONT. `jobs`: the jobs that it was claiming, if it was frozen during a claim.
     pub(super) fn thaw(self, hosts: &Hosts, jobs: Vec<i64>) -> Result<()> {
-        let Taken { seat, life } = self.taken;
-        life.signal(Signal::CONT)?;
-        let worker = life.worker.clone();
+        let Taken { seat, process } = self.taken;
+        process.signal(Signal::CONT)?;
+        let worker = process.worker.clone();
         hosts
             .ledger
             .happened(self.from_us, What::HostFrozen { worker, jobs })?;
-        hosts.lock()[seat].life = Some(life);
+        hosts.lock()[seat].process = Some(process);
         Ok(())
     }
 }
 
-impl Life {
+impl Process {
     fn signal(&self, signal: Signal) -> Result<()> {
         let id = self.child.id().context("the host has ended")?;
         let Some(pid) = Pid::from_raw(id.try_into()?) else {
-            bail!("a process has a number");
+            bail!("the process id is 0");
         };
         kill_process(pid, signal).with_context(|| format!("signal {}", self.worker))
     }

@@ -1,6 +1,6 @@
-//! What was asked, what was answered, and what was done to the system: lines of JSON outside of the database.
+//! Requests, answers and faults: lines of JSON outside the database.
 //!
-//! A question is written before it is sent. So whatever is lost on the way, the ledger has at least the question.
+//! A request is written before it is sent, so the ledger has it even if the request or its answer is lost.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use super::load::Wish;
+use super::load::JobSpec;
 use super::plan::Fault;
 
 /// One line.
@@ -20,10 +20,10 @@ use super::plan::Fault;
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
     Run(Run),
-    Asked {
+    Sent {
         at_us: i64,
         call: u64,
-        ask: Ask,
+        request: Request,
     },
     Answered {
         at_us: i64,
@@ -33,30 +33,30 @@ pub(super) enum Line {
     Happened(Happened),
 }
 
-/// What the run is.
+/// The settings of the run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) seed: u64,
     pub(super) minutes: f64,
     pub(super) hosts: usize,
     pub(super) producers: usize,
-    /// Jobs a second, of all producers together.
+    /// Jobs per second, of all producers together.
     pub(super) rate: u32,
     pub(super) faults: Vec<Fault>,
     pub(super) lease_us: i64,
     pub(super) lost_max: i32,
 }
 
-/// A question to the database.
+/// A request to the database.
 #[expect(
     clippy::large_enum_variant,
-    reason = "a question is written once and kept nowhere"
+    reason = "a request is written once and kept nowhere"
 )]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Ask {
+pub(super) enum Request {
     Enqueue {
-        wish: Wish,
+        spec: JobSpec,
         run_at_us: Option<i64>,
     },
     Cancel {
@@ -73,7 +73,7 @@ pub(super) enum Ask {
     Retry {
         job: i64,
     },
-    /// Without a time: at once.
+    /// `None` reschedules to now.
     Reschedule {
         job: i64,
         run_at_us: Option<i64>,
@@ -86,19 +86,19 @@ pub(super) enum Ask {
     },
 }
 
-/// What came back.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
     /// An id, or 1 and 0 for true and false.
     Ok(i64),
-    /// Postgres says that it was not done, or it was rolled back.
+    /// Postgres refused it, or it was rolled back.
     Refused(String),
     /// The connection was lost before the answer came.
     Unknown(String),
 }
 
-/// Something that was done to the system, from its start to its end.
+/// A fault or another event, from its start to its end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Happened {
     pub(super) from_us: i64,
@@ -114,7 +114,7 @@ pub(super) enum What {
     },
     HostFrozen {
         worker: String,
-        /// Those that it was claiming, where it was frozen in a claim.
+        /// The jobs that it was claiming, if it was frozen during a claim.
         #[serde(default)]
         jobs: Vec<i64>,
     },
@@ -123,7 +123,7 @@ pub(super) enum What {
         status: String,
         clean: bool,
     },
-    /// Nobody had told it to. `up_us`: how long it had been there.
+    /// It exited without a request. `up_us`: how long it had run.
     HostEnded {
         worker: String,
         status: String,
@@ -132,20 +132,20 @@ pub(super) enum What {
     BackendsTerminated {
         count: u64,
     },
-    /// All that listened.
+    /// All listening connections.
     ListenersCut {
         count: u64,
     },
-    /// A burst, until nothing of it was left. `count`: how many of it were cancelled that seemed to stand in line.
+    /// A burst, until none of its jobs was left. `count`: the cancelled jobs that seemed to wait in line.
     LineCancelled {
         count: u64,
     },
-    /// Two hosts had this id; from the start of the second on. What each of them has ended of itself is in `exits`.
+    /// Two hosts shared this id, from the start of the second one. `exits` has the exits of both that were not requested.
     IdShared {
         worker: String,
         exits: Vec<Exit>,
     },
-    /// Until it answers again. `how`: the fault.
+    /// From the crash until the server answers again. `how`: the fault.
     ServerCrashed {
         how: Fault,
     },
@@ -155,16 +155,16 @@ pub(super) enum What {
     ModuleReplaced {
         sha256: String,
     },
-    /// It could not be done at this moment.
+    /// A fault that could not be injected at this moment.
     Skipped {
         fault: Fault,
         why: String,
     },
-    /// Nobody enqueues any more, no fault starts any more.
+    /// After this, no producer enqueues and no fault starts.
     LoadEnded,
 }
 
-/// One end of one of two hosts that share an id, which nobody had asked for.
+/// An exit, not requested, of one of two hosts that share an id.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Exit {
     /// 0 or 1.
@@ -173,7 +173,7 @@ pub(super) struct Exit {
     pub(super) until_us: i64,
 }
 
-/// The file.
+/// The ledger file.
 pub(super) struct Ledger {
     file: Mutex<File>,
     calls: AtomicU64,
@@ -192,11 +192,15 @@ impl Ledger {
         })
     }
 
-    /// Writes a question down; the number goes with its answer.
-    pub(super) fn asked(&self, ask: Ask) -> Result<u64> {
+    /// Writes a request, and returns the number of the call for its answer.
+    pub(super) fn sent(&self, request: Request) -> Result<u64> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         let at_us = now_us();
-        self.write(&Line::Asked { at_us, call, ask })?;
+        self.write(&Line::Sent {
+            at_us,
+            call,
+            request,
+        })?;
         Ok(call)
     }
 
@@ -209,7 +213,7 @@ impl Ledger {
         })
     }
 
-    /// Something has happened since `from_us`.
+    /// Writes an event that started at `from_us` and ends now.
     pub(super) fn happened(&self, from_us: i64, what: What) -> Result<()> {
         let until_us = now_us();
         self.write(&Line::Happened(Happened {
@@ -228,7 +232,7 @@ impl Ledger {
     }
 }
 
-/// Microseconds since 1970, by the clock that Postgres and the hosts share with us.
+/// Microseconds since 1970, by the clock that Postgres, the hosts and this program share.
 pub(super) fn now_us() -> i64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)

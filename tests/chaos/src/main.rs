@@ -1,7 +1,7 @@
-//! `cargo xtask chaos`: real hosts and a real server under load, while everything that can fail does.
+//! `cargo xtask chaos`: real hosts and a real server under load, while faults are injected.
 //!
-//! What is promised is checked afterwards against two witnesses outside of the database: the ledger, with what was
-//! asked and what was answered, and the evidence that each attempt leaves.
+//! Afterwards the promises are checked against two witnesses outside the database: the ledger, with every request and
+//! its answer, and the evidence that each attempt leaves.
 
 mod run;
 
@@ -54,42 +54,42 @@ use world::World;
     name = "cargo xtask chaos",
     bin_name = "cargo xtask chaos",
     after_help = "Examples:\n  \
-        cargo xtask chaos --minutes 5 --seed 7           the schedule of faults is made of the seed alone\n  \
+        cargo xtask chaos --minutes 5 --seed 7           the seed alone determines the schedule of faults\n  \
         cargo xtask chaos --minutes 1 --faults kill-host,crash-server\n  \
         cargo xtask chaos --minutes 1 --keep chaos-run   keeps the ledger, the evidence and the hosts' logs\n  \
-        cargo xtask chaos --check chaos-run              checks what an earlier run has kept, once more\n\n\
-        The exit code is 0 where every promise was kept, and every fault and every rule had its cases. Otherwise the\n\
-        folder with ledger, evidence and logs is kept, and its path is printed. docs/explanation/reliability.md says what is checked."
+        cargo xtask chaos --check chaos-run              checks the folder of an earlier run again\n\n\
+        The exit code is 0 if every promise was kept and every fault and every rule had a case. Otherwise the folder\n\
+        with ledger, evidence and logs is kept, and its path is printed. docs/explanation/reliability.md lists the rules."
 )]
 struct Options {
-    /// How long there is load; draining and checking come on top
+    /// Duration of the load, without draining and checking
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
-    /// Decides which job is like what, and which fault happens when; default: another one each time
+    /// Determines every job and the time of every fault; default: random
     #[arg(long)]
     seed: Option<u64>,
-    /// `rouse serve` processes; two with few slots come on top, and pairs that share an id
+    /// `rouse serve` processes, besides two with few slots and pairs that share an id
     #[arg(long, default_value_t = 3)]
     hosts: usize,
     /// Connections that enqueue
     #[arg(long, default_value_t = 2)]
     producers: usize,
-    /// Jobs a second, of all producers together
+    /// Jobs per second, of all producers together
     #[arg(long, default_value_t = 60)]
     rate: u32,
     /// Only these faults, separated by commas; default: all
     #[arg(long, value_enum, value_delimiter = ',')]
     faults: Vec<Fault>,
-    /// Keep ledger, evidence and logs in this new folder, however the run ends
+    /// Keep ledger, evidence and logs in this new folder, even if the run passes
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Run this SQL as the superuser before the load: to break a promise on purpose, and see that it is noticed
+    /// Run this SQL as the superuser before the load, to break a promise on purpose and see whether chaos notices
     #[arg(long, value_name = "FILE")]
     sabotage: Option<PathBuf>,
-    /// Run nothing: check what an earlier run has kept in this folder
+    /// Run nothing: check the folder that an earlier run has kept
     #[arg(long, value_name = "DIR", conflicts_with_all = ["keep", "seed"])]
     check: Option<PathBuf>,
-    /// Print one JSON object on stdout, and nothing else there
+    /// Print one JSON object on stdout, and nothing else
     #[arg(long)]
     json: bool,
 }
@@ -132,7 +132,7 @@ fn run(options: Options) -> Result<ExitCode> {
     let path = match (&options.keep, &scratch) {
         (Some(path), _) => path.clone(),
         (None, Some(scratch)) => scratch.path().join("run"),
-        (None, None) => bail!("there is a folder, asked for or not"),
+        (None, None) => bail!("the run has no folder"),
     };
     let folder = Folder::create(&path)?;
     let sabotage = match &options.sabotage {
@@ -152,16 +152,13 @@ fn run(options: Options) -> Result<ExitCode> {
         None => Some(path),
     };
     let report = done.with_context(|| match &kept {
-        Some(kept) => format!(
-            "the run has broken off; what there is of it is in {}",
-            kept.display()
-        ),
-        None => "the run has broken off".into(),
+        Some(kept) => format!("the run was aborted; its folder is {}", kept.display()),
+        None => "the run was aborted".into(),
     })?;
     Ok(finish(&report, &options, kept.as_deref()))
 }
 
-/// Checks what is in the folder.
+/// Checks the folder of a run.
 fn judge(folder: &Folder) -> Result<Report> {
     let world = World::read(folder)?;
     let known = Known::of(&world);

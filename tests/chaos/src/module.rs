@@ -1,4 +1,4 @@
-//! Builds of the module that differ in their bytes, and in nothing else.
+//! Builds of the module that differ only in their bytes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub(super) struct Module {
 }
 
 impl Module {
-    /// Reads it from the folder of all guests.
+    /// Reads the module from the folder of test guests.
     pub(super) fn read(guests: &Path, folder: &Path) -> Result<Self> {
         let path = guests.join(NAME);
         Ok(Self {
@@ -24,24 +24,24 @@ impl Module {
         })
     }
 
-    /// Puts a build into the folder, as a deployment would: under a hidden name, then renamed. Returns its SHA-256.
+    /// Puts a build into the folder as a deployment would: under a hidden name, then renamed. Returns its SHA-256.
     pub(super) fn place(&self, build: u64) -> Result<String> {
         let hidden = self.folder.join(format!(".{NAME}.{build}"));
-        let place = self.folder.join(NAME);
+        let target = self.folder.join(NAME);
         let bytes = variant(&self.bytes, build);
         fs::write(&hidden, &bytes)
-            .and_then(|()| fs::rename(&hidden, &place))
-            .with_context(|| format!("write {}", place.display()))?;
+            .and_then(|()| fs::rename(&hidden, &target))
+            .with_context(|| format!("write {}", target.display()))?;
         Ok(format!("{:x}", Sha256::digest(&bytes)))
     }
 }
 
-/// The module with a custom section more, which has the number of the build.
+/// The module with an additional custom section that has the number of the build.
 fn variant(module: &[u8], build: u64) -> Vec<u8> {
     const SECTION: &[u8] = b"build";
     let text = build.to_string();
     let mut bytes = module.to_vec();
-    // Id 0, the length of what follows, and the name with its own length. All of them are below 128: one byte each.
+    // Id 0, the length of the section, and the name with its length. Each length is below 128: one byte.
     bytes.extend([
         0,
         (1 + SECTION.len() + text.len()) as u8,
@@ -57,9 +57,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn builds_differ_in_a_custom_section_at_their_end() {
-        let one = variant(b"\0asm", 7);
-        assert_eq!(one, b"\0asm\0\x07\x05build7");
-        assert_ne!(one, variant(b"\0asm", 8));
+    fn builds_differ_only_in_a_trailing_custom_section() {
+        let build = variant(b"\0asm", 7);
+        assert_eq!(build, b"\0asm\0\x07\x05build7");
+        assert_ne!(build, variant(b"\0asm", 8));
     }
 }

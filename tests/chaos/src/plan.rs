@@ -1,22 +1,22 @@
-//! Which fault happens when: made of the seed alone.
+//! The schedule of faults. The seed alone determines it.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::random::Random;
 
-/// Hosts come up and take their first jobs before anything happens to them.
+/// Hosts start and take their first jobs before the first fault.
 const QUIET_MS: u64 = 4_000;
 
-/// What can go wrong, or be done from outside.
+/// A fault, or an admin action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Fault {
-    /// kill -9 of a host; another one is started in its place
+    /// kill -9 of a host; another one replaces it
     KillHost,
-    /// SIGSTOP of a host until its leases have run out, then SIGCONT
+    /// SIGSTOP of a host until its leases have expired, then SIGCONT
     FreezeHost,
-    /// SIGTERM of a host, which drains; another one is started in its place
+    /// SIGTERM of a host, which drains; another one replaces it
     StopHost,
     /// pg_terminate_backend of a few connections
     TerminateBackends,
@@ -24,7 +24,7 @@ pub(super) enum Fault {
     CrashServer,
     /// kill -9 of one backend: Postgres ends all others and recovers
     KillBackend,
-    /// The rows of rouse.sleeper are deleted: nobody is notified any more
+    /// The rows of rouse.sleeper are deleted: no worker is notified until it registers as a sleeper again
     ForgetSleepers,
     /// Another build of the module is put into the handlers folder
     ReplaceModule,
@@ -32,26 +32,26 @@ pub(super) enum Fault {
     PauseQueue,
     /// A job is cancelled
     Cancel,
-    /// A job is completed from outside
+    /// An operator completes a job
     Complete,
-    /// A job is failed from outside
+    /// An operator fails a job
     Fail,
     /// A finished job is retried
     Retry,
     /// A job is moved to another time
     Reschedule,
-    /// More jobs than a host has slots for; those that it has claimed and cannot start yet are cancelled in one statement
+    /// More jobs than a host has slots; claims that wait in line are cancelled in one statement
     CancelLine,
-    /// All listening connections are cut, and jobs that run are cancelled before and after they stand again
+    /// All listening connections are cut; running jobs are cancelled before and after hosts listen again
     CutListeners,
-    /// SIGSTOP of a host while it claims 64 jobs of 64 KiB, until long after its leases have run out; some are cancelled meanwhile
+    /// SIGSTOP of a host while it claims 64 jobs of 64 KiB, until long after its leases have expired; some of the jobs are cancelled
     FreezeInClaim,
-    /// Two hosts with one id and one key file, each of which is started again when it ends
+    /// Two hosts with the same id and key file, each restarted when it exits
     SameId,
 }
 
 impl Fault {
-    /// From one to the next, in the middle, in a long run.
+    /// The mean interval between two such faults in a long run.
     fn every_ms(self) -> u64 {
         match self {
             Self::KillHost => 15_000,
@@ -70,24 +70,24 @@ impl Fault {
         }
     }
 
-    /// As it is written on the command line.
+    /// The name on the command line.
     pub(super) fn name(self) -> String {
         self.to_possible_value()
             .map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
-/// One fault, and when.
+/// A fault with its time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Planned {
     /// After the start of the load.
     pub(super) at_ms: u64,
     pub(super) fault: Fault,
-    /// Decides what is left to chance: how long, which of them.
+    /// Seeds the random choices of the fault: durations and targets.
     pub(super) draw: u64,
 }
 
-/// All faults of a run of this length, in order. In a short one, what is rare in a long one comes two or three times.
+/// All faults of a run of this length, in order. In a short run, rare faults happen two or three times.
 pub(super) fn plan(seed: u64, length_ms: u64, faults: &[Fault]) -> Vec<Planned> {
     let mut planned = Vec::new();
     let end_ms = length_ms.max(QUIET_MS + 1);
@@ -113,17 +113,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_is_made_of_the_seed_alone_and_has_every_fault() {
+    fn the_seed_alone_determines_a_plan_that_has_every_fault() {
         let all = Fault::value_variants();
         for length_ms in [20_000, 60_000, 300_000] {
-            let one = plan(3, length_ms, all);
-            assert_eq!(one, plan(3, length_ms, all));
-            assert_ne!(one, plan(4, length_ms, all));
+            let planned = plan(3, length_ms, all);
+            assert_eq!(planned, plan(3, length_ms, all));
+            assert_ne!(planned, plan(4, length_ms, all));
             for fault in all {
-                let of_it: Vec<_> = one.iter().filter(|p| p.fault == *fault).collect();
-                assert!(!of_it.is_empty(), "{fault:?} in {length_ms} ms");
+                let times: Vec<_> = planned.iter().filter(|p| p.fault == *fault).collect();
+                assert!(!times.is_empty(), "{fault:?} in {length_ms} ms");
                 assert!(
-                    of_it
+                    times
                         .iter()
                         .all(|p| p.at_ms >= QUIET_MS && p.at_ms < length_ms)
                 );
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn leaving_faults_out_leaves_the_others_where_they_were() {
+    fn leaving_faults_out_does_not_move_the_others() {
         let all = plan(5, 60_000, Fault::value_variants());
         let kills = plan(5, 60_000, &[Fault::KillHost]);
         let of_all: Vec<_> = all

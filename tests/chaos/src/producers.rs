@@ -9,23 +9,23 @@ use anyhow::Result;
 use tokio::time::Instant;
 use tokio_postgres::types::Json;
 
-use super::calls::{Caller, Manner};
-use super::ledger::{Answer, Ask, Ledger, now_us};
-use super::load::Wish;
+use super::calls::{CallOptions, Caller};
+use super::ledger::{Answer, Ledger, Request, now_us};
+use super::load::JobSpec;
 use super::random::Random;
 
 const ENQUEUE: &str = "SELECT rouse.enqueue($1, $2, queue => $3, priority => $4, tags => $5,
     run_at => to_timestamp($6::bigint / 1000000.0), unique_key => $7, max_attempts => $8, tenant => $9)";
-/// Jobs that something may be done to from outside.
+/// Maximum number of recent jobs that admin actions choose from.
 const RECENT_MAX: usize = 300;
 
-/// Jobs that were accepted lately.
+/// Recently accepted jobs.
 #[derive(Default)]
 pub(super) struct Recent {
     any: Mutex<VecDeque<i64>>,
-    /// Those that take a while: they are more likely to be there still.
+    /// Jobs that take a while, and are more likely to be live.
     slow: Mutex<VecDeque<i64>>,
-    /// Those that wait for their time, and are moved at most once.
+    /// Scheduled jobs, which are rescheduled at most once.
     scheduled: Mutex<VecDeque<i64>>,
     pub(super) accepted: AtomicU64,
     pub(super) refused: AtomicU64,
@@ -33,15 +33,15 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    fn note(&self, id: i64, wish: &Wish) {
+    fn add(&self, id: i64, spec: &JobSpec) {
         self.accepted.fetch_add(1, Ordering::Relaxed);
-        if wish.unique_key.is_none() && wish.run_in_ms.is_some_and(|ms| ms > 2_500) {
+        if spec.unique_key.is_none() && spec.run_in_ms.is_some_and(|ms| ms > 2_500) {
             push(&self.scheduled, id);
-            // Nothing else is done to it.
+            // No other admin action may touch it.
             return;
         }
         push(&self.any, id);
-        if wish.sleep_ms > 700 || wish.run_in_ms.is_some() {
+        if spec.sleep_ms > 700 || spec.run_in_ms.is_some() {
             push(&self.slow, id);
         }
     }
@@ -63,7 +63,7 @@ impl Recent {
         (any.len() > 50).then(|| any[random.below(any.len() as u64 / 2) as usize])
     }
 
-    /// A job that waits for its time, which nobody else will get.
+    /// A scheduled job, which no later call returns.
     pub(super) fn scheduled(&self) -> Option<i64> {
         let mut scheduled = self
             .scheduled
@@ -85,7 +85,7 @@ fn push(queue: &Mutex<VecDeque<i64>>, id: i64) {
 pub(super) struct Producer {
     pub(super) seed: u64,
     pub(super) number: usize,
-    /// From one job to the next, in the middle.
+    /// The mean interval between jobs.
     pub(super) every: Duration,
     pub(super) recent: Arc<Recent>,
     pub(super) url: String,
@@ -93,58 +93,58 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    /// Enqueues until then.
+    /// Enqueues until `until`.
     pub(super) async fn run(self, until: Instant) -> Result<()> {
         let mut caller = Caller::new(&self.url, &self.ledger);
         let mut random = Random::new(self.seed, &format!("pace {}", self.number));
         let mut next = Instant::now();
         for place in 0.. {
-            // What an outage has held up is not made up for: that would be another load.
+            // Jobs missed during an outage are not made up for: that would be a different load.
             next = next.max(Instant::now() - self.every * 20)
                 + self.every * random.between(0, 200) as u32 / 100;
             if next >= until {
                 break;
             }
             tokio::time::sleep_until(next).await;
-            let wish = Wish::nth(self.seed, self.number, place);
-            self.enqueue(&mut caller, wish).await?;
+            let spec = JobSpec::nth(self.seed, self.number, place);
+            self.enqueue(&mut caller, spec).await?;
         }
         Ok(())
     }
 
-    async fn enqueue(&self, caller: &mut Caller<'_>, wish: Wish) -> Result<()> {
-        let run_at_us = wish.run_in_ms.map(|ms| now_us() + ms * 1000);
-        let payload = Json(wish.payload());
-        let usual = Manner::default();
-        caller.manner = Manner {
-            roll_back: wish.rolled_back,
-            patience: wish
+    async fn enqueue(&self, caller: &mut Caller<'_>, spec: JobSpec) -> Result<()> {
+        let run_at_us = spec.run_in_ms.map(|ms| now_us() + ms * 1000);
+        let payload = Json(spec.payload());
+        let usual = CallOptions::default();
+        caller.options = CallOptions {
+            roll_back: spec.rolled_back,
+            patience: spec
                 .hangs_up_us
                 .map_or(usual.patience, Duration::from_micros),
         };
-        let ask = Ask::Enqueue {
-            wish: wish.clone(),
+        let request = Request::Enqueue {
+            spec: spec.clone(),
             run_at_us,
         };
         let answer = caller
             .call(
-                ask,
+                request,
                 ENQUEUE,
                 &[
-                    &wish.handler,
+                    &spec.handler,
                     &payload,
-                    &wish.queue,
-                    &wish.priority,
-                    &wish.tags,
+                    &spec.queue,
+                    &spec.priority,
+                    &spec.tags,
                     &run_at_us,
-                    &wish.unique_key,
-                    &wish.max_attempts,
-                    &wish.tenant,
+                    &spec.unique_key,
+                    &spec.max_attempts,
+                    &spec.tenant,
                 ],
             )
             .await?;
         match answer {
-            Some(Answer::Ok(id)) => self.recent.note(id, &wish),
+            Some(Answer::Ok(id)) => self.recent.add(id, &spec),
             Some(Answer::Refused(_)) => {
                 self.recent.refused.fetch_add(1, Ordering::Relaxed);
             }

@@ -1,11 +1,11 @@
-//! Random numbers that a seed repeats.
+//! Reproducible random numbers.
 
-/// SplitMix64 (Steele, Lea, Flood 2014): one word of state, every seed is a good one.
+/// SplitMix64 (Steele, Lea, Flood 2014): one word of state, and every seed is valid.
 #[derive(Clone)]
 pub(super) struct Random(u64);
 
 impl Random {
-    /// A stream of its own for each purpose, so that a change of one leaves the others as they were.
+    /// An independent stream for each purpose, so that a change of one does not affect the others.
     pub(super) fn new(seed: u64, purpose: &str) -> Self {
         let mut random = Self(seed);
         for byte in purpose.bytes() {
@@ -24,7 +24,7 @@ impl Random {
 
     /// Less than `bound`, which is at least 1.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
-        // The bias of the remainder is of no account for bounds that are this small.
+        // The bias of the remainder is negligible for bounds this small.
         self.next() % bound.max(1)
     }
 
@@ -33,12 +33,15 @@ impl Random {
         low + self.below(high - low + 1)
     }
 
-    /// True in so many of a thousand.
+    /// True with a probability of `share` in a thousand.
     pub(super) fn per_mille(&mut self, share: u64) -> bool {
         self.below(1000) < share
     }
 
-    /// One of them; there has to be one.
+    /// A random element of `from`.
+    ///
+    /// # Panics
+    /// If `from` is empty.
     pub(super) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len() as u64) as usize]
     }
@@ -49,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_repeats_its_numbers_and_purposes_do_not_share_them() {
+    fn a_seed_repeats_its_numbers_and_each_purpose_has_its_own() {
         let numbers = |seed, purpose| {
             let mut random = Random::new(seed, purpose);
             [(); 4].map(|()| random.next())
@@ -60,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_keep_to_their_bounds() {
+    fn numbers_stay_within_their_bounds() {
         let mut random = Random::new(1, "bounds");
         assert!((0..1000).all(|_| (3..=5).contains(&random.between(3, 5))));
         assert!((0..1000).all(|_| !random.per_mille(0)));

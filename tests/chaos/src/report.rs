@@ -1,4 +1,4 @@
-//! What a run has shown: faults, cases, violations, times.
+//! The result of a run: faults, cases, violations, times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,32 +9,32 @@ use rouse_workbench::percentiles::Percentiles;
 use serde_json::{Map, Value, json};
 
 use super::check::{self, Known, Rule, Violation};
-use super::ledger::{Answer, Ask, Run};
+use super::ledger::{Answer, Request, Run};
 use super::load::Kind;
 use super::plan::Fault;
 use super::tally;
 use super::world::World;
 
-/// Of the jobs that the rate promises; an outage enqueues nothing.
+/// Minimum share of the jobs that the rate implies; nothing is enqueued during an outage.
 const ACCEPTED_SHARE_MIN: f64 = 1.0 / 3.0;
-/// Of a kind of job of which fewer are to be expected there may be none by chance (one in a thousand runs at this number).
+/// A kind of job may be missing by chance if fewer than this are expected (in one of a thousand runs at this number).
 const EXPECTED_MIN: f64 = 7.0;
-/// All that is known of a job is written down for so many violations.
+/// Maximum number of violations for which the full history of the job is written.
 const IN_FULL_MAX: usize = 40;
-/// And so many of them are printed.
+/// Maximum number of violations that are printed.
 const PRINTED_MAX: usize = 12;
 
 pub(super) struct Report {
     run: Run,
-    /// Done, and skipped.
+    /// How often each fault was injected, and how often it was skipped.
     faults: BTreeMap<Fault, (u64, u64)>,
     rules: Vec<(&'static Rule, u64, usize)>,
     counts: Vec<(&'static str, u64)>,
-    /// Of the rules that measure something.
+    /// The measurements of rules that have any.
     times: Vec<(&'static Rule, &'static str, Percentiles)>,
     pub(super) violations: Vec<(&'static str, Violation)>,
     first_in_full: Option<String>,
-    /// Why the run does not pass.
+    /// Reasons why the run fails.
     pub(super) failures: Vec<String>,
 }
 
@@ -58,13 +58,13 @@ impl Report {
             if !found.violations.is_empty() {
                 let count = found.violations.len();
                 report.failures.push(format!(
-                    "{}: {count} violations of: {}",
+                    "{}: {count} violations of the promise: {}",
                     rule.name, rule.promise
                 ));
             } else if found.checked == 0 && rule.is_needed(&world.run) {
                 report
                     .failures
-                    .push(format!("{}: there was no case to check", rule.name));
+                    .push(format!("{}: the run had no case to check", rule.name));
             }
             if let Ok(percentiles) = Percentiles::of(found.measured_ms) {
                 report.times.push((rule, found.measures, percentiles));
@@ -73,52 +73,52 @@ impl Report {
             report.violations.extend(violations.map(|v| (rule.name, v)));
         }
         let first = report.violations.iter().find_map(|(_, v)| v.job);
-        report.first_in_full = first.map(|job| check::file_on(known, job));
-        report.did_it_happen(world);
+        report.first_in_full = first.map(|job| check::job_history(known, job));
+        report.check_coverage(world);
         report
     }
 
-    /// A run without its load, or without its faults, has shown nothing.
-    fn did_it_happen(&mut self, world: &World) {
+    /// A run without its load, or without its faults, proves nothing.
+    fn check_coverage(&mut self, world: &World) {
         let accepted = world.calls.iter().filter(|call| {
-            // What faults bring with them is no load.
-            matches!(&call.ask, Ask::Enqueue { wish, .. } if wish.kind != Kind::OfAFault)
+            // Jobs that faults enqueue do not count as load.
+            matches!(&call.request, Request::Enqueue { spec, .. } if spec.kind != Kind::FromFault)
                 && matches!(call.answer, Answer::Ok(_))
         });
         let wanted = f64::from(self.run.rate) * self.run.minutes * 60.0 * ACCEPTED_SHARE_MIN;
         let accepted = accepted.count();
         if (accepted as f64) < wanted {
             self.failures.push(format!(
-                "only {accepted} jobs were accepted: at least {wanted:.0} are a load"
+                "only {accepted} jobs were accepted: the load needs at least {wanted:.0}"
             ));
         }
         let kinds = tally::kinds(world);
         for (kind, share) in Kind::ALL {
             if wanted * share as f64 / 1000.0 >= EXPECTED_MIN && !kinds.contains(&kind) {
                 self.failures
-                    .push(format!("there was no job of the kind {kind:?}"));
+                    .push(format!("no job of the kind {kind:?} was accepted"));
             }
         }
         for fault in &self.run.faults {
             if self.faults.get(fault).is_none_or(|(done, _)| *done == 0) {
                 self.failures
-                    .push(format!("the fault {} has never happened", fault.name()));
+                    .push(format!("the fault {} never happened", fault.name()));
             }
         }
     }
 
-    /// Each violation with all that is known of its job.
+    /// Each violation with the full history of its job.
     pub(super) fn violations_in_full(&self, known: &Known<'_>) -> String {
         let mut text = String::new();
-        let mut told = BTreeSet::new();
+        let mut written = BTreeSet::new();
         for (rule, violation) in &self.violations {
             // Writing to a string does not fail.
             let _ = writeln!(text, "{rule}: {}", violation.what);
             if let Some(job) = violation.job
-                && told.len() < IN_FULL_MAX
-                && told.insert(job)
+                && written.len() < IN_FULL_MAX
+                && written.insert(job)
             {
-                text.push_str(&check::file_on(known, job));
+                text.push_str(&check::job_history(known, job));
             }
             text.push('\n');
         }
@@ -148,7 +148,7 @@ impl Report {
             println!("VIOLATION of {rule}: {}", violation.what);
         }
         if let Some(first) = &self.first_in_full {
-            println!("all that is known of the first:\n{first}");
+            println!("history of the job of the first violation:\n{first}");
         }
         if self.violations.len() > PRINTED_MAX {
             println!("… and {} more", self.violations.len() - PRINTED_MAX);
@@ -159,10 +159,10 @@ impl Report {
         if let Some(kept) = kept {
             println!("ledger, evidence and logs: {}", kept.display());
             if !self.violations.is_empty() {
-                println!("what is known of each violation: violations.txt there");
+                println!("histories of all violations: violations.txt in this folder");
             }
         }
-        println!("the same faults and jobs again: {}", self.command());
+        println!("to repeat this run: {}", self.command());
     }
 
     fn command(&self) -> String {

@@ -1,4 +1,4 @@
-//! One run: server, hosts, load and faults, until everything is drained and written down.
+//! One run: server, hosts, load and faults, until the queue is drained and the tables are written to files.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -28,7 +28,7 @@ use super::watch;
 /// Compiling the module takes seconds on a busy machine.
 const REGISTERED_WITHIN: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-const TELL_EVERY: Duration = Duration::from_secs(10);
+const REPORT_EVERY: Duration = Duration::from_secs(10);
 
 pub(super) fn run(
     workspace: &Workspace,
@@ -46,9 +46,9 @@ pub(super) fn run(
         .build()?;
     runtime.block_on(async {
         let mut interruption = Interruption::watch()?;
-        // The server's user has to reach its data, wherever the folder of the run is.
+        // The server's user must be able to reach its data, wherever the folder of the run is.
         let data = host_process::scratch_folder()?;
-        // Hosts are started until the end, and builds go on meanwhile.
+        // Hosts are started during the whole run, and a build may replace the binary in that time.
         let own = data.path().join("rouse");
         std::fs::copy(&rouse, &own).context("copy the rouse binary")?;
         let rouse = own;
@@ -58,12 +58,12 @@ pub(super) fn run(
         );
         let server = Arc::new(Server::start(&rouse, &data.path().join("pg")).await?);
         let folder = Arc::new(folder);
-        // However it ends, nothing of it remains.
+        // Server and hosts are stopped, however the run ends.
         let done = tokio::select! {
             done = scene(&rouse, settings, folder.clone(), server.clone(), module, sabotage) => done,
-            signal = interruption.come() => Err(anyhow!("{signal}")),
+            signal = interruption.wait() => Err(anyhow!("{signal}")),
         };
-        // Its log is worth having, and its absence no reason to hide how the run has ended.
+        // The log is useful, but a missing log must not hide how the run ended.
         let _ = std::fs::copy(
             data.path().join("pg/server.log"),
             folder.path().join("postgres.log"),
@@ -112,7 +112,7 @@ async fn scene(
         ledger: ledger.clone(),
         recent: recent.clone(),
         module,
-        jobs_brought: AtomicI64::new(0),
+        fault_jobs: AtomicI64::new(0),
     });
     let started = Instant::now();
     let mut tasks = JoinSet::new();
@@ -139,14 +139,14 @@ async fn scene(
         }
         eprintln!("draining");
         let left = dump::drained(&database::connect(&server.url).await?).await?;
-        eprintln!("drained; {left} jobs are left that should not be");
+        eprintln!("drained; {left} unexpected jobs are left");
         Ok::<_, anyhow::Error>(())
     };
     tokio::select! {
         done = work => done?,
         ended = hosts.supervise() => ended.context("supervise the hosts")?,
         failed = watch::progress(&server, &folder) => failed.context("watch the progress")?,
-        () = tell(&server, &hosts, &recent, started) => {}
+        () = report_progress(&server, &hosts, &recent, started) => {}
     }
     hosts.stop_all().await?;
     let client = database::connect(&server.url).await?;
@@ -168,24 +168,26 @@ async fn registered(server: &Server, hosts: usize) -> Result<()> {
     let client = database::connect(&server.url).await?;
     let started = Instant::now();
     loop {
-        let there: i64 = client
+        let registered: i64 = client
             .query_one("SELECT count(*) FROM rouse.worker", &[])
             .await?
             .get(0);
-        if there >= hosts as i64 {
+        if registered >= hosts as i64 {
             return Ok(());
         }
         if started.elapsed() > REGISTERED_WITHIN {
-            bail!("only {there} of {hosts} hosts have registered within {REGISTERED_WITHIN:?}");
+            bail!(
+                "only {registered} of {hosts} hosts have registered within {REGISTERED_WITHIN:?}"
+            );
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
-/// Says every few seconds how it goes.
-async fn tell(server: &Server, hosts: &Hosts, recent: &Recent, started: Instant) {
+/// Prints the state of the run every few seconds.
+async fn report_progress(server: &Server, hosts: &Hosts, recent: &Recent, started: Instant) {
     loop {
-        tokio::time::sleep(TELL_EVERY).await;
+        tokio::time::sleep(REPORT_EVERY).await;
         let live = match database::connect(&server.url).await {
             Ok(client) => client
                 .query_one("SELECT count(*) FROM rouse.job", &[])

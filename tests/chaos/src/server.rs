@@ -1,4 +1,4 @@
-//! A private Postgres with fsync on, which is crashed and comes back.
+//! A private Postgres with fsync on, which is crashed and restarted.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 
 use super::ledger::now_us;
 
-/// Recovery reads what was written since the last checkpoint.
+/// Recovery replays the WAL since the last checkpoint.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -34,14 +34,14 @@ impl Server {
         })
     }
 
-    /// What `pg_ctl stop -m immediate` does, a while of nothing, and a start. Returns when that started.
+    /// Stops the server like `pg_ctl stop -m immediate`, waits for `down`, and starts it. Returns the time of the stop.
     pub(super) async fn crash(&self, down: Duration) -> Result<i64> {
         let mut process = self.process.lock().await;
         let client = database::connect(&self.url).await?;
         let postmaster = database::postmaster(&client).await?;
         let from_us = now_us();
         signal(i32::try_from(postmaster)?, Signal::QUIT)?;
-        // `rouse postgres` has lost its server, and says so with its exit code.
+        // `rouse postgres` has lost its server and exits with an error.
         let _ = process.stop().await?;
         tokio::time::sleep(down).await;
         let started = Instant::now();
@@ -51,7 +51,7 @@ impl Server {
                     *process = launched;
                     break;
                 }
-                // `rouse postgres` looks at the schema, and gives up where another fault cuts its connection.
+                // `rouse postgres` reads the schema, and gives up if another fault cuts its connection.
                 Err(error) if started.elapsed() > ANSWERS_WITHIN => return Err(error),
                 Err(_) => tokio::time::sleep(LOOK_EVERY).await,
             }
@@ -60,9 +60,9 @@ impl Server {
         Ok(from_us)
     }
 
-    /// kill -9 of a backend, after which the server ends all others and recovers. Returns when that started.
+    /// Sends SIGKILL to a backend, after which the server ends all others and recovers. Returns the time of the kill.
     pub(super) async fn kill_backend(&self, draw: u64) -> Result<i64> {
-        // Not while the server is being started.
+        // Waits while the server is being started.
         let _process = self.process.lock().await;
         let client = database::connect(&self.url).await?;
         let draw = draw.to_string();
@@ -74,16 +74,16 @@ impl Server {
                 &[&draw],
             )
             .await?
-            .context("nobody is connected")?;
+            .context("there is no other connection")?;
         let from_us = now_us();
         signal(row.get(0), Signal::KILL)?;
-        // It is noticed, and then nobody may connect for a while.
+        // The server notices it, and then refuses connections for a while.
         tokio::time::sleep(Duration::from_millis(200)).await;
         self.answers().await?;
         Ok(from_us)
     }
 
-    /// Waits until somebody can connect and ask.
+    /// Waits until the server accepts connections and answers queries.
     pub(super) async fn answers(&self) -> Result<()> {
         let started = Instant::now();
         loop {
@@ -93,7 +93,7 @@ impl Server {
                 return Ok(());
             }
             if started.elapsed() > ANSWERS_WITHIN {
-                bail!("Postgres does not answer {ANSWERS_WITHIN:?} after it was crashed");
+                bail!("Postgres did not answer within {ANSWERS_WITHIN:?} after it was crashed");
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -112,11 +112,11 @@ async fn launch(rouse: &Path, data: &Path) -> Result<(HostProcess, String)> {
     let ready = process.ready().await?;
     let url = ready
         .url
-        .context("`rouse postgres` did not say how to connect")?;
+        .context("`rouse postgres` printed no connection URL")?;
     Ok((process, url))
 }
 
 fn signal(pid: i32, signal: Signal) -> Result<()> {
-    let pid = Pid::from_raw(pid).context("a process has a number")?;
+    let pid = Pid::from_raw(pid).context("the process id is 0")?;
     kill_process(pid, signal).context("signal a process of Postgres")
 }

@@ -1,62 +1,62 @@
-//! What the hosts of a run are told in their rouse.toml.
+//! The rouse.toml of each host of a run.
 
 use std::time::Duration;
 
 use super::load::{ATTEMPTS_MAX, LINE, PATIENT, SPIN, SPIN_ATTEMPTS_MAX, TAG};
 use super::module::NAME;
 
-/// Short, so that much is lost and found in a short run.
+/// Short, so that a short run has many lost and adopted attempts.
 pub(super) const LEASE: Duration = Duration::from_secs(5);
-/// As it is by default.
+/// The default.
 pub(super) const LOST_MAX: i32 = 3;
-/// One host alone has to carry the load for a while, and still have slots free for orphans.
+/// One host alone must carry the load for a while, and still have slots free for orphans.
 const SLOTS: usize = 96;
-/// Hosts with few slots, so that claims stand in line.
+/// Hosts with few slots, so that claims wait in line.
 pub(super) const LINE_SLOTS: usize = 8;
-/// So that a cancellation that nobody hears of is noticed after the jobs that are cancelled have ended (it is renewed after 0.4 of it).
+/// Long enough that a host which misses a cancellation notices it only after the cancelled jobs have ended (it renews at 0.4 of the lease).
 const PATIENT_LEASE: Duration = Duration::from_secs(20);
-/// Here every host has the same id and key, and takes over at once what its predecessor had.
+/// Every host in this seat has the same id and key, and takes over the jobs of its predecessor at once.
 const KEEPS_ITS_ID: usize = 1;
-/// It polls only.
+/// The host in this seat polls only.
 const POLLS: usize = 2;
-/// Hosts for the queue of those that stand in line: one listens, one polls only.
+/// Hosts of the queue [`LINE`]: one listens, one polls only.
 pub(super) const LINE_HOSTS: usize = 2;
 const LINE_POLLS: usize = 1;
 
-/// What a host is there for.
+/// The purpose of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Faults happen to it.
+    /// A target of faults.
     Main(usize),
-    /// It serves [`LINE`] alone. The server fails it; nothing else is done to it.
+    /// It serves [`LINE`] only. Faults of the server affect it; other faults do not.
     Line(usize),
-    /// It shares its id and key with another.
+    /// It shares its id and key with another host.
     Twin,
 }
 
-/// The id of every host in this seat where that one keeps it, else another one each time.
-pub(super) fn worker_id(role: Role, born: usize) -> String {
+/// The worker id: fixed if the seat keeps its id, otherwise a new one for each host.
+pub(super) fn worker_id(role: Role, number: usize) -> String {
     match role {
         Role::Main(KEEPS_ITS_ID) => format!("host-{KEEPS_ITS_ID}"),
-        Role::Main(seat) => format!("host-{seat}-{born}"),
-        Role::Line(seat) => format!("line-{seat}-{born}"),
-        Role::Twin => format!("twin-{born}"),
+        Role::Main(seat) => format!("host-{seat}-{number}"),
+        Role::Line(seat) => format!("line-{seat}-{number}"),
+        Role::Twin => format!("twin-{number}"),
     }
 }
 
-/// Whether this is the id of all hosts of a seat.
+/// Whether all hosts of a seat have this id.
 pub(super) fn keeps_its_id(worker: &str) -> bool {
     worker == worker_id(Role::Main(KEEPS_ITS_ID), 0)
 }
 
-/// Whether the host of this id is notified, and does not only poll.
+/// Whether the host with this id listens for notifications instead of only polling.
 pub(super) fn listens(worker: &str) -> bool {
     let of = |role: &str, seat: usize| worker.starts_with(&format!("{role}-{seat}-"));
     !of("host", POLLS) && !of("line", LINE_POLLS)
 }
 
-/// The seats differ: the first two have the tag, the second keeps its id, the third polls only; every other one has
-/// little patience when it stops.
+/// The seats differ: the first two have the tag, the second keeps its id, the third polls only, and every other one has
+/// a short drain timeout.
 pub(super) fn of(role: Role, evidence: &str) -> String {
     let tags = match role {
         Role::Main(0 | 1) => format!("[\"{TAG}\"]"),

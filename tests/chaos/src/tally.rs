@@ -1,22 +1,22 @@
-//! How much has happened in a run.
+//! Counts of a run: faults, kinds of jobs, attempts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::ledger::{Answer, Ask, What};
+use super::ledger::{Answer, Request, What};
 use super::load::Kind;
 use super::plan::Fault;
 use super::world::World;
 
-/// What was done of each kind, and what could not be.
+/// How often each fault was injected, and how often it was skipped.
 pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
     let mut counts: BTreeMap<Fault, (u64, u64)> = BTreeMap::new();
-    // A build counts once an attempt has run of it.
+    // A build counts only if an attempt has run it.
     let ran: BTreeSet<&String> = {
         let of_attempts = world.attempts.iter().filter_map(|a| a.sha256.as_ref());
         let of_the_end = world.jobs.iter().filter_map(|job| job.sha256.as_ref());
         of_attempts.chain(of_the_end).collect()
     };
-    // These are stopped when the fault is over.
+    // Hosts that share an id are stopped when the fault is over.
     let shared: BTreeSet<&String> = {
         let happened = world.happened.iter();
         let shared = happened.filter_map(|happened| match &happened.what {
@@ -31,7 +31,7 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
             What::HostKilled { .. } => done(Fault::KillHost),
             What::HostFrozen { jobs, .. } if jobs.is_empty() => done(Fault::FreezeHost),
             What::HostFrozen { .. } => done(Fault::FreezeInClaim),
-            // In the end all of them are stopped: that is no fault.
+            // All hosts are stopped at the end of the run: that is not a fault.
             What::HostStopped { worker, .. }
                 if is_load(world, happened.from_us) && !shared.contains(worker) =>
             {
@@ -57,23 +57,23 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
         }
     }
     for call in &world.calls {
-        match (&call.ask, &call.answer) {
-            (Ask::Pause { .. }, Answer::Ok(_)) => done(Fault::PauseQueue),
-            // 0: it had ended otherwise before, and nothing was done.
-            (Ask::Cancel { .. }, Answer::Ok(1)) => done(Fault::Cancel),
-            (Ask::Complete { .. }, Answer::Ok(1)) => done(Fault::Complete),
-            (Ask::Fail { .. }, Answer::Ok(1)) => done(Fault::Fail),
-            (Ask::Retry { .. }, Answer::Ok(_)) => done(Fault::Retry),
-            (Ask::Reschedule { .. }, Answer::Ok(_)) => done(Fault::Reschedule),
+        match (&call.request, &call.answer) {
+            (Request::Pause { .. }, Answer::Ok(_)) => done(Fault::PauseQueue),
+            // 0: the job had already ended, and the call changed nothing.
+            (Request::Cancel { .. }, Answer::Ok(1)) => done(Fault::Cancel),
+            (Request::Complete { .. }, Answer::Ok(1)) => done(Fault::Complete),
+            (Request::Fail { .. }, Answer::Ok(1)) => done(Fault::Fail),
+            (Request::Retry { .. }, Answer::Ok(_)) => done(Fault::Retry),
+            (Request::Reschedule { .. }, Answer::Ok(_)) => done(Fault::Reschedule),
             (
-                Ask::Enqueue { .. }
-                | Ask::Cancel { .. }
-                | Ask::Complete { .. }
-                | Ask::Fail { .. }
-                | Ask::Retry { .. }
-                | Ask::Reschedule { .. }
-                | Ask::Pause { .. }
-                | Ask::Resume { .. },
+                Request::Enqueue { .. }
+                | Request::Cancel { .. }
+                | Request::Complete { .. }
+                | Request::Fail { .. }
+                | Request::Retry { .. }
+                | Request::Reschedule { .. }
+                | Request::Pause { .. }
+                | Request::Resume { .. },
                 _,
             ) => {}
         }
@@ -86,23 +86,22 @@ pub(super) fn faults(world: &World) -> BTreeMap<Fault, (u64, u64)> {
     counts
 }
 
-/// The kinds of which there was a job. One that was rolled back, or whose producer has hung up, need not be there: of those
-/// it is enough that they were asked for.
+/// The kinds of jobs in the run. A job that was rolled back, or whose producer hung up, need not exist: its request is enough.
 pub(super) fn kinds(world: &World) -> BTreeSet<Kind> {
     let there: BTreeSet<i64> = world.jobs.iter().map(|job| job.n).collect();
-    let wishes = world.calls.iter().filter_map(|call| match &call.ask {
-        Ask::Enqueue { wish, .. } => Some(wish),
-        Ask::Cancel { .. }
-        | Ask::Complete { .. }
-        | Ask::Fail { .. }
-        | Ask::Retry { .. }
-        | Ask::Reschedule { .. }
-        | Ask::Pause { .. }
-        | Ask::Resume { .. } => None,
+    let specs = world.calls.iter().filter_map(|call| match &call.request {
+        Request::Enqueue { spec, .. } => Some(spec),
+        Request::Cancel { .. }
+        | Request::Complete { .. }
+        | Request::Fail { .. }
+        | Request::Retry { .. }
+        | Request::Reschedule { .. }
+        | Request::Pause { .. }
+        | Request::Resume { .. } => None,
     });
-    wishes
+    specs
         .filter(|w| w.rolled_back || w.hangs_up_us.is_some() || there.contains(&w.n))
-        .map(|wish| wish.kind)
+        .map(|spec| spec.kind)
         .collect()
 }
 
@@ -111,12 +110,12 @@ fn is_load(world: &World, at_us: i64) -> bool {
     ended.is_none_or(|ended| at_us < ended.from_us)
 }
 
-/// Jobs and attempts, in words.
+/// Counts of jobs and attempts, with labels.
 pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
     let enqueues = |what: fn(&Answer) -> bool| {
         let calls = world.calls.iter();
         calls
-            .filter(|call| matches!(call.ask, Ask::Enqueue { .. }) && what(&call.answer))
+            .filter(|call| matches!(call.request, Request::Enqueue { .. }) && what(&call.answer))
             .count() as u64
     };
     let unknown = world.calls.iter();
@@ -126,7 +125,7 @@ pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
     let there: BTreeSet<i64> = world.jobs.iter().map(|job| job.n).collect();
     let kept = world.calls.iter().filter(|call| {
         matches!(call.answer, Answer::Unknown(_))
-            && matches!(&call.ask, Ask::Enqueue { wish, .. } if there.contains(&wish.n))
+            && matches!(&call.request, Request::Enqueue { spec, .. } if there.contains(&spec.n))
     });
     vec![
         ("jobs accepted", enqueues(|a| matches!(a, Answer::Ok(_)))),
@@ -135,25 +134,25 @@ pub(super) fn jobs(world: &World) -> Vec<(&'static str, u64)> {
             enqueues(|a| matches!(a, Answer::Refused(_))),
         ),
         ("calls without an answer", unknown.count() as u64),
-        ("of them enqueues that are there", kept.count() as u64),
+        ("of these, enqueues whose job exists", kept.count() as u64),
         ("attempts started", world.evidence.len() as u64),
         ("attempts lost", lost.count() as u64),
-        ("claims given back", released.count() as u64),
+        ("claims released", released.count() as u64),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::ledger::Happened;
-    use super::super::load::Wish;
+    use super::super::load::JobSpec;
     use super::super::world::{Call, Job};
     use super::*;
 
-    fn asked(ask: Ask, answer: Answer) -> Call {
+    fn call(request: Request, answer: Answer) -> Call {
         Call {
             number: 0,
-            ask,
-            asked_us: 0,
+            request,
+            sent_us: 0,
             answered_us: 1,
             answer,
         }
@@ -164,19 +163,19 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_came_too_late_has_done_nothing() {
+    fn a_call_after_the_end_of_its_job_does_not_count() {
         let mut world = World::default();
         for answer in [Answer::Ok(0), Answer::Refused("no".into())] {
-            world.calls.push(asked(Ask::Cancel { job: 1 }, answer));
+            world.calls.push(call(Request::Cancel { job: 1 }, answer));
         }
         assert_eq!(done(&world, Fault::Cancel), 0);
-        let cancelled = asked(Ask::Cancel { job: 1 }, Answer::Ok(1));
+        let cancelled = call(Request::Cancel { job: 1 }, Answer::Ok(1));
         world.calls.push(cancelled);
         assert_eq!(done(&world, Fault::Cancel), 1);
     }
 
     #[test]
-    fn a_build_counts_once_an_attempt_has_run_of_it() {
+    fn a_build_counts_only_if_an_attempt_has_run_it() {
         let mut world = World::default();
         world.happened.push(Happened {
             from_us: 0,
@@ -196,18 +195,20 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_counts_once_there_is_a_job_of_it() {
-        let wish = Wish {
+    fn a_kind_counts_only_if_a_job_of_it_exists() {
+        let spec = JobSpec {
             n: 7,
             kind: Kind::IsHopeless,
-            ..Wish::default()
+            ..JobSpec::default()
         };
-        let ask = Ask::Enqueue {
-            wish,
+        let request = Request::Enqueue {
+            spec,
             run_at_us: None,
         };
         let mut world = World::default();
-        world.calls.push(asked(ask, Answer::Unknown("cut".into())));
+        world
+            .calls
+            .push(call(request, Answer::Unknown("cut".into())));
         assert!(kinds(&world).is_empty());
         world.jobs.push(Job {
             n: 7,

@@ -1,32 +1,32 @@
-//! Two hosts with one worker id and one key file, each with a supervisor that starts it again.
+//! Two hosts with the same worker id and key file, each with a supervisor that restarts it.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rouse_workbench::database;
 
-use super::hosts::{Hosts, LOOK_EVERY, Life, RESTART_AFTER};
+use super::hosts::{Hosts, LOOK_EVERY, Process, RESTART_AFTER};
 use super::ledger::{Exit, What, now_us};
 use super::settings::Role;
 
 /// Compiling the module takes seconds on a busy machine.
 const REGISTERED_WITHIN: Duration = Duration::from_secs(20);
-/// How long they go on once one of them has ended: long enough for some restarts.
-const GO_ON_FOR: Duration = Duration::from_secs(5);
-/// One that starts again when all is over ends by itself, or was to be stopped.
+/// How long they run on after the first exit: long enough for some restarts.
+const RUN_ON_FOR: Duration = Duration::from_secs(5);
+/// How long to wait for the exit of the host without the id, if it is starting again at the end.
 const ENDS_WITHIN: Duration = Duration::from_secs(15);
 
-/// One of the two, and its supervisor.
+/// One of the two hosts, with the state of its supervisor.
 struct Twin {
-    life: Option<Life>,
+    process: Option<Process>,
     ended: Instant,
     exits: usize,
 }
 
 impl Twin {
-    fn of(life: Life) -> Self {
+    fn of(process: Process) -> Self {
         Self {
-            life: Some(life),
+            process: Some(process),
             ended: Instant::now(),
             exits: 0,
         }
@@ -34,15 +34,15 @@ impl Twin {
 }
 
 impl Hosts {
-    /// False: the first of them has not come up, so that there was nothing to share.
+    /// False if the first host did not start, so that there was no id to share.
     pub(super) async fn share_an_id(&self) -> Result<bool> {
         let worker = self.name(Role::Twin);
         let mut first = self.launch(Role::Twin, worker.clone())?;
         if !self.has_come_up(&worker).await {
             if self.has_ended(&mut first)?.is_none() {
-                self.stop_one(&mut first).await?;
+                self.stop_process(&mut first).await?;
             }
-            // The server was down: that it ends then is excused as that of all others.
+            // The server was down, which excuses the exit of any host.
             return Ok(false);
         }
         let from_us = now_us();
@@ -56,19 +56,19 @@ impl Hosts {
                 let had_none = exits.is_empty();
                 exits.extend(self.has_exited(host, twin)?);
                 if had_none && !exits.is_empty() {
-                    until = Instant::now() + GO_ON_FOR;
+                    until = Instant::now() + RUN_ON_FOR;
                 }
-                if twin.life.is_none() && twin.ended.elapsed() > RESTART_AFTER {
-                    twin.life = Some(self.launch(Role::Twin, worker.clone())?);
+                if twin.process.is_none() && twin.ended.elapsed() > RESTART_AFTER {
+                    twin.process = Some(self.launch(Role::Twin, worker.clone())?);
                 }
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
-        // Whoever has not got the id ends by itself, and would not stop in order while it starts.
+        // The host without the id exits by itself, and would not stop in order while it starts.
         let loser = usize::from(twins[1].exits > twins[0].exits);
         let ending = Instant::now();
         while twins[loser].exits > 0
-            && twins[loser].life.is_some()
+            && twins[loser].process.is_some()
             && ending.elapsed() < ENDS_WITHIN
         {
             exits.extend(self.has_exited(loser, &mut twins[loser])?);
@@ -77,8 +77,8 @@ impl Hosts {
         for (host, twin) in twins.iter_mut().enumerate() {
             exits.extend(self.has_exited(host, twin)?);
         }
-        for life in twins.iter_mut().filter_map(|twin| twin.life.as_mut()) {
-            self.stop_one(life).await?;
+        for process in twins.iter_mut().filter_map(|twin| twin.process.as_mut()) {
+            self.stop_process(process).await?;
         }
         self.ledger
             .happened(from_us, What::IdShared { worker, exits })?;
@@ -86,13 +86,13 @@ impl Hosts {
     }
 
     fn has_exited(&self, host: usize, twin: &mut Twin) -> Result<Option<Exit>> {
-        let Some(life) = &mut twin.life else {
+        let Some(process) = &mut twin.process else {
             return Ok(None);
         };
-        let Some(from_us) = self.has_ended(life)? else {
+        let Some(from_us) = self.has_ended(process)? else {
             return Ok(None);
         };
-        twin.life = None;
+        twin.process = None;
         twin.ended = Instant::now();
         twin.exits += 1;
         Ok(Some(Exit {

@@ -1,4 +1,4 @@
-//! Watches what attempts say of their progress: it is gone soon after they have ended.
+//! Records the progress of attempts, which is deleted soon after they end.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -11,19 +11,19 @@ use tokio_postgres::Client;
 use super::folder::Folder;
 use super::server::Server;
 
-const LOOK_EVERY: Duration = Duration::from_millis(300);
-/// The table itself: rouse.jobs shows nothing of another fence. The row and its job come from one snapshot.
+const POLL_EVERY: Duration = Duration::from_millis(300);
+/// Reads the table itself, since rouse.jobs hides rows of another fence. The row and its job come from one snapshot.
 const PROGRESS: &str = "SELECT json_build_object('job', p.job, 'step', p.step, 'said_us', (extract(epoch FROM p.at) * 1000000)::bigint,
                               'attempt', j.attempt, 'worker', j.worker)::text
     FROM rouse.progress AS p LEFT JOIN rouse.job AS j ON j.id = p.job AND j.fence = p.fence";
 
-/// Notes it down, for ever. A server that is down is tried again.
+/// Writes progress to a file until it is dropped. Retries while the server is down.
 pub(super) async fn progress(server: &Server, folder: &Folder) -> Result<()> {
     let path = folder.dump("progress");
     let mut file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
     let mut client: Option<Client> = None;
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
         if client.is_none() {
             client = database::connect(&server.url).await.ok();
         }

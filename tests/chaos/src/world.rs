@@ -1,4 +1,4 @@
-//! All that is known after a run, read from its folder.
+//! All data of a run, read from its folder.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,22 +11,22 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::folder::Folder;
-use super::ledger::{Answer, Ask, Happened, Line, Run};
+use super::ledger::{Answer, Happened, Line, Request, Run};
 
-/// What a host logs of a connection that did not open (`host/src/store/connect/backoff.rs`).
+/// The message that a host logs for a failed connection attempt (`host/src/store/connect/backoff.rs`).
 const TRY: &str = "a connection did not open";
 
-/// A question with its answer. One that was never answered counts as unknown at the end of the run.
+/// A request with its answer. A request that was never answered counts as unknown at the end of the run.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) number: u64,
-    pub(super) ask: Ask,
-    pub(super) asked_us: i64,
+    pub(super) request: Request,
+    pub(super) sent_us: i64,
     pub(super) answered_us: i64,
     pub(super) answer: Answer,
 }
 
-/// What an attempt has left outside of the database.
+/// The traces of an attempt outside the database.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Evidence {
     pub(super) worker: String,
@@ -34,9 +34,9 @@ pub(super) struct Evidence {
     pub(super) attempt: i32,
     pub(super) nonce: String,
     pub(super) started_us: i64,
-    /// When its step was recorded, and not an earlier attempt's.
+    /// When this attempt recorded its step; `None` if an earlier attempt had recorded it.
     pub(super) stepped_us: Option<i64>,
-    /// The last of its ticks.
+    /// Its last tick.
     pub(super) ticked_us: Option<i64>,
     pub(super) ended_us: Option<i64>,
 }
@@ -56,7 +56,7 @@ pub(super) struct Job {
     pub(super) lost: i32,
     pub(super) retried_from: Option<i64>,
     pub(super) worker: Option<i64>,
-    /// Of the module that has run last.
+    /// Digest of the module that ran last.
     pub(super) sha256: Option<String>,
     pub(super) n: i64,
     pub(super) result: Option<Value>,
@@ -75,11 +75,11 @@ pub(super) struct Attempt {
     pub(super) lost: bool,
     pub(super) worker: i64,
     pub(super) error: Value,
-    /// Of the module that has run.
+    /// Digest of the module that ran.
     pub(super) sha256: Option<String>,
     pub(super) claimed_us: i64,
     pub(super) ended_us: i64,
-    /// Of one that was lost.
+    /// `Some` only for a lost attempt.
     #[serde(default)]
     pub(super) lease_ended_us: Option<i64>,
 }
@@ -110,10 +110,10 @@ pub(super) struct Step {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Progress {
     pub(super) job: i64,
-    /// The nonce of whoever has said it.
+    /// The nonce of the attempt that wrote it.
     pub(super) step: String,
     pub(super) said_us: i64,
-    /// Of the job, where its fence is that of the row.
+    /// The job's attempt, if the job still has the fence of the row.
     pub(super) attempt: Option<i32>,
     pub(super) worker: Option<i64>,
 }
@@ -124,14 +124,14 @@ pub(super) struct Worker {
     pub(super) worker_id: String,
 }
 
-/// A connection that did not open, as the host's log says.
+/// A failed connection attempt, read from the host's log.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Try {
     pub(super) worker: String,
     pub(super) at_us: i64,
-    /// How many in a row, with this one.
+    /// Number of consecutive failures, including this one.
     pub(super) failures: u32,
-    /// False: it was under way when another one failed.
+    /// False if it was in flight when another attempt failed.
     pub(super) counted: bool,
 }
 
@@ -152,7 +152,7 @@ pub(super) struct World {
 }
 
 impl Evidence {
-    /// When it has last left anything outside of the database; its start does not count.
+    /// The time of its last evidence after the start.
     pub(super) fn last_us(&self) -> Option<i64> {
         self.ended_us.max(self.stepped_us).max(self.ticked_us)
     }
@@ -186,12 +186,16 @@ impl World {
             match line {
                 Line::Run(run) => self.run = run,
                 Line::Happened(happened) => self.happened.push(happened),
-                Line::Asked { at_us, call, ask } => {
+                Line::Sent {
+                    at_us,
+                    call,
+                    request,
+                } => {
                     places.insert(call, self.calls.len());
                     self.calls.push(Call {
                         number: call,
-                        ask,
-                        asked_us: at_us,
+                        request,
+                        sent_us: at_us,
                         answered_us: self.dumped_us,
                         answer: Answer::Unknown("never answered".into()),
                     });
@@ -219,7 +223,7 @@ fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
         .with_context(|| format!("read {}", path.display()))
 }
 
-/// The failed tries of all hosts, those of each in their order.
+/// The failed connection attempts of all hosts, in order per host.
 fn tries(folder: &Path) -> Result<Vec<Try>> {
     let mut found = Vec::new();
     for host in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
@@ -229,9 +233,9 @@ fn tries(folder: &Path) -> Result<Vec<Try>> {
             .with_context(|| format!("read the log of {worker}"))?;
         for line in String::from_utf8_lossy(&log).lines() {
             if line.contains(TRY) {
-                let one = failed_try(&worker, line)
-                    .with_context(|| format!("what {worker} has logged: {line}"))?;
-                found.push(one);
+                let failed = failed_try(&worker, line)
+                    .with_context(|| format!("read the log line of {worker}: {line}"))?;
+                found.push(failed);
             }
         }
     }
@@ -254,7 +258,7 @@ fn failed_try(worker: &str, line: &str) -> Result<Try> {
     })
 }
 
-/// The names of all files of all hosts.
+/// The evidence of all hosts, read from file names.
 fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
     let mut found: HashMap<(String, String), Evidence> = HashMap::new();
     let mut later = Vec::new();
@@ -265,7 +269,7 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
             let name = file?.file_name().to_string_lossy().into_owned();
             let parts: Vec<&str> = name.split('.').collect();
             let [job, attempt, nonce, at_us, what] = parts[..] else {
-                bail!("{worker}/{name} is no evidence");
+                bail!("{worker}/{name} is not a file of evidence");
             };
             let at_us: i64 = at_us.parse()?;
             let key = (worker.clone(), nonce.to_owned());
@@ -290,7 +294,7 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
     for (key, at_us, what) in later {
         let Some(evidence) = found.get_mut(&key) else {
             bail!(
-                "the attempt {} on {} has gone on, and never started",
+                "the attempt {} on {} has evidence but no start",
                 key.1,
                 key.0
             );
@@ -299,7 +303,7 @@ fn evidence(folder: &Path) -> Result<Vec<Evidence>> {
             "step" => evidence.stepped_us = Some(at_us),
             "tick" => evidence.ticked_us = evidence.ticked_us.max(Some(at_us)),
             "end" => evidence.ended_us = Some(at_us),
-            _ => bail!("{what} is no evidence"),
+            _ => bail!("{what} is not a kind of evidence"),
         }
     }
     let mut all: Vec<_> = found.into_values().collect();
@@ -338,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_tries_are_read_from_the_log() {
+    fn failed_connection_attempts_are_read_from_the_log() {
         let dir = tempfile::tempdir().unwrap();
         let host = dir.path().join("host-0");
         fs::create_dir(&host).unwrap();
@@ -357,20 +361,20 @@ mod tests {
     }
 
     #[test]
-    fn a_question_without_an_answer_is_unknown() {
+    fn a_request_without_an_answer_is_unknown() {
         let mut world = World::default();
-        let ask = Ask::Cancel { job: 1 };
-        let asked = |call| Line::Asked {
+        let request = Request::Cancel { job: 1 };
+        let sent = |call| Line::Sent {
             at_us: 5,
             call,
-            ask: ask.clone(),
+            request: request.clone(),
         };
         let answer = Line::Answered {
             at_us: 9,
             call: 2,
             answer: Answer::Ok(1),
         };
-        world.take_ledger(vec![asked(1), asked(2), answer]);
+        world.take_ledger(vec![sent(1), sent(2), answer]);
         assert!(matches!(world.calls[0].answer, Answer::Unknown(_)));
         assert_eq!(world.calls[1].answer, Answer::Ok(1));
         assert_eq!(world.calls[1].answered_us, 9);

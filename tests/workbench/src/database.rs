@@ -1,16 +1,16 @@
-//! A connection to the database of a `rouse` process.
+//! Connections to the database of a `rouse` process.
 
 use anyhow::{Context as _, Result};
 use tokio_postgres::{Client, Config, NoTls};
 
-/// Connects, and lets the connection work until the client is dropped.
+/// Connects. The connection runs in a task until the client is dropped.
 pub async fn connect(url: &str) -> Result<Client> {
-    open(&url.parse().context("read the address of the database")?).await
+    open(&url.parse().context("parse the database URL")?).await
 }
 
-/// As [`connect`], to another database of the same server.
+/// Like [`connect`], to another database of the same server.
 pub async fn connect_to(url: &str, database: &str) -> Result<Client> {
-    let mut config: Config = url.parse().context("read the address of the database")?;
+    let mut config: Config = url.parse().context("parse the database URL")?;
     open(config.dbname(database)).await
 }
 
@@ -19,7 +19,7 @@ async fn open(config: &Config) -> Result<Client> {
         .connect(NoTls)
         .await
         .with_context(|| format!("connect to {:?}", config.get_hosts()))?;
-    // An error of the connection reaches the client as the error of its next query.
+    // The client gets an error of the connection with its next query.
     tokio::spawn(connection);
     Ok(client)
 }
@@ -32,9 +32,9 @@ pub async fn postmaster(client: &Client) -> Result<u32> {
             &[],
         )
         .await
-        .context("ask Postgres for its process id")?
+        .context("query the process id of Postgres")?
         .get(0);
     text.trim()
         .parse()
-        .context("read the process id of Postgres")
+        .context("parse the process id of Postgres")
 }

@@ -1,4 +1,4 @@
-//! Builds the WebAssembly guests: the handlers that are shipped, the ones that only tests load.
+//! Builds the WebAssembly guests: the shipped handlers, and those that only tests load.
 
 use std::fmt;
 use std::fs;
@@ -9,10 +9,10 @@ use anyhow::{Context as _, Result, bail};
 use crate::wasm_toolchain::{self, Rustc};
 use crate::workspace::{self, Package, Workspace};
 
-/// The handler that is also built for wasm32-wasip1, so that tests load a core module of each release.
+/// The handler that is also built for wasm32-wasip1, so that tests load a core module.
 const WASIP1_GUEST: &str = "handlers/text-stats";
 
-/// What happened to a folder of .wasm files.
+/// The result of placing .wasm files in a folder.
 pub struct Placed {
     folder: PathBuf,
     changed: Vec<String>,
@@ -24,12 +24,12 @@ impl fmt::Display for Placed {
         write!(f, "{}: ", self.folder.display())?;
         match self.changed.as_slice() {
             [] => write!(f, "{} modules, all up to date", self.same),
-            changed => write!(f, "{} new, {} as before", changed.join(", "), self.same),
+            changed => write!(f, "{} new, {} unchanged", changed.join(", "), self.same),
         }
     }
 }
 
-/// Builds handlers/* into `out`. Other files there are left alone: people keep their own modules in it.
+/// Builds handlers/* into `out`. Other files in it are left alone, since users keep their own modules there.
 pub fn build_handlers(workspace: &Workspace, out: &Path) -> Result<Placed> {
     let rustc = wasm_toolchain::ensure(workspace)?;
     let handlers = workspace.guests_in("handlers");
@@ -37,7 +37,7 @@ pub fn build_handlers(workspace: &Workspace, out: &Path) -> Result<Placed> {
     place(&modules, out)
 }
 
-/// Builds all that the tests load into `p1` and `p2` below the folder that is returned.
+/// Builds all modules that the tests load into `p1` and `p2` below the returned folder.
 pub fn build_test_guests(workspace: &Workspace) -> Result<PathBuf> {
     let rustc = wasm_toolchain::ensure(workspace)?;
     let folder = workspace.target_dir.join("test-guests");
@@ -55,8 +55,8 @@ pub fn build_test_guests(workspace: &Workspace) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Builds `packages` for one target in a target folder of their own, so that this neither waits for
-/// nor disturbs builds for the host.
+/// Builds `packages` for one target in a separate target folder, so that this build and builds for the
+/// host do not block or invalidate each other.
 fn build(
     workspace: &Workspace,
     rustc: &Rustc,
@@ -83,7 +83,7 @@ fn build(
         .collect();
     if modules.len() != packages.len() {
         bail!(
-            "{} crates for {target} made {} .wasm files",
+            "{} crates for {target} produced {} .wasm files",
             packages.len(),
             modules.len()
         );
@@ -91,7 +91,7 @@ fn build(
     Ok(modules)
 }
 
-/// As [`place`], and removes modules that are no longer built.
+/// Like [`place`], and removes modules that are no longer built.
 fn place_only(modules: &[PathBuf], folder: &Path) -> Result<Placed> {
     let placed = place(modules, folder)?;
     for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
@@ -106,7 +106,7 @@ fn place_only(modules: &[PathBuf], folder: &Path) -> Result<Placed> {
     Ok(placed)
 }
 
-/// Copies each module whose bytes are new, through a temporary name, since a host may be watching.
+/// Copies each module whose bytes have changed. Uses a temporary name, since a host may watch the folder.
 fn place(modules: &[PathBuf], folder: &Path) -> Result<Placed> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     let mut placed = Placed {
@@ -118,7 +118,7 @@ fn place(modules: &[PathBuf], folder: &Path) -> Result<Placed> {
         let name = module.file_name().context("a module without a file name")?;
         let destination = folder.join(name);
         let bytes = fs::read(module).with_context(|| format!("read {}", module.display()))?;
-        if fs::read(&destination).is_ok_and(|there| there == bytes) {
+        if fs::read(&destination).is_ok_and(|existing| existing == bytes) {
             placed.same += 1;
             continue;
         }
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_modules_with_new_bytes_are_replaced_and_other_files_stay() {
+    fn only_changed_modules_are_replaced_and_other_files_stay() {
         let dir = tempfile::tempdir().unwrap();
         let (built, folder) = (dir.path().join("built"), dir.path().join("folder"));
         fs::create_dir_all(&built).unwrap();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_no_longer_built_leaves_the_folder_of_the_tests() {
+    fn a_module_that_is_no_longer_built_is_removed_from_the_test_folder() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("p2");
         fs::create_dir_all(&folder).unwrap();

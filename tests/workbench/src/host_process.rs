@@ -1,4 +1,4 @@
-//! A `rouse` process that is started for a while, and of which nothing remains afterwards.
+//! A temporary `rouse` process that is always stopped and cleaned up.
 
 use std::collections::VecDeque;
 use std::fs::{self, Permissions};
@@ -19,14 +19,14 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// A first start makes a database cluster; a small machine under load takes some seconds for it.
+/// A first start creates a database cluster, which takes some seconds on a small machine under load.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// The host finishes what runs; the jobs of demo and benchmarks take milliseconds.
+/// The host finishes its running attempts; the jobs of demo and benchmarks take milliseconds.
 const STOP_WITHIN: Duration = Duration::from_secs(30);
-/// How much of the log is shown after a failure.
+/// Maximum number of log lines shown after a failure.
 const LOG_LINES_MAX: usize = 60;
 
-/// The process, with the end of what it has said.
+/// The process, with the end of its output.
 pub struct HostProcess {
     name: String,
     child: Child,
@@ -35,18 +35,18 @@ pub struct HostProcess {
     readers: [JoinHandle<()>; 2],
 }
 
-/// What the process says once it is ready.
+/// The contents of the ready event.
 pub struct Ready {
-    /// Connects to the database.
+    /// URL of the database.
     pub url: Option<String>,
-    /// The handlers that it serves.
+    /// The handlers that the process serves.
     pub handlers: Vec<String>,
 }
 
 type Log = Arc<Mutex<VecDeque<String>>>;
 
 impl HostProcess {
-    /// Starts `rouse` with these arguments.
+    /// Starts a `rouse` command.
     pub fn start(command: std::process::Command) -> Result<Self> {
         let name = format!(
             "rouse {}",
@@ -61,7 +61,7 @@ impl HostProcess {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C in a terminal reaches only us, and we stop it in order.
+            // Ctrl-C in a terminal reaches only this program, which stops the process in order.
             .process_group(0)
             .kill_on_drop(true);
         end_with_us(&mut command);
@@ -86,32 +86,32 @@ impl HostProcess {
 
     /// Waits for the `{"event": "ready"}` that `rouse … --json` prints once it is ready.
     pub async fn ready(&mut self) -> Result<Ready> {
-        let ready = self.ready.take().context("a process is ready only once")?;
+        let ready = self.ready.take().context("ready() was called twice")?;
         self.during(async {
             timeout(READY_WITHIN, ready)
                 .await
                 .with_context(|| format!("not ready after {READY_WITHIN:?}"))?
-                .context("it closed stdout before it was ready")
+                .context("the process closed stdout before it was ready")
         })
         .await
     }
 
-    /// Its process id, until it has ended.
+    /// The process id. `None` if the process has exited.
     pub fn pid(&self) -> Option<u32> {
         self.child.id()
     }
 
-    /// Does `work` while the process lives. When the work fails, when the process ends by itself, on
-    /// Ctrl-C and on SIGTERM, the process is stopped, and the error has the end of its log.
+    /// Does `work` while the process runs. If the work fails, the process exits by itself, or Ctrl-C or
+    /// SIGTERM arrives, the process is stopped, and the error has the end of its log.
     pub async fn during<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let mut interruption = Interruption::watch()?;
         let done = tokio::select! {
             done = work => done,
             status = self.child.wait() => match status {
-                Ok(status) => Err(anyhow!("`{}` ended by itself: {status}", self.name)),
+                Ok(status) => Err(anyhow!("`{}` exited by itself: {status}", self.name)),
                 Err(error) => Err(error.into()),
             },
-            signal = interruption.come() => Err(anyhow!("{signal}")),
+            signal = interruption.wait() => Err(anyhow!("{signal}")),
         };
         match done {
             Ok(done) => Ok(done),
@@ -143,7 +143,7 @@ impl HostProcess {
             Err(error) => format!("{error:#}"),
         };
         for reader in &mut self.readers {
-            // It ends with its pipe; one that is held open by a grandchild is not waited for.
+            // The reader ends with its pipe. A grandchild may keep the pipe open: it is not waited for.
             let _ = timeout(Duration::from_secs(1), reader).await;
         }
         let mut text = format!(
@@ -165,7 +165,7 @@ pub struct Interruption {
 }
 
 impl Interruption {
-    /// From now on neither signal ends this process by itself.
+    /// From now on neither signal terminates this process.
     pub fn watch() -> Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -173,38 +173,38 @@ impl Interruption {
         })
     }
 
-    /// Waits for one, and names it.
-    pub async fn come(&mut self) -> &'static str {
+    /// Waits for a signal, and returns its name.
+    pub async fn wait(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "interrupted",
             _ = self.terminate.recv() => "terminated",
         }
     }
 
-    /// Whether there was one since the watch started.
+    /// Whether a signal has arrived since the watch started.
     pub async fn has_come(&mut self) -> bool {
         tokio::select! {
             biased;
-            _ = self.come() => true,
+            _ = self.wait() => true,
             () = std::future::ready(()) => false,
         }
     }
 }
 
-/// Reads a pipe to its end, keeps its last lines, and reports readiness when it is announced.
+/// Reads a pipe to its end, keeps its last lines, and forwards the ready event.
 async fn read_lines(
     pipe: impl AsyncRead + Unpin,
     log: Log,
     mut ready: Option<oneshot::Sender<Ready>>,
 ) {
     let mut lines = BufReader::new(pipe).lines();
-    // A line that cannot be read ends the log, and with it the wait for readiness.
+    // A line that cannot be read ends the log, and thus the wait for the ready event.
     while let Ok(Some(line)) = lines.next_line().await {
         if let Ok(event) = serde_json::from_str::<Value>(&line)
             && event["event"] == "ready"
             && let Some(sender) = ready.take()
         {
-            // Nobody listens any more when the start has timed out.
+            // The receiver is gone if the start has timed out.
             let _ = sender.send(Ready::read(&event));
         }
         let mut log = log.lock().unwrap_or_else(|e| e.into_inner());
@@ -229,7 +229,7 @@ impl Ready {
     }
 }
 
-/// Whether a process with this id is there.
+/// Whether a process with this id exists.
 pub fn is_alive(id: u32) -> bool {
     pid(id).is_some_and(|pid| test_kill_process(pid).is_ok())
 }
@@ -238,7 +238,7 @@ fn pid(id: u32) -> Option<Pid> {
     Pid::from_raw(i32::try_from(id).ok()?)
 }
 
-/// Lets the kernel stop the process when we are killed without a chance to do it.
+/// Makes the kernel stop the process if this program is killed before it can do so.
 #[cfg(target_os = "linux")]
 pub fn end_with_us(command: &mut Command) {
     #[expect(
@@ -254,13 +254,13 @@ pub fn end_with_us(command: &mut Command) {
     }
 }
 
-/// Elsewhere the kernel offers no such thing.
+/// Other kernels offer no such function.
 #[cfg(not(target_os = "linux"))]
 pub fn end_with_us(_command: &mut Command) {}
 
-/// A new folder on a disk, which the user that the private Postgres runs as can reach.
+/// A new folder on a disk, accessible to the user of the private Postgres.
 pub fn scratch_folder() -> Result<TempDir> {
-    // /tmp may be memory, where fsync costs nothing.
+    // /tmp may be in memory, where fsync costs nothing.
     let base = match std::env::var_os("TMPDIR") {
         Some(dir) => PathBuf::from(dir),
         None if Path::new("/var/tmp").is_dir() => PathBuf::from("/var/tmp"),

@@ -1,4 +1,4 @@
-//! What `cargo xtask`, the benchmarks and chaos build, start and read.
+//! Shared by `cargo xtask`, the benchmarks and chaos: building, starting processes, reading results.
 
 pub mod workspace;
 

@@ -1,4 +1,4 @@
-//! Makes sure that there is a rustc that builds for WebAssembly.
+//! Finds or installs a rustc that builds for WebAssembly.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,22 +11,22 @@ const TARGETS: [&str; 2] = ["wasm32-wasip1", "wasm32-wasip2"];
 
 /// The compiler for guests.
 pub(crate) enum Rustc {
-    /// The one that cargo uses anyway.
-    Own,
-    /// Another one, because rustup could not add the targets here.
+    /// The default compiler of cargo.
+    Default,
+    /// Another compiler, because rustup could not add the targets.
     Other(PathBuf),
 }
 
-/// Finds the compiler: the own one with its targets, else `rustup target add`, else the script.
+/// Finds the compiler: cargo's default with its targets, otherwise after `rustup target add`, otherwise by the script.
 pub(crate) fn ensure(workspace: &Workspace) -> Result<Rustc> {
     if has_targets(&workspace.root)? || rustup_adds_targets(&workspace.root) {
-        return Ok(Rustc::Own);
+        return Ok(Rustc::Default);
     }
     let script = workspace.root.join("scripts/setup-wasm.sh");
     eprintln!("rustup cannot add the wasm targets here; trying scripts/setup-wasm.sh");
     let output = Command::new("bash")
         .arg(&script)
-        // rustup was asked just now.
+        // rustup has just failed.
         .env("ROUSE_WASM_DEBIAN", "1")
         .stderr(Stdio::inherit())
         .output()
@@ -44,10 +44,10 @@ pub(crate) fn ensure(workspace: &Workspace) -> Result<Rustc> {
 }
 
 impl Rustc {
-    /// Lets a cargo command use this compiler.
+    /// Makes a cargo command use this compiler.
     pub(crate) fn apply(&self, command: &mut Command) {
         match self {
-            Self::Own => {}
+            Self::Default => {}
             Self::Other(rustc) => {
                 command.env("RUSTC", rustc);
             }
@@ -70,7 +70,7 @@ fn has_targets(root: &Path) -> Result<bool> {
 }
 
 fn rustup_adds_targets(root: &Path) -> bool {
-    eprintln!("adding {} by rustup", TARGETS.join(" and "));
+    eprintln!("adding {} with rustup", TARGETS.join(" and "));
     Command::new("rustup")
         .args(["target", "add"])
         .args(TARGETS)

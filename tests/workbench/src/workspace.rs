@@ -1,4 +1,4 @@
-//! Where the clone, its packages and its build output are, as cargo tells it.
+//! The clone, its packages and its build output, according to cargo.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,11 +6,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-/// What `cargo metadata` says about the clone.
+/// The clone, according to `cargo metadata`.
 pub struct Workspace {
     /// The folder of the clone.
     pub root: PathBuf,
-    /// Cargo's output; not always `target`, since CARGO_TARGET_DIR may say otherwise.
+    /// Cargo's output folder; `target`, unless CARGO_TARGET_DIR overrides it.
     pub target_dir: PathBuf,
     packages: Vec<Package>,
 }
@@ -24,14 +24,14 @@ pub(crate) struct Package {
     pub(crate) is_guest: bool,
 }
 
-/// One thing that a build has made, or found to be fresh.
+/// One artifact of a build.
 pub(crate) struct Artifact {
     pub(crate) files: Vec<PathBuf>,
     pub(crate) executable: Option<PathBuf>,
 }
 
 impl Workspace {
-    /// Asks cargo, in the clone that this program was started from.
+    /// Runs `cargo metadata` in the clone that this program was started from.
     pub fn find() -> Result<Self> {
         let mut command = cargo();
         command.args(["metadata", "--no-deps", "--format-version", "1"]);
@@ -47,7 +47,7 @@ impl Workspace {
             bail!("`cargo metadata` failed: run `cargo xtask` inside a clone of Rouse");
         }
         let metadata: Value =
-            serde_json::from_slice(&output.stdout).context("read the answer of cargo metadata")?;
+            serde_json::from_slice(&output.stdout).context("parse the output of cargo metadata")?;
         let root = path(&metadata["workspace_root"])?;
         let packages = metadata["packages"]
             .as_array()
@@ -63,7 +63,7 @@ impl Workspace {
         })
     }
 
-    /// The guests below one folder of the clone, in the order of their names.
+    /// The guests below one folder of the clone, sorted by path.
     pub(crate) fn guests_in(&self, folder: &str) -> Vec<&Package> {
         let mut guests: Vec<_> = self
             .packages
@@ -74,21 +74,21 @@ impl Workspace {
         guests
     }
 
-    /// A cargo command that runs in the root of the clone.
+    /// A cargo command in the root of the clone.
     pub fn cargo(&self, subcommand: &str) -> Command {
         let mut command = cargo();
         command.arg(subcommand).current_dir(&self.root);
         command
     }
 
-    /// Builds the `rouse` binary, and says where it is.
+    /// Builds the `rouse` binary, and returns its path.
     pub fn build_rouse(&self) -> Result<PathBuf> {
         self.build_program("rouse")
     }
 
-    /// Builds a program of the clone, and says where it is.
+    /// Builds a program of the clone, and returns its path.
     ///
-    /// The whole workspace is selected, so that its dependencies are those of the tests too.
+    /// Selects the whole workspace, so that dependencies are built with the same features as for the tests.
     pub fn build_program(&self, name: &str) -> Result<PathBuf> {
         let mut command = self.cargo("build");
         command.args(["--workspace", "--bin", name]);
@@ -125,7 +125,7 @@ impl Package {
     }
 }
 
-/// Runs a `cargo build` to its end, and lists what it has made.
+/// Runs a `cargo build` to its end, and returns its artifacts.
 pub(crate) fn build(mut command: Command) -> Result<Vec<Artifact>> {
     command
         .arg("--message-format=json-render-diagnostics")
@@ -136,7 +136,7 @@ pub(crate) fn build(mut command: Command) -> Result<Vec<Artifact>> {
     }
     let mut artifacts = Vec::new();
     for line in output.stdout.split(|byte| *byte == b'\n') {
-        // Build scripts may print lines of their own.
+        // Build scripts may print other lines.
         let Ok(message) = serde_json::from_slice::<Value>(line) else {
             continue;
         };
@@ -155,7 +155,7 @@ pub(crate) fn build(mut command: Command) -> Result<Vec<Artifact>> {
     Ok(artifacts)
 }
 
-/// A command as a person would type it.
+/// A command as a user would type it.
 pub fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut line = program
@@ -170,8 +170,8 @@ pub fn shown(command: &Command) -> String {
     line
 }
 
-/// `cargo run` tells us about our own package in the environment. Build scripts that watch these
-/// variables, such as ring's, would run again whenever `cargo xtask` and plain cargo take turns.
+/// A cargo command without the variables that `cargo run` sets for this package. Build scripts that watch these
+/// variables, such as ring's, would rerun whenever `cargo xtask` and plain cargo alternate.
 fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in std::env::vars_os() {
@@ -187,5 +187,5 @@ fn path(value: &Value) -> Result<PathBuf> {
     value
         .as_str()
         .map(PathBuf::from)
-        .context("cargo metadata left out a path")
+        .context("cargo metadata lacks a path")
 }

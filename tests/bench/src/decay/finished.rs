@@ -1,8 +1,8 @@
 //! Fills the history with jobs that never ran.
 //!
-//! Running five million jobs takes many minutes, so that their rows are written by the owner: copies
-//! of the row of a job that has run, with ids, times, payloads and results of their own. One half
-//! is yesterday's, one today's, as with a queue that has been used since yesterday.
+//! Running five million jobs takes many minutes, so the owner writes their rows: copies of the row of a
+//! job that has run, each with its own id, times, payload and result. One half is from yesterday and one
+//! half from today, like the history of a queue in use since yesterday.
 
 use anyhow::{Context as _, Result};
 
@@ -12,7 +12,7 @@ use crate::server::Server;
 
 const BATCH: i64 = 100_000;
 
-/// As `rouse.prepare_partitions` makes them for today and later.
+/// Creates yesterday's partition like `rouse.prepare_partitions`, which only creates those of today and later.
 const YESTERDAY: &str = "\
     SET timezone = 'UTC';
     DO $$
@@ -37,7 +37,7 @@ pub(super) async fn fill(bench: &Bench, server: &Server, count: i64) -> Result<(
     client
         .batch_execute(YESTERDAY)
         .await
-        .context("make yesterday's partition")?;
+        .context("create yesterday's partition")?;
     let (mut columns, mut values) = (Vec::new(), Vec::new());
     for row in client.query(COLUMNS, &[]).await? {
         let [name, kind]: [String; 2] = [row.get(0), row.get(1)];
@@ -52,7 +52,7 @@ pub(super) async fn fill(bench: &Bench, server: &Server, count: i64) -> Result<(
         });
         columns.push(format!("\"{name}\""));
     }
-    // Number n of $3 falls into yesterday or into today up to now, evenly.
+    // The times of the $3 rows are distributed evenly over yesterday and today up to now.
     let statement = client
         .prepare(&format!(
             "WITH template AS MATERIALIZED (

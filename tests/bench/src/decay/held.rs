@@ -1,4 +1,4 @@
-//! Throughput under a transaction that stays open, which keeps the server from removing dead rows.
+//! Throughput during an open transaction, which prevents the server from removing dead rows.
 
 use anyhow::{Context as _, Result};
 use rouse_workbench::database;
@@ -8,13 +8,13 @@ use crate::backlog::Work;
 use crate::drained;
 use crate::report::Unit;
 
-/// It has a snapshot, a transaction id, and locks on all that it has read.
+/// A transaction with a snapshot, a transaction id, and locks on the tables that it has read.
 pub(super) const HOLD: &str = "\
     BEGIN ISOLATION LEVEL REPEATABLE READ;
     SELECT pg_current_xact_id();
     SELECT (SELECT count(*) FROM rouse.job), (SELECT count(*) FROM rouse.finished), (SELECT count(*) FROM rouse.attempt)";
 
-/// Seconds in which the first and the last `$3` of the jobs `$1` to `$2` finished.
+/// Seconds in which the first and the last `$3` of the jobs with ids `$1` to `$2` finished.
 const WINDOWS: &str = "\
     WITH numbered AS (
         SELECT finished_at AS at, row_number() OVER (ORDER BY finished_at, id) AS n, count(*) OVER () AS total
@@ -23,12 +23,12 @@ const WINDOWS: &str = "\
            extract(epoch FROM max(at) - min(at) FILTER (WHERE n > total - $3::bigint))::float8
     FROM numbered";
 
-/// The last jobs against the first ones: without such a transaction, then with it.
+/// Compares the last jobs with the first ones, without and with such a transaction.
 pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
     let jobs = decay.options.held;
     let [first, last] = windows(decay).await?;
     let ratio = last / first;
-    let what = format!("probe: last against first of {jobs}, nothing held");
+    let what = format!("probe: last to first of {jobs}, no open transaction");
     decay.figure("held.control", &what, ratio, Unit::Ratio);
     decay.clear().await?;
 
@@ -41,21 +41,21 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
     holder
         .batch_execute("ROLLBACK")
         .await
-        .context("the transaction was open to the end")?;
+        .context("end the open transaction")?;
     decay.clear().await?;
-    let (what, per_s) = ("jobs, a transaction held open", Unit::PerSecond);
+    let (what, per_s) = ("jobs, with an open transaction", Unit::PerSecond);
     decay.figure("held.first_per_s", &format!("first {what}"), first, per_s);
     decay.figure("held.last_per_s", &format!("last {what}"), last, per_s);
     decay.figure(
         "held.ratio",
-        "last against first",
+        "ratio of last to first",
         last / first,
         Unit::Ratio,
     );
     Ok(())
 }
 
-/// Jobs a second among the first ones and among the last ones.
+/// Jobs per second of the first window and of the last one.
 async fn windows(decay: &Decay<'_>) -> Result<[f64; 2]> {
     let window = decay.options.window.min(decay.options.held / 2);
     let work = Work::noop(decay.options.held);

@@ -1,4 +1,4 @@
-//! Everything that makes a queue old at once: much pending, much finished, and a transaction that stays open.
+//! All kinds of aging at once: many pending jobs, many finished jobs, and an open transaction.
 
 use std::slice;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use crate::backlog::Work;
 use crate::host::{self, Host};
 use crate::report::Unit;
 
-/// One drain in each while the transaction is open: a queue that is used, on a disk of ordinary size.
+/// One drain per interval while the transaction is open: a queue in use, on a disk of ordinary size.
 const EVERY: Duration = Duration::from_secs(60);
-/// So many of the first drains and of the last ones make a figure.
+/// Number of first drains, and of last drains, that make a figure.
 const WINDOW: usize = 5;
 
-/// One host does all of it, as in a service that goes on; at the end some are started into it.
+/// One host runs all drains, like a long-running service; at the end others are started in the aged state.
 pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
     let (bench, options) = (decay.bench, decay.options);
     let mut host = Host::start(bench, decay.server, &decay.host).await?;
@@ -32,9 +32,9 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
         .batch_execute(HOLD)
         .await
         .context("open a transaction and read the tables")?;
-    let began = Instant::now();
+    let opened = Instant::now();
     let mut held = Vec::new();
-    while began.elapsed() < held_for {
+    while opened.elapsed() < held_for {
         let next = Instant::now() + EVERY;
         held.push(drain(decay, &mut host).await?);
         tokio::time::sleep_until(next.into()).await;
@@ -44,16 +44,16 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
     holder
         .batch_execute("ROLLBACK")
         .await
-        .context("the transaction was open to the end")?;
+        .context("end the open transaction")?;
 
     decay.clear().await?;
     let mut host = Host::start(bench, decay.server, &decay.host).await?;
     fresh.extend(drains(decay, &mut host).await?);
     host.stop().await?;
     let fresh = median(fresh)?;
-    let some = held.len().min(WINDOW);
-    let first = median(held[..some].to_vec())?;
-    let last = median(held[held.len() - some..].to_vec())?;
+    let window = held.len().min(WINDOW);
+    let first = median(held[..window].to_vec())?;
+    let last = median(held[held.len() - window..].to_vec())?;
     let all = median(held)?;
     let what = format!(
         "{} pending, {} finished, a transaction open for {} min",
@@ -61,7 +61,7 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
     );
     decay.figure(
         "old.fresh_per_s",
-        "probe: jobs, nothing of that",
+        "probe: jobs, fresh",
         fresh,
         Unit::PerSecond,
     );
@@ -69,14 +69,18 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
     for (key, what, rate) in [
         (
             "first_ratio",
-            "the first drains of it, ratio to fresh",
+            "the first drains in this state, ratio to fresh",
             first,
         ),
-        ("last_ratio", "the last drains of it, ratio to fresh", last),
-        ("ratio", "all drains of it, ratio to fresh", all),
+        (
+            "last_ratio",
+            "the last drains in this state, ratio to fresh",
+            last,
+        ),
+        ("ratio", "all drains in this state, ratio to fresh", all),
         (
             "started_ratio",
-            "drains by hosts that start at its end, ratio to fresh",
+            "drains by hosts started at the end of this state, ratio to fresh",
             started,
         ),
     ] {
@@ -85,7 +89,7 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
     Ok(())
 }
 
-/// As many drains as in each other state, jobs a second.
+/// Jobs per second of as many drains as in the other states.
 async fn drains(decay: &Decay<'_>, host: &mut Host) -> Result<Vec<f64>> {
     let mut rates = Vec::new();
     for _ in 0..decay.options.runs {
@@ -94,7 +98,7 @@ async fn drains(decay: &Decay<'_>, host: &mut Host) -> Result<Vec<f64>> {
     Ok(rates)
 }
 
-/// A drain by a host that runs, jobs a second.
+/// Jobs per second of one drain by a running host.
 async fn drain(decay: &Decay<'_>, host: &mut Host) -> Result<f64> {
     let (client, progress) = (&decay.server.client, &decay.bench.progress);
     client.batch_execute("VACUUM rouse.job").await?;

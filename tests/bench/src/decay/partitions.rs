@@ -1,4 +1,4 @@
-//! How long settlements wait while partitions of the history are made and dropped.
+//! How long settlements wait while partitions of the history are created and dropped.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use super::Decay;
 use crate::report::Unit;
 use crate::server::Server;
 
-/// Once an hour is what a host does; here it is done all the time.
+/// A host does this once an hour; here it is done continuously.
 const EVERY: Duration = Duration::from_millis(100);
-/// A reader keeps its locks for so long, and then starts over.
+/// How long a reader keeps its locks before it starts again.
 const READS_FOR: Duration = Duration::from_secs(2);
-/// Partitions of so many further days are made, one a time.
+/// Maximum number of further days whose partitions are created, one at a time.
 const DAYS_AHEAD_MAX: i32 = 30;
 
 /// Partitions of the day `$1` after 2001-01-01: old enough to be dropped at once.
@@ -34,7 +34,7 @@ const MAKE_OLD: &str = "\
         END LOOP;
     END $$";
 
-/// What the churn has done.
+/// Partitions dropped, and partitions skipped because they were in use.
 #[derive(Default)]
 struct Churn {
     dropped: i32,
@@ -55,19 +55,19 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
             gaps.push(drained.gap_ms);
             rates.push(drained.jobs_per_s());
         }
-        // What readers have kept from being dropped; and nothing is in use any more.
+        // Drops the partitions that the reader has blocked; they are no longer in use.
         drop_old(
             &database::connect(&decay.server.url).await?,
             &mut Churn::default(),
         )
         .await?;
-        let who = match reader {
-            false => "partitions made and dropped",
-            true => "the same, and a reader that holds locks",
+        let what = match reader {
+            false => "partitions created and dropped",
+            true => "the same, with a reader that holds locks",
         };
         let ratio = median(rates)? / median(decay.fresh.clone())?;
         let worst = gaps.into_iter().fold(0.0, f64::max);
-        let what = format!("{who}: longest time without a settlement");
+        let what = format!("{what}: longest time without a settlement");
         decay.figure(&format!("{key}.gap"), &what, worst, Unit::Milliseconds);
         decay.figure(
             &format!("{key}.ratio"),
@@ -84,7 +84,7 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
         );
         decay.figure(
             &format!("{key}.in_use"),
-            "and left, being in use",
+            "partitions kept because they were in use",
             in_use,
             Unit::Count,
         );
@@ -92,23 +92,23 @@ pub(super) async fn measure(decay: &mut Decay<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Makes partitions and drops them. Never ends by itself.
+/// Creates and drops partitions. Returns only on an error.
 async fn churn_forever(server: &Server, churn: &mut Churn, day: &mut i32) -> Result<()> {
     let client = database::connect(&server.url).await?;
     let mut clock = tokio::time::interval(EVERY);
     loop {
         clock.tick().await;
-        // Before: a run that ends here leaves the statement to the server, which may still do it.
+        // Incremented before: if the future is dropped during the statement, the server may still run it.
         *day += 1;
         client
             .batch_execute(&MAKE_OLD.replace(":day", &day.to_string()))
             .await
-            .context("make old partitions")?;
+            .context("create old partitions")?;
         let ahead = 7 + (*day).min(DAYS_AHEAD_MAX);
         client
             .execute("SELECT rouse.prepare_partitions($1)", &[&ahead])
             .await
-            .context("make further partitions")?;
+            .context("create further partitions")?;
         drop_old(&client, churn).await?;
     }
 }
@@ -126,7 +126,7 @@ async fn drop_old(client: &Client, churn: &mut Churn) -> Result<()> {
     Ok(())
 }
 
-/// Holds locks on the history and all its partitions, where asked to. Never ends by itself.
+/// If `reader` is set, holds locks on the history and all its partitions. Returns only on an error.
 async fn read_forever(server: &Server, reader: bool) -> Result<()> {
     if !reader {
         return std::future::pending().await;

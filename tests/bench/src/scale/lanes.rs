@@ -1,4 +1,4 @@
-//! Jobs that are spread over many lanes.
+//! Jobs spread over many lanes.
 
 use anyhow::Result;
 
@@ -8,13 +8,13 @@ use crate::drained;
 use crate::host::HostOptions;
 use crate::report::Unit;
 
-/// Round robin over so many queues of one handler. The lanes are in the catalog before: this is about
-/// lanes that are used, not about their first job.
+/// Round robin over this many queues of one handler. The lanes are added to the catalog before, so that
+/// the figure does not include the creation of lanes.
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     let mut counts = scale.options.lanes.clone();
-    // The catalog only grows; few lanes are measured while it has few.
+    // The catalog only grows, so small numbers of lanes are measured first.
     counts.sort_unstable();
-    let mut one = None;
+    let mut fewest = None;
     for lanes in counts {
         let mut work = Work::noop(lanes);
         work.queues = Some(lanes);
@@ -24,9 +24,9 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
         let drains = scale.drains(1, &work).await?;
         let key = format!("lanes_{lanes}");
         let per_s = scale.drained(&key, &format!("jobs, {lanes} lane(s)"), &drains)?;
-        let one = *one.get_or_insert(per_s);
+        let fewest = *fewest.get_or_insert(per_s);
         let what = "ratio to the fewest lanes";
-        scale.figure(&format!("{key}.ratio"), what, per_s / one, Unit::Ratio);
+        scale.figure(&format!("{key}.ratio"), what, per_s / fewest, Unit::Ratio);
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Producers that commit long after they have enqueued, when their turns lie behind every cursor.
+//! Producers that commit long after their enqueue, when their turns are behind every cursor.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,21 +14,21 @@ use crate::report::Unit;
 use crate::server::Server;
 
 const ENQUEUE: &str = "SELECT rouse.enqueue('noop', $1)";
-/// Between the commits, so that they meet the host at different moments.
+/// Time between the commits, so that they meet the host in different states.
 const APART: Duration = Duration::from_millis(330);
-/// Between two jobs of the producer that keeps the worker busy.
+/// Time between two jobs of the producer that keeps the worker busy.
 const BUSY_EVERY: Duration = Duration::from_millis(10);
-/// The long sweep finds whatever nothing else does; see ARCHITECTURE.md.
+/// The restart of the cursors finds every job; see ARCHITECTURE.md.
 const FOUND_WITHIN: Duration = Duration::from_secs(60);
 
-/// What else goes on in the lane.
+/// Other load in the lane.
 #[derive(Clone, Copy)]
 enum Meanwhile {
-    /// Nothing
+    /// None
     Idle,
-    /// Other jobs, all the time
+    /// Other jobs during the whole measurement
     Busy,
-    /// Other jobs until the commits, which come all at once
+    /// Other jobs until the commits, which happen all at once
     BusyUntil,
 }
 
@@ -66,7 +66,7 @@ async fn worst_delay_ms(scale: &Scale<'_>, meanwhile: Meanwhile, what: &str) -> 
     let commits = async {
         let mut producers = Vec::new();
         for _ in 0..scale.options.producers {
-            producers.push(Producer::begin(server).await?);
+            producers.push(Producer::enqueue(server).await?);
         }
         let title = format!("letting {} transactions wait: {what}", producers.len());
         let wait = bench
@@ -114,7 +114,7 @@ struct Producer {
 }
 
 impl Producer {
-    async fn begin(server: &Server) -> Result<Self> {
+    async fn enqueue(server: &Server) -> Result<Self> {
         let client = database::connect(&server.url).await?;
         client.batch_execute("BEGIN").await?;
         let id = client
@@ -124,7 +124,7 @@ impl Producer {
         Ok(Self { client, id })
     }
 
-    /// The job, and when its commit was acknowledged.
+    /// Commits, and returns the job and the time of the acknowledgement.
     async fn commit(&self) -> Result<(i64, SystemTime)> {
         self.client.batch_execute("COMMIT").await?;
         Ok((self.id, SystemTime::now()))
@@ -140,7 +140,7 @@ async fn commit_apart(producers: &[Producer]) -> Result<Vec<(i64, SystemTime)>> 
     Ok(commits)
 }
 
-/// Enqueues other jobs into the same lane. Ends only by an error.
+/// Enqueues other jobs into the same lane. Returns only on an error.
 async fn keep_busy<T>(server: &Server) -> Result<T> {
     let client = database::connect(&server.url).await?;
     let statement = client.prepare(ENQUEUE).await?;
@@ -154,7 +154,7 @@ async fn keep_busy<T>(server: &Server) -> Result<T> {
 }
 
 async fn started_at(client: &Client, id: i64) -> Result<SystemTime> {
-    let began = Instant::now();
+    let started = Instant::now();
     loop {
         let row = client
             .query_opt(
@@ -166,8 +166,8 @@ async fn started_at(client: &Client, id: i64) -> Result<SystemTime> {
             return Ok(row.get(0));
         }
         ensure!(
-            began.elapsed() < FOUND_WITHIN,
-            "job {id} was committed late and had not finished after {FOUND_WITHIN:?}"
+            started.elapsed() < FOUND_WITHIN,
+            "job {id}, committed late, had not finished after {FOUND_WITHIN:?}"
         );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -1,4 +1,4 @@
-//! Jobs of an hour among short ones: what a host has claimed ahead must not wait for them.
+//! Short jobs among 1-hour jobs: jobs that a host has claimed ahead must not wait for the long ones.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use crate::report::Unit;
 /// Two hosts with two slots each …
 const HOSTS: usize = 2;
 const SLOTS: u16 = 2;
-/// … of which the long jobs leave one.
+/// … of which the long jobs leave one free.
 const LONG_JOBS: i64 = 3;
-/// Enough of them for hosts to claim ahead at full speed, and to go on for a while.
+/// Enough that hosts claim ahead at full speed, and stay busy for a while.
 const SHORT_JOBS: i64 = 20_000;
 
-/// The longest wait of a short job, alone and among long ones, which all short ones outlive.
+/// The longest wait of a short job, without and with long jobs. The long jobs outlast all short ones.
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
     let alone = worst_wait_ms(scale, 0).await?;
-    let what = "probe: worst wait of a short job, no long ones";
+    let what = "probe: worst wait of a short job, without long ones";
     scale.figure("long.probe", what, alone, Unit::Milliseconds);
     let among = worst_wait_ms(scale, LONG_JOBS).await?;
-    let what = "worst wait of a short job, 3 of 4 slots taken for an hour";
+    let what = "worst wait of a short job, 3 of 4 slots occupied for an hour";
     scale.figure("long.worst", what, among, Unit::Milliseconds);
     Ok(())
 }
@@ -47,7 +47,7 @@ async fn worst_wait_ms(scale: &Scale<'_>, long_jobs: i64) -> Result<f64> {
     let mut backlog = short.enqueue(client, &bench.progress).await?;
     client.batch_execute("COMMIT").await?;
     let waiting = async {
-        // The long jobs come when the hosts have much in hand, and go ahead of what is queued.
+        // The long jobs are enqueued while the hosts have many claims, and go ahead of the queued ones.
         started(client, &backlog).await?;
         long.enqueue(client, &bench.progress).await?;
         backlog.until_done(client, &bench.progress).await
@@ -66,7 +66,7 @@ async fn worst_wait_ms(scale: &Scale<'_>, long_jobs: i64) -> Result<f64> {
         .await?;
     ensure!(
         row.get::<_, i64>(1) == long_jobs,
-        "the short jobs were done before the long ones had started: raise SHORT_JOBS"
+        "the short jobs were done before the long jobs had started: raise SHORT_JOBS"
     );
     host::stop_all(hosts).await?;
     client

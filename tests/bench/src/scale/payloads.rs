@@ -8,9 +8,9 @@ use crate::backlog::{PAYLOAD, Work};
 use crate::probe;
 use crate::report::Unit;
 
-/// All payloads of a drain together; more would measure the disk.
+/// All payloads of a drain together. More would measure the disk.
 const BYTES_MAX: i64 = 128 << 20;
-/// Up to here the usual payload is meant.
+/// Up to this size the standard payload is used.
 const SMALL_BYTES: i64 = 100;
 
 pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
@@ -33,16 +33,16 @@ pub(super) async fn measure(scale: &mut Scale<'_>) -> Result<()> {
             Unit::Ratio,
         );
         let wal = median(drains.iter().map(|drained| drained.wal).collect())?;
-        let what = "WAL for a job: claim and settle";
+        let what = "WAL per job: claim and settle";
         scale.figure(&format!("{key}.wal"), what, wal, Unit::Bytes);
         let wal = median(drains.iter().map(|drained| drained.wal_enqueue).collect())?;
-        let what = "WAL for a job: enqueue, in batches";
+        let what = "WAL per job: enqueue, in batches";
         scale.figure(&format!("{key}.wal_enqueue"), what, wal, Unit::Bytes);
     }
     Ok(())
 }
 
-/// SQL for a payload of about so many bytes, which the server cannot compress much.
+/// SQL for a payload of about `bytes` bytes that hardly compresses.
 fn payload(bytes: i64) -> String {
     if bytes <= SMALL_BYTES {
         return PAYLOAD.to_owned();

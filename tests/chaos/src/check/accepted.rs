@@ -1,81 +1,78 @@
-//! Whether all that was accepted is there, and nothing that was not.
+//! Whether every accepted job exists, and no other job.
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::super::ledger::{Answer, Ask};
+use super::super::ledger::{Answer, Request};
 use super::{Found, Known};
 
-/// Accepted and lost: 0.
+/// Every accepted job and retry exists, exactly once.
 pub(super) fn kept(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for call in &known.world.calls {
-        let (Answer::Ok(id), Ask::Enqueue { wish, .. }) = (&call.answer, &call.ask) else {
-            if let (Answer::Ok(id), Ask::Retry { job }) = (&call.answer, &call.ask) {
+        let (Answer::Ok(id), Request::Enqueue { spec, .. }) = (&call.answer, &call.request) else {
+            if let (Answer::Ok(id), Request::Retry { job }) = (&call.answer, &call.request) {
                 let there = known.rows(*id).iter().any(|r| r.retried_from == Some(*job));
                 found.case(*id, !there, || {
-                    format!("the retry {id} of job {job} is not there")
+                    format!("the retry {id} of job {job} does not exist")
                 });
             }
             continue;
         };
         let there = known.rows(*id).iter().any(|row| {
-            row.handler == wish.handler
-                && match &wish.unique_key {
-                    None => row.n == wish.n && row.queue == wish.queue,
-                    // It may be another's, with the same key and tenant.
-                    key => row.unique_key == *key && row.tenant == wish.tenant,
+            row.handler == spec.handler
+                && match &spec.unique_key {
+                    None => row.n == spec.n && row.queue == spec.queue,
+                    // The id may be that of another enqueue's job with the same key and tenant.
+                    key => row.unique_key == *key && row.tenant == spec.tenant,
                 }
         });
-        let times = ids_of(known, wish.n).len();
+        let times = ids_of(known, spec.n).len();
         found.case(*id, !there || times > 1, || {
             format!(
-                "job {id} (n = {}) was accepted, and is {} and {times} times",
-                wish.n,
-                if there { "there" } else { "not there" }
+                "job {id} (n = {}) was accepted, but {} and was created {times} times",
+                spec.n,
+                if there { "exists" } else { "does not exist" }
             )
         });
     }
     found
 }
 
-/// The jobs that this enqueue has made. The same id twice is another fault.
+/// The jobs that this enqueue has created. A duplicate id breaks another rule.
 fn ids_of(known: &Known<'_>, n: i64) -> BTreeSet<i64> {
     known.originals(n).iter().map(|row| row.id).collect()
 }
 
-/// Refused, rolled back: no row. Unknown: none or one. Nobody's: none at all.
+/// A refused or rolled-back enqueue leaves no row, one without an answer at most one. No job exists without a request.
 pub(super) fn nothing_else(known: &Known<'_>) -> Found {
     let mut found = Found::default();
-    let mut asked = HashSet::new();
+    let mut requested = HashSet::new();
     for call in &known.world.calls {
-        let Ask::Enqueue { wish, .. } = &call.ask else {
+        let Request::Enqueue { spec, .. } = &call.request else {
             continue;
         };
-        asked.insert(wish.n);
-        let most = match &call.answer {
-            _ if wish.rolled_back => 0,
+        requested.insert(spec.n);
+        let max = match &call.answer {
+            _ if spec.rolled_back => 0,
             Answer::Refused(_) => 0,
             Answer::Unknown(_) => 1,
-            // Whether it is there once, the other rule looks.
+            // Checked by `kept`.
             Answer::Ok(_) => continue,
         };
-        let ids = ids_of(known, wish.n);
+        let ids = ids_of(known, spec.n);
         let job = ids.first().copied();
-        found.case(job, ids.len() > most, || {
+        found.case(job, ids.len() > max, || {
             format!(
-                "n = {} was answered with {:?} and is there {} times",
-                wish.n,
+                "the enqueue of n = {} was answered with {:?} and created {} jobs",
+                spec.n,
                 call.answer,
                 ids.len()
             )
         });
     }
     for job in &known.world.jobs {
-        found.unless(job.id, !asked.contains(&job.n), || {
-            format!(
-                "job {} has n = {}, which nobody has asked for",
-                job.id, job.n
-            )
+        found.unless(job.id, !requested.contains(&job.n), || {
+            format!("job {} has n = {}, which nobody requested", job.id, job.n)
         });
     }
     found

@@ -1,35 +1,36 @@
-//! What was done to jobs from outside.
+//! Whether admin actions hold.
 
-use super::super::ledger::{Answer, Ask};
+use super::super::ledger::{Answer, Request};
 use super::super::world::{Call, Job};
 use super::known::ended_by_an_admin;
 use super::{Found, Known};
 
-/// How the row of a job would look if this call had ended it.
+/// Whether the row of the job looks as if this call had ended it.
 fn ended_by(call: &Call, job: &Job) -> bool {
-    match &call.ask {
-        Ask::Cancel { .. } => job.state == "cancelled",
-        Ask::Complete { mark, .. } => {
+    match &call.request {
+        Request::Cancel { .. } => job.state == "cancelled",
+        Request::Complete { mark, .. } => {
             let result = job.result.as_ref();
             job.state == "succeeded" && result.is_some_and(|r| r["by_admin"].as_str() == Some(mark))
         }
-        Ask::Fail { mark, .. } => {
+        Request::Fail { mark, .. } => {
             let error = job.error.as_ref();
             job.state == "failed" && error.is_some_and(|e| e["message"].as_str() == Some(mark))
         }
-        Ask::Enqueue { .. }
-        | Ask::Retry { .. }
-        | Ask::Reschedule { .. }
-        | Ask::Pause { .. }
-        | Ask::Resume { .. } => false,
+        Request::Enqueue { .. }
+        | Request::Retry { .. }
+        | Request::Reschedule { .. }
+        | Request::Pause { .. }
+        | Request::Resume { .. } => false,
     }
 }
 
-/// True: the job has ended so. Refused, or false: it has not.
+/// If the call was answered with true, it ended the job. If it was refused, or answered with false, it did not.
 pub(super) fn answers_hold(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for call in &known.world.calls {
-        let (Ask::Cancel { job } | Ask::Complete { job, .. } | Ask::Fail { job, .. }) = call.ask
+        let (Request::Cancel { job } | Request::Complete { job, .. } | Request::Fail { job, .. }) =
+            call.request
         else {
             continue;
         };
@@ -42,25 +43,25 @@ pub(super) fn answers_hold(known: &Known<'_>) -> Found {
         let ended = rows.iter().any(|row| ended_by(call, row));
         found.case(job, ended != done, || {
             format!(
-                "{:?} was answered with {:?}; the job is {rows:?}",
-                call.ask, call.answer
+                "{:?} was answered with {:?}, but the job is {rows:?}",
+                call.request, call.answer
             )
         });
     }
     found
 }
 
-/// Whoever has ended it has asked, and was not refused.
-pub(super) fn were_asked(known: &Known<'_>) -> Found {
+/// A job that an admin action has ended has a request for it that was not refused.
+pub(super) fn were_requested(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in known.world.jobs.iter().filter(|job| ended_by_an_admin(job)) {
-        let asked = known
+        let requested = known
             .calls(job.id)
             .iter()
             .any(|call| ended_by(call, job) && !matches!(call.answer, Answer::Refused(_)));
-        found.case(job.id, !asked, || {
+        found.case(job.id, !requested, || {
             format!(
-                "job {} is {} from outside, and nobody has asked for it",
+                "job {} was {} by an admin action that nobody requested",
                 job.id, job.state
             )
         });

@@ -1,22 +1,22 @@
-//! How often a job is tried, and how that ends.
+//! How often jobs are attempted, and how they end.
 
 use super::super::load::SPIN;
 use super::super::world::Job;
 use super::known::{IN_LINE_US, ended_by_an_admin, kind};
 use super::{Found, Known};
 
-/// Attempts over max: 0. Of those that have started, each that was lost, given back or forgotten is one more.
+/// No job has more failed attempts than its maximum. Lost, released and forgotten attempts may have started in addition.
 pub(super) fn within_max(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
-        let Some(wish) = known.wish(job) else {
+        let Some(spec) = known.spec(job) else {
             continue;
         };
-        let max = wish.attempts_max();
+        let max = spec.attempts_max();
         let failed = job.attempt - job.lost;
         found.case(job.id, failed > max, || {
             format!(
-                "job {} has {failed} attempts that were not lost, and may have {max}",
+                "job {} has {failed} attempts that were not lost, more than {max}",
                 job.id
             )
         });
@@ -24,11 +24,11 @@ pub(super) fn within_max(known: &Known<'_>) -> Found {
         let released = records.filter(|r| r.event == "released").count();
         let until = job.finished_us.unwrap_or(known.world.dumped_us);
         let crashes = known.crashes(job.requested_us, until);
-        let most = max as usize + job.lost as usize + released + crashes;
+        let started_max = max as usize + job.lost as usize + released + crashes;
         let started = known.evidence(job.id).len();
-        found.case(job.id, started > most, || {
+        found.case(job.id, started > started_max, || {
             format!(
-                "job {} has started {started} times: more than {max}, {} lost, {released} given back, {crashes} crashes",
+                "job {} has started {started} times, more than {max} plus {} lost, {released} released and {crashes} crashes",
                 job.id, job.lost
             )
         });
@@ -36,7 +36,7 @@ pub(super) fn within_max(known: &Known<'_>) -> Found {
     found
 }
 
-/// How a job was lost.
+/// One loss of a job.
 #[derive(Clone, Copy)]
 struct Loss<'a> {
     worker: &'a str,
@@ -45,12 +45,12 @@ struct Loss<'a> {
 }
 
 impl Loss<'_> {
-    /// Its host was killed, or has ended of itself, while it had the job. One that ends because another has its id is no crash.
+    /// Its host was killed, or has crashed, while it held the job. An exit because another host has the id is not a crash.
     fn is_crash(&self, known: &Known<'_>) -> bool {
         !known.is_shared(self.worker) && known.crashed(self.worker, self.claimed_us, self.ended_us)
     }
 
-    /// Something else has happened to its host, or to the server, for which it may have been lost.
+    /// Another fault of its host, or of the server, may have caused the loss.
     fn is_disturbed(&self, known: &Known<'_>) -> bool {
         known.is_frozen(self.worker, self.claimed_us, self.ended_us)
             || known.is_shared(self.worker)
@@ -58,22 +58,23 @@ impl Loss<'_> {
             || known.crashes(self.claimed_us - IN_LINE_US, self.ended_us) > 0
     }
 
-    /// It may have been taken for a crash when the job was judged: its host could not say by then that it lives.
+    /// The loss may count as a crash at the verdict: the host could not send a heartbeat before it.
     fn may_count(&self, known: &Known<'_>, judged_us: i64) -> bool {
         self.is_crash(known)
-            || (self.is_disturbed(known) && !known.was_heard(self.worker, self.ended_us, judged_us))
+            || (self.is_disturbed(known)
+                && !known.could_heartbeat(self.worker, self.ended_us, judged_us))
     }
 }
 
-/// A job whose workers have crashed too often fails, with that as the reason, and no other does. A loss for another reason may count
-/// where the host could not say before the verdict that it lives: of the last one it never can. A job with fewer crashes that has not
-/// been given up shows nothing.
+/// A job whose workers have crashed too often fails as lost, and no other job does. A loss for another reason may count if the host
+/// could not send a heartbeat before the verdict, which is always so for the last loss. A job with fewer crashes that did not fail as
+/// lost is not a case.
 pub(super) fn losses_end(known: &Known<'_>) -> Found {
     let mut found = Found::default();
-    let most = known.world.run.lost_max;
+    let lost_max = known.world.run.lost_max;
     for job in &known.world.jobs {
         let gave_up = job.state == "failed" && kind(job.error.as_ref()) == "lost";
-        if job.lost < most && !gave_up {
+        if job.lost < lost_max && !gave_up {
             continue;
         }
         let losses = losses(known, job, gave_up);
@@ -89,16 +90,16 @@ pub(super) fn losses_end(known: &Known<'_>) -> Found {
             .filter(|loss| loss.may_count(known, judged_us))
             .count() as i32;
         let wrong = match gave_up {
-            true => perhaps < most,
-            false => sure >= most,
+            true => perhaps < lost_max,
+            false => sure >= lost_max,
         };
         let what = || {
             format!(
-                "job {} was lost {} times, {crashes} times with a crash of its host (at most {most}), and is {}: {:?}",
+                "job {} was lost {} times, {crashes} times by a crash of its host (of at most {lost_max}), and is {}: {:?}",
                 job.id, job.lost, job.state, job.error
             )
         };
-        match gave_up || crashes >= most {
+        match gave_up || crashes >= lost_max {
             true => found.case(job.id, wrong, what),
             false => found.unless(job.id, wrong, what),
         }
@@ -106,10 +107,10 @@ pub(super) fn losses_end(known: &Known<'_>) -> Found {
     found
 }
 
-/// In their order; that with which a job was given up is in its own row.
+/// The losses in order. The last loss of a job that failed as lost is in the job's own row.
 fn losses<'a>(known: &Known<'a>, job: &Job, gave_up: bool) -> Vec<Loss<'a>> {
-    let of_attempts = known.attempts(job.id).iter().filter(|a| a.lost);
-    let mut losses: Vec<_> = of_attempts
+    let lost = known.attempts(job.id).iter().filter(|a| a.lost);
+    let mut losses: Vec<_> = lost
         .map(|attempt| Loss {
             worker: known.worker_id(attempt.worker),
             claimed_us: attempt.claimed_us,
@@ -129,35 +130,35 @@ fn losses<'a>(known: &Known<'a>, job: &Job, gave_up: bool) -> Vec<Loss<'a>> {
     losses
 }
 
-/// What the payload says has happened, where nobody has ended the job from outside, and its hosts have not gone too often.
+/// The job has ended as its payload says, unless an admin action ended it or it failed as lost.
 pub(super) fn ends_as_asked(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in known.world.jobs.iter().filter(|j| j.finished_us.is_some()) {
         if ended_by_an_admin(job) || kind(job.error.as_ref()) == "lost" {
             continue;
         }
-        let Some(wish) = known.wish(job) else {
+        let Some(spec) = known.spec(job) else {
             continue;
         };
         let tried = job.attempt - job.lost;
-        let max = wish.attempts_max();
+        let max = spec.attempts_max();
         let right = match job.state.as_str() {
             "succeeded" => {
-                !wish.hopeless && wish.handler != SPIN && succeeds(job, wish.fail_attempts)
+                !spec.hopeless && spec.handler != SPIN && succeeds(job, spec.fail_attempts)
             }
-            "failed" if wish.hopeless => guest_kind(job) == "hopeless" && tried == 1,
+            "failed" if spec.hopeless => guest_kind(job) == "hopeless" && tried == 1,
             "failed" => {
                 guest_kind(job) == "flaky"
-                    && job.attempt <= wish.fail_attempts as i32
+                    && job.attempt <= spec.fail_attempts as i32
                     && tried >= max
             }
-            "timed_out" => wish.handler == SPIN && tried >= max,
+            "timed_out" => spec.handler == SPIN && tried >= max,
             _ => false,
         };
         found.case(job.id, !right, || {
             format!(
-                "job {} was to {:?} and is {} after {tried} attempts: {:?} {:?}",
-                job.id, wish, job.state, job.result, job.error
+                "job {} was enqueued with {:?} and is {} after {tried} attempts: {:?} {:?}",
+                job.id, spec, job.state, job.result, job.error
             )
         });
     }
@@ -165,11 +166,11 @@ pub(super) fn ends_as_asked(known: &Known<'_>) -> Found {
 }
 
 fn succeeds(job: &Job, fail_attempts: u32) -> bool {
-    let names_it = job.result.as_ref().is_some_and(|result| {
+    let is_its_result = job.result.as_ref().is_some_and(|result| {
         result["n"].as_i64() == Some(job.n)
             && result["attempt"].as_i64() == Some(i64::from(job.attempt))
     });
-    names_it && job.attempt > fail_attempts as i32
+    is_its_result && job.attempt > fail_attempts as i32
 }
 
 fn guest_kind(job: &Job) -> &str {

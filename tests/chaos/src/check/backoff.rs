@@ -1,4 +1,4 @@
-//! Whether hosts come back to a server without haste.
+//! Whether hosts back off before they reconnect.
 
 use std::collections::HashMap;
 
@@ -6,21 +6,21 @@ use super::super::ledger::What;
 use super::super::world::Try;
 use super::{Found, Known};
 
-/// The first wait; each later one is twice as long, up to a minute. Jitter takes off half at most.
+/// The first wait; each later one is twice as long, up to a minute. Jitter subtracts at most half.
 const FIRST_US: i64 = 1_000_000;
 const LONGEST_US: i64 = 60_000_000;
-/// Between the failure and the line about it.
+/// Delay between the failure and its log line.
 const SLACK_US: i64 = 50_000;
-/// Connections that one host may be opening when the server goes away: those of its pool, and one to listen.
+/// Connections that one host may be opening when the server goes down: those of its pool, and one to listen.
 const AT_ONCE_MAX: usize = 20;
 
-/// All failed tries of a host to connect are on one ladder: the next one comes after 1, 2, 4 … 60 s, of which at least half, whatever
-/// waits for a connection. A host that is told to stop may hurry.
+/// All failed connection attempts of a host share one backoff: 1, 2, 4 … 60 s between tries, of which jitter leaves at least half,
+/// whatever waits for a connection. A stopping host may retry sooner.
 pub(super) fn one_backoff(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut of_hosts: HashMap<&str, Vec<&Try>> = HashMap::new();
-    for one in &known.world.tries {
-        of_hosts.entry(&one.worker).or_default().push(one);
+    for failed in &known.world.tries {
+        of_hosts.entry(&failed.worker).or_default().push(failed);
     }
     // Two hosts with one id write to one log.
     of_hosts.retain(|worker, _| !known.is_shared(worker));
@@ -28,24 +28,24 @@ pub(super) fn one_backoff(known: &Known<'_>) -> Found {
         let stops = stops(known, worker);
         let mut last: Option<&Try> = None;
         let mut at_once = 0;
-        for one in tries {
-            // A failure that is the first in a row starts anew: the server was reached meanwhile, or it is another host.
-            let last_us = last.filter(|_| one.failures > 1).map(|last| last.at_us);
-            match (one.counted, last_us) {
+        for failed in tries {
+            // The first failure of a series restarts the backoff: the host had reached the server in between, or it is another host.
+            let last_us = last.filter(|_| failed.failures > 1).map(|last| last.at_us);
+            match (failed.counted, last_us) {
                 (false, _) => {
                     at_once += 1;
                     found.case(None, at_once > AT_ONCE_MAX, || {
-                        format!("{worker} has tried {at_once} times at once: {one:?}")
+                        format!("{worker} has tried {at_once} times at once: {failed:?}")
                     });
                     continue;
                 }
-                (true, Some(last_us)) if !stops.iter().any(|at| *at <= one.at_us) => {
-                    let step = i64::from(one.failures.min(10)) - 2;
+                (true, Some(last_us)) if !stops.iter().any(|at| *at <= failed.at_us) => {
+                    let step = i64::from(failed.failures.min(10)) - 2;
                     let wait_us = (FIRST_US << step.max(0)).min(LONGEST_US) / 2;
-                    let waited_us = one.at_us - last_us;
+                    let waited_us = failed.at_us - last_us;
                     found.case(None, waited_us < wait_us - SLACK_US, || {
                         format!(
-                            "{worker} has tried again after {} ms: {one:?}",
+                            "{worker} has retried after only {} ms: {failed:?}",
                             waited_us / 1000
                         )
                     });
@@ -53,13 +53,13 @@ pub(super) fn one_backoff(known: &Known<'_>) -> Found {
                 (true, _) => {}
             }
             at_once = 0;
-            last = Some(one);
+            last = Some(failed);
         }
     }
     found
 }
 
-/// When the host was told to stop.
+/// The times at which the host was asked to stop.
 fn stops(known: &Known<'_>, worker: &str) -> Vec<i64> {
     let happened = known.world.happened.iter();
     let stopped = happened.filter(

@@ -1,14 +1,14 @@
-//! What there may be only one of at a time.
+//! Whether unique keys and retries are unique among live jobs.
 
 use std::collections::HashMap;
 
-use super::super::ledger::{Answer, Ask};
+use super::super::ledger::{Answer, Request};
 use super::super::world::Job;
 use super::{Found, Known};
 
-/// A job, from when to when it was certainly live: from the answer that named it to its end. One that no answer
-/// has named is left out.
-struct Life {
+/// The time in which a job was certainly live: from the answer that returned its id to its end. A job whose id no answer
+/// has returned is left out.
+struct Lifetime {
     job: i64,
     from_us: i64,
     until_us: i64,
@@ -23,7 +23,7 @@ pub(super) fn one_live_job(known: &Known<'_>) -> Found {
     one_at_a_time(known, key)
 }
 
-/// Of a finished job at most one retry is live.
+/// A finished job has at most one live retry.
 pub(super) fn one_live_retry(known: &Known<'_>) -> Found {
     one_at_a_time(known, |job| job.retried_from)
 }
@@ -33,10 +33,10 @@ fn one_at_a_time<K: Eq + std::hash::Hash + std::fmt::Debug>(
     key: impl Fn(&Job) -> Option<K>,
 ) -> Found {
     let answered = answered(known);
-    let mut lives: HashMap<K, Vec<Life>> = HashMap::new();
+    let mut lifetimes: HashMap<K, Vec<Lifetime>> = HashMap::new();
     for job in &known.world.jobs {
         if let (Some(key), Some(from_us)) = (key(job), answered.get(&job.id)) {
-            lives.entry(key).or_default().push(Life {
+            lifetimes.entry(key).or_default().push(Lifetime {
                 job: job.id,
                 from_us: *from_us,
                 until_us: job.finished_us.unwrap_or(known.world.dumped_us),
@@ -44,19 +44,19 @@ fn one_at_a_time<K: Eq + std::hash::Hash + std::fmt::Debug>(
         }
     }
     let mut found = Found::default();
-    for (key, mut lives) in lives {
-        // Ended before the answer came: there is no time in which it was certainly live.
-        lives.retain(|life| life.from_us < life.until_us);
-        lives.sort_by_key(|life| life.from_us);
-        for (place, life) in lives.iter().enumerate() {
-            let other = lives[..place]
+    for (key, mut lifetimes) in lifetimes {
+        // A job that ended before its answer arrived was never certainly live.
+        lifetimes.retain(|lifetime| lifetime.from_us < lifetime.until_us);
+        lifetimes.sort_by_key(|lifetime| lifetime.from_us);
+        for (place, lifetime) in lifetimes.iter().enumerate() {
+            let other = lifetimes[..place]
                 .iter()
-                .find(|other| life.from_us < other.until_us);
-            found.case(life.job, other.is_some(), || {
+                .find(|other| lifetime.from_us < other.until_us);
+            found.case(lifetime.job, other.is_some(), || {
                 let other = other.map(|other| other.job);
                 format!(
                     "jobs {} and {other:?} were live at the same time with {key:?}",
-                    life.job
+                    lifetime.job
                 )
             });
         }
@@ -64,11 +64,12 @@ fn one_at_a_time<K: Eq + std::hash::Hash + std::fmt::Debug>(
     found
 }
 
-/// When a call first named the job as its answer.
+/// The time of the first answer with the id of each job.
 fn answered(known: &Known<'_>) -> HashMap<i64, i64> {
     let mut answered = HashMap::new();
     for call in &known.world.calls {
-        if let (Ask::Enqueue { .. } | Ask::Retry { .. }, Answer::Ok(id)) = (&call.ask, &call.answer)
+        if let (Request::Enqueue { .. } | Request::Retry { .. }, Answer::Ok(id)) =
+            (&call.request, &call.answer)
         {
             let first = answered.entry(*id).or_insert(call.answered_us);
             *first = call.answered_us.min(*first);

@@ -1,18 +1,18 @@
-//! Whether orphans go first.
+//! Whether orphans go ahead of queued jobs.
 
 use std::collections::{HashMap, HashSet};
 
 use super::{Found, Known};
 
-/// A claim looks for leases that have ended before it, and claims the rest of its jobs in a second statement without looking again; an
-/// expiry of a worker may be committed late.
+/// A claim checks for expired leases only before its first statement, not before the one that claims the rest of its jobs; and the
+/// expiry of a worker may commit late.
 const LATE_US: i64 = 500_000;
 
-/// A claim: which job and attempt, when.
+/// A claim: job, attempt, time.
 type Claim = (i64, i32, i64);
 
-/// Between the end of the lease of an orphan and its adoption, who adopts it claims no queued job. Left out is the time in which the
-/// server was down: it may have forgotten claims and adoptions.
+/// A worker that adopts an orphan claims no queued job between the end of the orphan's lease and the adoption. Intervals with a crash of
+/// the server are left out: it may have forgotten claims and adoptions.
 pub(super) fn orphans_first(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let claims = claims_of(known);
@@ -28,19 +28,20 @@ pub(super) fn orphans_first(known: &Known<'_>) -> Found {
             continue;
         };
         let again = (lost.job, lost.attempt + 1, lost.ended_us);
-        let Some((adopter, of_it)) = claims.iter().find(|(_, of_it)| of_it.contains(&again)) else {
-            // It waits for another attempt, or has failed, or the adoption was given back.
+        let Some((adopter, claimed)) = claims.iter().find(|(_, claimed)| claimed.contains(&again))
+        else {
+            // The job waits for another attempt, or has failed, or the adoption was released.
             continue;
         };
         if known.crashes(ended_us, lost.ended_us) > 0 {
             continue;
         }
-        let queued = of_it.iter().find(|claim| {
+        let queued = claimed.iter().find(|claim| {
             (ended_us + LATE_US..lost.ended_us).contains(&claim.2) && !adoptions.contains(claim)
         });
         found.case(lost.job, queued.is_some(), || {
             format!(
-                "{} claimed job {:?} (job, attempt, when) while the orphan {} waited, from {ended_us} to {}",
+                "{} claimed {:?} (job, attempt, time) while the orphan {} waited, from {ended_us} to {}",
                 known.worker_id(*adopter),
                 queued,
                 lost.job,
@@ -51,7 +52,7 @@ pub(super) fn orphans_first(known: &Known<'_>) -> Found {
     found
 }
 
-/// The claims of each worker, as far as they are kept: one that was given back is not.
+/// The recorded claims of each worker. Released claims are not recorded.
 fn claims_of(known: &Known<'_>) -> HashMap<i64, HashSet<Claim>> {
     let mut claims: HashMap<i64, HashSet<Claim>> = HashMap::new();
     for attempt in &known.world.attempts {

@@ -1,4 +1,4 @@
-//! Whether work goes on after hosts and server have failed.
+//! Whether work continues after hosts and the server have failed.
 
 use super::super::ledger::{Happened, What};
 use super::super::load::PATIENT;
@@ -6,14 +6,14 @@ use super::super::settings;
 use super::known::IN_LINE_US;
 use super::{Found, Known};
 
-/// On top of the lease, for the 99th of a hundred.
+/// Allowed in addition to the lease, at the 99th percentile.
 const LATE_US: i64 = 2_000_000;
-/// How a host ends that cannot go on.
+/// The exit status of a host that gives up.
 const GAVE_UP: &str = "exit status: 1";
 /// Compiling the module takes seconds on a busy machine.
 const STARTS_WITHIN_US: i64 = 30_000_000;
 
-/// Neither finished nor waiting for a time to come: 0.
+/// Every job has finished or is scheduled for later.
 pub(super) fn nothing_stuck(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
@@ -26,22 +26,22 @@ pub(super) fn nothing_stuck(known: &Known<'_>) -> Found {
     found
 }
 
-/// For each attempt that was lost with a host that was killed, from the kill to the next start. Left out is what has
-/// another reason to wait: a server that was down, a queue that was paused, a second loss (which waits 10 s), tags that
-/// only the killed host may have had, a longer lease, and a job whose end came from outside.
+/// For each attempt lost with a killed host, the time from the kill to the next start. Left out are jobs with another reason
+/// to wait: the server was down, the queue was paused, it was a second loss (which waits 10 s), only the killed host may have
+/// had the tags, the lease was longer, or an admin action ended the job.
 pub(super) fn taken_up_again(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for killed in &known.world.happened {
         let What::HostKilled { worker } = &killed.what else {
             continue;
         };
-        let of_it = known.world.attempts.iter().filter(|a| {
+        let lost_with_host = known.world.attempts.iter().filter(|a| {
             a.lost
                 && known.worker_id(a.worker) == worker
                 && a.claimed_us <= killed.from_us
                 && a.ended_us >= killed.from_us
         });
-        for lost in of_it {
+        for lost in lost_with_host {
             let Some(job) = known.rows(lost.job).first() else {
                 continue;
             };
@@ -75,12 +75,12 @@ pub(super) fn taken_up_again(known: &Known<'_>) -> Found {
     }
     found.p99_within(
         known.world.run.lease_us + LATE_US,
-        "from a kill to the job running again",
+        "from the kill of a host to its job running again",
     )
 }
 
-/// No attempt is lost with a host that was asked to stop, and could reach the server. Each attempt that ran there at that
-/// moment is a case; after the load none runs.
+/// A host that was asked to stop, and could reach the server, loses no attempt. Each attempt that ran on it at that
+/// moment is a case; after the load no attempt runs.
 pub(super) fn stop_burns_nothing(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for stopped in &known.world.happened {
@@ -91,7 +91,7 @@ pub(super) fn stop_burns_nothing(known: &Known<'_>) -> Found {
             e.worker == *worker
                 && e.started_us < stopped.from_us
                 && known.over_us(e).is_none_or(|at| at > stopped.from_us)
-                // Others may have had the same id.
+                // Another host may have had the same id.
                 && !known.is_gone(worker, e.started_us, stopped.from_us)
         });
         for attempt in ran {
@@ -106,17 +106,14 @@ pub(super) fn stop_burns_nothing(known: &Known<'_>) -> Found {
                     && a.ended_us >= stopped.from_us
             });
             found.case(attempt.job, lost, || {
-                format!(
-                    "{worker} was stopped in order, and an attempt was lost with it: {attempt:?}"
-                )
+                format!("{worker} was stopped in order and lost an attempt: {attempt:?}")
             });
         }
     }
     found
 }
 
-/// Whether the host may have lost the lease of an attempt that started then before it was stopped, or could not say that it
-/// gives it back.
+/// Whether the host may have lost the lease of the attempt before it was stopped, or could not release the job.
 fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Happened, worker: &str) -> bool {
     known.world.happened.iter().any(|other| {
         let since_us = match &other.what {
@@ -139,8 +136,8 @@ fn was_disturbed(known: &Known<'_>, since_us: i64, stopped: &Happened, worker: &
     })
 }
 
-/// A host may give up at its start where it cannot ask the server for the schema, and where another host has its id. Nothing else
-/// ends it but what it is told, and then it says that all was in order, if the server was there.
+/// A host may give up at its start if it cannot read the schema from the server, or if another host has its id. Otherwise it exits
+/// only on request, with a clean status if the server was up.
 pub(super) fn hosts_live(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for happened in &known.world.happened {
@@ -150,13 +147,13 @@ pub(super) fn hosts_live(known: &Known<'_>) -> Found {
                 status,
                 up_us,
             } => {
-                // Which of two with one id may end is another rule.
+                // `one_holder` checks which of two hosts with the same id exits.
                 let excused = status == GAVE_UP
                     && (known.is_shared(worker)
                         || gave_up_at_its_start(known, happened, worker, *up_us));
                 found.case(None, !excused, || {
                     format!(
-                        "{worker} ended by itself after {} ms: {status}",
+                        "{worker} exited by itself after {} ms: {status}",
                         up_us / 1000
                     )
                 });
@@ -169,7 +166,7 @@ pub(super) fn hosts_live(known: &Known<'_>) -> Found {
                 let down = known.crashes(happened.from_us, happened.until_us) > 0;
                 let excused = status == GAVE_UP && down;
                 found.case(None, !clean && !excused, || {
-                    format!("{worker} was told to stop and ended with {status}")
+                    format!("{worker} was asked to stop and exited with {status}")
                 });
             }
             What::HostKilled { .. }
@@ -188,15 +185,15 @@ pub(super) fn hosts_live(known: &Known<'_>) -> Found {
     found
 }
 
-/// Of two hosts with one id only that ends which has not got the id, and it says why instead of dying. What ends where
-/// it cannot reach the server shows nothing.
+/// Of two hosts with the same id, only the one without the id exits, with a reason instead of a crash. Exits while the server
+/// cannot be reached are left out.
 pub(super) fn one_holder(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for happened in &known.world.happened {
         let What::IdShared { worker, exits } = &happened.what else {
             continue;
         };
-        let of = |host: usize| {
+        let exits_of = |host: usize| {
             let exits = exits.iter().filter(|exit| {
                 exit.host == host
                     && !known.cuts(exit.from_us, exit.until_us)
@@ -204,12 +201,12 @@ pub(super) fn one_holder(known: &Known<'_>) -> Found {
             });
             exits.count()
         };
-        let (first, second) = (of(0), of(1));
+        let (first, second) = (exits_of(0), exits_of(1));
         if first + second == 0 {
             continue;
         }
         found.case(None, first > 0 && second > 0, || {
-            format!("two hosts have taken the id {worker} from each other: one has ended {first} times, the other {second} times")
+            format!("two hosts have taken the id {worker} from each other: the first exited {first} times, the second {second} times")
         });
     }
     found
@@ -222,7 +219,7 @@ fn gave_up_at_its_start(known: &Known<'_>, ended: &Happened, worker: &str, up_us
                 && h.from_us <= ended.until_us
                 && h.until_us >= ended.from_us
         });
-    // Where the id is that of the host before, it is not known whether this one has registered.
+    // If the id is also that of the previous host, it is unknown whether this one has registered.
     let was_starting = match settings::keeps_its_id(worker) {
         true => up_us < STARTS_WITHIN_US,
         false => !known.has_registered(worker),

@@ -1,4 +1,4 @@
-//! Who has settled a job, and how often.
+//! Whether jobs are settled once, and by the right attempt.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,7 +6,7 @@ use super::super::world::Evidence;
 use super::known::{ended_by_an_admin, kind, nonce};
 use super::{Found, Known};
 
-/// Settled twice: 0.
+/// No job and no attempt is settled twice.
 pub(super) fn once(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut seen = HashSet::new();
@@ -17,13 +17,13 @@ pub(super) fn once(known: &Known<'_>) -> Found {
         let rows = known.rows(job.id);
         found.case(job.id, rows.len() > 1, || {
             let states: Vec<_> = rows.iter().map(|row| row.state.as_str()).collect();
-            format!("job {} is there {} times: {states:?}", job.id, rows.len())
+            format!("job {} has {} rows: {states:?}", job.id, rows.len())
         });
         let mut numbers = HashSet::new();
         for attempt in known.attempts(job.id) {
             let number = attempt.attempt;
             let again = !numbers.insert(number);
-            // The end that came while it ran is the end of that attempt.
+            // If the job ended during its last attempt, that end is the end of the attempt too.
             let twice =
                 job.finished_us.is_some() && job.claimed_us.is_some() && job.attempt == number;
             found.case(job.id, again || twice, || {
@@ -34,7 +34,7 @@ pub(super) fn once(known: &Known<'_>) -> Found {
     found
 }
 
-/// An end that a worker has written, of a job or of an attempt.
+/// An end of a job or of an attempt, written by a worker.
 struct Written<'a> {
     job: i64,
     attempt: i32,
@@ -44,8 +44,8 @@ struct Written<'a> {
     ended_us: i64,
 }
 
-/// The attempt that an outcome names has really run: on that worker, with that number, after that claim. One with
-/// the same number from an earlier claim (given back, or forgotten in a crash) has started before it.
+/// The attempt that an outcome names has really run: on that worker, with that number, after that claim. An attempt with
+/// the same number under an earlier claim (released, or forgotten in a crash) started before the claim.
 pub(super) fn by_its_claim(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for written in written(known) {
@@ -59,7 +59,7 @@ pub(super) fn by_its_claim(known: &Known<'_>) -> Found {
         let wrong = !evidence.iter().any(fits);
         found.case(written.job, wrong, || {
             format!(
-                "attempt {} of job {} was settled by {} with the nonce {:?}, and no such attempt has started there \
+                "attempt {} of job {} was settled by {} with the nonce {:?}, but no such attempt started there \
                  between its claim and its end; evidence: {evidence:?}",
                 written.attempt, written.job, written.worker, written.nonce
             )
@@ -100,8 +100,8 @@ fn written<'a>(known: &Known<'a>) -> Vec<Written<'a>> {
     all
 }
 
-/// Whoever starts a job after its end has claimed what was over, or has settled it as somebody else. Not so where the end
-/// came from outside, while a claim stood in line; nor where the server has forgotten the claim.
+/// No attempt starts after the end of its job: its worker would have claimed an ended job, or another worker would have settled
+/// it. Left out are ends by admin actions (the claim may have been in line), and claims that the server has forgotten.
 pub(super) fn over_at_its_end(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
@@ -109,7 +109,7 @@ pub(super) fn over_at_its_end(known: &Known<'_>) -> Found {
             continue;
         };
         for evidence in known.evidence(job.id) {
-            // A host whose id another has taken hears of it a moment after others may have its jobs.
+            // A host whose id another host has taken learns of it a moment after others may have its jobs.
             if known.forgotten(evidence) || known.is_shared(&evidence.worker) {
                 continue;
             }
@@ -125,10 +125,10 @@ pub(super) fn over_at_its_end(known: &Known<'_>) -> Found {
     found
 }
 
-/// An attempt leaves nothing outside of the database any more once another has started: its host refuses that as soon as
-/// it cannot trust the lease. Where the server has forgotten the claim, or another host has taken the id, the host cannot know at that
-/// moment. What remains is a freeze between the host's look and what it then does: some microseconds. One whose host is gone by then
-/// shows nothing.
+/// An attempt changes nothing outside the database once the next attempt has started: its host refuses changes as soon as it cannot
+/// trust the lease. If the server has forgotten the claim, or another host has taken the id, the host cannot know this yet, and the
+/// case is left out. The remaining window is a freeze between the host's check and the change: some microseconds. An attempt whose host
+/// is gone by then is not a case.
 pub(super) fn revoked(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut next: HashMap<i64, &Evidence> = HashMap::new();
@@ -151,7 +151,7 @@ pub(super) fn revoked(known: &Known<'_>) -> Found {
             last_us.is_some_and(|at| at > next.started_us),
             || {
                 format!(
-                    "attempt {} of job {} on {} went on {} µs after attempt {} had started on {}",
+                    "attempt {} of job {} on {} continued {} µs after attempt {} had started on {}",
                     evidence.attempt,
                     evidence.job,
                     evidence.worker,

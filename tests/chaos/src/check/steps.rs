@@ -1,4 +1,4 @@
-//! What attempts leave behind while they run: results of steps, and their progress.
+//! Whether only the current attempt writes steps and progress.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -6,11 +6,11 @@ use super::super::world::Evidence;
 use super::known::ended_by_an_admin;
 use super::{Found, Known};
 
-/// Times are taken before locks are waited for.
+/// The database takes the time before it waits for locks.
 const LOCK_US: i64 = 1_000_000;
 
-/// Step of a stale attempt accepted: 0. The row names the attempt that has done the step, by its nonce; it had the job
-/// when it was written.
+/// No step of a stale attempt is accepted. The row has the nonce of the attempt that did the step; that attempt held the job
+/// when the row was written.
 pub(super) fn stale_step(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for step in &known.world.steps {
@@ -21,26 +21,26 @@ pub(super) fn stale_step(known: &Known<'_>) -> Found {
             .iter()
             .find(|e| e.nonce == nonce && e.attempt == step.attempt && e.worker == worker);
         let wrong = match done_by {
-            None => Some("no such attempt has started there"),
+            None => Some("no such attempt started there"),
             Some(evidence) => is_late(known, evidence, step.at_us)
-                .then_some("that attempt did not have the job any more"),
+                .then_some("that attempt no longer held the job"),
         };
         found.case(step.job, wrong.is_some(), || {
             let why = wrong.unwrap_or_default();
-            format!("{step:?} was written by {worker}, and {why}")
+            format!("{step:?} was written by {worker}, but {why}")
         });
     }
     found
 }
 
-/// Whether this is after the attempt had ended, or under a later claim with the same number.
+/// Whether this time is after the end of the attempt, or after a later claim with the same number.
 fn is_late(known: &Known<'_>, evidence: &Evidence, at_us: i64) -> bool {
-    let of_attempts = known.attempts(evidence.job).iter();
-    let of_attempts = of_attempts.map(|a| (a.attempt, Some(a.claimed_us), Some(a.ended_us)));
-    let of_the_end = known.rows(evidence.job).iter();
-    let of_the_end = of_the_end.map(|j| (j.attempt, j.claimed_us, j.finished_us));
-    of_attempts
-        .chain(of_the_end)
+    let attempts = known.attempts(evidence.job).iter();
+    let attempts = attempts.map(|a| (a.attempt, Some(a.claimed_us), Some(a.ended_us)));
+    let rows = known.rows(evidence.job).iter();
+    let rows = rows.map(|j| (j.attempt, j.claimed_us, j.finished_us));
+    attempts
+        .chain(rows)
         .filter(|(attempt, _, _)| *attempt == evidence.attempt)
         .any(|(_, claimed_us, ended_us)| {
             let after_the_end = ended_us.is_some_and(|ended| at_us > ended + LOCK_US);
@@ -50,32 +50,32 @@ fn is_late(known: &Known<'_>, evidence: &Evidence, at_us: i64) -> bool {
         })
 }
 
-/// A step that was recorded is done once, and every later attempt gets its result.
+/// A recorded step is done once, and every later attempt gets its result.
 pub(super) fn steps_are_kept(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for job in &known.world.jobs {
-        let has_steps = known.wish(job).is_some_and(|wish| wish.steps);
+        let has_steps = known.spec(job).is_some_and(|spec| spec.steps);
         if !has_steps || known.evidence(job.id).is_empty() {
             continue;
         }
-        // What attempts were told: their own nonce by evidence, any of them by a result.
-        let mut told: BTreeSet<&str> = known
+        // Results that attempts have received: their own nonce by evidence, any nonce by a result.
+        let mut received: BTreeSet<&str> = known
             .evidence(job.id)
             .iter()
             .filter(|e| e.stepped_us.is_some())
             .map(|e| e.nonce.as_str())
             .collect();
         let result = job.result.as_ref().filter(|_| !ended_by_an_admin(job));
-        told.extend(result.map(|result| result["first"].as_str().unwrap_or("none")));
+        received.extend(result.map(|result| result["first"].as_str().unwrap_or("none")));
         let recorded: BTreeSet<&str> = known
             .steps(job.id)
             .iter()
             .map(|step| step.result.as_str().unwrap_or_default())
             .collect();
-        let wrong = known.steps(job.id).len() > 1 || !told.is_subset(&recorded);
+        let wrong = known.steps(job.id).len() > 1 || !received.is_subset(&recorded);
         found.case(job.id, wrong, || {
             format!(
-                "of the step of job {} {recorded:?} is recorded, and attempts were told {told:?}",
+                "job {} has recorded {recorded:?} for its step, but attempts received {received:?}",
                 job.id
             )
         });
@@ -83,9 +83,8 @@ pub(super) fn steps_are_kept(known: &Known<'_>) -> Found {
     found
 }
 
-/// Progress of a stale attempt accepted: 0. Whoever has said what was seen in rouse.progress had the job when it was written;
-/// and what stands there under the fence of the job was said by the attempt that runs. What an attempt has left there is
-/// deleted a little later: that it is still there says nothing.
+/// No progress of a stale attempt is accepted. The attempt that wrote a row of rouse.progress held the job at that time, and a row
+/// under the job's fence comes from the running attempt. A row outlives its attempt for a moment: its presence proves nothing.
 pub(super) fn stale_progress(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     let mut seen = HashSet::new();
@@ -98,27 +97,27 @@ pub(super) fn stale_progress(known: &Known<'_>) -> Found {
         )) {
             continue;
         }
-        let said_by = known
+        let written_by = known
             .evidence(progress.job)
             .iter()
             .find(|e| e.nonce == progress.step);
-        let wrong = match said_by {
-            None => Some("no such attempt has started"),
+        let wrong = match written_by {
+            None => Some("no such attempt started"),
             Some(evidence) => {
                 let runs = progress.attempt.zip(progress.worker);
                 let is_another = runs.is_some_and(|(attempt, worker)| {
                     evidence.attempt != attempt || evidence.worker != known.worker_id(worker)
                 });
                 match is_another {
-                    true => Some("another attempt has the job"),
+                    true => Some("another attempt holds the job"),
                     false => is_late(known, evidence, progress.said_us)
-                        .then_some("that attempt did not have the job any more"),
+                        .then_some("that attempt no longer held the job"),
                 }
             }
         };
         found.case(progress.job, wrong.is_some(), || {
             format!(
-                "{progress:?} was said by {said_by:?}: {}",
+                "{progress:?} was written by {written_by:?}: {}",
                 wrong.unwrap_or_default()
             )
         });

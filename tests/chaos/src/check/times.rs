@@ -1,21 +1,21 @@
-//! When jobs may start.
+//! Whether jobs start too early.
 
-use super::super::ledger::{Answer, Ask};
+use super::super::ledger::{Answer, Request};
 use super::super::world::Job;
 use super::{Found, Known};
 
-/// Started before run_at: 0. The database and the host share a clock here.
+/// No attempt starts before the job's run_at. The database and the hosts share a clock here.
 pub(super) fn not_early(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for call in &known.world.calls {
-        let Ask::Enqueue {
-            wish,
+        let Request::Enqueue {
+            spec,
             run_at_us: Some(run_at_us),
-        } = &call.ask
+        } = &call.request
         else {
             continue;
         };
-        let Some(job) = known.originals(wish.n).first() else {
+        let Some(job) = known.originals(spec.n).first() else {
             continue;
         };
         for evidence in known.evidence(job.id) {
@@ -23,7 +23,7 @@ pub(super) fn not_early(known: &Known<'_>) -> Found {
             let early_us = earliest - evidence.started_us;
             found.case(job.id, early_us > 0, || {
                 format!(
-                    "attempt {} of job {} started {early_us} µs before its time",
+                    "attempt {} of job {} started {early_us} µs early",
                     evidence.attempt, job.id
                 )
             });
@@ -32,18 +32,18 @@ pub(super) fn not_early(known: &Known<'_>) -> Found {
     found
 }
 
-/// From when on the job might start, as it was known at `at_us`. While a move is under way, either time may hold.
+/// The earliest permitted start of the job, as known at `at_us`. During a reschedule, either time may hold.
 fn earliest_us(known: &Known<'_>, job: &Job, run_at_us: i64, at_us: i64) -> i64 {
     let mut earliest = run_at_us;
     for call in known.calls(job.id) {
-        let Ask::Reschedule { run_at_us, .. } = call.ask else {
+        let Request::Reschedule { run_at_us, .. } = call.request else {
             continue;
         };
-        let moved = run_at_us.unwrap_or(call.asked_us);
+        let moved = run_at_us.unwrap_or(call.sent_us);
         match &call.answer {
             Answer::Refused(_) => {}
             Answer::Ok(_) if at_us >= call.answered_us => earliest = moved,
-            Answer::Ok(_) | Answer::Unknown(_) if at_us >= call.asked_us => {
+            Answer::Ok(_) | Answer::Unknown(_) if at_us >= call.sent_us => {
                 earliest = earliest.min(moved);
             }
             Answer::Ok(_) | Answer::Unknown(_) => {}
@@ -52,8 +52,7 @@ fn earliest_us(known: &Known<'_>, job: &Job, run_at_us: i64, at_us: i64) -> i64 
     earliest
 }
 
-/// No claim of a queue falls into a time in which it was certainly paused. One in which nothing came that could be claimed shows
-/// nothing.
+/// No job of a queue is claimed while the queue is certainly paused. A pause is a case only if a claimable job was enqueued during it.
 pub(super) fn pause_holds(known: &Known<'_>) -> Found {
     let mut found = Found::default();
     for queue in super::super::load::QUEUES {
@@ -61,8 +60,8 @@ pub(super) fn pause_holds(known: &Known<'_>) -> Found {
             let within = |at_us: i64| from_us < at_us && at_us < until_us;
             let mut jobs = known.world.jobs.iter().filter(|job| job.queue == queue);
             let claimed = jobs.clone().find(|job| {
-                let of_attempts = known.attempts(job.id).iter().map(|a| a.claimed_us);
-                job.claimed_us.into_iter().chain(of_attempts).any(within)
+                let earlier = known.attempts(job.id).iter().map(|a| a.claimed_us);
+                job.claimed_us.into_iter().chain(earlier).any(within)
             });
             let what = || {
                 format!(
@@ -70,9 +69,10 @@ pub(super) fn pause_holds(known: &Known<'_>) -> Found {
                     claimed.map(|job| job.id)
                 )
             };
-            let has_come = jobs.any(|job| within(job.requested_us) && job.available_us < until_us);
+            let has_claimable =
+                jobs.any(|job| within(job.requested_us) && job.available_us < until_us);
             let job = claimed.map(|job| job.id);
-            match has_come {
+            match has_claimable {
                 true => found.case(job, claimed.is_some(), what),
                 false => found.unless(job, claimed.is_some(), what),
             }

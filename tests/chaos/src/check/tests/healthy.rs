@@ -1,9 +1,9 @@
-//! A world with something of everything, in which every promise was kept.
+//! A world with every kind of event, in which every promise was kept.
 
 use serde_json::json;
 
-use super::super::super::ledger::{Answer, Ask, Exit, Happened, Run, What};
-use super::super::super::load::{WORK, Wish};
+use super::super::super::ledger::{Answer, Exit, Happened, Request, Run, What};
+use super::super::super::load::{JobSpec, WORK};
 use super::super::super::plan::Fault;
 use super::super::super::world::{
     Attempt, Call, Evidence, Job, Progress, Record, Step, Try, Worker, World,
@@ -34,46 +34,46 @@ pub(super) const FROZEN: i64 = 27;
 pub(super) const STOPPED: i64 = 28;
 pub(super) const WAITED: i64 = 29;
 pub(super) const IN_LINE: i64 = 30;
-pub(super) const TOLD: i64 = 31;
+pub(super) const NOTIFIED: i64 = 31;
 pub(super) const LARGE: [i64; 2] = [32, 33];
 
-/// Puts jobs into a world, one at a time.
+/// Adds jobs to a world.
 #[derive(Default)]
 struct Builder(World);
 
 impl Builder {
-    fn call(&mut self, at_us: i64, ask: Ask, answer: Answer) {
+    fn call(&mut self, at_us: i64, request: Request, answer: Answer) {
         self.0.calls.push(Call {
             number: self.0.calls.len() as u64,
-            ask,
-            asked_us: at_us,
+            request,
+            sent_us: at_us,
             answered_us: at_us + 1_000,
             answer,
         });
     }
 
-    /// A job that was enqueued at `at_us`, and is live.
-    fn job(&mut self, id: i64, at_us: i64, wish: Wish) -> &mut Job {
-        let wish = Wish {
+    /// Adds a live job that was enqueued at `at_us`.
+    fn job(&mut self, id: i64, at_us: i64, spec: JobSpec) -> &mut Job {
+        let spec = JobSpec {
             n: id * 100,
             handler: WORK.into(),
             queue: "default".into(),
-            ..wish
+            ..spec
         };
-        let run_at_us = wish.run_in_ms.map(|ms| at_us + ms * 1000);
+        let run_at_us = spec.run_in_ms.map(|ms| at_us + ms * 1000);
         let job = Job {
             id,
-            queue: wish.queue.clone(),
-            handler: wish.handler.clone(),
+            queue: spec.queue.clone(),
+            handler: spec.handler.clone(),
             state: "queued".into(),
-            unique_key: wish.unique_key.clone(),
-            tenant: wish.tenant.clone(),
-            n: wish.n,
+            unique_key: spec.unique_key.clone(),
+            tenant: spec.tenant.clone(),
+            n: spec.n,
             requested_us: at_us,
             available_us: run_at_us.unwrap_or(at_us),
             ..Job::default()
         };
-        self.call(at_us, Ask::Enqueue { wish, run_at_us }, Answer::Ok(id));
+        self.call(at_us, Request::Enqueue { spec, run_at_us }, Answer::Ok(id));
         self.0.jobs.push(job);
         self.of(id)
     }
@@ -83,7 +83,7 @@ impl Builder {
         job.expect("the job was built")
     }
 
-    /// A worker has claimed the job, and no attempt starts.
+    /// A worker claims the job, and no attempt starts.
     fn claim(&mut self, id: i64, attempt: i32, worker: i64, claimed_us: i64) {
         let job = self.of(id);
         job.attempt = attempt;
@@ -93,7 +93,7 @@ impl Builder {
 
     /// The job is cancelled.
     fn cancel(&mut self, id: i64, at_us: i64) {
-        self.call(at_us, Ask::Cancel { job: id }, Answer::Ok(1));
+        self.call(at_us, Request::Cancel { job: id }, Answer::Ok(1));
         self.end(id, "cancelled", json!(null), at_us + 500);
     }
 
@@ -112,7 +112,7 @@ impl Builder {
         self.claim(id, attempt, worker, claimed_us);
     }
 
-    /// The attempt has ended, and the job has not.
+    /// The attempt ends without ending the job.
     fn attempt(&mut self, id: i64, lost: bool, ended_us: i64) {
         let job = self.of(id).clone();
         let details = json!({"attempt": job.attempt, "nonce": nonce(id, job.attempt)});
@@ -164,7 +164,7 @@ pub(super) fn nonce(id: i64, attempt: i32) -> String {
     format!("{id}-{attempt}")
 }
 
-/// A world with something of everything, in which every promise was kept.
+/// A world with every kind of event, in which every promise was kept.
 pub(super) fn healthy() -> World {
     let mut b = Builder::default();
     b.0.run = Run {
@@ -182,13 +182,13 @@ pub(super) fn healthy() -> World {
             worker_id: format!("host-{incarnation}"),
         });
     }
-    let plain = Wish::default;
+    let plain = JobSpec::default;
 
     b.job(QUICK, 10 * S, plain());
     b.start(QUICK, 1, A, 11 * S);
     b.succeed(QUICK, 12 * S);
 
-    let flaky = Wish {
+    let flaky = JobSpec {
         fail_attempts: 1,
         ..plain()
     };
@@ -198,7 +198,7 @@ pub(super) fn healthy() -> World {
     b.start(FLAKY, 2, B, 13 * S);
     b.succeed(FLAKY, 14 * S);
 
-    let hopeless = Wish {
+    let hopeless = JobSpec {
         hopeless: true,
         ..plain()
     };
@@ -223,7 +223,7 @@ pub(super) fn healthy() -> World {
     b.start(ORPHAN, 2, A, 26 * S);
     b.succeed(ORPHAN, 27 * S);
 
-    // Host B is frozen while it runs this one, and lives on.
+    // Host B is frozen while it runs this one, and survives.
     b.job(FROZEN, 20 * S, plain());
     b.start(FROZEN, 1, B, 121 * S);
     b.0.evidence.last_mut().expect("it has started").ended_us = None;
@@ -239,7 +239,7 @@ pub(super) fn healthy() -> World {
     b.start(FROZEN, 2, A, 127 * S);
     b.succeed(FROZEN, 128 * S);
 
-    // Host B is stopped while it runs this one, and gives it back.
+    // Host B is stopped while it runs this one, and releases it.
     b.job(STOPPED, 140 * S, plain());
     b.start(STOPPED, 1, B, 141 * S);
     b.0.evidence.last_mut().expect("it has started").nonce = "given back in the end".into();
@@ -264,7 +264,7 @@ pub(super) fn healthy() -> World {
     b.start(STOPPED, 1, A, 143 * S);
     b.succeed(STOPPED, 144 * S);
 
-    // This one loses its host three times, because that is killed.
+    // The host of this one is killed three times.
     b.job(DOOMED, 30 * S, plain());
     let killed = || What::HostKilled {
         worker: "host-2".into(),
@@ -279,7 +279,7 @@ pub(super) fn healthy() -> World {
     b.of(DOOMED).lost = 3;
     b.end(DOOMED, "failed", json!({"kind": "lost"}), 66 * S);
 
-    let later = Wish {
+    let later = JobSpec {
         run_in_ms: Some(5_000),
         ..plain()
     };
@@ -287,25 +287,25 @@ pub(super) fn healthy() -> World {
     b.start(LATER, 1, A, 15 * S);
     b.succeed(LATER, 16 * S);
     b.job(MOVED, 10 * S, later);
-    let moved = Ask::Reschedule {
+    let moved = Request::Reschedule {
         job: MOVED,
         run_at_us: Some(18 * S),
     };
     b.call(11 * S, moved, Answer::Ok(1));
     b.start(MOVED, 1, A, 18 * S);
     b.succeed(MOVED, 19 * S);
-    let far = Wish {
+    let far = JobSpec {
         run_in_ms: Some(10_000_000),
         ..plain()
     };
     b.job(FAR, 10 * S, far);
 
     b.job(CANCELLED, 10 * S, plain());
-    b.call(11 * S, Ask::Cancel { job: CANCELLED }, Answer::Ok(1));
+    b.call(11 * S, Request::Cancel { job: CANCELLED }, Answer::Ok(1));
     b.end(CANCELLED, "cancelled", json!(null), 11 * S);
     b.job(COMPLETED, 10 * S, plain());
     let mark = "by hand".to_string();
-    let complete = Ask::Complete {
+    let complete = Request::Complete {
         job: COMPLETED,
         mark: mark.clone(),
     };
@@ -315,7 +315,7 @@ pub(super) fn healthy() -> World {
     job.result = Some(json!({"by_admin": mark}));
     job.finished_us = Some(11 * S);
     b.job(FAILED, 10 * S, plain());
-    let fail = Ask::Fail {
+    let fail = Request::Fail {
         job: FAILED,
         mark: mark.clone(),
     };
@@ -328,7 +328,7 @@ pub(super) fn healthy() -> World {
     );
 
     // One after the other with the same key.
-    let keyed = Wish {
+    let keyed = JobSpec {
         unique_key: Some("k".into()),
         ..plain()
     };
@@ -340,7 +340,7 @@ pub(super) fn healthy() -> World {
 
     // Retries of the first job, one after the other.
     for (id, at) in AGAIN.into_iter().zip([30, 40]) {
-        b.call(at * S, Ask::Retry { job: QUICK }, Answer::Ok(id));
+        b.call(at * S, Request::Retry { job: QUICK }, Answer::Ok(id));
         b.0.jobs.push(Job {
             id,
             queue: "default".into(),
@@ -355,7 +355,7 @@ pub(super) fn healthy() -> World {
         b.succeed(id, (at + 2) * S);
     }
 
-    // The first claim of this one was given back.
+    // The first claim of this one was released.
     b.job(RELEASED, 70 * S, plain());
     b.start(RELEASED, 1, B, 71 * S);
     b.0.evidence.last_mut().expect("it has started").nonce = "given back".into();
@@ -370,8 +370,8 @@ pub(super) fn healthy() -> World {
     b.start(RELEASED, 1, A, 73 * S);
     b.succeed(RELEASED, 74 * S);
 
-    // The first attempt of this one has done its step, and the second was told of it.
-    let stepped = Wish {
+    // The first attempt of this one has done its step, and the second got its result.
+    let stepped = JobSpec {
         steps: true,
         fail_attempts: 1,
         ..plain()
@@ -396,7 +396,7 @@ pub(super) fn healthy() -> World {
         attempt: Some(2),
         worker: Some(B),
     });
-    // What the first has said is deleted a little later.
+    // The progress of the first attempt is deleted a moment later.
     b.0.progress.push(Progress {
         job: STEPPED,
         step: nonce(STEPPED, 1),
@@ -414,17 +414,17 @@ pub(super) fn healthy() -> World {
     b.cancel(IN_LINE, 150 * S + 300_000);
 
     // Cancelled while host A could not listen.
-    let told = Wish {
+    let ticking = JobSpec {
         ticks: true,
         sleep_ms: 7_000,
         ..plain()
     };
-    b.job(TOLD, 160 * S, told);
-    b.start(TOLD, 1, A, 160 * S);
+    b.job(NOTIFIED, 160 * S, ticking);
+    b.start(NOTIFIED, 1, A, 160 * S);
     let evidence = b.0.evidence.last_mut().expect("it has started");
     (evidence.ended_us, evidence.ticked_us) = (None, Some(162 * S));
     b.happen(161 * S, 161 * S + 5_000, What::ListenersCut { count: 2 });
-    b.cancel(TOLD, 161 * S + 200_000);
+    b.cancel(NOTIFIED, 161 * S + 200_000);
 
     // Host B is frozen when it has claimed these two. One of them is cancelled meanwhile.
     for id in LARGE {
@@ -462,23 +462,23 @@ pub(super) fn healthy() -> World {
     b.happen(185 * S, 195 * S, shared);
 
     let (queue, other) = ("default".to_string(), "default".to_string());
-    b.call(100 * S, Ask::Pause { queue }, Answer::Ok(1));
+    b.call(100 * S, Request::Pause { queue }, Answer::Ok(1));
     b.job(WAITED, 105 * S, plain());
     b.start(WAITED, 1, A, 110 * S + 2_000);
     b.succeed(WAITED, 111 * S);
-    // These were refused: there is no such job.
+    // These were refused, and have no job.
     for (n, answer) in [
         (9_001, Answer::Refused("no".into())),
         (9_002, Answer::Unknown("cut".into())),
     ] {
-        let wish = Wish { n, ..plain() };
-        let ask = Ask::Enqueue {
-            wish,
+        let spec = JobSpec { n, ..plain() };
+        let request = Request::Enqueue {
+            spec,
             run_at_us: None,
         };
-        b.call(112 * S, ask, answer);
+        b.call(112 * S, request, answer);
     }
-    b.call(110 * S, Ask::Resume { queue: other }, Answer::Ok(1));
+    b.call(110 * S, Request::Resume { queue: other }, Answer::Ok(1));
     let stopped = What::HostStopped {
         worker: "host-1".into(),
         status: "exit status: 0".into(),

@@ -1,4 +1,4 @@
-//! Whether a queue stays quick when it grows old: much pending, much finished, a transaction held open.
+//! Throughput of an aged queue: many pending jobs, many finished jobs, an open transaction.
 
 mod finished;
 mod held;
@@ -16,38 +16,38 @@ use super::host::HostOptions;
 use super::report::{Report, Unit};
 use super::server::Server;
 
-/// In one call of `rouse.enqueue_many`.
+/// Jobs per call of `rouse.enqueue_many`.
 const FILL_BATCH: i64 = 10_000;
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Jobs in each drain
+    /// Jobs per drain
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(i64).range(100..=10_000_000))]
     pub(super) jobs: i64,
-    /// Drains in each state; the median is reported
+    /// Drains per state; the median is reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub(super) runs: u16,
-    /// Jobs that are pending in other lanes
+    /// Pending jobs in other lanes
     #[arg(long, default_value_t = 5_000_000, value_parser = clap::value_parser!(i64).range(1_000..=100_000_000))]
     pub(super) pending: i64,
-    /// Jobs that have finished before
+    /// Finished jobs
     #[arg(long, default_value_t = 5_000_000, value_parser = clap::value_parser!(i64).range(1_000..=100_000_000))]
     pub(super) finished: i64,
-    /// Jobs that are processed while a transaction is held open
+    /// Jobs drained during an open transaction
     #[arg(long, default_value_t = 400_000, value_parser = clap::value_parser!(i64).range(1_000..=100_000_000))]
     pub(super) held: i64,
-    /// How many of those are the first ones, and how many the last ones
+    /// Size of the window of first jobs, and of that of last jobs
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(i64).range(100..))]
     pub(super) window: i64,
-    /// How long the transaction of `old` stays open, minutes; one drain a minute
+    /// How long the transaction of `old` stays open, in minutes; one drain per minute
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=1440))]
     pub(super) minutes: u64,
-    /// Only these
+    /// Measure only these states
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = State::SHORT)]
     pub(super) only: Vec<State>,
 }
 
-/// What has become of the database before the drain.
+/// The state of the database during the drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum State {
     /// Jobs are pending for a handler that the host does not have
@@ -56,19 +56,19 @@ pub(super) enum State {
     PendingUnserved,
     /// Jobs are pending for the same handler, in a lane of low priority that the host serves too
     PendingLow,
-    /// Jobs have finished, yesterday and today
+    /// Many jobs have finished, yesterday and today
     Finished,
-    /// A transaction is open that has read the tables
+    /// A transaction that has read the tables is open
     Held,
-    /// Partitions are made and dropped meanwhile
+    /// Partitions are created and dropped during the drain
     Partitions,
-    /// All at once: jobs are pending in a queue that the host does not serve, jobs have finished, and a transaction is open for
-    /// `--minutes`
+    /// All at once: jobs are pending in a queue that the host does not serve, many jobs have finished, and a transaction is open
+    /// for `--minutes`
     Old,
 }
 
 impl State {
-    /// All but `old`, which takes as long as it is told to.
+    /// All states except `old`, whose length is an option.
     const SHORT: [Self; 6] = [
         Self::PendingUnknown,
         Self::PendingUnserved,
@@ -85,7 +85,7 @@ struct Decay<'a> {
     options: &'a Options,
     host: HostOptions,
     report: Report,
-    /// Jobs a second of the last fresh drains.
+    /// Jobs per second of the last fresh drains.
     fresh: Vec<f64>,
 }
 
@@ -138,7 +138,7 @@ impl Decay<'_> {
                 self.against_fresh("pending_unknown", &what).await
             }
             State::PendingUnserved => {
-                let what = format!("{pending} pending in a queue that is not served");
+                let what = format!("{pending} pending in an unserved queue");
                 self.fill("noop", "elsewhere", "normal").await?;
                 self.against_fresh("pending_unserved", &what).await
             }
@@ -159,8 +159,8 @@ impl Decay<'_> {
         }
     }
 
-    /// Drains in the state that was made, then makes it fresh again and drains once more: the drains
-    /// before and after are what the state is held against.
+    /// Drains in the current state, then clears the database and drains again: the fresh drains before and
+    /// after are the reference.
     async fn against_fresh(&mut self, key: &str, what: &str) -> Result<()> {
         let rate = rates(&self.drains().await?);
         self.clear().await?;
@@ -191,7 +191,7 @@ impl Decay<'_> {
         drained::drain(self.bench, self.server, &self.host, 1, &Work::noop(jobs)).await
     }
 
-    /// Enqueues jobs beside those that are measured.
+    /// Enqueues pending jobs that are not measured.
     async fn fill(&self, handler: &str, queue: &str, priority: &str) -> Result<()> {
         let (client, count) = (&self.server.client, self.options.pending);
         let statement = client
@@ -218,7 +218,7 @@ impl Decay<'_> {
         self.server.settle_disk().await
     }
 
-    /// As it was at the start: nothing pending, nothing finished.
+    /// Restores the initial state: no pending and no finished jobs.
     async fn clear(&self) -> Result<()> {
         self.server
             .client

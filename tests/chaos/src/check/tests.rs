@@ -1,17 +1,19 @@
-//! The checker is held against worlds in which exactly one promise is broken.
+//! Checks worlds in which exactly one promise is broken.
 
 mod healthy;
 
+use std::collections::BTreeMap;
+
 use serde_json::json;
 
-use super::super::ledger::{Answer, Ask, Happened, Run, What};
+use super::super::ledger::{Answer, Happened, Request, Run, What};
 use super::super::load::ATTEMPTS_MAX;
 use super::super::plan::Fault;
 use super::super::world::{Attempt, Evidence, Job, Worker, World};
 use super::{Known, RULES, Rule, check};
 use healthy::*;
 
-/// Breaks one promise in the healthy world: exactly that rule may say so.
+/// Breaks one promise in the healthy world, and asserts that exactly its rule has violations.
 fn breaks(rule: &str, mutate: impl FnOnce(&mut World)) {
     let mut world = healthy();
     mutate(&mut world);
@@ -23,11 +25,11 @@ fn breaks(rule: &str, mutate: impl FnOnce(&mut World)) {
     assert_eq!(broken, [rule]);
 }
 
-/// How many cases this rule has.
-fn of_rule(name: &str, world: &World) -> u64 {
+/// The number of cases of this rule.
+fn cases_of(name: &str, world: &World) -> u64 {
     let all = check(&Known::of(world));
-    let of_it = all.into_iter().find(|(rule, _)| rule.name == name);
-    of_it.expect("there is such a rule").1.checked
+    let found = all.into_iter().find(|(rule, _)| rule.name == name);
+    found.expect("the rule exists").1.checked
 }
 
 fn breaks_nothing(world: &World) {
@@ -67,14 +69,32 @@ fn a_healthy_world_breaks_nothing_and_every_rule_has_a_case_in_it() {
 }
 
 #[test]
-fn an_accepted_job_that_is_not_there_is_found() {
+fn the_reliability_page_lists_every_rule_with_its_promise() {
+    let page = include_str!("../../../../docs/explanation/reliability.md");
+    let listed: BTreeMap<&str, &str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
+        .filter(|(name, _)| !name.contains('`'))
+        .filter_map(
+            |(name, rest)| match rest.split(" | ").collect::<Vec<_>>()[..] {
+                [promise, _cases, _violations] => Some((name, promise)),
+                _ => None,
+            },
+        )
+        .collect();
+    let rules: BTreeMap<&str, &str> = RULES.iter().map(|rule| (rule.name, rule.promise)).collect();
+    assert_eq!(listed, rules);
+}
+
+#[test]
+fn an_accepted_job_that_does_not_exist_is_found() {
     breaks("accepted_is_kept", |world| {
         world.jobs.retain(|job| job.id != FAR)
     });
 }
 
 #[test]
-fn a_retry_that_is_not_there_is_found() {
+fn a_retry_that_does_not_exist_is_found() {
     breaks("accepted_is_kept", |world| {
         world.jobs.retain(|job| job.id != AGAIN[1])
     });
@@ -87,7 +107,7 @@ fn a_job_whose_enqueue_was_refused_or_rolled_back_is_found() {
             .calls
             .iter_mut()
             .find(|c| c.answer == Answer::Ok(QUICK));
-        call.expect("it was asked for").answer = answer;
+        call.expect("the call exists").answer = answer;
     };
     breaks("refused_leaves_nothing", |world| {
         answered(world, Answer::Refused("no".into()));
@@ -95,15 +115,15 @@ fn a_job_whose_enqueue_was_refused_or_rolled_back_is_found() {
     breaks("refused_leaves_nothing", |world| {
         answered(world, Answer::Unknown("rolled back".into()));
         for call in &mut world.calls {
-            if let Ask::Enqueue { wish, .. } = &mut call.ask {
-                wish.rolled_back |= wish.n == QUICK * 100;
+            if let Request::Enqueue { spec, .. } = &mut call.request {
+                spec.rolled_back |= spec.n == QUICK * 100;
             }
         }
     });
 }
 
 #[test]
-fn a_job_that_is_there_twice_under_two_ids_is_found() {
+fn a_job_that_exists_under_two_ids_is_found() {
     breaks("accepted_is_kept", |world| {
         let mut twin = job(world, FAR).clone();
         twin.id = 99;
@@ -112,7 +132,7 @@ fn a_job_that_is_there_twice_under_two_ids_is_found() {
 }
 
 #[test]
-fn a_job_that_nobody_has_asked_for_is_found() {
+fn a_job_that_nobody_enqueued_is_found() {
     breaks("refused_leaves_nothing", |world| {
         let mut stray = job(world, FAR).clone();
         (stray.id, stray.n) = (99, 9_900);
@@ -149,7 +169,7 @@ fn an_outcome_with_the_nonce_of_another_attempt_is_found() {
 }
 
 #[test]
-fn an_outcome_from_another_worker_is_found() {
+fn an_outcome_of_another_worker_is_found() {
     breaks("stale_outcome", |world| job(world, QUICK).worker = Some(B));
 }
 
@@ -187,7 +207,7 @@ fn an_attempt_that_starts_after_the_end_of_its_job_is_found() {
 }
 
 #[test]
-fn an_attempt_that_starts_after_an_end_by_an_admin_is_no_case_of_an_end_of_its_own() {
+fn an_attempt_that_starts_after_an_end_by_an_admin_is_not_a_case() {
     let mut world = healthy();
     let mut late = evidence(&mut world, QUICK).clone();
     (late.job, late.nonce) = (CANCELLED, "late".into());
@@ -197,16 +217,16 @@ fn an_attempt_that_starts_after_an_end_by_an_admin_is_no_case_of_an_end_of_its_o
 }
 
 #[test]
-fn an_attempt_that_goes_on_after_it_has_lost_its_job_is_found() {
+fn an_attempt_that_continues_after_it_has_lost_its_job_is_found() {
     breaks("revoked", |world| {
         evidence(world, FROZEN).ended_us = Some(129 * S + 2_000);
     });
 }
 
 #[test]
-fn an_attempt_whose_host_was_killed_shows_nothing_of_revocation() {
+fn an_attempt_whose_host_was_killed_is_not_a_case_of_revocation() {
     let mut world = healthy();
-    let cases = |world: &World| of_rule("revoked", world);
+    let cases = |world: &World| cases_of("revoked", world);
     assert_eq!(cases(&world), 1);
     world.happened.push(Happened {
         from_us: 126 * S,
@@ -219,7 +239,7 @@ fn an_attempt_whose_host_was_killed_shows_nothing_of_revocation() {
 }
 
 #[test]
-fn an_attempt_that_starts_late_whose_claim_the_server_has_forgotten_is_excused() {
+fn a_late_start_under_a_forgotten_claim_is_excused() {
     let mut world = healthy();
     let at_us = starts_again(&mut world) + S / 2;
     world.happened.push(Happened {
@@ -233,17 +253,17 @@ fn an_attempt_that_starts_late_whose_claim_the_server_has_forgotten_is_excused()
 }
 
 #[test]
-fn a_step_that_a_stale_attempt_has_written_is_found() {
+fn a_step_written_by_a_stale_attempt_is_found() {
     // Under the claim of its successor.
     breaks("stale_step", |world| world.steps[0].attempt = 2);
     // After it had ended.
     breaks("stale_step", |world| world.steps[0].at_us = 90 * S);
-    // From a worker that did not have the job.
+    // By a worker that did not hold the job.
     breaks("stale_step", |world| world.steps[0].worker = C);
 }
 
 #[test]
-fn a_step_that_is_forgotten_or_done_twice_is_found() {
+fn a_forgotten_or_repeated_step_is_found() {
     breaks("steps_are_kept", |world| world.steps.clear());
     breaks("steps_are_kept", |world| {
         let result = job(world, STEPPED).result.as_mut();
@@ -271,7 +291,7 @@ fn the_progress_of_a_stale_attempt_is_found() {
 }
 
 #[test]
-fn a_start_before_its_time_is_found() {
+fn a_start_before_run_at_is_found() {
     breaks("not_early", |world| {
         evidence(world, LATER).started_us = 15 * S - 1;
         job(world, LATER).claimed_us = Some(15 * S - 1_000);
@@ -279,7 +299,7 @@ fn a_start_before_its_time_is_found() {
 }
 
 #[test]
-fn a_start_before_the_time_that_the_job_was_moved_to_is_found() {
+fn a_start_before_the_rescheduled_time_is_found() {
     breaks("not_early", |world| {
         evidence(world, MOVED).started_us = 17 * S;
         job(world, MOVED).claimed_us = Some(17 * S - 1_000);
@@ -290,36 +310,36 @@ fn a_start_before_the_time_that_the_job_was_moved_to_is_found() {
 fn a_claim_of_a_paused_queue_is_found() {
     breaks("pause_holds", |world| {
         for call in &mut world.calls {
-            if matches!(call.ask, Ask::Pause { .. }) {
-                (call.asked_us, call.answered_us) = (72 * S, 72 * S + 1_000);
+            if matches!(call.request, Request::Pause { .. }) {
+                (call.sent_us, call.answered_us) = (72 * S, 72 * S + 1_000);
             }
         }
     });
 }
 
 #[test]
-fn a_pause_in_which_nothing_came_shows_nothing() {
+fn a_pause_without_new_jobs_is_not_a_case() {
     let mut world = healthy();
-    assert_eq!(of_rule("pause_holds", &world), 1);
+    assert_eq!(cases_of("pause_holds", &world), 1);
     job(&mut world, WAITED).requested_us = 99 * S;
-    assert_eq!(of_rule("pause_holds", &world), 0);
+    assert_eq!(cases_of("pause_holds", &world), 0);
 }
 
 #[test]
-fn more_failed_attempts_than_may_be_are_found() {
+fn more_failed_attempts_than_the_maximum_are_found() {
     breaks("attempts_within_max", |world| {
         for call in &mut world.calls {
-            if let Ask::Enqueue { wish, .. } = &mut call.ask
-                && wish.n == FLAKY * 100
+            if let Request::Enqueue { spec, .. } = &mut call.request
+                && spec.n == FLAKY * 100
             {
-                wish.max_attempts = Some(1);
+                spec.max_attempts = Some(1);
             }
         }
     });
 }
 
 #[test]
-fn a_job_that_starts_more_often_than_it_is_claimed_is_found() {
+fn more_starts_than_claims_are_found() {
     breaks("attempts_within_max", |world| {
         for number in 0..ATTEMPTS_MAX {
             let mut more = evidence(world, QUICK).clone();
@@ -330,8 +350,8 @@ fn a_job_that_starts_more_often_than_it_is_claimed_is_found() {
     });
 }
 
-/// The job whose host was killed three times goes on with a fourth attempt.
-fn goes_on(world: &mut World) {
+/// The job whose host was killed three times continues with a fourth attempt.
+fn continues(world: &mut World) {
     let doomed = job(world, DOOMED).clone();
     world.attempts.push(Attempt {
         job: DOOMED,
@@ -355,7 +375,7 @@ fn goes_on(world: &mut World) {
     doomed.result = Some(json!({"n": doomed.n, "attempt": 4, "nonce": nonce(DOOMED, 4)}));
 }
 
-/// Something else has happened to host B instead of these kills: the first, the second and the third.
+/// Replaces these kills of host B (0 is the first) by another event.
 fn instead_of_kills(world: &mut World, which: &[usize], what: impl Fn() -> What) {
     let kills = world
         .happened
@@ -374,42 +394,42 @@ fn frozen() -> What {
 }
 
 #[test]
-fn a_job_that_goes_on_after_too_many_crashes_is_found() {
-    breaks("losses_end", goes_on);
+fn a_job_that_continues_after_too_many_crashes_is_found() {
+    breaks("losses_end", continues);
 }
 
 #[test]
-fn a_job_goes_on_after_losses_that_were_no_crashes() {
+fn a_job_may_continue_after_losses_that_were_not_crashes() {
     let mut world = healthy();
-    goes_on(&mut world);
+    continues(&mut world);
     instead_of_kills(&mut world, &[1], frozen);
     breaks_nothing(&world);
-    assert_eq!(of_rule("losses_end", &world), 0);
+    assert_eq!(cases_of("losses_end", &world), 0);
 }
 
 #[test]
-fn a_job_that_is_given_up_although_its_hosts_lived_on_is_found() {
+fn a_job_that_fails_as_lost_although_its_hosts_survived_is_found() {
     breaks("losses_end", |world| {
         instead_of_kills(world, &[0], frozen);
     });
     breaks("losses_end", |world| {
         instead_of_kills(world, &[2], || What::Skipped {
             fault: Fault::KillHost,
-            why: "nothing has happened".into(),
+            why: "not injected".into(),
         });
     });
 }
 
 #[test]
-fn a_job_may_be_given_up_while_nobody_can_know_whether_its_last_host_lives() {
+fn a_job_may_fail_as_lost_before_its_last_host_can_send_a_heartbeat() {
     let mut world = healthy();
     instead_of_kills(&mut world, &[2], frozen);
     breaks_nothing(&world);
-    assert_eq!(of_rule("losses_end", &world), 1);
+    assert_eq!(cases_of("losses_end", &world), 1);
 }
 
 #[test]
-fn a_host_that_ends_before_it_can_say_that_it_lived_on_may_count() {
+fn a_loss_may_count_if_its_host_exits_before_a_heartbeat() {
     let mut world = healthy();
     instead_of_kills(&mut world, &[0], frozen);
     // Lost at 36 s, and killed a second later.
@@ -424,7 +444,7 @@ fn a_host_that_ends_before_it_can_say_that_it_lived_on_may_count() {
 }
 
 #[test]
-fn a_job_that_is_given_up_because_two_hosts_have_one_id_is_found() {
+fn a_job_that_fails_as_lost_because_two_hosts_share_an_id_is_found() {
     breaks("losses_end", |world| {
         instead_of_kills(world, &[0, 1, 2], || What::HostEnded {
             worker: "host-2".into(),
@@ -442,7 +462,7 @@ fn a_job_that_is_given_up_because_two_hosts_have_one_id_is_found() {
     });
 }
 
-/// An attempt at the job that was cancelled in line starts so long after the answer, on a worker of this id.
+/// An attempt at the job that was cancelled in line starts `late_us` after the answer, on the worker with this id.
 fn starts_late(world: &mut World, worker: &str, late_us: i64) {
     for known in &mut world.workers {
         if known.incarnation == A {
@@ -461,11 +481,11 @@ fn starts_late(world: &mut World, worker: &str, late_us: i64) {
 }
 
 #[test]
-fn an_attempt_of_a_claim_that_stood_in_line_when_its_job_was_cancelled_is_found() {
+fn a_late_start_of_a_claim_that_was_cancelled_in_line_is_found() {
     breaks("ended_in_line", |world| {
         starts_late(world, "host-1", 350_000)
     });
-    // The third seat polls: it gives claims back that have not started within a second.
+    // The third seat polls: it releases claims that have not started within a second.
     breaks("ended_in_line", |world| {
         starts_late(world, "host-2-7", 2_600_000)
     });
@@ -473,12 +493,12 @@ fn an_attempt_of_a_claim_that_stood_in_line_when_its_job_was_cancelled_is_found(
         let mut world = healthy();
         starts_late(&mut world, worker, late_us);
         breaks_nothing(&world);
-        assert_eq!(of_rule("ended_in_line", &world), 1);
+        assert_eq!(cases_of("ended_in_line", &world), 1);
     }
 }
 
 #[test]
-fn a_host_that_was_cut_off_need_not_know_what_stands_in_line() {
+fn a_host_that_was_cut_off_may_start_a_cancelled_claim() {
     let mut world = healthy();
     starts_late(&mut world, "host-1", 1_400_000);
     world.happened.push(Happened {
@@ -490,27 +510,27 @@ fn a_host_that_was_cut_off_need_not_know_what_stands_in_line() {
 }
 
 #[test]
-fn a_job_that_had_started_when_it_was_cancelled_shows_nothing_of_the_line() {
+fn a_job_that_had_started_when_it_was_cancelled_is_not_a_case_of_the_line() {
     let mut world = healthy();
     starts_late(&mut world, "host-1", -200_000);
     breaks_nothing(&world);
-    assert_eq!(of_rule("ended_in_line", &world), 0);
+    assert_eq!(cases_of("ended_in_line", &world), 0);
 }
 
 #[test]
-fn an_attempt_that_goes_on_after_a_cancellation_of_which_its_host_did_not_hear_is_found() {
+fn an_attempt_that_continues_after_its_host_missed_the_cancellation_is_found() {
     breaks("cancels_arrive", |world| {
-        evidence(world, TOLD).ticked_us = Some(164 * S);
+        evidence(world, NOTIFIED).ticked_us = Some(164 * S);
     });
     breaks("cancels_arrive", |world| {
-        evidence(world, TOLD).ended_us = Some(167 * S);
+        evidence(world, NOTIFIED).ended_us = Some(167 * S);
     });
 }
 
 #[test]
-fn a_cancellation_amid_other_troubles_shows_nothing() {
+fn a_cancellation_during_other_faults_is_not_a_case() {
     let mut world = healthy();
-    assert_eq!(of_rule("cancels_arrive", &world), 1);
+    assert_eq!(cases_of("cancels_arrive", &world), 1);
     for what in [
         What::BackendsTerminated { count: 1 },
         What::ServerCrashed {
@@ -526,12 +546,12 @@ fn a_cancellation_amid_other_troubles_shows_nothing() {
             until_us: 162 * S,
             what,
         });
-        assert_eq!(of_rule("cancels_arrive", &world), 0);
+        assert_eq!(cases_of("cancels_arrive", &world), 0);
         world.happened.pop();
     }
 }
 
-/// The job that a frozen host had claimed runs only when that one is back.
+/// The job that a frozen host had claimed runs only after the host is back.
 fn runs_late(world: &mut World) {
     for evidence in &mut world.evidence {
         if evidence.job == LARGE[0] {
@@ -544,9 +564,9 @@ fn runs_late(world: &mut World) {
 }
 
 #[test]
-fn a_job_that_waits_for_the_host_that_was_frozen_in_its_claim_is_found() {
+fn a_job_that_waits_for_a_host_frozen_during_its_claim_is_found() {
     breaks("frozen_claims_run", runs_late);
-    // That claim was never committed: the database knows nothing of it.
+    // The claim was never committed, so the database does not know it.
     breaks("frozen_claims_run", |world| {
         runs_late(world);
         world.attempts.retain(|attempt| attempt.job != LARGE[0]);
@@ -561,7 +581,7 @@ fn a_job_that_waits_for_the_host_that_was_frozen_in_its_claim_is_found() {
 fn a_call_that_waits_for_a_frozen_host_is_found() {
     breaks("frozen_holds_nothing", |world| {
         for call in &mut world.calls {
-            if matches!(call.ask, Ask::Cancel { job } if job == LARGE[1]) {
+            if matches!(call.request, Request::Cancel { job } if job == LARGE[1]) {
                 call.answered_us = 174 * S;
             }
         }
@@ -569,7 +589,7 @@ fn a_call_that_waits_for_a_frozen_host_is_found() {
 }
 
 #[test]
-fn two_hosts_that_take_their_id_from_each_other_are_found() {
+fn two_hosts_that_keep_taking_their_id_from_each_other_are_found() {
     let both = |world: &mut World| {
         for happened in &mut world.happened {
             if let What::IdShared { exits, .. } = &mut happened.what {
@@ -586,18 +606,18 @@ fn two_hosts_that_take_their_id_from_each_other_are_found() {
         what: What::BackendsTerminated { count: 1 },
     });
     breaks_nothing(&world);
-    assert_eq!(of_rule("one_holder", &world), 1);
+    assert_eq!(cases_of("one_holder", &world), 1);
 }
 
 #[test]
-fn a_host_that_dies_because_another_has_its_id_is_found() {
+fn a_host_that_crashes_because_another_has_its_id_is_found() {
     breaks("hosts_live", |world| {
         world.happened.push(ended("host-9", "signal: 6 (SIGABRT)"));
     });
 }
 
 #[test]
-fn a_job_that_ends_otherwise_than_its_handler_says_is_found() {
+fn a_job_that_ends_differently_from_its_handler_is_found() {
     breaks("ends_as_asked", |world| {
         job(world, HOPELESS).state = "timed_out".into()
     });
@@ -607,38 +627,38 @@ fn a_job_that_ends_otherwise_than_its_handler_says_is_found() {
 }
 
 #[test]
-fn a_cancellation_that_was_answered_and_does_not_hold_is_found() {
+fn an_answered_cancellation_that_does_not_hold_is_found() {
     breaks("admin_ends_hold", |world| {
-        let ask = Ask::Cancel { job: QUICK };
+        let request = Request::Cancel { job: QUICK };
         let mut call = world.calls[0].clone();
-        (call.ask, call.answer) = (ask, Answer::Ok(1));
+        (call.request, call.answer) = (request, Answer::Ok(1));
         world.calls.push(call);
     });
 }
 
 #[test]
-fn an_end_by_an_admin_that_nobody_has_asked_for_is_found() {
+fn an_end_by_an_admin_that_nobody_requested_is_found() {
     breaks("admin_ends_were_requested", |world| {
         world
             .calls
-            .retain(|call| !matches!(call.ask, Ask::Cancel { .. }));
+            .retain(|call| !matches!(call.request, Request::Cancel { .. }));
     });
     breaks("admin_ends_were_requested", |world| {
         world
             .calls
-            .retain(|call| !matches!(call.ask, Ask::Complete { .. }));
+            .retain(|call| !matches!(call.request, Request::Complete { .. }));
     });
 }
 
 #[test]
-fn two_live_jobs_with_one_key_are_found() {
+fn two_live_jobs_with_the_same_key_are_found() {
     breaks("unique_key", |world| {
         job(world, KEYED[0]).finished_us = Some(21 * S)
     });
 }
 
 #[test]
-fn a_live_job_of_another_tenant_that_was_returned_for_a_key_is_found() {
+fn an_enqueue_that_returned_the_live_job_of_another_tenant_is_found() {
     breaks("accepted_is_kept", |world| {
         job(world, KEYED[0]).tenant = Some("another".into());
     });
@@ -652,14 +672,14 @@ fn two_live_retries_of_one_job_are_found() {
 }
 
 #[test]
-fn a_job_that_waits_although_its_time_has_come_is_found() {
+fn a_due_job_that_still_waits_at_the_end_is_found() {
     breaks("nothing_stuck", |world| {
         job(world, FAR).available_us = world.dumped_us - S;
     });
 }
 
 #[test]
-fn a_job_that_runs_without_anybody_is_found() {
+fn a_job_that_still_runs_at_the_end_is_found() {
     breaks("nothing_stuck", |world| {
         job(world, FAR).state = "running".into()
     });
@@ -679,7 +699,7 @@ fn an_orphan_that_waits_too_long_is_found() {
 }
 
 #[test]
-fn an_attempt_that_is_lost_with_a_host_that_was_stopped_in_order_is_found() {
+fn an_attempt_lost_with_a_host_that_was_stopped_in_order_is_found() {
     breaks("stop_burns_nothing", |world| {
         world.records.retain(|record| record.job != Some(STOPPED));
         world.attempts.push(Attempt {
@@ -705,9 +725,9 @@ fn an_attempt_that_is_lost_with_a_host_that_was_stopped_in_order_is_found() {
 }
 
 #[test]
-fn a_stop_shows_something_where_an_attempt_runs_that_nothing_else_disturbs() {
+fn a_stop_is_a_case_only_if_its_attempt_had_no_other_fault() {
     let mut world = healthy();
-    assert_eq!(of_rule("stop_burns_nothing", &world), 1);
+    assert_eq!(cases_of("stop_burns_nothing", &world), 1);
     world.happened.push(Happened {
         from_us: 141 * S + 500_000,
         until_us: 141 * S + 600_000,
@@ -715,10 +735,10 @@ fn a_stop_shows_something_where_an_attempt_runs_that_nothing_else_disturbs() {
             how: Fault::KillBackend,
         },
     });
-    assert_eq!(of_rule("stop_burns_nothing", &world), 0);
+    assert_eq!(cases_of("stop_burns_nothing", &world), 0);
 }
 
-/// Host ends by itself a moment after it was started, with this status.
+/// The host exits by itself, a moment after its start, with this status.
 fn ended(worker: &str, status: &str) -> Happened {
     Happened {
         from_us: 45 * S,
@@ -732,14 +752,14 @@ fn ended(worker: &str, status: &str) -> Happened {
 }
 
 #[test]
-fn a_host_that_ends_by_itself_is_found() {
+fn a_host_that_exits_by_itself_is_found() {
     breaks("hosts_live", |world| {
         world.happened.push(ended("host-1", "exit status: 1"));
     });
 }
 
 #[test]
-fn a_host_may_give_up_at_its_start_where_it_is_cut_off_and_in_no_other_way() {
+fn a_host_may_give_up_at_its_start_only_if_it_is_cut_off() {
     let is_cut = |world: &mut World| {
         world.happened.push(Happened {
             from_us: 45 * S + 500_000,
@@ -757,7 +777,7 @@ fn a_host_may_give_up_at_its_start_where_it_is_cut_off_and_in_no_other_way() {
             world.happened.push(ended(worker, "signal: 6 (SIGABRT)"));
         });
     }
-    // One that has registered was not starting any more.
+    // A host that has registered has completed its start.
     breaks("hosts_live", |world| {
         is_cut(world);
         world.workers.push(Worker {
@@ -780,10 +800,10 @@ fn a_host_that_does_not_stop_in_order_is_found() {
 }
 
 #[test]
-fn a_rule_without_a_case_fails_a_run_that_had_to_have_one() {
+fn a_rule_without_a_case_fails_a_run_that_needs_one() {
     let rule = |name: &str| -> &Rule {
         let found = RULES.iter().find(|rule| rule.name == name);
-        found.expect("there is such a rule")
+        found.expect("the rule exists")
     };
     let run = |minutes, faults: &[Fault]| Run {
         minutes,
@@ -798,16 +818,16 @@ fn a_rule_without_a_case_fails_a_run_that_had_to_have_one() {
 }
 
 #[test]
-fn a_queued_job_that_is_claimed_before_an_orphan_is_found() {
+fn a_queued_job_claimed_before_an_orphan_is_found() {
     breaks("orphans_first", |world| {
         let lost = world.attempts.iter_mut().find(|a| a.job == ORPHAN);
-        // Whoever adopts it has claimed others since then.
+        // Its adopter has claimed other jobs since then.
         lost.expect("it was lost").lease_ended_us = Some(10 * S);
     });
 }
 
 #[test]
-fn a_host_that_tries_to_connect_before_its_time_is_found() {
+fn a_host_that_reconnects_before_its_backoff_is_found() {
     breaks("one_backoff", |world| world.tries[3].at_us = 301_200_000);
     breaks("one_backoff", |world| {
         let concurrent = world.tries[1].clone();
@@ -816,7 +836,7 @@ fn a_host_that_tries_to_connect_before_its_time_is_found() {
 }
 
 #[test]
-fn a_host_that_stops_may_hurry_to_connect() {
+fn a_stopping_host_may_reconnect_sooner() {
     let mut world = healthy();
     let mut hurried = world.tries[5].clone();
     (hurried.at_us, hurried.failures) = (920_000_000, 3);

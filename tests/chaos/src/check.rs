@@ -1,16 +1,16 @@
-//! The checker: pure functions over what was asked, what really ran, and what the database says.
+//! The checker: pure functions over the requests, the attempts that really ran, and the rows of the database.
 //!
-//! Each rule counts what it has looked at. One that has looked at nothing has shown nothing, and fails the run.
+//! Each rule counts its cases. A rule without a case proves nothing and fails the run.
 
-mod file;
+mod history;
 mod known;
 
 mod accepted;
 mod admin_actions;
 mod attempts;
 mod backoff;
+mod cancellations;
 mod frozen;
-mod heard;
 mod keys;
 mod order;
 mod recovery;
@@ -25,24 +25,24 @@ use rouse_workbench::percentiles::Percentiles;
 
 use super::ledger::Run;
 use super::plan::Fault;
-pub(super) use file::file_on;
+pub(super) use history::job_history;
 pub(super) use known::Known;
 
-/// What a rule has found.
+/// The findings of one rule.
 #[derive(Default)]
 pub(super) struct Found {
-    /// How many cases it has looked at.
+    /// Number of cases that were checked.
     pub(super) checked: u64,
     pub(super) violations: Vec<Violation>,
-    /// Milliseconds, where the rule measures something.
+    /// Measurements in milliseconds; empty if the rule measures nothing.
     pub(super) measured_ms: Vec<f64>,
-    /// From what to what.
+    /// The measured interval, in words.
     pub(super) measures: &'static str,
-    /// The job that has taken longest, and how long that was.
+    /// The longest time in microseconds, and its job.
     slowest: Option<(i64, i64)>,
 }
 
-/// One case that is against the rule.
+/// A case that breaks the rule.
 #[derive(Debug)]
 pub(super) struct Violation {
     pub(super) job: Option<i64>,
@@ -50,20 +50,20 @@ pub(super) struct Violation {
 }
 
 impl Found {
-    /// One case, which might have been against the rule; where it is, `what` says how.
+    /// Counts a case. If it is `wrong`, records a violation that `what` describes.
     fn case(&mut self, job: impl Into<Option<i64>>, wrong: bool, what: impl FnOnce() -> String) {
         self.checked += 1;
         self.unless(job, wrong, what);
     }
 
-    /// One case that has taken so long.
+    /// Counts a case that took `us` microseconds.
     fn took(&mut self, job: i64, us: i64) {
         self.checked += 1;
         self.measured_ms.push(us as f64 / 1000.0);
         self.slowest = self.slowest.max(Some((us, job)));
     }
 
-    /// Ninety-nine of a hundred cases have taken no longer than this.
+    /// Records a violation if the 99th percentile of the measurements is above the limit.
     fn p99_within(mut self, limit_us: i64, measures: &'static str) -> Self {
         self.measures = measures;
         let limit_ms = limit_us as f64 / 1000.0;
@@ -74,14 +74,14 @@ impl Found {
             self.violations.push(Violation {
                 job,
                 what: format!(
-                    "p99 {measures} is {p99:.0} ms; {limit_ms:.0} ms are allowed; the slowest is job {job:?}"
+                    "p99 {measures} is {p99:.0} ms, more than {limit_ms:.0} ms; the slowest is job {job:?}"
                 ),
             });
         }
         self
     }
 
-    /// What is against the rule where it is, and shows nothing where it is not.
+    /// Records a violation if it is `wrong`, without counting a case.
     fn unless(&mut self, job: impl Into<Option<i64>>, wrong: bool, what: impl FnOnce() -> String) {
         if wrong {
             self.violations.push(Violation {
@@ -92,24 +92,24 @@ impl Found {
     }
 }
 
-/// A promise, and the function that looks whether it was kept.
+/// A promise, and the function that checks it.
 pub(super) struct Rule {
     /// Stable, for scripts and tests.
     pub(super) name: &'static str,
-    /// A promise, in words.
+    /// The promise in words, as docs/explanation/reliability.md lists it.
     pub(super) promise: &'static str,
     needs: Needs,
     check: fn(&Known<'_>) -> Found,
 }
 
-/// What a run has to be like for a rule to have a case in it for sure.
+/// The runs in which a rule must have a case.
 #[derive(Clone, Copy)]
 enum Needs {
-    /// There is always something to look at.
+    /// Every run.
     Nothing,
-    /// Any of these faults.
+    /// Runs with any of these faults.
     AnyOf(&'static [Fault]),
-    /// The same, for so many minutes: in a shorter run there may be none by chance.
+    /// Runs of at least this many minutes with any of these faults; a shorter one may lack a case by chance.
     For(f64, &'static [Fault]),
 }
 
@@ -117,25 +117,25 @@ enum Needs {
 pub(super) const RULES: [Rule; 29] = [
     Rule {
         name: "accepted_is_kept",
-        promise: "a job whose enqueue was answered with its id is there",
+        promise: "a job exists if its enqueue was answered with its id",
         needs: Needs::Nothing,
         check: accepted::kept,
     },
     Rule {
         name: "refused_leaves_nothing",
-        promise: "what was refused or rolled back has left no job, what is unknown at most one",
+        promise: "an enqueue that was refused or rolled back leaves no job, and one without an answer at most one",
         needs: Needs::Nothing,
         check: accepted::nothing_else,
     },
     Rule {
         name: "settled_once",
-        promise: "a job is live or has ended once, and so has each of its attempts",
+        promise: "a job is live or has ended once, and each of its attempts has ended at most once",
         needs: Needs::Nothing,
         check: settled::once,
     },
     Rule {
         name: "stale_outcome",
-        promise: "an outcome is that of the attempt whose claim stands with it",
+        promise: "an outcome was written by the attempt of the claim recorded with it",
         needs: Needs::Nothing,
         check: settled::by_its_claim,
     },
@@ -147,25 +147,25 @@ pub(super) const RULES: [Rule; 29] = [
     },
     Rule {
         name: "revoked",
-        promise: "an attempt that has lost its job changes nothing outside of the database any more",
+        promise: "an attempt that has lost its job changes nothing outside the database",
         needs: Needs::AnyOf(&[Fault::FreezeHost]),
         check: settled::revoked,
     },
     Rule {
         name: "stale_step",
-        promise: "the result of a step is recorded by the attempt that has the job",
+        promise: "only the attempt that holds the job records the result of a step",
         needs: Needs::Nothing,
         check: steps::stale_step,
     },
     Rule {
         name: "steps_are_kept",
-        promise: "a step that was recorded is not done again, and each later attempt gets its result",
+        promise: "a recorded step is not repeated, and every later attempt gets its result",
         needs: Needs::Nothing,
         check: steps::steps_are_kept,
     },
     Rule {
         name: "stale_progress",
-        promise: "progress is said by the attempt that has the job",
+        promise: "only the attempt that holds the job reports progress",
         needs: Needs::Nothing,
         check: steps::stale_progress,
     },
@@ -177,122 +177,122 @@ pub(super) const RULES: [Rule; 29] = [
     },
     Rule {
         name: "pause_holds",
-        promise: "nothing of a paused queue is claimed",
+        promise: "no job of a paused queue is claimed",
         needs: Needs::AnyOf(&[Fault::PauseQueue]),
         check: times::pause_holds,
     },
     Rule {
         name: "attempts_within_max",
-        promise: "no more attempts fail than may; of started ones, one more for each crash of the server",
+        promise: "no more attempts fail than max_attempts allows; each crash of the server may add one started attempt",
         needs: Needs::Nothing,
         check: attempts::within_max,
     },
     Rule {
         name: "losses_end",
-        promise: "a job whose workers crash so often fails, and no sooner; other losses do not count",
+        promise: "a job fails as lost after lost_max crashes of its workers, and not before; other losses do not count",
         needs: Needs::For(10.0, &[Fault::KillHost]),
         check: attempts::losses_end,
     },
     Rule {
         name: "ends_as_asked",
-        promise: "a job that was left alone ends as its handler says",
+        promise: "a job that no admin action ended ends as its handler decided",
         needs: Needs::Nothing,
         check: attempts::ends_as_asked,
     },
     Rule {
         name: "admin_ends_hold",
-        promise: "a call from outside that was answered is how the job has ended",
+        promise: "a job ends as an admin action that was answered with true has ended it",
         needs: Needs::AnyOf(&[Fault::Cancel, Fault::Complete, Fault::Fail]),
         check: admin_actions::answers_hold,
     },
     Rule {
         name: "admin_ends_were_requested",
-        promise: "no job was ended from outside without being asked to",
+        promise: "no job is ended by an admin action that was not requested",
         needs: Needs::AnyOf(&[Fault::Cancel, Fault::Complete, Fault::Fail]),
-        check: admin_actions::were_asked,
+        check: admin_actions::were_requested,
     },
     Rule {
         name: "ended_in_line",
-        promise: "a job that was ended from outside while its claim stood in line does not start",
+        promise: "a job that an admin action ended while its claim waited in line does not start",
         needs: Needs::AnyOf(&[Fault::CancelLine]),
-        check: heard::ended_in_line,
+        check: cancellations::ended_in_line,
     },
     Rule {
         name: "cancels_arrive",
-        promise: "an attempt whose job was cancelled while its host could not listen does nothing any more: p99 within 2.5 s",
+        promise: "an attempt whose job was cancelled while its host could not listen stops: p99 within 2.5 s",
         needs: Needs::For(10.0, &[Fault::CutListeners]),
-        check: heard::cancels_arrive,
+        check: cancellations::cancels_arrive,
     },
     Rule {
         name: "unique_key",
-        promise: "no two live jobs of a tenant have the same unique key",
+        promise: "no two live jobs of a handler and a tenant have the same unique key",
         needs: Needs::Nothing,
         check: keys::one_live_job,
     },
     Rule {
         name: "one_retry",
-        promise: "of a finished job no two retries are live",
+        promise: "a finished job has at most one live retry",
         needs: Needs::AnyOf(&[Fault::Retry]),
         check: keys::one_live_retry,
     },
     Rule {
         name: "nothing_stuck",
-        promise: "in the end nothing runs, and nothing waits whose time has come",
+        promise: "after the run, no job is running and no due job is waiting",
         needs: Needs::Nothing,
         check: recovery::nothing_stuck,
     },
     Rule {
         name: "taken_up_again",
-        promise: "from a kill to the job running again, while the server is up: p99 within the lease and 2 s",
+        promise: "a job whose host was killed runs again, while the server is up: p99 within the lease and 2 s",
         needs: Needs::AnyOf(&[Fault::KillHost]),
         check: recovery::taken_up_again,
     },
     Rule {
         name: "orphans_first",
-        promise: "between the end of an orphan's lease and its adoption, who adopts it claims no queued job",
+        promise: "a worker that adopts an orphan claims no queued job between the end of its lease and the adoption",
         needs: Needs::For(5.0, &[Fault::KillHost]),
         check: order::orphans_first,
     },
     Rule {
         name: "one_backoff",
-        promise: "all that a host does on an outage tries to connect on one ladder: 1, 2, 4 … 60 s",
+        promise: "all connection attempts of a host during an outage share one backoff: 1, 2, 4 … 60 s",
         needs: Needs::For(10.0, &[Fault::CrashServer]),
         check: backoff::one_backoff,
     },
     Rule {
         name: "frozen_claims_run",
-        promise: "what a host had claimed that is frozen in its claim runs elsewhere: p99 within the lease and 2 s",
+        promise: "jobs claimed by a host that was frozen during the claim run elsewhere: p99 within the lease and 2 s",
         needs: Needs::For(10.0, &[Fault::FreezeInClaim]),
         check: frozen::claims_run,
     },
     Rule {
         name: "frozen_holds_nothing",
-        promise: "what a host had claimed that is frozen in its claim can be cancelled meanwhile, within 2 s",
+        promise: "jobs claimed by a host that is frozen during the claim can be cancelled within 2 s",
         needs: Needs::For(10.0, &[Fault::FreezeInClaim]),
         check: frozen::holds_nothing,
     },
     Rule {
         name: "stop_burns_nothing",
-        promise: "a host that is stopped in order loses no attempt that runs",
+        promise: "a host that is stopped in order loses no running attempt",
         needs: Needs::For(5.0, &[Fault::StopHost]),
         check: recovery::stop_burns_nothing,
     },
     Rule {
         name: "hosts_live",
-        promise: "no host ends by itself but one whose id another has, and each stops when it is told to",
+        promise: "no host exits by itself unless another host has its id, and every host stops on request",
         needs: Needs::Nothing,
         check: recovery::hosts_live,
     },
     Rule {
         name: "one_holder",
-        promise: "of two hosts with one id and key only one ends, however often it is started again",
+        promise: "of two hosts with the same id and key only one exits, however often it is restarted",
         needs: Needs::For(5.0, &[Fault::SameId]),
         check: recovery::one_holder,
     },
 ];
 
 impl Rule {
-    /// Whether this run has shown nothing where the rule had no case.
+    /// Whether this run fails if the rule had no case.
     pub(super) fn is_needed(&self, run: &Run) -> bool {
         match self.needs {
             Needs::Nothing => true,
@@ -306,7 +306,7 @@ fn has_any(run: &Run, faults: &[Fault]) -> bool {
     faults.iter().any(|fault| run.faults.contains(fault))
 }
 
-/// All rules over all that is known.
+/// Checks all rules.
 pub(super) fn check(known: &Known<'_>) -> Vec<(&'static Rule, Found)> {
     RULES
         .iter()

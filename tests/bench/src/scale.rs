@@ -1,4 +1,4 @@
-//! What becomes of the figures with more hosts, more lanes, larger payloads, long jobs and late commits.
+//! Figures with more hosts, more lanes, larger payloads, long jobs and late commits.
 
 mod hosts;
 mod lanes;
@@ -21,10 +21,10 @@ use super::server::Server;
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Jobs in each drain
+    /// Jobs per drain
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(i64).range(100..=10_000_000))]
     pub(super) jobs: i64,
-    /// Drains of each kind; the median is reported
+    /// Drains per kind; the median is reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub(super) runs: u16,
     /// Numbers of hosts
@@ -39,10 +39,10 @@ pub(super) struct Options {
     /// How long after its enqueue a late producer commits, seconds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=3_600))]
     pub(super) late: u32,
-    /// How many late producers there are; the worst delay of them is reported
+    /// Number of late producers; their worst delay is reported
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=50))]
     pub(super) producers: u32,
-    /// Only these
+    /// Measure only these kinds
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Kind::value_variants().to_vec())]
     pub(super) only: Vec<Kind>,
 }
@@ -55,7 +55,7 @@ pub(super) enum Kind {
     Lanes,
     /// Payloads of 100 B, 4 KiB and 64 KiB
     Payloads,
-    /// 1-hour jobs that take most slots, among short ones
+    /// Short jobs while 1-hour jobs occupy most slots
     Long,
     /// A producer that commits 30 s after its enqueue
     Late,
@@ -65,7 +65,7 @@ struct Scale<'a> {
     bench: &'a Bench,
     server: &'a Server,
     options: &'a Options,
-    /// With `noop` alone.
+    /// The handlers folder, with `noop` only.
     handlers: PathBuf,
     report: Report,
 }
@@ -85,7 +85,7 @@ pub(super) async fn run(bench: &Bench, options: &Options) -> Result<Report> {
                 let failure = format!("scale, {kind:?}: {error:#}");
                 scale.report.failures.push(failure);
             }
-            // What a failed part leaves must not be the next one's.
+            // Leftovers of a failed part must not affect the next one.
             server
                 .client
                 .batch_execute(
@@ -122,20 +122,20 @@ impl Scale<'_> {
         self.report.add(format!("scale.{name}"), what, value, unit);
     }
 
-    /// The figures that each kind of drain has.
+    /// Adds the figures that all drains have, and returns the jobs per second.
     fn drained(&mut self, key: &str, what: &str, drains: &[Drained]) -> Result<f64> {
         let middle = |value: fn(&Drained) -> f64| median(drains.iter().map(value).collect());
         let per_s = middle(Drained::jobs_per_s)?;
         self.figure(&format!("{key}.per_s"), what, per_s, Unit::PerSecond);
         let (cpu, statements) = (middle(|d| d.cpu_postgres_us)?, middle(|d| d.statements)?);
-        let what = "CPU time for a job: Postgres";
+        let what = "CPU time per job: Postgres";
         self.figure(
             &format!("{key}.cpu_postgres"),
             what,
             cpu,
             Unit::Microseconds,
         );
-        let what = "round trips for 1,000 jobs";
+        let what = "round trips per 1,000 jobs";
         self.figure(&format!("{key}.statements"), what, statements, Unit::Count);
         Ok(per_s)
     }
