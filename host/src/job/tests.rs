@@ -294,7 +294,7 @@ fn a_limit_that_the_job_has_set_is_named_as_its_own_and_any_other_as_the_operato
     let said = |end: RunEnd, own| {
         let tries = Tries { own, ..tries(9, 9) };
         match decide(end, tries, &RetryPolicy::default(), 0.0) {
-            Ok(Outcome::Failed(error)) => error.message,
+            Ok(Outcome::Failed(error) | Outcome::TimedOut(error)) => error.message,
             outcome => panic!("an end, not {outcome:?}"),
         }
     };
