@@ -166,7 +166,7 @@ async fn in_the_gap_of_an_upgrade_by_rm_and_cp_the_name_waits_for_its_file() {
     machine.remove("mail.wasm");
     catalog.until(|set| set.names().is_empty()).await;
     machine.put("0.wasm", echo("mail.send", "evil"));
-    let gone = "which belongs to mail.wasm, a file that is gone";
+    let gone = "which belongs to mail.wasm, a file that is missing";
     let said = until_refused(&catalog, "0.wasm", gone).await;
     assert_eq!(said, lines("mail.send", "0.wasm"));
     // Nor does it help to restart the host now.
@@ -198,7 +198,7 @@ async fn a_copy_serves_in_the_place_of_a_file_that_is_gone_and_gets_nothing_by_i
 
     // Another content under that name is not the owner's.
     machine.put("0.wasm", echo("mail.send", "evil"));
-    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is gone").await;
+    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is missing").await;
     assert_eq!(
         version(&catalog.current(), "mail.send").as_deref(),
         Some("1")
@@ -221,7 +221,7 @@ async fn a_name_that_a_version_gives_up_stays_with_its_file() {
     machine.put("0.wasm", echo("mail.send", "evil"));
     until_refused(&catalog, "0.wasm", "which belongs to mail.wasm").await;
     machine.put("mail.wasm", echo("mail.read", "1"));
-    let dropped = "which belongs to mail.wasm, a file whose present version lacks it";
+    let dropped = "which belongs to mail.wasm, a file whose current version lacks it";
     let said = until_refused(&catalog, "0.wasm", dropped).await;
     assert_eq!(said, lines("mail.send", "0.wasm"));
     // Nor does it help to restart the host now.
@@ -319,7 +319,7 @@ async fn a_release_behind_the_link_to_the_folder_does_not_forget_the_names() {
     // However the path is spelled.
     machine.folder = releases.join("./modules/");
     let catalog = machine.start().await;
-    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is gone").await;
+    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is missing").await;
     assert!(catalog.current().names().is_empty());
 }
 
@@ -378,7 +378,7 @@ async fn names_without_end_are_refused_and_those_that_are_known_stay() {
     machine.put("new.wasm", echo("new.one", "1"));
     machine.put("new-2.wasm", echo("new.two", "1"));
     let catalog = bound.start().await;
-    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is gone").await;
+    until_refused(&catalog, "0.wasm", "mail.wasm, a file that is missing").await;
     until_refused(&catalog, "new-2.wasm", "20000 names").await;
     // What a table binds serves all the same.
     let set = catalog.current();
@@ -637,7 +637,7 @@ async fn an_older_module_that_was_signed_once_does_not_serve_again() {
     until_refused(&catalog, "0.wasm", "version_min").await;
     machine.put("1.wasm", echo("mail.send", "3.0.0"));
     // The refusal asks for the signature, not for a weaker binding.
-    let unsigned = "1.wasm.sig, a signature by that key, is missing or does not fit the file";
+    let unsigned = "1.wasm.sig, a signature by that key, is missing or does not match the file";
     let said = until_refused(&catalog, "1.wasm", unsigned).await;
     assert_eq!(said, "");
 

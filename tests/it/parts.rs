@@ -147,7 +147,7 @@ async fn a_module_of_more_parts_is_refused_for_good_and_runs_where_the_setting_i
         let (_, handlers) = on(settings(), &module).await;
         let why = handlers.refusal("parts.wasm");
         assert!(
-            why.starts_with("it asks for more than a host has for one module: ")
+            why.starts_with("it needs more than this host allows for one module: ")
                 && why.contains(words)
                 && why.contains(setting)
                 && !why.contains("tried again"),

@@ -155,8 +155,8 @@ async fn a_module_needs_a_signature_by_one_of_the_trusted_keys() {
     );
     for (file, words) in [
         ("3.wasm", "it has no signature 3.wasm.sig"),
-        ("4.wasm", "is by none of the trusted_keys"),
-        ("5.wasm", "is by none of the trusted_keys"),
+        ("4.wasm", "was not made with one of the trusted_keys"),
+        ("5.wasm", "was not made with one of the trusted_keys"),
         ("6.wasm", "6.wasm.sig cannot be read"),
     ] {
         let why = handlers.refusal(file);
