@@ -528,9 +528,8 @@ fn the_lines_that_the_denial_of_a_file_prints_allow_it() {
     std::fs::write(&toml, format!("{bound}{grant}")).unwrap();
     let message = denied("test.write-file", write.clone());
     assert!(
-        message.contains(
-            "wanted to change /data/new.txt, and /data is granted to it for reading only"
-        ),
+        message
+            .contains("tried to change /data/new.txt, and /data is granted to it for reading only"),
         "{message}"
     );
     std::fs::write(&toml, format!("{bound}{}", lines(&message))).unwrap();

@@ -231,7 +231,7 @@ async fn lines_that_cannot_just_be_put_behind_the_file_say_so() {
     for said in [
         "# handlers.\"mail.send\".dirs is in the file already, on line 4: add this element to its list\n{ dir = \"…\", at = \"/out\" },",
         "# handlers.\"mail.send\".env is in the file already, on line 5: put this into it",
-        "# this takes the place of [handlers.\"*\".settings], all of it, for mail.send",
+        "# this replaces all of [handlers.\"*\".settings] for mail.send",
         "\n\n[handlers.\"mail.send\".state]\n",
     ] {
         assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);

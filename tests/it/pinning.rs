@@ -367,7 +367,11 @@ fn a_key_is_made_once_and_signs_what_its_hosts_trust() {
     let said = deployment.says(1, &["handlers", "sign", "--key", "key", module]);
     assert!(said.contains("chmod 600"), "{said}");
     fs::write(deployment.path("rouse.toml"), "trusted_keys = [\"no key\"]").unwrap();
-    assert!(deployment.says(1, &["handlers"]).contains("it is no key"));
+    assert!(
+        deployment
+            .says(1, &["handlers"])
+            .contains("it is not a key")
+    );
     fs::write(deployment.path("rouse.toml"), "pin = \"look\"").unwrap();
     assert!(deployment.says(1, &["handlers"]).contains("lock"));
 }

@@ -380,7 +380,7 @@ async fn a_job_that_leaves_no_state_reads_and_writes_nothing_and_is_told_why() {
     assert_eq!(error["kind"], "denied");
     let message = error["message"].as_str().unwrap();
     assert!(
-        message.contains("the grants of this job leave nothing") && !message.contains("rouse.toml"),
+        message.contains("the grants of this job take away") && !message.contains("rouse.toml"),
         "{message}"
     );
     assert_eq!(kept(&client).await, before);
