@@ -85,10 +85,10 @@ impl Sandbox {
         if settings.attempts_max == 0 {
             bail!("the sandbox is set to 0 concurrent attempts; set at least 1");
         }
-        let most = settings.memory_bytes_most();
-        if !(PAGE_BYTES..=4 << 30).contains(&most) {
+        let max = settings.memory_bytes_max();
+        if !(PAGE_BYTES..=4 << 30).contains(&max) {
             bail!(
-                "the sandbox is set to {most} bytes of memory for an attempt; set 64 KiB to 4 GiB"
+                "the sandbox is set to {max} bytes of memory for an attempt; set 64 KiB to 4 GiB"
             );
         }
 
@@ -218,7 +218,7 @@ fn idle_max(attempts: usize, settings: &Settings) -> usize {
 fn config(attempts: usize, settings: &Settings) -> Config {
     let instances = attempts + DESCRIBES_MAX + idle_max(attempts, settings);
     let instances = u32::try_from(instances).unwrap_or(u32::MAX);
-    let most = settings.memory_bytes_most();
+    let max = settings.memory_bytes_max();
     let mut pool = PoolingAllocationConfig::new();
     // Each instance may be of the largest module that is allowed, so none ever waits for its parts.
     let parts = settings.module_parts;
@@ -235,7 +235,7 @@ fn config(attempts: usize, settings: &Settings) -> Config {
         .table_elements(TABLE_ELEMENTS)
         .table_keep_resident(TABLE_RESIDENT_BYTES)
         .linear_memory_keep_resident(MEMORY_RESIDENT_BYTES)
-        .max_memory_size(most.next_multiple_of(PAGE_BYTES));
+        .max_memory_size(max.next_multiple_of(PAGE_BYTES));
 
     let mut config = code_config();
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));

@@ -92,11 +92,11 @@ impl Machine {
                 "there is too little memory",
             ),
         ];
-        let (most, why) = limits
+        let (max, why) = limits
             .into_iter()
-            .min_by_key(|(most, _)| *most)
+            .min_by_key(|(max, _)| *max)
             .expect("the list of limits is not empty");
-        let attempts_max = wanted.min(most).max(1);
+        let attempts_max = wanted.min(max).max(1);
         PoolSize {
             attempts_max,
             memory_bytes_total_max,

@@ -147,7 +147,7 @@ impl Settings {
     }
 
     /// The largest memory limit of any attempt, bytes.
-    pub(super) fn memory_bytes_most(&self) -> usize {
+    pub(super) fn memory_bytes_max(&self) -> usize {
         let some = self.limits_of.values().map(|set| set.over(&self.limits));
         some.chain([self.limits.clone()])
             .map(|limits| limits.memory_bytes.max(limits.memory_retry_bytes))

@@ -16,7 +16,7 @@ const GRACE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Aborts one attempt. Clones share the signal. It turns once and never back:
 ///
 /// 1. at once, the guest's abort signal is ready, and guest calls with outside effects (log, progress, file changes)
-/// are refused;
+///    are refused;
 /// 2. after the grace, the guest is stopped wherever it is, in WebAssembly or in a host call.
 ///
 /// It also turns when it is read after the attempt's trust has expired: a process that was frozen continues with its

@@ -17,7 +17,7 @@ const NO_PAYLOAD: &[u8] = b"{}";
 impl Sandbox {
     /// Checks the payload. Returns the end of the attempt if it does not match, or if the attempt was aborted
     /// meanwhile.
-    pub(in crate::sandbox) async fn unfit_payload(
+    pub(in crate::sandbox) async fn refuse_payload(
         &self,
         handler: &Handler,
         payload: &[u8],
@@ -43,7 +43,7 @@ impl Sandbox {
     }
 
     /// Checks the result of a run. Returns how the run ended, which differs from `end` if the result does not match.
-    pub(in crate::sandbox) async fn with_fit_result(
+    pub(in crate::sandbox) async fn check_result(
         &self,
         handler: &Handler,
         end: RunEnd,

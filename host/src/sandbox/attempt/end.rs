@@ -162,10 +162,10 @@ fn guest_message(end: &RunEnd) -> Option<&str> {
 
 fn out_of_memory(denial: Denial, state: &AttemptState) -> RunEnd {
     match denial {
-        Denial::OfAttempt => RunEnd::OutOfMemory {
+        Denial::Attempt => RunEnd::OutOfMemory {
             limit_bytes: state.limiter.limit_bytes(),
         },
-        Denial::OfHost => RunEnd::Unrunnable(
+        Denial::Host => RunEnd::Unrunnable(
             "the attempts of this host together have used up its memory; run fewer at once, or \
              raise memory_total_mb"
                 .into(),

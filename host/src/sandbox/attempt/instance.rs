@@ -5,7 +5,7 @@ use std::sync::Arc;
 use wasmtime::{Engine, Store};
 
 use super::end::{self, Stop};
-use super::state::{self, AttemptState, OfAttempt};
+use super::state::{self, AttemptState, PerAttempt};
 use crate::job::RunEnd;
 use crate::sandbox::bindings;
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
@@ -48,7 +48,7 @@ impl Instance {
     ///
     /// # Errors
     /// When a granted directory was never there.
-    pub(in crate::sandbox) fn next(&mut self, of: OfAttempt) -> Result<(), String> {
+    pub(in crate::sandbox) fn next(&mut self, of: PerAttempt) -> Result<(), String> {
         self.store.data_mut().next(of)?;
         state::start(&mut self.store);
         Ok(())

@@ -46,9 +46,9 @@ impl MemoryBudget {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sandbox) enum Denial {
     /// The attempt reached its own limit.
-    OfAttempt,
+    Attempt,
     /// All attempts of this host together reached their limit.
-    OfHost,
+    Host,
 }
 
 /// Memory that the host holds for one attempt: header fields, request lines, bodies and buffers. It counts towards
@@ -76,12 +76,12 @@ impl Held {
         };
         self.used_bytes
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
-            .map_err(|_| Denial::OfAttempt)?;
+            .map_err(|_| Denial::Attempt)?;
         if self.budget.take(bytes) {
             return Ok(());
         }
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        Err(Denial::OfHost)
+        Err(Denial::Host)
     }
 
     /// Counts bytes until the returned charge is dropped.
@@ -220,9 +220,9 @@ impl ResourceLimiter for AttemptLimiter {
         let fits = self.used_bytes.saturating_add(more) <= self.limit_bytes
             && maximum.is_none_or(|maximum| desired <= maximum);
         self.denial = if !fits {
-            Some(Denial::OfAttempt)
+            Some(Denial::Attempt)
         } else if !self.budget.take(more) {
-            Some(Denial::OfHost)
+            Some(Denial::Host)
         } else {
             self.used_bytes += more;
             self.meter.has_memory(self.used_bytes);
@@ -234,7 +234,7 @@ impl ResourceLimiter for AttemptLimiter {
     // Not rolled back: it almost never happens that the system refuses a growth after it was counted, and the whole
     // count is returned with the store.
     fn memory_grow_failed(&mut self, _error: wasmtime::Error) -> wasmtime::Result<()> {
-        self.denial = Some(Denial::OfAttempt);
+        self.denial = Some(Denial::Attempt);
         Ok(())
     }
 
@@ -268,7 +268,7 @@ mod tests {
         let mut limiter = limiter(4 * PAGE, &MemoryBudget::new(100 * PAGE));
         assert!(limiter.memory_growing(0, 3 * PAGE, None).unwrap());
         assert!(!limiter.memory_growing(0, 2 * PAGE, None).unwrap());
-        assert_eq!(limiter.denial(), Some(Denial::OfAttempt));
+        assert_eq!(limiter.denial(), Some(Denial::Attempt));
         assert!(limiter.memory_growing(0, PAGE, None).unwrap());
         assert_eq!(limiter.denial(), None, "an old denial explains nothing");
         assert_eq!(limiter.used_bytes(), 4 * PAGE);
@@ -288,7 +288,7 @@ mod tests {
         let mut second = limiter(100 * PAGE, &budget);
         assert!(first.memory_growing(0, 2 * PAGE, None).unwrap());
         assert!(!second.memory_growing(0, 2 * PAGE, None).unwrap());
-        assert_eq!(second.denial(), Some(Denial::OfHost));
+        assert_eq!(second.denial(), Some(Denial::Host));
         drop(first);
         assert!(second.memory_growing(0, 2 * PAGE, None).unwrap());
     }
@@ -316,13 +316,13 @@ mod tests {
         let mut second = limiter(2 * PAGE, &budget);
         first.hold(PAGE).unwrap().keep();
         let charge = first.held().charge(PAGE).unwrap();
-        assert_eq!(first.held().charge(1).map(drop), Err(Denial::OfAttempt));
+        assert_eq!(first.held().charge(1).map(drop), Err(Denial::Attempt));
         assert!(first.hold(1).is_err());
-        assert_eq!(first.denial(), Some(Denial::OfAttempt));
+        assert_eq!(first.denial(), Some(Denial::Attempt));
         // The guest's own memory counts separately.
         assert!(first.memory_growing(0, PAGE, None).unwrap());
         assert!(second.hold(1).is_err());
-        assert_eq!(second.denial(), Some(Denial::OfHost));
+        assert_eq!(second.denial(), Some(Denial::Host));
 
         drop(charge);
         drop(second.hold(PAGE).unwrap());

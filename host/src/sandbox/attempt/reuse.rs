@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::instance::{Instance, Serves};
 use super::memory::AttemptLimiter;
-use super::state::{AttemptState, OfAttempt};
+use super::state::{AttemptState, PerAttempt};
 use crate::job::RunEnd;
 use crate::sandbox::{Handler, Sandbox};
 
@@ -19,7 +19,7 @@ impl Sandbox {
         &self,
         handler: &Arc<Handler>,
         tenant: Option<&str>,
-        of: OfAttempt,
+        of: PerAttempt,
         memory_bytes: Option<usize>,
     ) -> Result<Instance, String> {
         // Idle instances have the usual memory limit.

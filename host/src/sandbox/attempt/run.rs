@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::end;
 use super::meter::{Meter, within_cpu};
-use super::state::OfAttempt;
+use super::state::PerAttempt;
 use crate::job::{Attempt, JobId, RunEnd, Usage};
 use crate::sandbox::bindings::exports::rouse::handler::handlers::JobInfo;
 use crate::sandbox::capability::{GuestLog, Http, Speaker, Steps};
@@ -124,7 +124,7 @@ impl Sandbox {
             return Run::without_guest(RunEnd::Aborted(reason));
         }
         let _permit = permit;
-        if let Some(end) = self.unfit_payload(handler, &job.payload, &abort).await {
+        if let Some(end) = self.refuse_payload(handler, &job.payload, &abort).await {
             return Run::without_guest(end);
         }
         let _ticking = self.ticker.tick();
@@ -140,7 +140,7 @@ impl Sandbox {
         if let Some(journal) = &journal {
             journal.meter(meter.clone());
         }
-        let of = OfAttempt {
+        let of = PerAttempt {
             meter: meter.clone(),
             abort: abort.clone(),
             log: Arc::new(log),
@@ -188,7 +188,7 @@ impl Sandbox {
             None => drop(instance),
         }
         Run {
-            end: self.with_fit_result(handler, end, &abort).await,
+            end: self.check_result(handler, end, &abort).await,
             wall: Duration::ZERO,
             used: Some(meter.usage()),
         }

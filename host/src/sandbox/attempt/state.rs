@@ -57,7 +57,7 @@ pub(in crate::sandbox) struct AttemptState {
 }
 
 /// The parts of the state that belong to one attempt, and change when the instance serves another.
-pub(in crate::sandbox) struct OfAttempt {
+pub(in crate::sandbox) struct PerAttempt {
     pub(in crate::sandbox) meter: Arc<Meter>,
     pub(in crate::sandbox) abort: AbortHandle,
     pub(in crate::sandbox) log: Arc<GuestLog>,
@@ -67,9 +67,9 @@ pub(in crate::sandbox) struct OfAttempt {
     pub(in crate::sandbox) profile: Option<Arc<Profile>>,
 }
 
-impl OfAttempt {
+impl PerAttempt {
     /// A placeholder without an attempt: for describing a module, and for an idle instance.
-    pub(in crate::sandbox) fn of_none() -> Self {
+    pub(in crate::sandbox) fn placeholder() -> Self {
         let (abort, limits) = (AbortHandle::new(), Limits::default());
         Self {
             meter: Arc::default(),
@@ -101,9 +101,9 @@ impl AttemptState {
         lines: Arc<Lines>,
         limits: &Limits,
         mut limiter: AttemptLimiter,
-        of: OfAttempt,
+        of: PerAttempt,
     ) -> Result<Self, String> {
-        let OfAttempt {
+        let PerAttempt {
             meter,
             abort,
             log,
@@ -146,7 +146,7 @@ impl AttemptState {
     ///
     /// # Errors
     /// When a granted directory was never there.
-    pub(in crate::sandbox) fn next(&mut self, of: OfAttempt) -> Result<(), String> {
+    pub(in crate::sandbox) fn next(&mut self, of: PerAttempt) -> Result<(), String> {
         self.granted.open()?;
         self.serve(of);
         Ok(())
@@ -154,11 +154,11 @@ impl AttemptState {
 
     /// Releases everything that belongs to the last attempt.
     pub(in crate::sandbox) fn rest(&mut self) {
-        self.serve(OfAttempt::of_none());
+        self.serve(PerAttempt::placeholder());
     }
 
-    fn serve(&mut self, of: OfAttempt) {
-        let OfAttempt {
+    fn serve(&mut self, of: PerAttempt) {
+        let PerAttempt {
             meter,
             abort,
             log,

@@ -105,9 +105,9 @@ fn settled<T>(charge: Option<Charge>, done: FsResult<T>) -> FsResult<T> {
 }
 
 /// Records what a successful removal may have freed in this directory.
-fn freed_if(done: bool, quota: Option<&InQuota>, most: Size) {
+fn freed_if(done: bool, quota: Option<&InQuota>, max: Size) {
     if let Some(quota) = quota.filter(|_| done) {
-        quota.ledger.freed(most);
+        quota.ledger.freed(max);
     }
 }
 

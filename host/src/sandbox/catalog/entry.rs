@@ -20,9 +20,9 @@ const WHY_BYTES_MAX: usize = 8 << 10;
 #[derive(Default)]
 pub(super) struct Entry {
     /// The file as it was when it was last loaded.
-    pub(super) seen: Option<Looks>,
+    pub(super) seen: Option<Snapshot>,
     /// The file as it is now, and since when it has been unchanged.
-    pub(super) fresh: Option<(Looks, Instant)>,
+    pub(super) fresh: Option<(Snapshot, Instant)>,
     /// Its number in the load queue, while it is being loaded.
     pub(super) loading: Option<u64>,
     /// When to try again: it was refused for a reason that may pass.
@@ -31,22 +31,22 @@ pub(super) struct Entry {
     /// A good version that waits for a name, and its number in the load queue.
     pub(super) waiting: Option<(u64, Arc<Module>)>,
     /// It was there when the host started.
-    pub(super) is_of_start: bool,
+    pub(super) was_at_start: bool,
     /// It was written to so recently when it was loaded at the start that it may have been incomplete.
-    pub(super) is_young: bool,
+    pub(super) is_recent: bool,
     pub(super) refused: Option<Refused>,
     pub(super) refused_digest: Option<Digest>,
 }
 
 /// What a scan sees of a file and of everything that decides whether it may serve.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Looks {
+pub(super) struct Snapshot {
     pub(super) file: Stamp,
     pub(super) signature: Option<Stamp>,
     pub(super) lock: Option<Stamp>,
 }
 
-impl Looks {
+impl Snapshot {
     /// The time since the most recent write to any of them.
     pub(super) fn age(&self) -> Duration {
         let others = self.signature.iter().chain(&self.lock);
@@ -73,7 +73,7 @@ impl Entry {
     /// True while it may turn out to have had a name when the host started.
     pub(super) fn is_untried(&self) -> bool {
         let is_to_be_tried = self.seen.is_none() || self.fresh.is_some() || self.retry_at.is_some();
-        self.is_of_start && is_to_be_tried
+        self.was_at_start && is_to_be_tried
     }
 
     /// Clears an earlier refusal.

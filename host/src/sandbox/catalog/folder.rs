@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::entry::{Entry, Looks, Serving};
+use super::entry::{Entry, Serving, Snapshot};
 use super::file::{self, Listed, QUIET};
 use super::gate::Gate;
 use super::loading::{Loaded, Loader, Order, Outcome, Wake};
@@ -102,7 +102,7 @@ impl Folder {
         &self.dir
     }
 
-    /// Looks for changed files and starts to load them.
+    /// Snapshot for changed files and starts to load them.
     pub(super) fn scan(&mut self, trust: &Trust) -> Scan {
         self.gate.refresh();
         let listed = match file::list(&self.dir, self.gate.asks_for_signatures()) {
@@ -197,39 +197,39 @@ impl Folder {
         scan: &mut Scan,
     ) {
         let now = Instant::now();
-        let looks = Looks {
+        let snapshot = Snapshot {
             file: listed.stamp,
             signature: listed.signature,
             lock: self.gate.lock_stamp(),
         };
-        let is_of_start = self.is_starting && matches!(trust, Trust::Everything);
+        let was_at_start = self.is_starting && matches!(trust, Trust::Everything);
         let new = || Entry {
-            is_of_start,
+            was_at_start,
             ..Entry::default()
         };
         let entry = self.entries.entry(name.to_owned()).or_insert_with(new);
         let again = entry.retry_at.is_some_and(|at| at <= now);
-        if entry.seen == Some(looks) && !again {
+        if entry.seen == Some(snapshot) && !again {
             entry.fresh = None;
             return;
         }
         let since = match entry.fresh {
-            Some((before, since)) if before == looks => since,
+            Some((before, since)) if before == snapshot => since,
             Some(_) | None => now,
         };
-        entry.fresh = Some((looks, since));
+        entry.fresh = Some((snapshot, since));
         let trusted = match trust {
             Trust::Renamed(names) => names.contains(name),
             Trust::Everything => true,
         };
-        let quiet_for = (now - since).max(looks.age());
+        let quiet_for = (now - since).max(snapshot.age());
         if !trusted && quiet_for < QUIET {
             let left = QUIET - quiet_for;
             scan.again_in = Some(scan.again_in.map_or(left, |other| other.min(left)));
             return;
         }
-        entry.is_young = entry.refused.is_none() && self.is_starting && quiet_for < QUIET;
-        entry.seen = Some(looks);
+        entry.is_recent = entry.refused.is_none() && self.is_starting && quiet_for < QUIET;
+        entry.seen = Some(snapshot);
         entry.fresh = None;
         entry.retry_at = None;
         self.started += 1;
@@ -285,7 +285,7 @@ impl Folder {
             | Outcome::Changed
             | Outcome::StillRefused
             | Outcome::Refused(..)
-            | Outcome::Unlucky(_) => self.slow.remove(&place),
+            | Outcome::Transient(_) => self.slow.remove(&place),
         };
         let entry = self.entries.get_mut(&file);
         let Some(entry) = entry.filter(|entry| entry.loading == Some(place)) else {
@@ -300,7 +300,7 @@ impl Folder {
             return true;
         }
         entry.loading = None;
-        let is_young = std::mem::take(&mut entry.is_young);
+        let is_recent = std::mem::take(&mut entry.is_recent);
         match outcome {
             Outcome::Slow | Outcome::StillRefused => {}
             Outcome::Changed => entry.seen = None,
@@ -320,12 +320,12 @@ impl Folder {
             Outcome::Refused(why, digest) => {
                 entry.waiting = None;
                 entry.refuse(&file, why, digest);
-                if is_young && Instant::now() < self.start_ends_at {
+                if is_recent && Instant::now() < self.start_ends_at {
                     // It is loaded once more when no more writes come.
                     entry.seen = None;
                 }
             }
-            Outcome::Unlucky(why) => {
+            Outcome::Transient(why) => {
                 entry.retry_at = Some(Instant::now() + RETRY_AFTER);
                 let why = format!("{why}; it is tried again after {} s", RETRY_AFTER.as_secs());
                 entry.refuse(&file, why, None);
@@ -455,7 +455,7 @@ mod tests {
     #[test]
     fn a_start_ends_in_time_without_a_file_that_cannot_be_tried() {
         let mut start = Start::new();
-        start.finish_with(Outcome::Unlucky("it has no memory".into()));
+        start.finish_with(Outcome::Transient("it has no memory".into()));
         assert!(!start.folder.ends_start());
         start.folder.start_ends_at = Instant::now();
         assert!(start.folder.ends_start());

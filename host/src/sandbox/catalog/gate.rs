@@ -78,18 +78,18 @@ impl Gate {
         let Some(path) = &self.rules.pin.lock else {
             return;
         };
-        let looks = Stamp::at(path);
-        if looks == self.stamp {
+        let current = Stamp::at(path);
+        if current == self.stamp {
             return;
         }
         let now = Instant::now();
-        let quiet = looks.is_none_or(|looks| {
+        let quiet = current.is_none_or(|current| {
             let since = match self.fresh {
-                Some((before, since)) if before == looks => since,
+                Some((before, since)) if before == current => since,
                 Some(_) | None => now,
             };
-            self.fresh = Some((looks, since));
-            (now - since).max(looks.age()) >= QUIET
+            self.fresh = Some((current, since));
+            (now - since).max(current.age()) >= QUIET
         });
         if quiet {
             self.read_lock();

@@ -42,7 +42,7 @@ pub(super) enum Outcome {
     /// With the digest if the contents are at fault.
     Refused(String, Option<Digest>),
     /// Refused because of the state of the machine; it may pass later.
-    Unlucky(String),
+    Transient(String),
     /// It is slow to compile, and waits until all others were tried.
     Slow,
 }
@@ -113,7 +113,7 @@ impl Shared {
             if let Err(error) = thread {
                 self.free(is_first);
                 let why = format!("no thread could be started to load it: {error}");
-                self.report(file, place, Outcome::Unlucky(why));
+                self.report(file, place, Outcome::Transient(why));
             }
         }
     }
@@ -200,8 +200,8 @@ impl Shared {
                 Outcome::Module(module)
             }
             Err(NotLoaded::Contents(why)) => Outcome::Refused(why, Some(digest)),
-            Err(NotLoaded::Circumstances(why)) => Outcome::Unlucky(why),
-            Err(NotLoaded::Again) => Outcome::Slow,
+            Err(NotLoaded::Transient(why)) => Outcome::Transient(why),
+            Err(NotLoaded::Retry) => Outcome::Slow,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use super::entry::Serving;
 use super::folder::Folder;
-use super::owners::{Claimant, NAMES_MAX, Whose};
+use super::owners::{Claimant, NAMES_MAX, Ownership};
 use crate::sandbox::Module;
 use crate::sandbox::grants::lines;
 use crate::sandbox::module::admission::Denied;
@@ -138,8 +138,8 @@ impl Folder {
                         || it.waits_for(name, settings)
                 })
             };
-            match self.owners.whose(name, &by, may_have_it) {
-                Whose::Own => {
+            match self.owners.ownership(name, &by, may_have_it) {
+                Ownership::Own => {
                     let is_safe = by.is_bound
                         || settings.is_dev
                         || !settings.is_worth_having(name)
@@ -150,30 +150,30 @@ impl Folder {
                     }
                     names.own.insert(name.clone(), file.to_owned());
                 }
-                Whose::StandIn => {
+                Ownership::StandIn => {
                     let owner = self.owners.owner(name).unwrap_or(file);
                     names.own.insert(name.clone(), owner.to_owned());
                 }
-                Whose::Present(owner) => {
+                Ownership::Present(owner) => {
                     return Decision::Refuse(Denied {
                         why: belongs_to(name, file, &owner),
                         lines: Some(lines::module(name, file)),
                     });
                 }
-                Whose::Dropped(owner) => {
-                    let owner = format!("{owner}, a file whose current version lacks it");
+                Ownership::Dropped(owner) => {
+                    let owner = format!("{owner}, a file ownership current version lacks it");
                     return Decision::Refuse(Denied {
                         why: belongs_to(name, file, &owner),
                         lines: Some(lines::module(name, file)),
                     });
                 }
-                Whose::Gone(owner) => {
+                Ownership::Gone(owner) => {
                     return Decision::Refuse(Denied {
                         why: belongs_to(name, file, &format!("{owner}, a file that is missing")),
                         lines: Some(lines::module(name, file)),
                     });
                 }
-                Whose::Contested(files) => {
+                Ownership::Contested(files) => {
                     names.contested.insert(name.clone(), files);
                 }
             }
@@ -213,7 +213,7 @@ impl Folder {
         Claimant {
             file,
             digest: module.digest,
-            is_of_start: self.entries.get(file).is_some_and(|it| it.is_of_start),
+            was_at_start: self.entries.get(file).is_some_and(|it| it.was_at_start),
             is_bound: self.sandbox.settings().bound(name).is_some(),
         }
     }

@@ -105,14 +105,14 @@ pub(super) struct Claimant<'a> {
     pub(super) file: &'a str,
     pub(super) digest: Digest,
     /// It was there when the host started.
-    pub(super) is_of_start: bool,
+    pub(super) was_at_start: bool,
     /// A table of `rouse.toml` binds the name to its module.
     pub(super) is_bound: bool,
 }
 
-/// Who owns a name, from the point of view of a claimant.
+/// The owner of a name, from the point of view of a claimant.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(super) enum Ownership {
     /// The claimant, or no file.
     Own,
     /// A missing file that had the same content.
@@ -133,7 +133,7 @@ pub(super) struct Owners {
     is_dev: bool,
     /// Where it is saved, and under which name; `None` if it is not.
     kept: Option<(Arc<Sandbox>, String)>,
-    /// Names whose current state is not saved yet.
+    /// Names ownership current state is not saved yet.
     changed: BTreeSet<String>,
     /// Why the last save failed.
     unkept: Option<String>,
@@ -235,13 +235,13 @@ impl Owners {
         new == 0 || self.names.count() + new <= NAMES_MAX
     }
 
-    /// Who owns this name. `is_there`: whether a file is in the folder and may have the name.
-    pub(super) fn whose(
+    /// The owner of this name. `is_there`: whether a file is in the folder and may have the name.
+    pub(super) fn ownership(
         &self,
         name: &str,
         by: &Claimant<'_>,
         is_there: impl Fn(&str) -> bool,
-    ) -> Whose {
+    ) -> Ownership {
         let is_another = |file: &str| file != by.file && is_there(file);
         if let Some(contest) = self.names.contested.get(name) {
             let mut files = contest.files.iter();
@@ -249,32 +249,32 @@ impl Owners {
             if !decided || files.any(|file| is_another(file)) {
                 let mut files = contest.files.clone();
                 files.insert(by.file.to_owned());
-                return Whose::Contested(files);
+                return Ownership::Contested(files);
             }
         }
         let Some(owner) = self.names.owned.get(name) else {
-            return Whose::Own;
+            return Ownership::Own;
         };
         if owner.file == by.file {
-            return Whose::Own;
+            return Ownership::Own;
         }
         let is_there = is_there(&owner.file);
         if is_there && !owner.is_dropped {
-            return match owner.is_unproven && by.is_of_start {
-                true => Whose::Contested([&owner.file, by.file].map(str::to_owned).into()),
-                false => Whose::Present(owner.file.clone()),
+            return match owner.is_unproven && by.was_at_start {
+                true => Ownership::Contested([&owner.file, by.file].map(str::to_owned).into()),
+                false => Ownership::Present(owner.file.clone()),
             };
         }
         if by.is_bound || self.is_dev {
-            return Whose::Own;
+            return Ownership::Own;
         }
         let serves_instead = owner.stand_in.as_deref().filter(|file| is_another(file));
         if owner.sha256 == by.digest.to_string() && serves_instead.is_none() {
-            return Whose::StandIn;
+            return Ownership::StandIn;
         }
         match is_there {
-            true => Whose::Dropped(owner.file.clone()),
-            false => Whose::Gone(owner.file.clone()),
+            true => Ownership::Dropped(owner.file.clone()),
+            false => Ownership::Gone(owner.file.clone()),
         }
     }
 
@@ -440,7 +440,7 @@ mod tests {
         Claimant {
             file,
             digest: Digest::of(file.as_bytes()),
-            is_of_start: true,
+            was_at_start: true,
             is_bound: false,
         }
     }
@@ -449,23 +449,29 @@ mod tests {
         |file| files.contains(&file)
     }
 
-    fn contested(files: &[&str]) -> Whose {
-        Whose::Contested(files.iter().map(|file| (*file).to_owned()).collect())
+    fn contested(files: &[&str]) -> Ownership {
+        Ownership::Contested(files.iter().map(|file| (*file).to_owned()).collect())
     }
 
     #[test]
     fn a_name_stays_with_its_missing_file() {
         let mut owners = owners(false);
         let (mail, other) = (by("mail.wasm"), by("0.wasm"));
-        assert_eq!(owners.whose("x", &mail, there(&["mail.wasm"])), Whose::Own);
+        assert_eq!(
+            owners.ownership("x", &mail, there(&["mail.wasm"])),
+            Ownership::Own
+        );
         owners.take("x", &mail, false);
         let both = there(&["mail.wasm", "0.wasm"]);
-        let present = Whose::Present("mail.wasm".into());
-        assert_eq!(owners.whose("x", &other, both), present);
+        let present = Ownership::Present("mail.wasm".into());
+        assert_eq!(owners.ownership("x", &other, both), present);
         let alone = there(&["0.wasm"]);
-        let gone = Whose::Gone("mail.wasm".into());
-        assert_eq!(owners.whose("x", &other, alone), gone);
-        assert_eq!(owners.whose("x", &mail, there(&["mail.wasm"])), Whose::Own);
+        let gone = Ownership::Gone("mail.wasm".into());
+        assert_eq!(owners.ownership("x", &other, alone), gone);
+        assert_eq!(
+            owners.ownership("x", &mail, there(&["mail.wasm"])),
+            Ownership::Own
+        );
 
         // A file with the same content serves meanwhile, but does not gain the name.
         let copy = Claimant {
@@ -473,17 +479,17 @@ mod tests {
             ..by("copy.wasm")
         };
         let alone = there(&["copy.wasm"]);
-        assert_eq!(owners.whose("x", &copy, alone), Whose::StandIn);
+        assert_eq!(owners.ownership("x", &copy, alone), Ownership::StandIn);
         owners.stand_in("x", "copy.wasm");
         assert_eq!(owners.server("x"), Some("copy.wasm"));
         let changed = by("copy.wasm");
-        assert_eq!(owners.whose("x", &changed, there(&["copy.wasm"])), gone);
+        assert_eq!(owners.ownership("x", &changed, there(&["copy.wasm"])), gone);
         let second = Claimant {
             digest: mail.digest,
             ..by("second.wasm")
         };
         let two = there(&["copy.wasm", "second.wasm"]);
-        assert_eq!(owners.whose("x", &second, two), gone);
+        assert_eq!(owners.ownership("x", &second, two), gone);
     }
 
     #[test]
@@ -496,29 +502,38 @@ mod tests {
         owners.drop_others("mail.wasm", |name| name == "y", now);
         owners.drop_others("mail.wasm", |name| name == "y", now + GONE_MAX / 2);
         owners.update_presence(now + GONE_MAX / 2, there(&both));
-        let dropped = Whose::Dropped("mail.wasm".into());
-        assert_eq!(owners.whose("x", &by("0.wasm"), there(&both)), dropped);
+        let dropped = Ownership::Dropped("mail.wasm".into());
+        assert_eq!(owners.ownership("x", &by("0.wasm"), there(&both)), dropped);
         let bound = Claimant {
             is_bound: true,
             ..by("0.wasm")
         };
-        assert_eq!(owners.whose("x", &bound, there(&both)), Whose::Own);
+        assert_eq!(owners.ownership("x", &bound, there(&both)), Ownership::Own);
         owners.update_presence(now + GONE_MAX, there(&both));
-        assert_eq!(owners.whose("x", &by("0.wasm"), there(&both)), Whose::Own);
+        assert_eq!(
+            owners.ownership("x", &by("0.wasm"), there(&both)),
+            Ownership::Own
+        );
 
         owners.update_presence(now, there(&["0.wasm"]));
         owners.update_presence(now + GONE_MAX / 2, there(&["0.wasm"]));
-        let gone = Whose::Gone("mail.wasm".into());
-        assert_eq!(owners.whose("y", &by("0.wasm"), there(&["0.wasm"])), gone);
+        let gone = Ownership::Gone("mail.wasm".into());
+        assert_eq!(
+            owners.ownership("y", &by("0.wasm"), there(&["0.wasm"])),
+            gone
+        );
         // The file comes back, and the month starts again.
         owners.update_presence(now + GONE_MAX / 2, there(&both));
         owners.update_presence(now + GONE_MAX / 2, there(&["0.wasm"]));
         owners.update_presence(now + GONE_MAX, there(&["0.wasm"]));
-        assert_eq!(owners.whose("y", &by("0.wasm"), there(&["0.wasm"])), gone);
+        assert_eq!(
+            owners.ownership("y", &by("0.wasm"), there(&["0.wasm"])),
+            gone
+        );
         owners.update_presence(now + GONE_MAX / 2 + GONE_MAX, there(&["0.wasm"]));
         assert_eq!(
-            owners.whose("y", &by("0.wasm"), there(&["0.wasm"])),
-            Whose::Own
+            owners.ownership("y", &by("0.wasm"), there(&["0.wasm"])),
+            Ownership::Own
         );
     }
 
@@ -528,15 +543,15 @@ mod tests {
         let both = ["0.wasm", "mail.wasm"];
         owners.take("x", &by("0.wasm"), true);
         assert_eq!(
-            owners.whose("x", &by("mail.wasm"), there(&both)),
+            owners.ownership("x", &by("mail.wasm"), there(&both)),
             contested(&both)
         );
         let later = Claimant {
-            is_of_start: false,
+            was_at_start: false,
             ..by("mail.wasm")
         };
-        let present = Whose::Present("0.wasm".into());
-        assert_eq!(owners.whose("x", &later, there(&both)), present);
+        let present = Ownership::Present("0.wasm".into());
+        assert_eq!(owners.ownership("x", &later, there(&both)), present);
         let files = both.map(str::to_owned).into();
         let now = SystemTime::now();
         owners.contest("x", files, now, there(&both));
@@ -545,7 +560,7 @@ mod tests {
         for file in both {
             let alone = [file];
             assert_eq!(
-                owners.whose("x", &by(file), there(&alone)),
+                owners.ownership("x", &by(file), there(&alone)),
                 contested(&both)
             );
         }
@@ -553,18 +568,21 @@ mod tests {
             is_bound: true,
             ..by("mail.wasm")
         };
-        assert_eq!(owners.whose("x", &bound, there(&["mail.wasm"])), Whose::Own);
+        assert_eq!(
+            owners.ownership("x", &bound, there(&["mail.wasm"])),
+            Ownership::Own
+        );
         // An ended contest is forgotten after a month, and not while it continues.
         owners.update_presence(now + GONE_MAX / 2, there(&both));
         owners.update_presence(now + GONE_MAX, there(&["mail.wasm"]));
         assert_eq!(
-            owners.whose("x", &by("0.wasm"), there(&both)),
+            owners.ownership("x", &by("0.wasm"), there(&both)),
             contested(&both)
         );
         owners.update_presence(now + GONE_MAX / 2 + GONE_MAX, there(&["mail.wasm"]));
         assert_eq!(
-            owners.whose("x", &by("mail.wasm"), there(&["mail.wasm"])),
-            Whose::Own
+            owners.ownership("x", &by("mail.wasm"), there(&["mail.wasm"])),
+            Ownership::Own
         );
     }
 
@@ -578,30 +596,30 @@ mod tests {
         // It serves again at the next start.
         owners.take("x", &by("mail.wasm"), true);
         let both = there(&["0.wasm", "mail.wasm"]);
-        let present = Whose::Present("mail.wasm".into());
-        assert_eq!(owners.whose("x", &by("0.wasm"), both), present);
+        let present = Ownership::Present("mail.wasm".into());
+        assert_eq!(owners.ownership("x", &by("0.wasm"), both), present);
     }
 
     #[test]
     fn in_development_a_name_is_free_as_soon_as_its_file_is_missing() {
         let mut owners = owners(true);
         owners.take("x", &by("mail.wasm"), false);
-        let present = Whose::Present("mail.wasm".into());
+        let present = Ownership::Present("mail.wasm".into());
         let both = ["0.wasm", "mail.wasm"];
-        assert_eq!(owners.whose("x", &by("0.wasm"), there(&both)), present);
+        assert_eq!(owners.ownership("x", &by("0.wasm"), there(&both)), present);
         assert_eq!(
-            owners.whose("x", &by("0.wasm"), there(&["0.wasm"])),
-            Whose::Own
+            owners.ownership("x", &by("0.wasm"), there(&["0.wasm"])),
+            Ownership::Own
         );
         let now = SystemTime::now();
         owners.contest("x", both.map(str::to_owned).into(), now, there(&both));
         assert_eq!(
-            owners.whose("x", &by("0.wasm"), there(&both)),
+            owners.ownership("x", &by("0.wasm"), there(&both)),
             contested(&both)
         );
         assert_eq!(
-            owners.whose("x", &by("0.wasm"), there(&["0.wasm"])),
-            Whose::Own
+            owners.ownership("x", &by("0.wasm"), there(&["0.wasm"])),
+            Ownership::Own
         );
     }
 
@@ -631,8 +649,11 @@ mod tests {
             is_bound: true,
             ..by("0.wasm")
         };
-        let present = Whose::Present("mail.wasm".into());
-        assert_eq!(owners.whose("x", &other, there(&["mail.wasm"])), present);
+        let present = Ownership::Present("mail.wasm".into());
+        assert_eq!(
+            owners.ownership("x", &other, there(&["mail.wasm"])),
+            present
+        );
     }
 
     #[test]
@@ -652,11 +673,11 @@ mod tests {
         assert_eq!(contest(&mut owners, &["a", "e"]), there);
         // In development, a name is free as soon as the other files lack it.
         assert_eq!(
-            owners.whose("x", &by("e"), |_| true),
+            owners.ownership("x", &by("e"), |_| true),
             contested(&["a", "e"])
         );
         owners.drop_others("a", |_| false, now);
-        assert_eq!(owners.whose("x", &by("e"), |_| true), Whose::Own);
+        assert_eq!(owners.ownership("x", &by("e"), |_| true), Ownership::Own);
     }
 
     #[test]

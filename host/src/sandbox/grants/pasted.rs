@@ -133,11 +133,15 @@ name = "KEY"
 
     #[test]
     fn name_existing_tables_with_their_line() {
-        let said = |table: &str, file: &str| match remark(table, file) {
-            Some(Remark::Above(said) | Remark::Keys(said) | Remark::Element(said)) => said,
+        let remark_text = |table: &str, file: &str| match remark(table, file) {
+            Some(
+                Remark::Above(remark_text)
+                | Remark::Keys(remark_text)
+                | Remark::Element(remark_text),
+            ) => remark_text,
             Some(Remark::There) | None => String::new(),
         };
-        let remark = |table: &str| said(table, FILE);
+        let remark = |table: &str| remark_text(table, FILE);
         let env = remark("[handlers.\"mail.send\".env]\nLANG = \"…\"");
         assert!(
             env.starts_with("handlers.\"mail.send\".env is in the file already, on line 5:"),
@@ -155,7 +159,7 @@ name = "KEY"
             "{own}"
         );
         let first = "[handlers.\"mail.send\"]\nlease = \"5s\"\n[handlers.\"mail.send\".env]\n";
-        let own = said(clocks, first);
+        let own = remark_text(clocks, first);
         assert!(own.contains("on line 1:"), "{own}");
     }
 

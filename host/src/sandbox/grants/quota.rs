@@ -122,9 +122,9 @@ impl Ledger {
     }
 
     /// Records that a guest has removed up to this much.
-    pub(in crate::sandbox) fn freed(&self, most: Size) {
+    pub(in crate::sandbox) fn freed(&self, max: Size) {
         let mut counts = lock(&self.counts);
-        counts.freed = counts.freed.plus(most);
+        counts.freed = counts.freed.plus(max);
     }
 
     /// Records that a guest has opened this file.

@@ -57,7 +57,7 @@ impl Compiler {
     /// ones, a module that ends such a process is tried again in a process of its own, with the full limits.
     ///
     /// # Errors
-    /// [`NotLoaded::Again`] after the first try only.
+    /// [`NotLoaded::Retry`] after the first try only.
     pub(in crate::sandbox) fn compile(
         &mut self,
         wasm: &[u8],
@@ -108,7 +108,7 @@ impl Compiler {
                     || !(is_used || ended.was_too_slow() && cpu_max < limits.cpu_max);
                 let result = match had_all {
                     true => ended.why(limits),
-                    false => NotLoaded::Again,
+                    false => NotLoaded::Retry,
                 };
                 (Err(result), true)
             }

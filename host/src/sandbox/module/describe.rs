@@ -12,7 +12,7 @@ use crate::harmless::line;
 use crate::sandbox::attempt::end::{backtrace, trap_message};
 use crate::sandbox::attempt::memory::{AttemptLimiter, MemoryBudget, PAGE_BYTES};
 use crate::sandbox::attempt::meter::{Meter, within_cpu};
-use crate::sandbox::attempt::state::{self, AttemptState, OfAttempt};
+use crate::sandbox::attempt::state::{self, AttemptState, PerAttempt};
 use crate::sandbox::bindings::ModulePre;
 use crate::sandbox::capability::GuestLog;
 use crate::sandbox::{Handler, Limits, Manifest, Sandbox, Settings};
@@ -85,7 +85,7 @@ async fn call(
     };
     // Its own budget, so that a busy host does not refuse a module.
     let limiter = AttemptLimiter::new(&limits, MemoryBudget::new(memory_bytes));
-    let of = OfAttempt::of_none();
+    let of = PerAttempt::placeholder();
     let own = AttemptState::new(Arc::default(), lines, &limits, limiter, of)?;
     let mut store = Store::new(&sandbox.engine, own);
     state::limit(&mut store, &limits);
@@ -141,7 +141,7 @@ fn memory_bytes(pre: &ModulePre<AttemptState>, settings: &Settings) -> usize {
         let pages = u64::from(it.num_memories) * it.max_initial_memory_size.unwrap_or(0);
         usize::try_from(pages).map_or(usize::MAX, |pages| pages.saturating_mul(PAGE_BYTES))
     });
-    starts_with.min(settings.memory_bytes_most()) + MEMORY_BYTES_MORE
+    starts_with.min(settings.memory_bytes_max()) + MEMORY_BYTES_MORE
 }
 
 /// Evidence for the author: the last lines of standard error, where most languages report errors, and the backtrace.

@@ -108,7 +108,7 @@ fn loaded(
     match loaded {
         Ok(loaded) => Ok((loaded, CodeFrom::Compiler)),
         Err(Unfit::Module(why)) => Err(why.into()),
-        Err(Unfit::Code(error)) => Err(NotLoaded::Circumstances(format!(
+        Err(Unfit::Code(error)) => Err(NotLoaded::Transient(format!(
             "it could not be compiled: the compiler is of another version than this host: {error:#}"
         ))),
     }

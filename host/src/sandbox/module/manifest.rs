@@ -329,12 +329,12 @@ impl WrittenRetry {
 fn between(
     what: &str,
     milliseconds: Option<u64>,
-    least: u64,
-    most: u64,
+    min: u64,
+    max: u64,
 ) -> Result<Option<Duration>, String> {
     match milliseconds {
-        Some(ms) if !(least..=most).contains(&ms) => {
-            Err(format!("{what} is {ms}; expected {least} to {most}"))
+        Some(ms) if !(min..=max).contains(&ms) => {
+            Err(format!("{what} is {ms}; expected {min} to {max}"))
         }
         Some(ms) => Ok(Some(Duration::from_millis(ms))),
         None => Ok(None),

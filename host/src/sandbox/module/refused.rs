@@ -10,9 +10,9 @@ pub(in crate::sandbox) enum NotLoaded {
     /// Because of the file's contents: the same contents are always refused.
     Contents(String),
     /// Because of the state of the machine; it may pass.
-    Circumstances(String),
+    Transient(String),
     /// It exhausted its compiler's limits; try it once more, after all others.
-    Again,
+    Retry,
 }
 
 impl From<String> for NotLoaded {

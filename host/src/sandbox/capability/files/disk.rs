@@ -100,10 +100,10 @@ mod tests {
     #[tokio::test]
     async fn file_operations_count_for_the_cpu_time_of_the_attempt() {
         let (abort, meter) = (AbortHandle::new(), Arc::<Meter>::default());
-        let (most, counted) = (Duration::from_millis(5), meter.clone());
+        let (max, counted) = (Duration::from_millis(5), meter.clone());
         let disk = Disk { abort, meter };
         let started = std::time::Instant::now();
-        while counted.usage().cpu < most {
+        while counted.usage().cpu < max {
             assert!(started.elapsed() < Duration::from_secs(60), "it is counted");
             let sum = disk.look(|| (0..1_000_000_u64).map(std::hint::black_box).sum::<u64>());
             assert_eq!(sum.await, 499_999_500_000);

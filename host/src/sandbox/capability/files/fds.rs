@@ -168,11 +168,11 @@ impl InQuota {
 
 /// The message for a full directory, which names the limit.
 fn full(at: &str, more: Size, quota: Quota) -> String {
-    let most = match more.files {
+    let max = match more.files {
         0 => format!("{} bytes (`bytes_max`", quota.bytes_max),
         _ => format!("{} files and directories (`files_max`", quota.files_max),
     };
-    format!("the directory {at} is full: it may hold {most} of its grant in rouse.toml)")
+    format!("the directory {at} is full: it may hold {max} of its grant in rouse.toml)")
 }
 
 /// The error of a full disk.

@@ -120,10 +120,10 @@ impl UnderWay {
 
 fn no_memory(denial: Denial) -> Fault {
     let why = match denial {
-        Denial::OfAttempt => {
+        Denial::Attempt => {
             "the host would hold more than the attempt's memory_mb for its requests; read or drop responses first, or raise memory_mb"
         }
-        Denial::OfHost => {
+        Denial::Host => {
             "the attempts of this host together have used up its memory; try again later, run fewer at once, or raise memory_total_mb"
         }
     };

@@ -63,9 +63,9 @@ impl HandlerState {
     fn granted(&mut self) -> Result<StateQuota, Refusal> {
         let quota = self.quota.ok_or(Refusal::NotGranted)?;
         if self.calls >= self.calls_max {
-            let most = self.calls_max;
+            let max = self.calls_max;
             return Err(refused(format!(
-                "an attempt may use its state at most {most} times (limits.state_calls in rouse.toml)"
+                "an attempt may use its state at most {max} times (limits.state_calls in rouse.toml)"
             )));
         }
         self.calls += 1;
@@ -86,9 +86,9 @@ impl HandlerState {
     fn carry(&mut self, bytes: usize) -> Result<(), Refusal> {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > self.bytes_max {
-            let most = self.bytes_max;
+            let max = self.bytes_max;
             return Err(refused(format!(
-                "an attempt may read and write at most {most} bytes of its state (limits.state_bytes in rouse.toml)"
+                "an attempt may read and write at most {max} bytes of its state (limits.state_bytes in rouse.toml)"
             )));
         }
         Ok(())
@@ -132,10 +132,10 @@ impl HandlerState {
     ) -> Result<bool, Refusal> {
         let quota = self.granted()?;
         check_key(key)?;
-        let (bytes, most) = (value.len(), quota.value_bytes_max);
-        if bytes > most {
+        let (bytes, max) = (value.len(), quota.value_bytes_max);
+        if bytes > max {
             return Err(refused(format!(
-                "the value of the key {key} has {bytes} bytes; {most} are allowed ({})",
+                "the value of the key {key} has {bytes} bytes; {max} are allowed ({})",
                 self.setting("value_bytes_max")
             )));
         }

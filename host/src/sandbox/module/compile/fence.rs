@@ -199,11 +199,11 @@ mod tests {
             .current_dir("/")
             .output()
             .expect("it starts");
-        let said = String::from_utf8_lossy(&output.stdout);
+        let stdout = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(
-            output.status.success() && said.contains("it is closed"),
-            "{said}{errors}"
+            output.status.success() && stdout.contains("it is closed"),
+            "{stdout}{errors}"
         );
         assert!(!errors.contains("skipped"), "{errors}");
     }

@@ -237,7 +237,7 @@ fn read_stderr(mut from: impl Read) -> String {
 }
 
 pub(super) fn unable(why: String) -> NotLoaded {
-    NotLoaded::Circumstances(format!("it could not be compiled: {why}"))
+    NotLoaded::Transient(format!("it could not be compiled: {why}"))
 }
 
 impl Ended {

@@ -12,7 +12,7 @@ use super::*;
 struct Slow {
     gate: Arc<Mutex<mpsc::Receiver<()>>>,
     now: Arc<AtomicUsize>,
-    most: Arc<AtomicUsize>,
+    max: Arc<AtomicUsize>,
 }
 
 impl Resolver for Slow {
@@ -23,7 +23,7 @@ impl Resolver for Slow {
                 return Ok(vec![Ipv4Addr::LOCALHOST.into()]);
             }
             let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
-            self.most.fetch_max(now, Ordering::SeqCst);
+            self.max.fetch_max(now, Ordering::SeqCst);
             let gate = self.gate.clone();
             let looked = spawn_blocking(move || {
                 // Nothing is sent; dropping the sender opens the gate.
@@ -41,23 +41,23 @@ struct Stuck {
     lookups: Arc<Lookups>,
     gate: Option<mpsc::Sender<()>>,
     now: Arc<AtomicUsize>,
-    most: Arc<AtomicUsize>,
+    max: Arc<AtomicUsize>,
 }
 
 impl Stuck {
     fn new() -> Self {
         let (gate, opened) = mpsc::channel();
-        let (now, most) = (Arc::default(), Arc::default());
+        let (now, max) = (Arc::default(), Arc::default());
         let resolver = Slow {
             gate: Arc::new(Mutex::new(opened)),
             now: Arc::clone(&now),
-            most: Arc::clone(&most),
+            max: Arc::clone(&max),
         };
         Self {
             lookups: Arc::new(Lookups::new(Arc::new(resolver))),
             gate: Some(gate),
             now,
-            most,
+            max,
         }
     }
 
@@ -104,9 +104,9 @@ async fn an_abandoned_lookup_counts_until_it_has_ended() {
         stuck.start_and_give_up("a", 20).await;
         assert_eq!(stuck.now(), LOOKUPS_OF_ONE_MAX);
     }
-    let most = stuck.most.clone();
+    let max = stuck.max.clone();
     stuck.open().await;
-    assert_eq!(most.load(Ordering::SeqCst), LOOKUPS_OF_ONE_MAX);
+    assert_eq!(max.load(Ordering::SeqCst), LOOKUPS_OF_ONE_MAX);
 }
 
 #[tokio::test]
