@@ -166,7 +166,7 @@ impl Invocation {
     pub async fn ended(mut self) -> Invoked {
         match (&mut self.task).await {
             Ok(invoked) => invoked,
-            // `Sandbox::run` never panics, and nobody aborts the task.
+            // `Sandbox::run` never panics, and the task is never aborted.
             Err(error) => Invoked {
                 answer: Answer::Failed(AttemptError::new(
                     ErrorKind::Unrunnable,

@@ -75,7 +75,7 @@ pub struct Keep<'a> {
 /// The precondition of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// None: any value or no value.
+    /// Any value, or none.
     Anything,
     /// The key must not exist.
     Nothing,

@@ -14,7 +14,7 @@ pub struct Missing {
     pub lines: Option<String>,
 }
 
-/// Which of the requested capabilities are not granted.
+/// Returns the requested capabilities that are not granted.
 pub(in crate::sandbox) fn missing(
     handler: &str,
     asked: &[Capability],

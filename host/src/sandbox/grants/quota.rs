@@ -20,8 +20,9 @@ use super::{Quota, Root};
 /// How long a measurement stays valid. It takes some microseconds for each file.
 const MEASURED_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// The same after a file was removed or truncated: an attempt that writes a file while another truncates it creates
-/// holes that are not counted, and could fill them. It is longer for directories that take long to measure.
+/// How long it stays valid after a file was removed or truncated: an attempt that writes a file while another
+/// truncates it creates holes that are not counted, and could fill them. Longer for directories that take long to
+/// measure.
 const SHRUNK_AGE_MAX: Duration = Duration::from_millis(100);
 const MEASURING_SHARE: u32 = 10;
 

@@ -108,7 +108,7 @@ impl Lookups {
 
 async fn enter(places: Arc<Semaphore>) -> OwnedSemaphorePermit {
     let place = places.acquire_owned().await;
-    place.expect("nobody closes it")
+    place.expect("it is never closed")
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ pub(super) struct Request {
     pub(super) cpu_secs: u64,
 }
 
-/// What follows a [`Reply`].
+/// The kind of body that follows a [`Reply`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Machine code and lines.
