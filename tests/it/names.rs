@@ -690,7 +690,7 @@ fn the_commands_say_whose_a_name_is_and_print_the_lines_that_bind_it() {
     fs::set_permissions(folder.join("key"), mode).unwrap();
     let listed = rouse_without_database(&["handlers"], &folder);
     listed.exits(1);
-    listed.says("refused 0.wasm: it has the handler `mail.send`, as mail.wasm had");
+    listed.says("refused 0.wasm: it has the handler `mail.send`, which mail.wasm had");
     listed.says("    [handlers.\"mail.send\"]\n    module = \"mail.wasm\"\n");
 
     // The lines, as they are printed, at the end of the file.
@@ -708,9 +708,9 @@ fn the_commands_say_whose_a_name_is_and_print_the_lines_that_bind_it() {
         json!(lines("mail.send", "0.wasm"))
     );
     assert!(
-        listed["warnings"][0]
-            .as_str()
-            .is_some_and(|said| said.contains("[handlers.\"mail.*\"] has secrets for whatever")),
+        listed["warnings"][0].as_str().is_some_and(
+            |said| said.contains("[handlers.\"mail.*\"] grants secrets without naming")
+        ),
         "{listed}"
     );
 
